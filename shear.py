@@ -1,0 +1,282 @@
+"""SHEAR: span-level Wasserstein credit for GRPO (Algorithm 1 of arXiv 2604.23318).
+
+How it differs from plain GRPO, in full:
+  1. The rollouts of a group are split by verdict into right and wrong ones.
+  2. Every window of tokens ("span") becomes the set of its last-layer hidden states, and gets its Sinkhorn
+     distance to the closest span of the *opposing* side.
+  3. A token's weight omega is the largest such distance among the spans that cover it, in units of the
+     group's mean hidden-state norm.
+  4. The token's advantage is A * omega. The sign of A stays; omega is a constant for autograd.
+A group whose verdicts are all equal has no opposing side and keeps weight 1 (its advantage is 0 anyway).
+
+    paper                         | here
+    ------------------------------+----------------------------------------------------------------
+    Eq. (2)  spans S_k            | span_bounds
+    Eq. (3), (10)  W_eps(P, Q)    | sinkhorn.sinkhorn, called by _span_distances
+    Eq. (4)  opposing set O_i     | `right`, `wrong` in group_weights
+    Alg. 1 line 5   d_k, Step 1   | opposing_distances
+    Alg. 1 line 10  nbar, Step 2  | mean_norm
+    Alg. 1 line 14  omega, Step 3 | token_weights
+    Alg. 1 line 16  omega = 1     | group_weights, its first statement
+    Alg. 1 line 18  A * omega     | shear_advantages, Step 4
+    h_t (G, T, d)                 | `hidden`: after the final norm, at the position of y_t, any float dtype
+    w, s, eps                     | `window`, `stride` in tokens; `eps` in units of nbar
+
+Where the paper is silent (eps, iterations, the stopping rule), the choices are the arguments' defaults.
+`reading="value"` is Eq. (10); at eps = 0.05 it carries a floor of up to 0.05 ln(window), even between equal
+spans whose points lie far apart. `reading="cost"` has no such floor and vanishes on shared prefixes.
+
+omega is not 1 on average, so SHEAR also changes the size of the step: mind that when comparing.
+
+What the theory does not promise: the theorems' rate n^(-1/d) is 0.9987 at n = 100 and d = 3584, so they are
+tested in low dimension (tests/test_theory.py). Theorem 2 (ii) and Prop. F.1 (ii) as printed have a gap: they
+bound the minimum over J opposing spans by the expectation for one of them, and fail for large J; subtracting
+M sqrt(2 ln J / n) repairs them. Max pooling spreads a span's distance over up to window - 1 tokens before
+the first one that differs (App. H.1).
+
+Left out: Triton kernels and pruned minima. Every pair of spans is solved, in chunks; with G = 8, T = 3000
+and d = 3584 the peak stays below 2 GB on top of the hidden states.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sinkhorn import sinkhorn
+
+READINGS = ("value", "cost")
+DISTANCES = ("w1", "cosine", "chamfer", "mmd")
+NORMALIZATIONS = ("group", "rollout")
+POOLINGS = ("max", "mean")
+SCALE_FREE = ("cosine", "mmd")  # distances without a unit, not divided by nbar
+
+# Entries of the cost blocks that are solved together. The solver holds about four such buffers: 0.5 GB on a
+# GPU; on a CPU small chunks win because they stay in cache.
+CHUNK_ENTRIES = {"cuda": 2**25, "cpu": 2**19}
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The spans of one side's rollouts, whose tokens lie end to end in one (N, d) tensor."""
+
+    tokens: Tensor  # (K, w) int64, indices into the N tokens; padding repeats the span's last token
+    inside: Tensor  # (K, w) bool, False on padding (a rollout's last span may be shorter)
+
+    @property
+    def mass(self) -> Tensor:
+        """(K, w) float32: the uniform measure Phat_k on each span's tokens."""
+        return self.inside / self.inside.sum(-1, keepdim=True)
+
+
+def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
+    """Eq. (2): the spans of a response, 0-based and half-open; stops at the first one that reaches its end."""
+    if window < 1:
+        raise ValueError(f"window must be at least 1 token, got {window}")
+    if not 1 <= stride <= window:
+        raise ValueError(f"stride must be between 1 and the window ({window}), or tokens go uncovered; got {stride}")
+    starts = range(0, max(length - window, 0) + stride, stride) if length else ()
+    return [(start, min(start + window, length)) for start in starts]
+
+
+def shear_advantages(
+    advantages: Tensor,
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    group_size: int,
+    *,
+    stats: list[dict] | None = None,
+    **options,
+) -> Tensor:
+    """Alg. 1 for a batch of groups: advantages (B,), hidden (B, T, d), mask (B, T), correct (B,) -> (B, T).
+
+    Rollouts of a group are adjacent; `options` are those of `group_weights`. `hidden` may rest on the CPU: a
+    group at a time visits the device of `advantages`. A list given as `stats` receives the statistics of
+    every group that was solved.
+    """
+    weights = []
+    for rows in torch.arange(len(advantages)).split(group_size):
+        states, inside, right = (part[rows].to(advantages.device) for part in (hidden, mask, correct))
+        omega, group_stats = group_weights(states, inside, right, **options)
+        weights.append(omega)
+        if stats is not None and group_stats:
+            stats.append(group_stats)
+    return advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
+
+
+def shear_weights(hidden: Tensor, mask: Tensor, correct: Tensor, **options) -> Tensor:
+    """Alg. 1 lines 1-16 for one group: the token weights omega (G, T) float32.
+
+    hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts. 1 where the
+    opposing set is empty, 0 where the mask is 0; a rollout whose mask is all 0 is in neither set.
+    `options` are those of `group_weights`, which also returns how the solver fared.
+    """
+    return group_weights(hidden, mask, correct, **options)[0]
+
+
+@torch.no_grad()
+def group_weights(
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    *,
+    window: int = 100,
+    stride: int = 25,
+    eps: float = 0.05,
+    reading: str = "value",
+    distance: str = "w1",
+    normalize: str = "group",
+    pool: str = "max",
+    max_iters: int = 100,
+    tol: float = 1e-3,
+) -> tuple[Tensor, dict]:
+    """`shear_weights` and, for the log, the solver's iterations and errors over the pairs of spans.
+
+    eps is in units of nbar; `max_iters` and `tol` are those of `sinkhorn`. Ablations: `reading` of Eq. (10)
+    ("value" or "cost", w1 only), `distance` of two spans ("w1", "cosine", "chamfer", "mmd"), `normalize`
+    ("group", or "rollout": every rollout's mean weight becomes the group's), `pool` of the spans that cover a
+    token ("max", "mean"). Returns (omega (G, T) float32, {"iterations": (pairs,), "error": (pairs,)}), the
+    dictionary empty where nothing was solved. Raises ValueError for an option that is not one of these.
+    """
+    for name, choice, known in (
+        ("reading", reading, READINGS),
+        ("distance", distance, DISTANCES),
+        ("normalize", normalize, NORMALIZATIONS),
+        ("pool", pool, POOLINGS),
+    ):
+        if choice not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {choice!r}")
+    span_bounds(0, window, stride)  # raises for a bad window or stride
+    mask, correct = mask.bool(), correct.bool()
+    omega = mask.float()  # (G, T), Alg. 1 line 16
+    right, wrong = mask & correct[:, None], mask & ~correct[:, None]  # (G, T), Eq. (4)
+    if not right.any() or not wrong.any():
+        return omega, {}
+
+    x, y = hidden[right], hidden[wrong]  # (N+, d), (N-, d), rollouts end to end
+    x_spans, y_spans = (
+        _spans([n for n in side.sum(1).tolist() if n], window, stride, hidden.device) for side in (right, wrong)
+    )
+    nbar = mean_norm(x, y)  # Alg. 1 line 10, Step 2, first because eps is in its units
+    solver = dict(eps=eps * nbar, max_iters=max_iters, tol=tol)
+    x_distance, y_distance, stats = opposing_distances(x, y, x_spans, y_spans, distance, reading, solver)
+    unit = 1.0 if distance in SCALE_FREE else nbar
+    omega[right] = token_weights(x_distance / unit, x_spans, pool)
+    omega[wrong] = token_weights(y_distance / unit, y_spans, pool)
+    return (_even_out(omega, mask) if normalize == "rollout" else omega), stats
+
+
+def opposing_distances(
+    x: Tensor, y: Tensor, x_spans: Spans, y_spans: Spans, distance: str, reading: str, solver: dict
+) -> tuple[Tensor, Tensor, dict]:
+    """Alg. 1 line 5, Step 1: each span's distance to the closest opposing span, (K+,) and (K-,).
+
+    W_eps is symmetric, so one matrix serves both sides: row minima the right rollouts, column minima the wrong.
+    """
+    stats = {}
+    if distance == "cosine":
+        x_mean, y_mean = (
+            torch.einsum("kw,kwd->kd", spans.mass, states[spans.tokens].float())
+            for states, spans in ((x, x_spans), (y, y_spans))
+        )
+        matrix = 1 - torch.nn.functional.cosine_similarity(x_mean[:, None], y_mean[None], dim=-1)
+    else:
+        matrix, stats = _span_distances(x, y, x_spans, y_spans, distance, reading, solver)
+    return matrix.amin(1), matrix.amin(0), stats
+
+
+def mean_norm(*states: Tensor) -> float:
+    """Alg. 1 line 10, Step 2: nbar, the mean Euclidean norm of the group's hidden states, each (N, d)."""
+    nbar = torch.cat([side.float().norm(dim=-1) for side in states]).mean().item()
+    return max(nbar, 1e-30)  # all-zero states have all-zero distances; do not divide 0 by 0
+
+
+def token_weights(distances: Tensor, spans: Spans, pool: str) -> Tensor:
+    """Alg. 1 line 14, Step 3: (K,) span distances -> (N,) token weights, pooled over the covering spans."""
+    tokens = spans.tokens[spans.inside]  # (M,) one entry for each token of each span
+    values = distances[:, None].expand_as(spans.tokens)[spans.inside]  # (M,)
+    pooled = distances.new_zeros(int(tokens.max()) + 1)
+    return pooled.scatter_reduce(0, tokens, values, {"max": "amax", "mean": "mean"}[pool], include_self=False)
+
+
+def _spans(lengths: list[int], window: int, stride: int, device: torch.device) -> Spans:
+    """The spans of rollouts of these lengths, laid end to end."""
+    bounds, offset = [], 0
+    for length in lengths:
+        bounds += [(offset + start, offset + end) for start, end in span_bounds(length, window, stride)]
+        offset += length
+    starts, ends = torch.tensor(bounds, device=device).unbind(-1)  # (K,), (K,)
+    tokens = starts[:, None] + torch.arange(int((ends - starts).max()), device=device)  # (K, w)
+    return Spans(torch.minimum(tokens, ends[:, None] - 1), tokens < ends[:, None])
+
+
+def _span_distances(
+    x: Tensor, y: Tensor, x_spans: Spans, y_spans: Spans, distance: str, reading: str, solver: dict
+) -> tuple[Tensor, dict]:
+    """The (K+, K-) matrix of span-span distances in the states' own units, and the solver's statistics.
+
+    Span costs are blocks of one token-token matrix, gathered and solved CHUNK_ENTRIES at a time.
+    """
+    # Not by the matrix-product trick: |x|^2 + |y|^2 - 2<x, y> cancels and puts up to 0.06 between equal
+    # points of norm 90, where shared prefixes must give exactly 0.
+    token_distances = torch.cdist(
+        x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist"
+    )  # (N+, N-) float32, Eq. (3)
+    if not token_distances.isfinite().all():
+        raise ValueError("the hidden states hold a value that is not finite")
+    kernel_width = max(token_distances.median().item(), 1e-30) if distance == "mmd" else None
+    shape = (len(x_spans.tokens), len(y_spans.tokens))
+    pairs_at_once = max(
+        1, CHUNK_ENTRIES.get(x.device.type, 2**19) // (x_spans.tokens.shape[1] * y_spans.tokens.shape[1])
+    )
+    distances, iterations, errors = [], [], []
+    for pairs in torch.arange(shape[0] * shape[1], device=x.device).split(pairs_at_once):
+        k, l = pairs // shape[1], pairs % shape[1]  # noqa: E741 - the paper's letters
+        block = token_distances[x_spans.tokens[k][:, :, None], y_spans.tokens[l][:, None, :]]  # (pairs, w, w)
+        if distance == "w1":
+            solved = sinkhorn(block, x_spans.mass[k], y_spans.mass[l], **solver)
+            distances.append(getattr(solved, reading).clamp_min(0.0))  # rounding can leave -1e-9
+            iterations.append(solved.iterations)
+            errors.append(solved.error)
+        elif distance == "chamfer":
+            distances.append(_chamfer(block, x_spans.inside[k], y_spans.inside[l]))
+        else:
+            distances.append(_mean_kernel(block, x_spans.mass[k], y_spans.mass[l], kernel_width))
+    matrix = torch.cat(distances).view(shape)
+    if distance == "mmd":
+        x_self, y_self = _self_kernels(x, x_spans, kernel_width), _self_kernels(y, y_spans, kernel_width)
+        matrix = (x_self[:, None] + y_self[None, :] - 2 * matrix).clamp_min(0.0).sqrt()
+    stats = {"iterations": torch.cat(iterations), "error": torch.cat(errors)} if iterations else {}
+    return matrix, stats
+
+
+def _chamfer(block: Tensor, x_inside: Tensor, y_inside: Tensor) -> Tensor:
+    """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2: block (P, w, w), inside (P, w) -> (P,)."""
+    to_y = block.masked_fill(~y_inside[:, None, :], torch.inf).amin(2)  # (P, w)
+    to_x = block.masked_fill(~x_inside[:, :, None], torch.inf).amin(1)  # (P, w)
+    x_mean = (to_y * x_inside).sum(1) / x_inside.sum(1)
+    y_mean = (to_x * y_inside).sum(1) / y_inside.sum(1)
+    return (x_mean + y_mean) / 2
+
+
+def _mean_kernel(block: Tensor, x_mass: Tensor, y_mass: Tensor, width: float) -> Tensor:
+    """Mean of exp(-||x - y||^2 / (2 width^2)) over a pair of spans: block (P, w, w) -> (P,)."""
+    return torch.einsum("pij,pi,pj->p", (-((block / width) ** 2) / 2).exp(), x_mass, y_mass)
+
+
+def _self_kernels(states: Tensor, spans: Spans, width: float) -> Tensor:
+    """Each span's mean kernel with itself, (K,): the two outer terms of the biased MMD^2."""
+    kernels = []
+    for tokens, mass in zip(spans.tokens, spans.mass, strict=True):
+        points = states[tokens].float()
+        block = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+        kernels.append(_mean_kernel(block[None], mass[None], mass[None], width))
+    return torch.cat(kernels)
+
+
+def _even_out(omega: Tensor, mask: Tensor) -> Tensor:
+    """normalize="rollout": scale every rollout's mean weight to the group's; 0 where its mean is 0."""
+    rollout_mean = omega.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)  # (G, 1)
+    group_mean = omega.sum() / mask.sum()
+    return torch.where(rollout_mean > 0, omega / rollout_mean * group_mean, 0.0)
