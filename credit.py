@@ -1,0 +1,98 @@
+"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T).
+
+    credit("grpo", batch)  ->  A_i on every token
+    credit("shear", batch) ->  A_i * omega_t, Alg. 1 line 18
+
+To add a method, write one function that takes a `Batch` and its options, returns token advantages (B, T), and
+enter it in METHODS. `train.py` has no other line in which methods differ. What a method wants logged it puts
+into `batch.stats`, a number a name.
+
+Below the door are the measures of where credit went, the same for every method: `effective_weights`, and
+`localisation`, which needs a task whose true first error is known.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from scipy.stats import mannwhitneyu
+from torch import Tensor
+
+from grpo import Rollouts, Scored
+from shear import shear_advantages
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Everything a method may look at; rollouts of a group are adjacent."""
+
+    advantages: Tensor  # (B,) float32, Eq. (1)
+    correct: Tensor  # (B,) bool
+    rollouts: Rollouts  # ids, mask (B, T)
+    scored: Scored  # logp, entropies (B, T), hidden (B, T, d) on the CPU
+    group_size: int
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+def grpo(batch: Batch) -> Tensor:
+    """Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
+    return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
+
+
+def shear(batch: Batch, **options) -> Tensor:
+    """SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are those of `shear.group_weights`."""
+    solved = []
+    mask, hidden = batch.rollouts.mask, batch.scored.hidden
+    token_advantages = shear_advantages(
+        batch.advantages, hidden, mask, batch.correct, batch.group_size, stats=solved, **options
+    )
+    if solved:
+        for name in ("iterations", "error"):
+            batch.stats[f"sinkhorn_{name}"] = torch.cat([group[name] for group in solved]).float().mean().item()
+    return token_advantages
+
+
+METHODS = {"grpo": grpo, "shear": shear}
+
+
+def credit(method: str, batch: Batch, options: dict[str, dict]) -> Tensor:
+    """Token advantages (B, T) of a method; `options` holds each method's own, by name."""
+    return METHODS[method](batch, **options.get(method, {}))
+
+
+def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(B, T): what each token's advantage was multiplied by; 1 where A = 0, 0 where the mask is 0."""
+    scale = advantages[:, None]
+    return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
+
+
+def localisation(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str, float]:
+    """How well token weights (B, T) tell tokens before the true first error from those at or after it.
+
+    first_error (B,) int64 is the first token of the wrong step, -1 for rollouts that do not count (SHEAR:
+    right ones, and those of groups that are not mixed). AUC 0.5 is chance, 1 a perfect order. `auc` pools all
+    tokens; `auc_rollout` is the mean over rollouts that have tokens on both sides; `auc_position` is what the
+    token's position alone achieves, and any weight should be read beside it. NaN where nothing counts.
+    """
+    position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    counts = mask & (first_error >= 0)[:, None]  # (B, T)
+    after = position >= first_error[:, None]  # (B, T)
+    each = [
+        _auc(weights[row][counts[row]], after[row][counts[row]]) for row in range(len(mask)) if first_error[row] >= 0
+    ]
+    known = [auc for auc in each if auc == auc]
+    return {
+        "auc": _auc(weights[counts], after[counts]),
+        "auc_rollout": sum(known) / len(known) if known else float("nan"),
+        "auc_position": _auc(position[counts].float(), after[counts]),
+        "weight_before": weights[counts & ~after].mean().item(),
+        "weight_after": weights[counts & after].mean().item(),
+        "rollouts": len(known),
+    }
+
+
+def _auc(values: Tensor, positive: Tensor) -> float:
+    """Chance that a positive's value exceeds a negative's, ties counting half; NaN if a side is empty."""
+    high, low = values[positive].cpu().numpy(), values[~positive].cpu().numpy()
+    if not len(high) or not len(low):
+        return float("nan")
+    return float(mannwhitneyu(high, low, method="asymptotic").statistic / (len(high) * len(low)))

@@ -1,0 +1,260 @@
+"""The embedded task: little programs mod 10 whose first wrong step is known exactly.
+
+    prompt     a=3-6;b=3+a;c=b*7;c?
+    response   a=3-6=3-6=7          one line a definition: label = definition = values put in = result
+               b=3+a=3+7=0
+               c=b*7=0*7=0
+               \\boxed{0}
+
+Every operation is invertible mod 10 (`*` only by 3, 7 or 9), so no step can absorb an earlier mistake, and a
+wrong answer always has a first wrong line, which `first_error` finds together with its kind. That is what no
+real data set offers: credit can be scored against the truth.
+
+    kind="chain"     each definition uses the one before: one valid path (the default)
+    kind="tree"      definitions form a random tree: any order in which values are known is valid
+    kind="shortcut"  tree, and demonstrations fall into lines without work (`d=8`), right 35% of the time
+
+The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations: they do `*`
+as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
+and slip elsewhere now and then, always going on consistently from the wrong value.
+
+Left out: problems with several answers, right answers by a wrong way, self-correction. One line is 12 tokens
+long, so spans of `--window 12` compare about a line of work.
+"""
+
+import random
+import re
+from typing import NamedTuple
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+KINDS = ("chain", "tree", "shortcut")
+LABELS = "abcdefgh"
+SYMBOLS = ["<pad>", "<eos>", "<unk>", "\n", ";", *"0123456789", *"+-*=?", r"\boxed{", "}", *LABELS]
+SYMBOL = re.compile(r"\\boxed\{|[\s\S]")
+LINE = re.compile(r"([a-h])=((\w)([-+*])(\w))=(\d)([-+*])(\d)=(\d)\n")
+SHORT_LINE = re.compile(r"([a-h])=(\d)\n")
+BOX = re.compile(r"\\boxed\{(\d)\}")
+
+MISCONCEPTION = 0.55  # chance that a demonstration does * as +
+SLIP = 0.05  # chance of another mistake in any other line
+SHORTCUT, STAY_SHORT, SHORT_RIGHT = 0.15, 0.9, 0.35
+
+
+class FirstError(NamedTuple):
+    """The first wrong step of a response."""
+
+    token: int  # index in the response's tokens of the step's first token
+    kind: str  # format, repeat, copy, order, lookup, operator, arith, shortcut or final
+
+
+def apply(op: str, left: int, right: int) -> int:
+    """left op right, mod 10."""
+    return {"+": left + right, "-": left - right, "*": left * right}[op] % 10
+
+
+def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
+    """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 8)."""
+    children = [[] for _ in range(lines)]
+    for i in reversed(range(lines - 1)):  # downwards, so that a later line with a free operand always exists
+        free = [j for j in range(i + 1, lines) if len(children[j]) < 2]
+        children[i + 1 if kind == "chain" else rng.choice(free)].append(LABELS[i])
+    definitions, values = {}, {}
+    for label, used in zip(LABELS, children, strict=False):
+        op = rng.choice("+-" if len(used) == 2 else "+-*")
+        operands = used + [str(rng.randrange(10)) for _ in range(2 - len(used))]
+        if op == "*":
+            operands[1] = rng.choice("379")
+        elif len(used) == 1:
+            rng.shuffle(operands)
+        definitions[label] = f"{operands[0]}{op}{operands[1]}"
+        values[label] = apply(op, *(values[o] if o in values else int(o) for o in operands))
+    last = LABELS[lines - 1]
+    prompt = "".join(f"{label}={text};" for label, text in definitions.items()) + f"{last}?\n"
+    return {"problem": prompt, "answer": str(values[last])}
+
+
+def make_problems(count: int, heldout: int, lines: int, kind: str, seed: int) -> tuple[list[dict], list[dict]]:
+    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice."""
+    rng = random.Random(f"problems {seed}")
+    tests = {}
+    for _ in range(100 * heldout):
+        problem = make_problem(rng, lines, kind)
+        tests[problem["problem"]] = problem
+        if len(tests) == heldout:
+            break
+    train = []
+    while len(train) < count:
+        problem = make_problem(rng, lines, kind)
+        if problem["problem"] not in tests:
+            train.append(problem)
+    return train, list(tests.values())
+
+
+def demonstrate(problem: dict, rng: random.Random, kind: str = "chain", careless: bool = True) -> str:
+    """A worked response to a problem; a careless one makes mistakes and goes on from the wrong values."""
+    todo = _definitions(problem["problem"])
+    values, lines, short = {}, [], False
+    while todo:
+        ready = [label for label, text in todo.items() if all(o in values or o.isdigit() for o in text[::2])]
+        label = rng.choice(ready)
+        left, op, right = todo.pop(label)
+        before = [values[o] if o in values else int(o) for o in (left, right)]
+        short = kind == "shortcut" and careless and rng.random() < (STAY_SHORT if short else SHORTCUT)
+        if short:
+            result = apply(op, *before)
+            values[label] = result if rng.random() < SHORT_RIGHT else (result + rng.randrange(1, 10)) % 10
+            lines.append(f"{label}={values[label]}\n")
+        else:
+            work, values[label] = _work(op, before, rng, careless)
+            lines.append(f"{label}={left}{op}{right}={work}={values[label]}\n")
+    return "".join(lines) + rf"\boxed{{{values[label]}}}"
+
+
+def _work(op: str, operands: list[int], rng: random.Random, careless: bool) -> tuple[str, int]:
+    """One line's substitution and result, e.g. ("3+7", 0)."""
+    left, right = operands
+    shown, done = op, op  # the operator as written and as carried out
+    if careless and op == "*" and rng.random() < MISCONCEPTION:
+        done = "+"
+    elif careless and op != "*" and rng.random() < SLIP:
+        slip = rng.random()
+        if slip < 0.4:
+            return f"{left}{op}{right}", (apply(op, left, right) + rng.choice((-1, 1))) % 10
+        if slip < 0.7:
+            left = (left + rng.randrange(1, 10)) % 10
+        else:
+            shown = done = rng.choice([o for o in "+-*" if o != op])
+    return f"{left}{shown}{right}", apply(done, left, right)
+
+
+def first_error(problem: dict, response: str) -> FirstError | None:
+    """The first wrong step of a response, None if there is none.
+
+    A step is judged by the response's *own* earlier results: what follows consistently from a wrong value is
+    not wrong again. So a response without an error has the right answer, and a wrong answer has an error.
+    """
+    definitions = _definitions(problem["problem"])
+    values, offset = {}, 0
+    for line in response.splitlines(keepends=True):
+        if line.startswith(r"\boxed{"):
+            box, query = BOX.fullmatch(response[offset:]), list(definitions)[-1]
+            if box and values.get(query) == int(box[1]):
+                return None
+            fault = "final" if box else "format"
+        else:
+            fault = _line_fault(line, definitions, values)
+        if fault:
+            return FirstError(len(SYMBOL.findall(response[:offset])), fault)
+        offset += len(line)
+    return FirstError(len(SYMBOL.findall(response)), "format")  # no box: wrong where it should have stood
+
+
+def _line_fault(line: str, definitions: dict[str, str], values: dict[str, int]) -> str | None:
+    """What is wrong with a line of work, None if nothing; its own result enters `values`."""
+    full, short = LINE.fullmatch(line), SHORT_LINE.fullmatch(line)
+    if not (full or short):
+        return "format"
+    label = line[0]
+    if label in values:
+        return "repeat"
+    if label not in definitions or (full and full[2] != definitions[label]):
+        return "copy"
+    left, op, right = definitions[label]
+    if any(o not in values and not o.isdigit() for o in (left, right)):
+        return "order"
+    operands = [values[o] if o in values else int(o) for o in (left, right)]
+    values[label] = int(full[9] if full else short[2])
+    if full and [int(full[6]), int(full[8])] != operands:
+        return "lookup"
+    if full and full[7] != op:
+        return "operator"
+    if values[label] != apply(op, *operands):
+        return "arith" if full else "shortcut"
+    return None
+
+
+def _definitions(prompt: str) -> dict[str, str]:
+    """The prompt's definitions, label -> three symbols, in order."""
+    return dict(re.findall(r"([a-h])=(\w[-+*]\w);", prompt))
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a symbol; `\\boxed{` is one symbol."""
+    core = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(SYMBOL.pattern), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def response_tokens(lines: int) -> int:
+    """Length of a full response: 12 tokens a line, the box, its digit, the brace and the end."""
+    return 12 * lines + 4
+
+
+def make_model(lines: int, seed: int) -> Qwen2ForCausalLM:
+    """An untrained Qwen2 of 0.3 million parameters with room for prompt and response."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=len(SYMBOLS),
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=256,
+        max_position_embeddings=6 * lines + 3 + 2 * response_tokens(lines),
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        initializer_range=0.05,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        pad_token_id=SYMBOLS.index("<pad>"),
+        eos_token_id=SYMBOLS.index("<eos>"),
+    )
+    return Qwen2ForCausalLM(config)
+
+
+def warm_up(model, tokenizer, lines: int, kind: str, forbidden: set[str], *, steps: int, seed: int) -> float:
+    """Teach the model careless work: `steps` batches of 32 fresh demonstrations; returns the last loss.
+
+    `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
+    they are what has to be learned, the rest is copying. Adam at 2e-3, up over 30 steps, down over the last
+    fifth.
+    """
+    rng = random.Random(f"demonstrations {seed}")
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / 30, max(1, steps - step) / max(1, steps // 5))
+    )
+    for _ in (bar := tqdm(range(steps), desc="warm-up", leave=False, disable=None)):
+        ids, targets, weights = _demonstration_batch(tokenizer, lines, kind, forbidden, rng, model.device)
+        logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets[:, 1:], reduction="none")
+        loss = (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        schedule.step()
+        bar.set_postfix(loss=f"{loss.item():.3f}")
+    return loss.item()
+
+
+def _demonstration_batch(tokenizer, lines: int, kind: str, forbidden: set[str], rng: random.Random, device):
+    """32 demonstrations: ids (32, L), targets (32, L), loss weights (32, L); 0 on prompts and padding."""
+    rows, weights = [], []
+    while len(rows) < 32:
+        problem = make_problem(rng, lines, kind)
+        if problem["problem"] in forbidden:
+            continue
+        prompt, response = SYMBOL.findall(problem["problem"]), SYMBOL.findall(demonstrate(problem, rng, kind))
+        after_equals = [3.0 if a == "=" and b.isdigit() else 1.0 for a, b in zip(response, response[1:], strict=False)]
+        rows.append(tokenizer.convert_tokens_to_ids([*prompt, *response, "<eos>"]))
+        weights.append([0.0] * len(prompt) + [1.0, *after_equals, 1.0])
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows], device=device)
+    return ids, ids, torch.tensor([row + [0.0] * (width - len(row)) for row in weights], device=device)

@@ -1,0 +1,523 @@
+"""Train a language model with SHEAR, or with plain GRPO: the command line and the loop.
+
+    python train.py                                          # the embedded task, minutes on two CPU cores
+    python train.py --method grpo                            # the same without span weights
+    python train.py --model PATH --data problems.jsonl       # real problems, any Hugging Face causal LM folder
+
+One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, score them once
+with the policy that sampled them (old log-probabilities and the hidden states), turn verdicts into advantages
+(Eq. (1)), advantages into token advantages (`credit.py`, the only line in which methods differ), and take
+`--batch / --minibatch` clipped policy-gradient steps.
+
+Defaults are the paper's recipe; `--task embedded`, the default without `--model`, replaces those in EMBEDDED.
+Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row a step), samples.jsonl (a group a step, with
+token weights), curve.png, `start/` (the embedded task's warmed-up model) and `model/`.
+
+Left out so far: several GPUs, bf16 compute with float32 master weights, checkpoints to resume from.
+"""
+
+import argparse
+import json
+import math
+import random
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import shear
+import toy
+from credit import METHODS, Batch, credit, effective_weights, localisation
+from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollout, score
+from tasks import BadInput, Task, file_task, grade_answer
+
+# What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens.
+EMBEDDED = dict(
+    batch=128, minibatch=128, microbatch=128, steps=40, lr=2e-4, window=12, stride=6, heldout=512, threads=1
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one sentence."""
+
+    def error(self, message: str):
+        raise BadInput(f"{message}; see python train.py --help")
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """The resolved configuration; raises BadInput."""
+    parser = Parser(description="Train a causal LM with SHEAR or GRPO.", formatter_class=argparse.RawTextHelpFormatter)
+    add = parser.add_argument_group("what").add_argument
+    add("--task", choices=("embedded", "math"), help="default: embedded without --model, math with it")
+    add("--model", help="Hugging Face folder or hub id; embedded: default a tiny model made and warmed up here")
+    add("--data", help='JSON-lines file with "problem" and "answer" (math)')
+    add("--method", choices=tuple(METHODS), default="shear", help="credit method")
+    add("--seed", type=int, default=0, help="problems, weights of a new model, sampling, shuffling")
+    add("--out", default="runs", help="folder of the runs")
+    add("--name", help="folder of this run in --out; default: task, method and the next free number")
+    add = parser.add_argument_group("SHEAR").add_argument
+    add("--window", type=int, default=100, help="span length w, tokens")
+    add("--stride", type=int, default=25, help="distance s between span starts, tokens")
+    add("--eps", type=float, default=0.05, help="entropic regularisation, in units of the mean hidden norm")
+    add("--reading", choices=shear.READINGS, default="value", help="Eq. (10) itself, or the transport cost only")
+    add("--distance", choices=shear.DISTANCES, default="w1", help="distance of two spans")
+    add("--normalize", choices=shear.NORMALIZATIONS, default="group", help="weights in group or rollout units")
+    add("--pool", choices=shear.POOLINGS, default="max", help="how a token pools the spans that cover it")
+    add("--max-iters", type=int, default=100, help="Sinkhorn iterations at most")
+    add("--tol", type=float, default=1e-3, help="marginal error at which a pair of spans stops")
+    add = parser.add_argument_group("rollouts").add_argument
+    add("--batch", type=int, default=512, help="rollouts a step")
+    add("--group", type=int, default=8, help="rollouts a problem, G")
+    add("--max-tokens", type=int, help="response limit, tokens; default 3000, embedded: a full response")
+    add("--temperature", type=float, default=1.0, help="of sampler and trainer alike")
+    add("--generate-batch", type=int, default=512, help="rollouts generated at a time")
+    add = parser.add_argument_group("optimisation").add_argument
+    add("--steps", type=int, default=300, help="sampling phases")
+    add("--lr", type=float, default=1e-6, help="AdamW, constant, no weight decay")
+    add("--minibatch", type=int, default=32, help="rollouts an update; whole groups")
+    add("--microbatch", type=int, default=4, help="rollouts a forward pass; changes memory only")
+    add("--clip-low", type=float, default=0.2, help="ratio bound below: 1 - this")
+    add("--clip-high", type=float, default=0.28, help="ratio bound above: 1 + this")
+    add("--max-grad-norm", type=float, default=1.0, help="gradient norm is cut to this")
+    add = parser.add_argument_group("evaluation").add_argument
+    add("--heldout", type=int, default=64, help="problems kept from training; greedy accuracy is over all of them")
+    add("--eval-groups", type=int, default=64, help="of these, sampled --group times each")
+    add = parser.add_argument_group("machine").add_argument
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights, states and optimizer")
+    add("--threads", type=int, default=0, help="CPU threads, 0: torch's default")
+    add = parser.add_argument_group("embedded task").add_argument
+    add("--toy-kind", choices=toy.KINDS, default="chain", help="shape of the little programs")
+    add("--toy-lines", type=int, default=5, help="definitions a problem, 1 to 8")
+    add("--warmup-steps", type=int, default=600, help="supervised steps on careless demonstrations")
+
+    first = parser.parse_args(argv)
+    task = first.task or ("math" if first.model else "embedded")
+    if task == "embedded":
+        parser.set_defaults(**EMBEDDED)
+    args = parser.parse_args(argv)
+    args.task = task
+    args.max_tokens = args.max_tokens or (toy.response_tokens(args.toy_lines) if task == "embedded" else 3000)
+    check(args)
+    return args
+
+
+def check(args: argparse.Namespace) -> None:
+    """Everything that can be known to be wrong before a model is loaded; raises BadInput."""
+    positive = (
+        "batch max_tokens temperature generate_batch steps lr minibatch microbatch max_grad_norm eps max_iters tol "
+        "heldout eval_groups toy_lines window stride"
+    )
+    for name in positive.split():
+        if not getattr(args, name) > 0:
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: must be positive")
+    if args.group < 2:
+        raise BadInput(f"--group {args.group}: advantages compare the rollouts of a group; give 2 or more")
+    for name, whole in (("batch", "minibatch"), ("minibatch", "group")):
+        if getattr(args, name) % getattr(args, whole):
+            raise BadInput(
+                f"--{name} {getattr(args, name)} is not a multiple of --{whole} {getattr(args, whole)}; make it one"
+            )
+    if args.stride > args.window:
+        raise BadInput(f"--stride {args.stride} exceeds --window {args.window}: tokens go uncovered; lower it")
+    if args.task == "math" and not args.model:
+        raise BadInput("--task math needs --model; give a Hugging Face folder or hub id")
+    if args.task == "math" and not args.data:
+        raise BadInput('--task math needs --data; give a JSON-lines file with "problem" and "answer"')
+    if args.task == "embedded" and args.data:
+        raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
+    if args.eval_groups > args.heldout:
+        raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
+    if args.toy_lines > len(toy.LABELS):
+        raise BadInput(f"--toy-lines {args.toy_lines}: there are {len(toy.LABELS)} labels; lower it")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
+    if args.name and (Path(args.out) / args.name).exists():
+        raise BadInput(f"--name {args.name}: {Path(args.out) / args.name} exists already; choose another name")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    try:
+        args = parse_args(argv)
+        if args.threads:
+            torch.set_num_threads(args.threads)
+        task, policy, tokenizer, notes = set_up(args)
+        return run(args, task, policy, tokenizer, notes)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted before the first step; no model was saved", file=sys.stderr)
+        return 130
+
+
+def set_up(args: argparse.Namespace) -> tuple[Task, torch.nn.Module, object, list[str]]:
+    """Task, policy and tokenizer, and what to tell the user about them; raises BadInput."""
+    device = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    why = "asked for" if args.device != "auto" else "found" if device == "cuda" else "no CUDA device found"
+    notes = [f"device {device} ({why}), {args.dtype}, {torch.get_num_threads()} CPU threads"]
+    if args.dtype == "bfloat16":
+        notes.append("bfloat16 weights round away updates much smaller than 1/256 of a weight; float32 keeps them")
+    if args.model:
+        policy, tokenizer = load(args)
+    else:
+        policy, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
+    policy.to(device).eval()  # eval throughout: dropout would make sampler and trainer disagree
+    context = policy.config.max_position_embeddings
+    if args.max_tokens >= context:
+        raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
+    if args.task == "embedded":
+        task = embedded_task(args, tokenizer)
+    else:
+        room = context - args.max_tokens
+        task, dropped = file_task(args.data, tokenizer, heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
+        notes.append(f"{dropped} problems dropped: their prompts leave no room for {args.max_tokens} tokens")
+    size = sum(p.numel() for p in policy.parameters())
+    notes.append(f"model {args.model or 'made here'}: {type(policy).__name__}, {size:,} parameters, context {context}")
+    notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
+    return task, policy, tokenizer, notes
+
+
+def load(args: argparse.Namespace) -> tuple[torch.nn.Module, object]:
+    """Model and tokenizer of `--model`; raises BadInput."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+        policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise BadInput(f"--model {args.model}: cannot be loaded ({reason}); give a Hugging Face folder") from error
+    return policy, tokenizer
+
+
+def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
+    """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
+    if not set(toy.SYMBOLS) <= set(tokenizer.get_vocab()):
+        raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
+    count = args.steps * args.batch // args.group
+    train, heldout = toy.make_problems(count, args.heldout, args.toy_lines, args.toy_kind, args.seed)
+    if len(heldout) < args.heldout:
+        raise BadInput(f"--heldout {args.heldout}: there are too few problems of {args.toy_lines} lines; lower it")
+    return Task("embedded", train, heldout, lambda problem: problem["problem"], grade_answer, toy.first_error)
+
+
+def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str]) -> int:
+    """Plan, warm-up, evaluation, the steps, evaluation; everything goes to the run's folder."""
+    folder = make_folder(args)
+    print_plan(args, folder, notes)
+    if args.task == "embedded" and not args.model:
+        forbidden = {problem["problem"] for problem in task.heldout}
+        started = time.perf_counter()
+        loss = toy.warm_up(
+            policy, tokenizer, args.toy_lines, args.toy_kind, forbidden, steps=args.warmup_steps, seed=args.seed
+        )
+        print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
+        save_model(policy, tokenizer, folder / "start")
+    before = evaluate(policy, tokenizer, task, args)
+    print_accuracy("before", before)
+    # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike change little.
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=0.0)
+    history, status = [], 0
+    try:
+        for step in tqdm(range(args.steps), desc="steps", leave=False, disable=None):
+            metrics, samples = train_step(policy, tokenizer, optimizer, task, step, args)
+            history.append(metrics)
+            append(folder / "metrics.jsonl", [metrics])
+            append(folder / "samples.jsonl", samples)
+            tqdm.write(step_line(metrics, args.steps))
+        after = evaluate(policy, tokenizer, task, args)
+        print_accuracy("after", after)
+        print_localisation(before, after, args)
+        append(folder / "metrics.jsonl", [{"before": summary(before), "after": summary(after)}])
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(history)} of {args.steps} steps", file=sys.stderr)
+        after, status = None, 130
+    save_model(policy, tokenizer, folder / "model")
+    plot(history, before, after, args, folder / "curve.png")
+    print(f"saved to {folder}/")
+    return status
+
+
+def train_step(
+    policy, tokenizer, optimizer, task: Task, step: int, args: argparse.Namespace
+) -> tuple[dict, list[dict]]:
+    """One sampling phase and its updates: the line from problems to loss. Returns metrics and samples."""
+    torch.manual_seed(int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0]))
+    clock = Clock()
+    problems = task.draw(step, args.batch // args.group, args.seed)
+    rollouts = sample(policy, tokenizer, task, problems, args.group, args.temperature, args)
+    clock.lap("generate")
+    verdicts = task.verdicts(problems, rollouts)
+    clock.lap("grade")
+    scored = score(policy, rollouts, temperature=args.temperature, micro_batch=args.microbatch)
+    clock.lap("score")
+    batch = as_batch(rollouts, verdicts, scored, args.group)
+    token_advantages = credit(args.method, batch, method_options(args))  # the one line in which methods differ
+    clock.lap("weights")
+    updates = update(policy, optimizer, rollouts, scored, token_advantages, step, args)
+    clock.lap("train")
+    weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)  # (B, T)
+    metrics = {"step": step + 1, **step_metrics(batch, verdicts, weights), **updates, "seconds": clock.laps}
+    return metrics, sample_rows(step, tokenizer, task, problems, batch, verdicts, weights)
+
+
+def sample(policy, tokenizer, task: Task, problems: list[dict], count: int, temperature: float, args) -> Rollouts:
+    """`count` responses to each problem."""
+    prompts = [task.prompt(problem) for problem in problems]
+    limits = dict(max_tokens=args.max_tokens, batch_size=args.generate_batch)
+    return rollout(policy, tokenizer, prompts, count, temperature=temperature, **limits)
+
+
+def as_batch(rollouts: Rollouts, verdicts: list, scored: Scored, group_size: int) -> Batch:
+    """Verdicts become advantages, Eq. (1), and everything goes into the one thing that methods see."""
+    rewards = torch.tensor([verdict.score for verdict in verdicts], device=rollouts.ids.device)  # (B,)
+    return Batch(group_advantages(rewards, group_size), rewards > 0.5, rollouts, scored, group_size)
+
+
+def method_options(args: argparse.Namespace) -> dict[str, dict]:
+    """Every method's own flags."""
+    names = ("window", "stride", "eps", "reading", "distance", "normalize", "pool", "max_iters", "tol")
+    return {"shear": {name: getattr(args, name) for name in names}}
+
+
+def update(
+    policy, optimizer, rollouts: Rollouts, scored: Scored, token_advantages: Tensor, step: int, args: argparse.Namespace
+) -> dict[str, float]:
+    """The optimizer steps of one batch; mini-batches are whole groups, shuffled by (seed, step)."""
+    groups = list(torch.arange(len(rollouts.texts)).split(args.group))
+    random.Random(f"minibatches {args.seed} {step}").shuffle(groups)
+    totals = []
+    for rows in torch.cat(groups).split(args.minibatch):
+        n_tokens = int(rollouts.mask[rows].sum())  # one count for the whole optimizer step
+        total = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
+        for micro in rows.split(args.microbatch):
+            part = rollouts.take(micro)
+            width = part.ids.shape[1]
+            logp, _, _ = forward(policy, part, args.temperature)
+            loss, metrics = policy_loss(
+                logp,
+                scored.logp[micro, :width],
+                token_advantages[micro, :width],
+                part.mask,
+                n_tokens,
+                args.clip_low,
+                args.clip_high,
+            )
+            loss.backward()
+            for name, value in {"loss": loss.item(), **metrics}.items():
+                total[name] += value
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm, error_if_nonfinite=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        totals.append({**total, "grad_norm": norm.item()})
+    mean = {name: sum(total[name] for total in totals) / len(totals) for name in totals[0]}
+    # The policy that sampled is the one being updated, so before the first update the ratio must be 1.
+    return {**mean, "abs_log_ratio": totals[0]["abs_log_ratio"]}
+
+
+def evaluate(policy, tokenizer, task: Task, args: argparse.Namespace) -> dict:
+    """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and credit's place."""
+    torch.manual_seed(int(np.random.SeedSequence([args.seed, 2**31]).generate_state(1)[0]))
+    greedy = sample(policy, tokenizer, task, task.heldout, 1, 0.0, args)
+    right = np.array([verdict.score for verdict in task.verdicts(task.heldout, greedy)])
+    problems = task.heldout[: args.eval_groups]
+    rollouts = sample(policy, tokenizer, task, problems, args.group, args.temperature, args)
+    verdicts = task.verdicts(problems, rollouts)
+    by_problem = np.array([verdict.score for verdict in verdicts]).reshape(-1, args.group).mean(1)
+    result = {
+        "greedy": (right.mean(), right.std() / math.sqrt(len(right)), len(right)),
+        "sampled": (by_problem.mean(), by_problem.std() / math.sqrt(len(by_problem)), len(verdicts)),
+    }
+    if task.first_error:
+        scored = score(policy, rollouts, temperature=args.temperature, micro_batch=args.microbatch)
+        batch = as_batch(rollouts, verdicts, scored, args.group)
+        token_advantages = credit(args.method, batch, method_options(args))
+        weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)
+        first = torch.full_like(batch.correct, -1, dtype=torch.long)  # (B,) first wrong token, -1: not counted
+        for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
+            error = task.first_error(problems[row // args.group], rollouts.texts[row])
+            first[row] = error[0] if error else -1
+        result["localisation"] = localisation(weights, rollouts.mask, first)
+        result["example"] = example(tokenizer, rollouts, weights, first)
+    return result
+
+
+def step_metrics(batch: Batch, verdicts: list, weights: Tensor) -> dict[str, float]:
+    """What a step says about its rollouts and its credit."""
+    mask, rewards = batch.rollouts.mask, np.array([verdict.score for verdict in verdicts])
+    groups = rewards.reshape(-1, batch.group_size)
+    mixed = weights[mask & (batch.advantages != 0)[:, None]]  # weights that matter: A is not 0
+    return {
+        "reward": float(np.nanmean(rewards)),
+        "solved": float((np.nanmax(groups, 1) > 0.5).mean()),
+        "equal_groups": float((batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()),
+        "length": mask.sum(1).float().mean().item(),
+        "truncated": batch.rollouts.truncated.float().mean().item(),
+        "entropy": batch.scored.entropies[mask].mean().item(),
+        "weight_mean": mixed.mean().item() if len(mixed) else 1.0,
+        "weight_std": mixed.std().item() if len(mixed) else 0.0,
+        **batch.stats,
+    }
+
+
+def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdicts, weights: Tensor) -> list[dict]:
+    """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first."""
+    mixed = (batch.advantages != 0).nonzero().flatten().tolist()
+    start = mixed[0] // batch.group_size * batch.group_size if mixed else 0
+    rows = []
+    for row in range(start, start + batch.group_size):
+        problem, inside, text = problems[row // batch.group_size], batch.rollouts.mask[row], batch.rollouts.texts[row]
+        rows.append(
+            {
+                "step": step + 1,
+                "problem": problem["problem"],
+                "answer": problem["answer"],
+                "response": text,
+                "score": verdicts[row].score,
+                "reason": verdicts[row].reason,
+                "first_error": task.first_error(problem, text) if task.first_error else None,
+                "advantage": batch.advantages[row].item(),
+                "tokens": [tokenizer.decode([token]) for token in batch.rollouts.ids[row][inside].tolist()],
+                "weights": [round(weight, 4) for weight in weights[row][inside].tolist()],
+            }
+        )
+    return rows
+
+
+def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor) -> list[str]:
+    """A wrong rollout of a mixed group, line by line with its mean weights, as text to print."""
+    rows = (first_error >= 0).nonzero().flatten().tolist()
+    if not rows:
+        return []
+    tokens = [tokenizer.decode([token]) for token in rollouts.ids[rows[0]][rollouts.mask[rows[0]]].tolist()]
+    lines, start = [], 0
+    for end in range(1, len(tokens) + 1):
+        if end == len(tokens) or tokens[end - 1] == "\n":
+            mark = "  <- first error" if start <= first_error[rows[0]] < end else ""
+            weight = weights[rows[0], start:end].mean().item()
+            lines.append(f"  {weight:.2f}  {''.join(tokens[start:end]).strip()}{mark}")
+            start = end
+    return lines
+
+
+class Clock:
+    """Seconds of a step's phases."""
+
+    def __init__(self):
+        self.laps, self.last = {}, time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """The phase that ends now."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.laps[name], self.last = round(now - self.last, 3), now
+
+
+def make_folder(args: argparse.Namespace) -> Path:
+    """runs/NAME, new, with config.json in it."""
+    if not args.name:
+        number = 1
+        while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
+            number += 1
+        args.name = f"{args.task}-{args.method}-{number}"
+    folder = Path(args.out) / args.name
+    folder.mkdir(parents=True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    (folder / "config.json").write_text(json.dumps({**vars(args), "versions": versions}, indent=1) + "\n")
+    return folder
+
+
+def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
+    """What will happen, before it does."""
+    print(f"{args.method} on the {args.task} task; files go to {folder}/")
+    for note in notes:
+        print(f"  {note}")
+    print(
+        f"  {args.steps} steps of {args.batch // args.group} problems x {args.group} samples x up to "
+        f"{args.max_tokens} tokens, {args.batch // args.minibatch} update(s) each"
+    )
+    print("  " + " ".join(f"{name}={value}" for name, value in vars(args).items()), flush=True)
+
+
+def step_line(m: dict, steps: int) -> str:
+    """One line a step."""
+    seconds = " ".join(f"{name} {value:.1f}" for name, value in m["seconds"].items())
+    return (
+        f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f} | equal {m['equal_groups']:.2f}"
+        f" | len {m['length']:.0f} | trunc {m['truncated']:.2f} | entropy {m['entropy']:.3f}"
+        f" | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
+        f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
+    )
+
+
+def print_accuracy(when: str, result: dict) -> None:
+    """Held-out accuracies with standard errors."""
+    parts = (f"{name} {mean:.3f} ± {error:.3f} (n = {n})" for name, (mean, error, n) in summary(result).items() if n)
+    print(f"held-out accuracy {when}: {', '.join(parts)}", flush=True)
+
+
+def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> None:
+    """How well the weights tell tokens from the true first error on from those before it."""
+    for when, result in (("before", before), ("after", after)):
+        if place := result.get("localisation"):
+            print(
+                f"weights against the true first error, {when}: AUC {place['auc']:.3f} pooled, "
+                f"{place['auc_rollout']:.3f} a rollout ({place['rollouts']} rollouts); "
+                f"position alone {place['auc_position']:.3f}; "
+                f"mean weight {place['weight_before']:.2f} before it, {place['weight_after']:.2f} from it on"
+            )
+    if after.get("example"):
+        print(f"a wrong rollout after training, with the mean {args.method} weight of each line:")
+        print("\n".join(after["example"]))
+
+
+def summary(result: dict) -> dict:
+    """The numbers of an evaluation, without its example."""
+    return {name: value for name, value in result.items() if name != "example"}
+
+
+def append(path: Path, rows: list[dict]) -> None:
+    """Add rows to a JSON-lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def save_model(policy, tokenizer, folder: Path) -> None:
+    """An ordinary Hugging Face folder."""
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:
+    """Reward of each step, held-out accuracy at both ends, and the weights' mean and spread."""
+    import matplotlib  # here, as only the last second of a run needs it
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    steps = [m["step"] for m in history]
+    left.plot(steps, [m["reward"] for m in history], label="reward, training batch")
+    for name, marker in (("greedy", "o"), ("sampled", "s")):
+        ends = [(0, before)] + ([(len(steps), after)] if after else [])
+        mean, error = ([result[name][i] for _, result in ends] for i in (0, 1))
+        left.errorbar([at for at, _ in ends], mean, error, fmt=marker, label=f"held out, {name}")
+    left.set(xlabel="step", ylim=(0, 1), title=f"{args.method}, {args.task} task")
+    left.legend(fontsize=8)
+    mean, std = (np.array([m[name] for m in history]) for name in ("weight_mean", "weight_std"))
+    right.plot(steps, mean)
+    right.fill_between(steps, mean - std, mean + std, alpha=0.2)
+    right.set(xlabel="step", title="token weight in mixed groups, mean ± std")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
