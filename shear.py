@@ -233,7 +233,8 @@ def _span_distances(
     distances, iterations, errors = [], [], []
     for pairs in torch.arange(shape[0] * shape[1], device=x.device).split(pairs_at_once):
         k, l = pairs // shape[1], pairs % shape[1]  # noqa: E741 - the paper's letters
-        block = token_distances[x_spans.tokens[k][:, :, None], y_spans.tokens[l][:, None, :]]  # (pairs, w, w)
+        # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the pairs first.
+        block = token_distances[x_spans.tokens[k].T[:, None], y_spans.tokens[l].T[None]].permute(2, 0, 1)  # (P, w, w)
         if distance == "w1":
             solved = sinkhorn(block, x_spans.mass[k], y_spans.mass[l], **solver)
             distances.append(getattr(solved, reading).clamp_min(0.0))  # rounding can leave -1e-9

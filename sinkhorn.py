@@ -22,7 +22,6 @@ debiasing, and eps-scaling or warm starts (every pair starts from 0, so results 
     3.0
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +55,8 @@ class Transport:
         """(..., n, m) the coupling P, computed when asked for."""
         f, g = self.potentials
         density = ((f[..., :, None] + g[..., None, :] - self.matrix) / self.eps).exp()
-        return self.a[..., :, None] * self.b[..., None, :] * density
+        plan = self.a[..., :, None] * self.b[..., None, :] * density
+        return torch.minimum(plan, self.b[..., None, :])  # true of P; at a tiny eps rounding alone exceeds it
 
 
 @torch.no_grad()
@@ -92,48 +92,47 @@ def sinkhorn(
     if not matrix.isfinite().all():
         raise ValueError("cost is not finite between two points with mass")
 
-    f, g, error, iterations = _iterate(
-        matrix.reshape(-1, n, m), a.reshape(-1, n), b.reshape(-1, m), eps, max_iters, tol
-    )
-    f, g = f.reshape(a.shape).masked_fill(a == 0, 0.0), g.reshape(b.shape).masked_fill(b == 0, 0.0)
+    # The problems lie along the last dimension: reductions over short rows are slow, over long ones they are not.
+    scaled = (matrix.reshape(-1, n, m).permute(1, 2, 0) / eps).contiguous()  # (n, m, N) C / eps
+    f, g, error, iterations = _iterate(scaled, a.reshape(-1, n).T, b.reshape(-1, m).T, max_iters, tol)
+    f, g = (eps * f.T).reshape(a.shape).masked_fill(a == 0, 0.0), (eps * g.T).reshape(b.shape).masked_fill(b == 0, 0.0)
     return Transport(matrix, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
 
 
-def _iterate(C: Tensor, a: Tensor, b: Tensor, eps: float, max_iters: int, tol: float):
-    """C (N, n, m), a (N, n), b (N, m) -> f (N, n), g (N, m), error (N,), iterations (N,)."""
-    all_f, all_g, all_error = torch.zeros_like(a), torch.zeros_like(b), a.new_zeros(len(a))
-    all_iterations = torch.zeros(len(a), dtype=torch.long, device=a.device)
-    live = torch.arange(len(a), device=a.device)  # the problems that have not converged
-    f = _softmin(C, torch.zeros_like(b), b, eps, dim=-1)
+def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
+    """C (n, m, N), a (n, N), b (m, N) -> f (n, N), g (m, N), error (N,), iterations (N,); all in units of eps."""
+    log_a, log_b = a.log(), b.log()  # -inf where there is no mass
+    all_f, all_g, all_error = torch.zeros_like(log_a), torch.zeros_like(log_b), a.new_zeros(a.shape[1])
+    all_iterations = torch.zeros_like(all_error, dtype=torch.long)
+    live = torch.arange(a.shape[1], device=a.device)  # the problems that have not converged
+    f = _softmin(C, log_b, dim=1)
     for iteration in range(1, max_iters + 1):
-        g = _softmin(C, f, a, eps, dim=-2)
-        next_f = _softmin(C, g, b, eps, dim=-1)
-        # Row sums of the plan cost nothing extra: they are a * exp((f - next_f) / eps). The true ones are at
-        # most 1; the clamp keeps rounding at a tiny eps from making 0 * inf.
-        row_sums = a * ((f - next_f) / eps).clamp(max=30.0).exp()  # (N, n)
-        error = (row_sums - a).abs().sum(-1)  # (N,)
-        all_f[live], all_g[live], all_error[live], all_iterations[live] = f, g, error, iteration
+        g = _softmin(C, f + log_a, dim=0)
+        next_f = _softmin(C, g + log_b, dim=1)
+        # Row sums of the plan cost nothing extra: they are a * exp(f - next_f). The true ones are at most 1;
+        # the clamp keeps rounding at a tiny eps from making 0 * inf.
+        error = (a * (f - next_f).clamp(max=30.0).expm1()).abs().sum(0)  # (N,)
+        all_f[:, live], all_g[:, live], all_error[live], all_iterations[live] = f, g, error, iteration
         going = error > tol
         if not going.any():
             break
         f = next_f
         if not going.all():
-            live, C, a, b, f = live[going], C[going], a[going], b[going], f[going]
+            live, C, f = live[going], C[..., going], f[:, going]
+            a, log_a, log_b = a[:, going], log_a[:, going], log_b[:, going]
     return all_f, all_g, all_error, all_iterations
 
 
-def _softmin(C: Tensor, potential: Tensor, mass: Tensor, eps: float, dim: int) -> Tensor:
-    """-eps log sum_k mass_k exp((potential_k - C_k) / eps) along `dim`, in units of C, without overflow.
+def _softmin(C: Tensor, potential: Tensor, dim: int) -> Tensor:
+    """-log sum_k exp(potential_k - C_k) along `dim`; the potential includes the log of the mass.
 
-    Subtracting the smallest gap before dividing by eps keeps every exponent <= 0 and at least one equal to 0,
-    so neither a tiny eps nor a zero mass gives NaN.
+    Subtracting the smallest gap first keeps every exponent <= 0 and at least one equal to 0, so neither a tiny
+    eps nor a zero mass gives NaN.
     """
-    other = -1 if dim == -2 else -2
-    blocked = torch.where(mass > 0, potential, -math.inf)
-    gap = C - blocked.unsqueeze(other)  # (N, n, m)
+    gap = C - potential.unsqueeze(1 - dim)  # (n, m, N)
     low = gap.amin(dim, keepdim=True)
-    total = torch.sub(low, gap, out=gap).div_(eps).exp_().mul_(mass.unsqueeze(other)).sum(dim)
-    return low.squeeze(dim) - eps * total.log()
+    total = torch.sub(low, gap, out=gap).exp_().sum(dim)
+    return low.squeeze(dim) - total.log()
 
 
 def _masses(mass: Tensor | None, shape: tuple, device: torch.device, dtype: torch.dtype) -> Tensor:

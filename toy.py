@@ -22,18 +22,19 @@ Left out: problems with several answers, right answers by a wrong way, self-corr
 long, so spans of `--window 12` compare about a line of work.
 """
 
+import itertools
 import random
 import re
 from typing import NamedTuple
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 KINDS = ("chain", "tree", "shortcut")
 LABELS = "abcdefgh"
-SYMBOLS = ["<pad>", "<eos>", "<unk>", "\n", ";", *"0123456789", *"+-*=?", r"\boxed{", "}", *LABELS]
+SYMBOLS = ["<pad>", "<eos>", "\n", ";", *"0123456789", *"+-*=?", r"\boxed{", "}", *LABELS]
+IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
 SYMBOL = re.compile(r"\\boxed\{|[\s\S]")
 LINE = re.compile(r"([a-h])=((\w)([-+*])(\w))=(\d)([-+*])(\d)=(\d)\n")
 SHORT_LINE = re.compile(r"([a-h])=(\d)\n")
@@ -182,14 +183,15 @@ def _definitions(prompt: str) -> dict[str, str]:
     return dict(re.findall(r"([a-h])=(\w[-+*]\w);", prompt))
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a symbol; `\\boxed{` is one symbol."""
-    core = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(SYMBOLS)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(SYMBOL.pattern), behavior="isolated")
-    core.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+def make_tokenizer() -> Qwen2Tokenizer:
+    """One token a symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
+    # Not a tokenizer class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever was saved.
+    vocab = {"\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()}  # byte-level newline
+    tokenizer = Qwen2Tokenizer(
+        vocab=vocab, merges=[], pad_token="<pad>", eos_token="<eos>", unk_token="<pad>", padding_side="left"
     )
+    tokenizer.add_tokens([AddedToken(r"\boxed{", normalized=False, special=False)])
+    return tokenizer
 
 
 def response_tokens(lines: int) -> int:
@@ -212,13 +214,13 @@ def make_model(lines: int, seed: int) -> Qwen2ForCausalLM:
         initializer_range=0.05,
         tie_word_embeddings=True,
         bos_token_id=None,
-        pad_token_id=SYMBOLS.index("<pad>"),
-        eos_token_id=SYMBOLS.index("<eos>"),
+        pad_token_id=IDS["<pad>"],
+        eos_token_id=IDS["<eos>"],
     )
     return Qwen2ForCausalLM(config)
 
 
-def warm_up(model, tokenizer, lines: int, kind: str, forbidden: set[str], *, steps: int, seed: int) -> float:
+def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, seed: int) -> float:
     """Teach the model careless work: `steps` batches of 32 fresh demonstrations; returns the last loss.
 
     `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
@@ -231,7 +233,7 @@ def warm_up(model, tokenizer, lines: int, kind: str, forbidden: set[str], *, ste
         optimizer, lambda step: min(1.0, (step + 1) / 30, max(1, steps - step) / max(1, steps // 5))
     )
     for _ in (bar := tqdm(range(steps), desc="warm-up", leave=False, disable=None)):
-        ids, targets, weights = _demonstration_batch(tokenizer, lines, kind, forbidden, rng, model.device)
+        ids, targets, weights = _demonstration_batch(lines, kind, forbidden, rng, model.device)
         logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets[:, 1:], reduction="none")
         loss = (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
@@ -244,7 +246,7 @@ def warm_up(model, tokenizer, lines: int, kind: str, forbidden: set[str], *, ste
     return loss.item()
 
 
-def _demonstration_batch(tokenizer, lines: int, kind: str, forbidden: set[str], rng: random.Random, device):
+def _demonstration_batch(lines: int, kind: str, forbidden: set[str], rng: random.Random, device):
     """32 demonstrations: ids (32, L), targets (32, L), loss weights (32, L); 0 on prompts and padding."""
     rows, weights = [], []
     while len(rows) < 32:
@@ -252,9 +254,9 @@ def _demonstration_batch(tokenizer, lines: int, kind: str, forbidden: set[str], 
         if problem["problem"] in forbidden:
             continue
         prompt, response = SYMBOL.findall(problem["problem"]), SYMBOL.findall(demonstrate(problem, rng, kind))
-        after_equals = [3.0 if a == "=" and b.isdigit() else 1.0 for a, b in zip(response, response[1:], strict=False)]
-        rows.append(tokenizer.convert_tokens_to_ids([*prompt, *response, "<eos>"]))
+        after_equals = [3.0 if a == "=" and b.isdigit() else 1.0 for a, b in itertools.pairwise(response)]
+        rows.append([IDS[symbol] for symbol in (*prompt, *response, "<eos>")])
         weights.append([0.0] * len(prompt) + [1.0, *after_equals, 1.0])
     width = max(map(len, rows))
-    ids = torch.tensor([row + [tokenizer.pad_token_id] * (width - len(row)) for row in rows], device=device)
+    ids = torch.tensor([row + [IDS["<pad>"]] * (width - len(row)) for row in rows], device=device)
     return ids, ids, torch.tensor([row + [0.0] * (width - len(row)) for row in weights], device=device)

@@ -144,6 +144,7 @@ def check(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    transformers.utils.logging.disable_progress_bar()
     try:
         args = parse_args(argv)
         if args.threads:
@@ -198,7 +199,7 @@ def load(args: argparse.Namespace) -> tuple[torch.nn.Module, object]:
 
 def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
-    if not set(toy.SYMBOLS) <= set(tokenizer.get_vocab()):
+    if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
     count = args.steps * args.batch // args.group
     train, heldout = toy.make_problems(count, args.heldout, args.toy_lines, args.toy_kind, args.seed)
@@ -214,9 +215,7 @@ def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str
     if args.task == "embedded" and not args.model:
         forbidden = {problem["problem"] for problem in task.heldout}
         started = time.perf_counter()
-        loss = toy.warm_up(
-            policy, tokenizer, args.toy_lines, args.toy_kind, forbidden, steps=args.warmup_steps, seed=args.seed
-        )
+        loss = toy.warm_up(policy, args.toy_lines, args.toy_kind, forbidden, steps=args.warmup_steps, seed=args.seed)
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         save_model(policy, tokenizer, folder / "start")
     before = evaluate(policy, tokenizer, task, args)
@@ -296,6 +295,7 @@ def update(
     for rows in torch.cat(groups).split(args.minibatch):
         n_tokens = int(rollouts.mask[rows].sum())  # one count for the whole optimizer step
         total = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
+        optimizer.zero_grad()
         for micro in rows.split(args.microbatch):
             part = rollouts.take(micro)
             width = part.ids.shape[1]
@@ -314,7 +314,6 @@ def update(
                 total[name] += value
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm, error_if_nonfinite=True)
         optimizer.step()
-        optimizer.zero_grad()
         totals.append({**total, "grad_norm": norm.item()})
     mean = {name: sum(total[name] for total in totals) / len(totals) for name in totals[0]}
     # The policy that sampled is the one being updated, so before the first update the ratio must be 1.
@@ -450,17 +449,17 @@ def step_line(m: dict, steps: int) -> str:
     """One line a step."""
     seconds = " ".join(f"{name} {value:.1f}" for name, value in m["seconds"].items())
     return (
-        f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f} | equal {m['equal_groups']:.2f}"
-        f" | len {m['length']:.0f} | trunc {m['truncated']:.2f} | entropy {m['entropy']:.3f}"
-        f" | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
+        f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f}"
+        f" | equal {m['equal_groups']:.2f} | len {m['length']:.0f} | trunc {m['truncated']:.2f}"
+        f" | entropy {m['entropy']:.3f} | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
         f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
     )
 
 
 def print_accuracy(when: str, result: dict) -> None:
     """Held-out accuracies with standard errors."""
-    parts = (f"{name} {mean:.3f} ± {error:.3f} (n = {n})" for name, (mean, error, n) in summary(result).items() if n)
-    print(f"held-out accuracy {when}: {', '.join(parts)}", flush=True)
+    parts = "; ".join("{} {:.3f} ± {:.3f} (n = {})".format(name, *result[name]) for name in ("greedy", "sampled"))
+    print(f"held-out accuracy {when}: {parts}", flush=True)
 
 
 def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> None:
