@@ -1,0 +1,281 @@
+"""shear.py against a slow loop that calls POT, and the invariances of Algorithm 1.
+
+Run: pytest tests/test_shear.py
+"""
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import torch
+
+import shear
+from shear import group_weights, shear_advantages, shear_weights, span_bounds
+
+SMALL = dict(window=6, stride=3)
+EXACT = dict(eps=0.3, tol=1e-9, max_iters=5000)
+
+
+def group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int = 0):
+    """Hidden states (G, T, d), mask (G, T), correct (G,): rollouts 1, 3 are right; the first `shared` states equal."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = 3 * torch.randn(len(lengths), max(lengths), dim, generator=generator)
+    hidden[:, :shared] = hidden[:1, :shared]
+    mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    correct = torch.tensor([index in (1, 3) for index in range(len(lengths))])
+    return hidden, mask, correct
+
+
+def slow_weights(hidden, mask, correct, window, stride, eps, reading):
+    """Algorithm 1 in float64, token by token, with POT for each pair: written to be read beside the paper."""
+    states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
+    nbar = np.mean([np.linalg.norm(h) for rollout in states for h in rollout])
+    omega = np.zeros(mask.shape)
+    for i, rollout in enumerate(states):
+        opposing = [j for j in range(len(states)) if bool(correct[j]) != bool(correct[i]) and len(states[j])]
+        for t in range(len(rollout)):
+            covering = []
+            for start, end in paper_spans(len(rollout), window, stride):
+                if start <= t < end:
+                    covering.append(
+                        min(
+                            pot_distance(rollout[start:end], states[j][s:e], eps * nbar, reading)
+                            for j in opposing
+                            for s, e in paper_spans(len(states[j]), window, stride)
+                        )
+                    )
+            omega[i, t] = max(covering) / nbar
+    return torch.tensor(omega)
+
+
+def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
+    """Eq. (2) with the paper's 1-based a_k, b_k, until one reaches the end."""
+    spans, k = [], 1
+    while True:
+        a = 1 + (k - 1) * stride
+        b = min(a + window - 1, length)
+        spans.append((a - 1, b))
+        if b == length:
+            return spans
+        k += 1
+
+
+_cache = {}
+
+
+def pot_distance(x, y, eps, reading):
+    """Eq. (10) or <P, C> by POT."""
+    key = (x.tobytes(), y.tobytes(), reading)
+    if key not in _cache:
+        cost = ot.dist(x, y, metric="euclidean")
+        solved = ot.solve(cost, reg=eps, reg_type="KL", max_iter=5000, tol=1e-10)
+        _cache[key] = float(solved.value if reading == "value" else (solved.plan * cost).sum())
+    return _cache[key]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 8, 9, 30, 31])
+def test_spans_cover_every_token_and_stop_at_the_end(length):
+    """Eq. (2): K = 1 or 1 + ceil((T - w) / s); the last span reaches the end and has more than w - s tokens."""
+    bounds = span_bounds(length, 6, 3)
+    assert bounds == paper_spans(length, 6, 3)
+    assert len(bounds) == (1 if length <= 6 else 1 + math.ceil((length - 6) / 3))
+    assert set().union(*(range(*span) for span in bounds)) == set(range(length))
+    assert bounds[-1][1] - bounds[-1][0] >= min(length, 6 - 3 + 1)
+    assert span_bounds(0, 6, 3) == []
+
+
+@pytest.mark.parametrize("reading", ["value", "cost"])
+def test_weights_agree_with_the_slow_loop(reading):
+    """All four steps, rollouts of any length (two below the window), against POT in float64."""
+    hidden, mask, correct = group()
+    ours = shear_weights(hidden, mask, correct, reading=reading, **SMALL, **EXACT)
+    slow = slow_weights(hidden, mask, correct, reading=reading, eps=0.3, **SMALL)
+    assert ours.dtype == torch.float32 and ours.shape == mask.shape
+    torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
+
+
+def test_default_tolerance_is_close_to_the_limit():
+    """At the defaults' eps, tolerance and cap, weights are within 1% of a converged solve."""
+    hidden, mask, correct = group(1)
+    rough = shear_weights(hidden, mask, correct, **SMALL)
+    exact = shear_weights(hidden, mask, correct, tol=1e-9, max_iters=20_000, **SMALL)
+    torch.testing.assert_close(rough, exact, atol=0, rtol=1e-2)
+
+
+def test_shared_spans_have_no_cost_and_a_value_within_eps_log_n():
+    """Where both sides share a prefix, `cost` vanishes and `value` stays within eps log(window)."""
+    hidden, mask, correct = group(2, lengths=(30, 30, 30, 30, 30), shared=18)
+    cost = shear_weights(hidden, mask, correct, reading="cost", eps=0.02, **SMALL)
+    value = shear_weights(hidden, mask, correct, reading="value", eps=0.02, **SMALL)
+    alone = slice(0, 12)  # tokens whose spans all end within the shared prefix
+    assert cost[:, alone].max() < 1e-4 and cost[:, 24:].min() > 0.05
+    assert 0 <= value[:, alone].min() and value[:, alone].max() <= 0.02 * math.log(6) + 1e-5
+
+
+def test_scale_and_order_and_padding_change_nothing():
+    """h -> c h (eps is in units of nbar), tokens inside a span, columns of padding, rollouts: to 1e-5."""
+    hidden, mask, correct = group(3, lengths=(6, 6, 6, 6, 6))
+    options = dict(window=6, stride=6, tol=1e-6, max_iters=2000)
+    omega = shear_weights(hidden, mask, correct, **options)
+
+    def close(other):
+        torch.testing.assert_close(other, omega, atol=1e-5, rtol=0)
+
+    close(shear_weights(1000 * hidden, mask, correct, **options))
+    close(shear_weights(hidden[:, torch.randperm(6)], mask, correct, **options))
+    padded = torch.cat([torch.full((5, 2, 5), math.nan), hidden, torch.full((5, 3, 5), math.nan)], 1)
+    inside = torch.cat([torch.zeros(5, 2), mask.float(), torch.zeros(5, 3)], 1)
+    wide = shear_weights(padded, inside, correct, **options)
+    close(wide[:, 2:8])
+    assert wide[:, :2].abs().max() == 0 and wide[:, 8:].abs().max() == 0
+    order = torch.tensor([4, 2, 0, 3, 1])
+    shuffled = shear_weights(hidden[order], mask[order], correct[order], **options)
+    close(shuffled[order.argsort()])
+
+
+@pytest.mark.parametrize("entries", [1, 1000, 2**22])
+def test_chunking_changes_nothing(entries, monkeypatch):
+    """Pairs are solved on their own, so the chunk size is invisible."""
+    hidden, mask, correct = group(4)
+    whole = shear_weights(hidden, mask, correct, **SMALL)
+    monkeypatch.setitem(shear.CHUNK_ENTRIES, "cpu", entries)
+    torch.testing.assert_close(shear_weights(hidden, mask, correct, **SMALL), whole, atol=1e-6, rtol=0)
+
+
+def test_no_opposing_set_means_weight_one():
+    """Alg. 1 line 16: all right or all wrong gives ones on the mask; an empty rollout is in neither set."""
+    hidden, mask, correct = group(5)
+    for verdicts in (torch.ones(5), torch.zeros(5)):
+        assert torch.equal(shear_weights(hidden, mask, verdicts, **SMALL), mask.float())
+    mask[1], mask[3] = False, False  # the two right rollouts have no verdict
+    assert torch.equal(shear_weights(hidden, mask, correct, **SMALL), mask.float())
+
+
+def test_a_rollout_without_mask_is_as_if_absent():
+    """It enters neither a set nor nbar, and gets weight 0."""
+    hidden, mask, correct = group(6)
+    hidden[4] = 1e6
+    mask[4] = False
+    omega = shear_weights(hidden, mask, correct, **SMALL)
+    without = shear_weights(hidden[:4], mask[:4], correct[:4], **SMALL)
+    torch.testing.assert_close(omega[:4], without, atol=1e-6, rtol=0)
+    assert omega[4].abs().max() == 0
+
+
+def test_two_rollouts():
+    """G = 2, the smallest group: the other rollout is the whole opposing set."""
+    hidden, mask, _ = group(7, lengths=(8, 11))
+    correct = torch.tensor([True, False])
+    ours = shear_weights(hidden, mask, correct, **SMALL, **EXACT)
+    torch.testing.assert_close(
+        ours.double(), slow_weights(hidden, mask, correct, eps=0.3, reading="value", **SMALL), atol=2e-6, rtol=0
+    )
+
+
+def test_all_zero_states_give_zero_not_nan():
+    """nbar = 0 must not divide 0 by 0."""
+    _, mask, correct = group(8)
+    assert shear_weights(torch.zeros(5, 20, 5), mask, correct, **SMALL).abs().max() == 0
+
+
+def test_states_that_are_not_finite_are_refused():
+    """A NaN on a response token would otherwise spread silently into the whole group's credit."""
+    hidden, mask, correct = group(8)
+    hidden[0, 3, 0] = math.nan
+    with pytest.raises(ValueError, match="not finite"):
+        shear_weights(hidden, mask, correct, **SMALL)
+
+
+def span_pairs(hidden, mask, correct, distance):
+    """Slow token weights for the ablations' distances: numpy, one span at a time."""
+    states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
+    nbar = np.mean([np.linalg.norm(h) for rollout in states for h in rollout])
+    right = np.concatenate([s for s, c in zip(states, correct, strict=True) if c])
+    wrong = np.concatenate([s for s, c in zip(states, correct, strict=True) if not c])
+    cross = np.sort(ot.dist(right, wrong, metric="euclidean").ravel())
+    width = cross[(len(cross) - 1) // 2]  # torch's median: the lower one
+
+    def kernel(x, y):
+        return np.mean([math.exp(-np.sum((p - q) ** 2) / (2 * width**2)) for p in x for q in y])
+
+    def measure(x, y):
+        if distance == "cosine":
+            u, v = x.mean(0), y.mean(0)
+            return 1 - u @ v / np.linalg.norm(u) / np.linalg.norm(v)
+        if distance == "chamfer":
+            near = np.mean([min(np.linalg.norm(p - q) for q in y) for p in x])
+            return (near + np.mean([min(np.linalg.norm(p - q) for p in x) for q in y])) / 2 / nbar
+        return math.sqrt(max(0.0, kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)))
+
+    omega = torch.zeros(mask.shape, dtype=torch.float64)
+    for i, rollout in enumerate(states):
+        for start, end in paper_spans(len(rollout), **SMALL):
+            nearest = min(
+                measure(rollout[start:end], states[j][s:e])
+                for j in range(len(states))
+                if correct[j] != correct[i]
+                for s, e in paper_spans(len(states[j]), **SMALL)
+            )
+            omega[i, start:end] = omega[i, start:end].clamp_min(nearest)
+    return omega
+
+
+@pytest.mark.parametrize("distance", ["cosine", "chamfer", "mmd"])
+def test_other_distances_agree_with_written_out_loops(distance):
+    """The ablations of Fig. 5, formulas as in the docstring of `group_weights`."""
+    hidden, mask, correct = group(9)
+    ours = shear_weights(hidden, mask, correct, distance=distance, **SMALL)
+    torch.testing.assert_close(ours.double(), span_pairs(hidden, mask, correct, distance), atol=1e-5, rtol=0)
+
+
+def test_rollout_normalisation_evens_out_the_means():
+    """normalize="rollout": every rollout's mean weight is the group's, its profile is kept."""
+    hidden, mask, correct = group(10)
+    plain = shear_weights(hidden, mask, correct, **SMALL)
+    even = shear_weights(hidden, mask, correct, normalize="rollout", **SMALL)
+    means = even.sum(1) / mask.sum(1)
+    torch.testing.assert_close(means, (plain.sum() / mask.sum()).expand(5), atol=1e-6, rtol=0)
+    torch.testing.assert_close(even[0] / even[0, 0], plain[0] / plain[0, 0], atol=1e-5, rtol=0)
+
+
+def test_mean_pooling_is_the_mean_over_covering_spans():
+    """pool="mean" lies between a token's spans; a token under a single span has that span's distance."""
+    hidden, mask, correct = group(11, lengths=(9, 9, 9, 9, 9))
+    largest = shear_weights(hidden, mask, correct, **SMALL)
+    mean = shear_weights(hidden, mask, correct, pool="mean", **SMALL)
+    torch.testing.assert_close(mean[:, :3], largest[:, :3])  # only the span [0, 6)
+    torch.testing.assert_close(mean[:, 6:], largest[:, 6:])  # only the span [3, 9)
+    torch.testing.assert_close(mean[:, 3:6], (mean[:, :3] + mean[:, 6:]) / 2)
+
+
+def test_advantages_are_rollout_advantages_times_weights():
+    """Alg. 1 line 18 for two groups; the sign of A stays, and the solver's statistics can be had."""
+    first, second = group(12), group(13)
+    hidden, mask, correct = (torch.cat(pair) for pair in zip(first, second, strict=True))
+    advantages = torch.linspace(-1, 1, 10)
+    stats = []
+    ours = shear_advantages(advantages, hidden, mask, correct, 5, stats=stats, **SMALL)
+    weights = torch.cat([shear_weights(*first, **SMALL), shear_weights(*second, **SMALL)])
+    assert torch.equal(ours, advantages[:, None] * weights)
+    assert (ours.sign() == advantages.sign()[:, None] * mask).all()
+    assert len(stats) == 2 and all((s["iterations"] >= 1).all() and (s["error"] >= 0).all() for s in stats)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(window=0), "window must be at least 1"),
+        (dict(window=4, stride=5), "stride"),
+        (dict(stride=0), "stride"),
+        (dict(reading="sharp"), "reading must be one of value, cost"),
+        (dict(distance="w2"), "distance must be one of w1, cosine, chamfer, mmd"),
+        (dict(normalize="token"), "normalize must be"),
+        (dict(pool="min"), "pool must be"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    """ValueError with the choices, also where the group would not be solved at all."""
+    hidden, mask, _ = group(14)
+    with pytest.raises(ValueError, match=message):
+        group_weights(hidden, mask, torch.ones(5), **options)

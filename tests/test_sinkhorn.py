@@ -1,0 +1,166 @@
+"""sinkhorn.py against POT, exact optimal transport, closed forms, and its own invariances.
+
+Run: pytest tests/test_sinkhorn.py
+"""
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import torch
+
+from sinkhorn import sinkhorn
+
+EXACT = dict(max_iters=20_000, tol=1e-11)  # comparisons to 1e-6 need a converged solve
+
+
+def clouds(seed: int, n: int, m: int, batch: tuple = (), dim: int = 3, shift: float = 0.5) -> torch.Tensor:
+    """Euclidean costs (*batch, n, m) float64 between two Gaussian point clouds."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*batch, n, dim, generator=generator, dtype=torch.float64)
+    y = torch.randn(*batch, m, dim, generator=generator, dtype=torch.float64) + shift
+    return torch.cdist(x, y)
+
+
+def random_masses(seed: int, *shape: int) -> torch.Tensor:
+    """Masses (*shape) float64 that sum to 1."""
+    mass = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+    return mass / mass.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.5, 2.0])
+def test_value_cost_and_plan_agree_with_pot(eps):
+    """Eq. (10) is POT's `solve` with KL regularisation, <P, C> its `sinkhorn2`: both to 1e-6, with any masses."""
+    cost, a, b = clouds(0, 12, 9), random_masses(1, 12), random_masses(2, 9)
+    ours = sinkhorn(cost, a, b, eps=eps, **EXACT)
+    theirs = ot.solve(cost.numpy(), a.numpy(), b.numpy(), reg=eps, reg_type="KL", max_iter=100_000, tol=1e-13)
+    sharp = ot.sinkhorn2(a, b, cost, eps, method="sinkhorn_log", numItermax=100_000, stopThr=1e-13)
+    assert ours.value.item() == pytest.approx(float(theirs.value), abs=1e-6)
+    assert ours.cost.item() == pytest.approx(float(sharp), abs=1e-6)
+    assert np.abs(ours.plan().numpy() - theirs.plan).max() < 1e-6
+
+
+@pytest.mark.parametrize("n, m", [(6, 6), (15, 4), (1, 7)])
+def test_lemma_1_around_exact_transport(n, m):
+    """W1 <= value <= W1 + eps log n and 0 <= cost - W1 <= eps log min(n, m), W1 by POT's exact solver."""
+    eps, cost = 0.3, clouds(3, n, m)
+    exact = ot.emd2([], [], cost.numpy())
+    ours = sinkhorn(cost, eps=eps, **EXACT)
+    assert exact - 1e-9 <= ours.value.item() <= exact + eps * math.log(max(n, m)) + 1e-9
+    assert -1e-9 <= ours.cost.item() - exact <= eps * math.log(min(n, m)) + 1e-9
+
+
+def test_value_is_a_lower_bound_that_only_grows():
+    """After every g-update <a, f> + <b, g> is below W_eps and not below its last value; that certifies bounds."""
+    cost = clouds(4, 10, 8)
+    values = [sinkhorn(cost, eps=0.05, max_iters=k, tol=0.0).value.item() for k in (1, 2, 3, 5, 10, 100, 5000)]
+    assert all(low <= high + 1e-12 for low, high in zip(values, values[1:], strict=False))
+    assert values[0] < values[-1]
+
+
+def test_a_batch_equals_a_loop():
+    """Problems stop on their own, so solving 20 at once is solving each alone, to rounding."""
+    cost = clouds(5, 7, 6, batch=(4, 5)).float()
+    a, b = random_masses(6, 4, 5, 7).float(), random_masses(7, 4, 5, 6).float()
+    together = sinkhorn(cost, a, b, eps=0.1)
+    assert together.iterations.unique().numel() > 1  # they do stop at different times
+    for i in range(4):
+        for j in range(5):
+            alone = sinkhorn(cost[i, j], a[i, j], b[i, j], eps=0.1)
+            assert alone.iterations == together.iterations[i, j]
+            torch.testing.assert_close(alone.value, together.value[i, j], atol=2e-6, rtol=0)
+            torch.testing.assert_close(alone.plan(), together.plan()[i, j], atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("fill", [0.0, 1e9, math.inf, math.nan])
+def test_points_without_mass_contribute_nothing(fill):
+    """A padded problem is the unpadded one to rounding, whatever stands in the padding; the plan is 0 there."""
+    for dtype, atol in ((torch.float64, 1e-12), (torch.float32, 3e-6)):
+        cost = clouds(8, 5, 4).to(dtype)
+        padded = torch.full((8, 9), fill, dtype=dtype)
+        padded[:5, :4] = cost
+        a, b = torch.zeros(8, dtype=dtype), torch.zeros(9, dtype=dtype)
+        a[:5], b[:4] = 1 / 5, 1 / 4
+        plain, ours = sinkhorn(cost, eps=0.1), sinkhorn(padded, a, b, eps=0.1)
+        torch.testing.assert_close(ours.value, plain.value, atol=atol, rtol=0)
+        torch.testing.assert_close(ours.cost, plain.cost, atol=atol, rtol=0)
+    assert ours.plan()[5:].abs().max() == 0 and ours.plan()[:, 4:].abs().max() == 0
+    assert ours.potentials[0][5:].abs().max() == 0 and ours.potentials[1][4:].abs().max() == 0
+
+
+def test_symmetry_permutation_and_scale():
+    """W(P, Q) = W(Q, P); the order of points is nothing; W_{c eps}(c C) = c W_eps(C)."""
+    cost = clouds(9, 9, 7)
+    value = sinkhorn(cost, eps=0.2, **EXACT).value
+    torch.testing.assert_close(sinkhorn(cost.T, eps=0.2, **EXACT).value, value, atol=1e-9, rtol=0)
+    shuffled = cost[torch.randperm(9)][:, torch.randperm(7)]
+    torch.testing.assert_close(sinkhorn(shuffled, eps=0.2, **EXACT).value, value, atol=1e-9, rtol=0)
+    torch.testing.assert_close(sinkhorn(30 * cost, eps=6.0, **EXACT).value, 30 * value, atol=1e-8, rtol=0)
+
+
+def test_closed_forms():
+    """Two Diracs: their distance. Equal costs c: value and cost are c. Points on a line: sorted matching."""
+    assert sinkhorn(torch.tensor([[2.5]]), eps=0.01).value.item() == pytest.approx(2.5, abs=1e-6)
+    flat = sinkhorn(torch.full((4, 6), 1.5), eps=0.1)
+    assert flat.value.item() == pytest.approx(1.5, abs=1e-6) and flat.cost.item() == pytest.approx(1.5, abs=1e-6)
+    generator = torch.Generator().manual_seed(10)
+    x, y = torch.rand(8, generator=generator).double(), torch.rand(8, generator=generator).double() + 0.3
+    exact = (x.sort().values - y.sort().values).abs().mean()
+    near = sinkhorn((x[:, None] - y[None]).abs(), eps=1e-3, max_iters=50_000, tol=1e-6).cost
+    assert near.item() == pytest.approx(exact.item(), abs=1e-3 * math.log(8))
+
+
+def test_equal_measures_cost_nothing_but_have_value_eps_log_n():
+    """Far-apart points: W_eps(P, P) -> eps log n while <P, C> -> 0. The two readings differ by that floor."""
+    x = 100 * torch.eye(5, dtype=torch.float64)
+    ours = sinkhorn(torch.cdist(x, x), eps=0.5)
+    assert ours.value.item() == pytest.approx(0.5 * math.log(5), abs=1e-9)
+    assert ours.cost.item() == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("eps", [1e-2, 1e-6, 1e-12, 1e-30])
+def test_a_tiny_eps_gives_no_nan(eps):
+    """Log domain: everything stays finite, and the value stays below the exact distance."""
+    cost = clouds(11, 6, 5).float()
+    ours = sinkhorn(cost, eps=eps)
+    for tensor in (ours.value, ours.cost, ours.error, ours.plan(), *ours.potentials):
+        assert tensor.isfinite().all()
+    assert ours.value.item() <= ot.emd2([], [], cost.double().numpy()) + eps * math.log(6) + 1e-5
+
+
+def test_reported_error_and_iterations_are_the_plan_s():
+    """`error` is the L1 distance of the row sums, columns are exact, `tol` is met unless the cap was hit."""
+    cost = clouds(12, 10, 10, batch=(6,))
+    ours = sinkhorn(cost, eps=0.05, max_iters=30, tol=1e-2)
+    plan = ours.plan()
+    torch.testing.assert_close(plan.sum(-2), ours.b, atol=1e-12, rtol=0)
+    torch.testing.assert_close((plan.sum(-1) - ours.a).abs().sum(-1), ours.error, atol=1e-12, rtol=0)
+    assert ((ours.error <= 1e-2) | (ours.iterations == 30)).all()
+    assert (ours.iterations < 30).any() and (ours.iterations == 30).any()
+
+
+@pytest.mark.parametrize("given, inside", [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
+def test_dtype_inside_and_out(given, inside):
+    """float64 stays, all else is float32; results carry no gradient."""
+    cost = clouds(13, 4, 4).to(getattr(torch, given)).requires_grad_()
+    ours = sinkhorn(cost, eps=0.1)
+    assert ours.value.dtype == ours.plan().dtype == getattr(torch, inside)
+    assert not ours.value.requires_grad
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(eps=0.0), "eps"),
+        (dict(eps=math.nan), "eps"),
+        (dict(eps=0.1, max_iters=0), "max_iters"),
+        (dict(eps=0.1, a=torch.ones(3)), "sum to 1"),
+        (dict(eps=0.1, a=torch.tensor([1.5, -0.5, 0.0])), "non-negative"),
+        (dict(eps=0.1, cost=torch.full((3, 3), math.nan)), "not finite"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    """ValueError that says what is wrong."""
+    with pytest.raises(ValueError, match=message):
+        sinkhorn(**{"cost": torch.ones(3, 3), **arguments})
