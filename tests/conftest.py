@@ -1,0 +1,56 @@
+"""What several test files need: one thread, a seed for each test, small models. Nothing is downloaded."""
+
+import pytest
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+import toy
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def calm():
+    """One thread, as two fight over a busy machine, and the same random numbers in any order of tests."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny():
+    """An untrained model of the embedded task, small, and its tokenizer."""
+    return toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def qwen_folder(tmp_path_factory):
+    """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer, template, two stop ids."""
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
+    symbols = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
+    tokenizer = Qwen2Tokenizer(
+        vocab={symbol: i for i, symbol in enumerate(symbols)},
+        merges=[],
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=["<|im_start|>"],
+    )
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=len(symbols),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder

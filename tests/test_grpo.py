@@ -1,0 +1,203 @@
+"""grpo.py: what was sampled is what is scored and trained on, and the loss is the written-out one.
+
+Run: pytest tests/test_grpo.py
+"""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from grpo import Rollouts, forward, group_advantages, policy_loss, rollout, score, stop_ids
+
+PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
+
+
+def sampled(tiny, group_size=4, **options) -> Rollouts:
+    """Rollouts of the untrained model, which stops at random."""
+    return rollout(*tiny, PROMPTS, group_size, **{**dict(max_tokens=24, temperature=1.0, batch_size=3), **options})
+
+
+def widen(rollouts: Rollouts, left: int, right: int) -> Rollouts:
+    """The same rollouts with more padding on both sides; what stands in it must not matter."""
+    rows = len(rollouts.texts)
+    pad = torch.nn.functional.pad
+    return dataclasses.replace(
+        rollouts,
+        prompt_ids=torch.cat([torch.randint(0, 20, (rows, left)), rollouts.prompt_ids], 1),
+        prompt_mask=pad(rollouts.prompt_mask, (left, 0)),
+        ids=torch.cat([rollouts.ids, torch.randint(0, 20, (rows, right))], 1),
+        mask=pad(rollouts.mask, (0, right)),
+    )
+
+
+def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
+    """Mask 1 through the first stop token, `truncated` where there is none, text decoded from just these ids."""
+    rollouts = sampled(tiny, group_size=16)
+    eos = tiny[1].eos_token_id
+    assert rollouts.ids.shape == rollouts.mask.shape and len(rollouts.texts) == 32
+    assert rollouts.truncated.any() and not rollouts.truncated.all()
+    for ids, mask, cut, text in zip(rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts, strict=True):
+        kept = ids[: int(mask.sum())]
+        assert not mask[len(kept) :].any()
+        assert (kept == eos).sum() == (0 if cut else 1) and (cut or kept[-1] == eos)
+        assert text == tiny[1].decode(kept, skip_special_tokens=True)
+
+
+def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
+    """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both must end a response."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
+    assert stop_ids(model, tokenizer) == [0, 2]
+    rollouts = rollout(model, tokenizer, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
+    ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
+    assert {0, 2} <= ends
+
+
+def test_sampler_draws_from_the_softmax_whatever_the_folder_says(tiny):
+    """First-token frequencies match softmax(logits / T), though the folder asks for top-k 1 and bans tokens."""
+    model, tokenizer = tiny
+    model.generation_config = GenerationConfig(
+        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, repetition_penalty=5.0, suppress_tokens=[5, 6], eos_token_id=1
+    )
+    draws = 4000
+    rollouts = rollout(*tiny, PROMPTS[1:], draws, max_tokens=1, temperature=0.7, batch_size=draws)
+    with torch.no_grad():
+        logits = model(torch.tensor([tokenizer(PROMPTS[1])["input_ids"]])).logits[0, -1]
+    expected = draws * (logits / 0.7).softmax(-1)
+    counts = rollouts.ids[:, 0].bincount(minlength=len(expected))
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
+    degrees = len(expected) - 1
+    assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
+    assert model.generation_config.top_k == 1  # and the folder's file is left as it was
+
+
+def test_temperature_zero_is_greedy(tiny):
+    """Same response every time, the arg max at each position."""
+    rollouts = sampled(tiny, temperature=0.0)
+    assert len(set(rollouts.texts[:4])) == 1 and len(set(rollouts.texts[4:])) == 1
+    part = rollouts.take(torch.tensor([0]))
+    ids = torch.cat([part.prompt_ids, part.ids], 1)
+    with torch.no_grad():
+        best = tiny[0](ids).logits[0, part.prompt_ids.shape[1] - 1 : -1].argmax(-1)
+    assert torch.equal(best, part.ids[0])
+
+
+def test_scores_are_the_model_s_own_at_the_sampled_tokens(tiny):
+    """Log-probabilities, entropies and last_hidden_state at y_t, against one unpadded forward a rollout."""
+    model, _ = tiny
+    rollouts = sampled(tiny)
+    scored = score(model, rollouts, temperature=0.8, micro_batch=3)
+    for row in range(8):
+        prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]
+        response = rollouts.ids[row][mask]
+        with torch.no_grad():
+            output = model(torch.cat([prompt, response])[None], output_hidden_states=True)
+        log_probs = (output.logits[0, len(prompt) - 1 : -1] / 0.8).log_softmax(-1)
+        expected = log_probs[torch.arange(len(response)), response]
+        torch.testing.assert_close(scored.logp[row][mask], expected, atol=2e-5, rtol=0)
+        entropy = torch.distributions.Categorical(logits=log_probs).entropy()
+        torch.testing.assert_close(scored.entropies[row][mask], entropy, atol=2e-5, rtol=0)
+        states = output.hidden_states[-1][0, len(prompt) :]
+        torch.testing.assert_close(scored.hidden[row][mask], states, atol=2e-5, rtol=0)
+    assert scored.hidden.device.type == "cpu" and not scored.logp.requires_grad
+
+
+def test_the_ratio_before_the_first_update_is_one(tiny):
+    """The scoring forward and the training forward are one function: mean |log-ratio| below 1e-5 in float32."""
+    rollouts = sampled(tiny)
+    scored = score(tiny[0], rollouts, temperature=1.0, micro_batch=8)
+    n_tokens = int(rollouts.mask.sum())
+    total = 0.0
+    for rows in torch.arange(8).split(2):
+        part = rollouts.take(rows)
+        logp, _, _ = forward(tiny[0], part, 1.0)
+        width = part.ids.shape[1]
+        _, metrics = policy_loss(logp, scored.logp[rows, :width], torch.ones(2), part.mask, n_tokens)
+        total += metrics["abs_log_ratio"]
+    assert total < 1e-5
+
+
+@pytest.mark.parametrize("micro_batch, left, right", [(1, 0, 0), (2, 0, 0), (8, 0, 0), (2, 3, 5)])
+@pytest.mark.parametrize("per_token", [False, True])
+def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, left, right, per_token):
+    """One token count an optimizer step: 1, 2, 8 rollouts at a time, and extra padding, to 1e-5 relative."""
+    model, _ = tiny
+    torch.manual_seed(5)
+    rollouts = sampled(tiny)
+    scored = score(model, rollouts, temperature=1.0, micro_batch=8)
+    old_logp = scored.logp + 0.2 * torch.randn_like(scored.logp)  # so that some ratios are clipped
+    advantages = torch.randn(8, rollouts.ids.shape[1]) if per_token else torch.randn(8)
+
+    def gradient(rollouts, old_logp, advantages, micro_batch, trim):
+        model.zero_grad()
+        for rows in torch.arange(8).split(micro_batch):
+            part = (
+                rollouts.take(rows)
+                if trim
+                else dataclasses.replace(
+                    rollouts, **{k: getattr(rollouts, k)[rows] for k in ("prompt_ids", "prompt_mask", "ids", "mask")}
+                )
+            )
+            width = part.ids.shape[1]
+            weights = advantages[rows, :width] if per_token else advantages[rows]
+            logp, _, _ = forward(model, part, 1.0)
+            loss, _ = policy_loss(logp, old_logp[rows, :width], weights, part.mask, int(rollouts.mask.sum()))
+            loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    reference = gradient(rollouts, old_logp, advantages, 8, trim=True)
+    pad = torch.nn.functional.pad
+    wide_advantages = pad(advantages, (0, right), value=7.0) if per_token else advantages
+    other = gradient(widen(rollouts, left, right), pad(old_logp, (0, right)), wide_advantages, micro_batch, trim=False)
+    assert (other - reference).norm() / reference.norm() < 1e-5
+
+
+def test_group_advantages_are_equation_1():
+    """(r - mean) / (std + 1e-6), unbiased std: one right of four gives 0.75 / 0.5 = 1.5 and -0.5."""
+    ours = group_advantages(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), 4)
+    half = 0.5 / math.sqrt(1 / 3)
+    expected = torch.tensor([1.5, -0.5, -0.5, -0.5, half, half, -half, -half])
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+def test_equal_rewards_and_missing_verdicts_get_no_advantage():
+    """0 in a group of equal rewards, also of 0.1s, whose mean rounds; a NaN leaves mean and std."""
+    nan = math.nan
+    for equal in (0.0, 1.0, 0.1):
+        assert torch.equal(group_advantages(torch.full((7,), equal), 7), torch.zeros(7))
+    ours = group_advantages(torch.tensor([1.0, 0, nan, nan, nan, nan, 0, nan, nan, nan, nan, nan]), 4)
+    root = math.sqrt(0.5)
+    torch.testing.assert_close(ours[:4], torch.tensor([root, -root, 0, 0]), atol=1e-5, rtol=0)
+    assert torch.equal(ours[4:], torch.zeros(8))
+
+
+def test_loss_against_a_written_out_example():
+    """Four tokens, one padded: ratio 2 with A = 1 is cut to 1.28, with A = -1 it is not; 0.5 the other way round."""
+    logp = torch.tensor([[math.log(2), math.log(0.5)], [math.log(2), 99.0]], requires_grad=True)
+    mask = torch.tensor([[True, True], [True, False]])
+    advantages = torch.tensor([[1.0, -1.0], [-1.0, 5.0]])
+    loss, metrics = policy_loss(logp, torch.zeros(2, 2), advantages, mask, n_tokens=3)
+    assert loss.item() == pytest.approx(-(1.28 - 0.8 - 2.0) / 3, abs=1e-6)
+    assert metrics["clip_share"] == pytest.approx(2 / 3)
+    assert metrics["abs_log_ratio"] == pytest.approx(math.log(2))
+    loss.backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([[0.0, 0.0], [2 / 3, 0.0]]), atol=1e-6, rtol=0)
+
+
+def test_rollout_and_token_advantages_of_equal_size_give_the_same_bits():
+    """(b,) is (b, T) with every token alike: GRPO is SHEAR with ones, not merely close to it."""
+    logp, old = torch.randn(3, 5), torch.randn(3, 5)
+    mask, advantages = torch.rand(3, 5) > 0.2, torch.randn(3)
+    spread = advantages[:, None] * torch.ones(3, 5)
+    assert torch.equal(policy_loss(logp, old, advantages, mask, 7)[0], policy_loss(logp, old, spread, mask, 7)[0])
+
+
+def test_positive_weights_commute_with_the_clip():
+    """Min and clip act on the ratio only, so the loss at A * omega is omega times the loss at A."""
+    logp, old, mask = torch.randn(1, 1), torch.randn(1, 1), torch.ones(1, 1, dtype=torch.bool)
+    for advantage in (-1.5, 1.5):
+        one, _ = policy_loss(logp, old, torch.tensor([[advantage]]), mask, 1)
+        scaled, _ = policy_loss(logp, old, torch.tensor([[0.3 * advantage]]), mask, 1)
+        assert scaled.item() == pytest.approx(0.3 * one.item(), abs=1e-6)
