@@ -79,20 +79,17 @@ def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
 
 
 def make_problems(count: int, heldout: int, lines: int, kind: str, seed: int) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice."""
+    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice.
+
+    Fewer come back where there are not that many: one line allows 230 problems, a chain of two 9,890.
+    """
     rng = random.Random(f"problems {seed}")
+    drawn = (make_problem(rng, lines, kind) for _ in range(100 * (count + heldout)))
     tests = {}
-    for _ in range(100 * heldout):
-        problem = make_problem(rng, lines, kind)
+    while len(tests) < heldout and (problem := next(drawn, None)):
         tests[problem["problem"]] = problem
-        if len(tests) == heldout:
-            break
-    train = []
-    while len(train) < count:
-        problem = make_problem(rng, lines, kind)
-        if problem["problem"] not in tests:
-            train.append(problem)
-    return train, list(tests.values())
+    train = itertools.islice((problem for problem in drawn if problem["problem"] not in tests), count)
+    return list(train), list(tests.values())
 
 
 def demonstrate(problem: dict, rng: random.Random, kind: str = "chain", careless: bool = True) -> str:
@@ -243,6 +240,7 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
         optimizer.step()
         schedule.step()
         bar.set_postfix(loss=f"{loss.item():.3f}")
+    optimizer.zero_grad()
     return loss.item()
 
 

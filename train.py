@@ -203,8 +203,10 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
     count = args.steps * args.batch // args.group
     train, heldout = toy.make_problems(count, args.heldout, args.toy_lines, args.toy_kind, args.seed)
-    if len(heldout) < args.heldout:
-        raise BadInput(f"--heldout {args.heldout}: there are too few problems of {args.toy_lines} lines; lower it")
+    if len(heldout) < args.heldout or len(train) < count:
+        raise BadInput(
+            f"--toy-lines {args.toy_lines}: too few different problems for --heldout {args.heldout}; raise it"
+        )
     return Task("embedded", train, heldout, lambda problem: problem["problem"], grade_answer, toy.first_error)
 
 

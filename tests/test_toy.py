@@ -1,0 +1,134 @@
+"""toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier.
+
+Run: pytest tests/test_toy.py
+"""
+
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import toy
+
+PROBLEM = {"problem": "a=3-6;b=3+a;c=b*7;c?\n", "answer": "0"}
+RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\nc=b*7=0*7=0\n\\boxed{0}"
+
+
+def problems(kind: str, count: int = 300, lines: int = 5) -> list[dict]:
+    """Some problems of a kind."""
+    rng = random.Random(kind)
+    return [toy.make_problem(rng, lines, kind) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", toy.KINDS)
+def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_verifier_says(kind):
+    """No error without a wrong line, no wrong answer without an error; both kinds of demonstration occur."""
+    rng = random.Random(0)
+    wrong, found, starts = 0, 0, set()
+    for problem in problems(kind):
+        box = rf"\boxed{{{problem['answer']}}}"
+        careful = toy.demonstrate(problem, rng, kind, careless=False)
+        assert careful.endswith(box) and toy.first_error(problem, careful) is None
+        careless = toy.demonstrate(problem, rng, kind)
+        error = toy.first_error(problem, careless)
+        assert error is not None or careless.endswith(box)
+        wrong += not careless.endswith(box)
+        found += error is not None
+        if error:
+            starts.add(error.token)
+            assert error.kind in ("arith", "lookup", "operator", "shortcut")
+    assert 150 < wrong <= found < 280  # most are wrong, and few wrong lines leave the answer right
+    assert {0, 12} <= starts
+
+
+@pytest.mark.parametrize("kind", toy.KINDS)
+def test_answers_are_those_of_an_independent_evaluation(kind):
+    """Python's own arithmetic on the substituted definitions, mod 10; `*` has a literal factor 3, 7 or 9."""
+    for problem in problems(kind):
+        *definitions, query = problem["problem"].strip().split(";")
+        values = {}
+        for definition in definitions:
+            label, expression = definition.split("=")
+            if "*" in expression:
+                assert expression[2] in "379"
+            values[label] = eval(expression, {}, values)
+        assert str(values[query[0]] % 10) == problem["answer"]
+        used = [symbol for definition in definitions for symbol in definition[2:] if symbol in toy.LABELS]
+        assert sorted(used) == sorted(values)[:-1]  # every value but the last is used exactly once
+        if kind == "chain":
+            assert used == sorted(used)
+
+
+@pytest.mark.parametrize(
+    "change, token, kind",
+    [
+        (("=3-6=7", "=3-6=8"), 0, "arith"),
+        (("=3+7=0", "=3+8=1"), 12, "lookup"),
+        (("=3+7=0", "=3-7=6"), 12, "operator"),
+        (("b=3+a=", "b=4+a="), 12, "copy"),
+        (("c=b*7=0*7=0\n", "b=3+a=3+7=0\n"), 24, "repeat"),
+        (("a=3-6=3-6=7\n", ""), 0, "order"),
+        (("c=b*7=0*7=0", "c=b*7=0*7"), 24, "format"),
+        (("boxed{0}", "boxed{1}"), 36, "final"),
+        (("boxed{0}", "boxed{0}\n"), 36, "format"),
+        (("\\boxed{0}", ""), 36, "format"),
+        (("c=b*7=0*7=0\n", "c=4\n"), 24, "shortcut"),
+    ],
+)
+def test_first_error_names_token_and_kind(change, token, kind):
+    """One change to a right response a row; the token is the first of the changed step."""
+    assert toy.first_error(PROBLEM, RIGHT) is None
+    assert change[0] in RIGHT
+    assert toy.first_error(PROBLEM, RIGHT.replace(*change)) == (token, kind)
+
+
+def test_steps_after_an_error_are_judged_by_the_response_s_own_values():
+    """A consistent continuation adds no second error; another mistake before it moves the first one."""
+    consistent = "a=3-6=3-6=5\nb=3+a=3+5=8\nc=b*7=8*7=6\n\\boxed{6}"
+    assert toy.first_error(PROBLEM, consistent) == (0, "arith")
+    later = "a=3-6=3-6=7\nb=3+a=3+7=1\nc=b*7=1*7=7\n\\boxed{7}"
+    assert toy.first_error(PROBLEM, later) == (12, "arith")
+
+
+def test_a_right_shortcut_is_no_error():
+    """A line without work counts by its value."""
+    assert toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None
+
+
+def test_problems_are_seeded_and_held_out_ones_are_not_trained_on():
+    """Same seed, same problems; no prompt on both sides; too small a space gives fewer held-out problems."""
+    train, heldout = toy.make_problems(2000, 100, 2, "chain", seed=4)
+    assert (train, heldout) == toy.make_problems(2000, 100, 2, "chain", seed=4)
+    assert train != toy.make_problems(2000, 100, 2, "chain", seed=5)[0]
+    asked = {problem["problem"] for problem in heldout}
+    assert len(asked) == len(heldout) == 100 and not asked & {problem["problem"] for problem in train}
+    train, heldout = toy.make_problems(1, 10_000, 1, "chain", seed=0)
+    assert len(heldout) == 10 * (10 + 10 + 3) and not train
+
+
+def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
+    """AutoTokenizer and AutoModelForCausalLM load the folder and give the same ids and logits."""
+    tokenizer, model = toy.make_tokenizer(), toy.make_model(3, seed=0).eval()
+    tokenizer.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+    loaded, again = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
+    text = PROBLEM["problem"] + RIGHT
+    for one in (tokenizer, loaded):
+        ids = one(text)["input_ids"]
+        assert len(ids) == len(toy.SYMBOL.findall(text)) and one.decode(ids) == text
+        assert [toy.SYMBOLS[i] for i in ids] == toy.SYMBOL.findall(text)
+        assert (one.pad_token_id, one.eos_token_id) == (0, 1)
+    assert len(toy.SYMBOL.findall(RIGHT)) + 1 == toy.response_tokens(3)
+    ids = torch.tensor([ids])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, again(ids).logits)
+
+
+def test_warm_up_teaches_the_format_and_leaves_no_gradient():
+    """A few steps bring the loss down; a gradient left behind would leak into the first policy update."""
+    model = toy.make_model(2, seed=0)
+    first = toy.warm_up(model, 2, "shortcut", set(), steps=1, seed=0)
+    last = toy.warm_up(model, 2, "shortcut", set(), steps=25, seed=1)
+    assert last < 0.75 * first
+    assert all(parameter.grad is None for parameter in model.parameters())
