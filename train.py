@@ -38,9 +38,7 @@ from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollo
 from tasks import BadInput, Task, file_task, grade_answer
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens.
-EMBEDDED = dict(
-    batch=128, minibatch=128, microbatch=128, steps=40, lr=2e-4, window=12, stride=6, heldout=512, threads=1
-)
+EMBEDDED = dict(batch=128, microbatch=128, steps=40, lr=2e-4, window=12, stride=6, heldout=512, threads=1)
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,0 +1,211 @@
+"""train.py, run in process as a user would run it: it learns, it writes what it says, it refuses bad input.
+
+Run: pytest tests/test_train.py
+"""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import shear
+import toy
+import train
+
+# Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
+SMALL = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64".split()
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+    """The folder of an untrained model of the embedded task: enough to run the loop, not to learn."""
+    folder = tmp_path_factory.mktemp("start") / "model"
+    toy.make_model(2, seed=0).save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def run(tmp_path, *flags: str) -> int:
+    """`python train.py` in this process, writing below `tmp_path`."""
+    return train.main([*flags, "--out", str(tmp_path)])
+
+
+def rows(path) -> list[dict]:
+    """A JSON-lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_shear_learns_the_embedded_task(tmp_path, capsys):
+    """From a warm-up to a better policy: held-out greedy accuracy up by .10, and weights that find the error.
+
+    Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
+    """
+    assert run(tmp_path, *SMALL, "--warmup-steps", "450", "--steps", "20", "--name", "small") == 0
+    result = rows(tmp_path / "small" / "metrics.jsonl")[-1]
+    before, after = result["before"], result["after"]
+    assert after["greedy"][0] >= before["greedy"][0] + 0.10
+    assert after["sampled"][0] > before["sampled"][0]
+    assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
+    printed = capsys.readouterr().out
+    assert "held-out accuracy after" in printed and "<- first error" in printed
+
+
+def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
+    """config, metrics, samples with token weights, a picture, and a folder that transformers loads."""
+    assert run(tmp_path, "--task", "embedded", "--model", start, *SMALL, "--steps", "2", "--seed", "7") == 0
+    folder = tmp_path / "embedded-shear-1"
+    config = json.loads((folder / "config.json").read_text())
+    assert (
+        config["seed"] == 7 and config["minibatch"] == 32 and config["window"] == 12 and "torch" in config["versions"]
+    )
+    metrics = rows(folder / "metrics.jsonl")
+    assert [row.get("step") for row in metrics] == [1, 2, None]
+    assert metrics[0]["abs_log_ratio"] < 1e-5
+    assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "train"}
+    samples = rows(folder / "samples.jsonl")
+    assert len(samples) == 16 and all(len(row["tokens"]) == len(row["weights"]) for row in samples)
+    assert {"response", "reason", "first_error", "advantage"} <= set(samples[0])
+    assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder / "model"),
+        AutoTokenizer.from_pretrained(folder / "model"),
+    )
+    assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
+    printed = capsys.readouterr().out
+    assert "step 2/2 | reward" in printed and "8 problems x 8 samples" in printed
+    assert run(tmp_path, "--task", "embedded", "--model", start, *SMALL, "--steps", "1") == 0
+    assert (tmp_path / "embedded-shear-2").exists()  # the next free name, nothing overwritten
+
+
+def test_every_parameter_moves_in_one_step(tmp_path, start, monkeypatch):
+    """With advantages that are not all 0, one step changes every tensor of the model."""
+    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.randn(len(rewards)))
+    flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "1", "--name", "one")
+    assert run(tmp_path, *flags) == 0
+    old, new = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (start, tmp_path / "one" / "model"))
+    assert all(not torch.equal(old[name], new[name]) for name in old)
+
+
+def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
+    """Three whole steps: the same losses, gradient norms and weights, so methods differ in one place only."""
+    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    monkeypatch.setattr(shear, "group_weights", lambda hidden, mask, correct, **options: (mask.float(), {}))
+    for method in ("grpo", "shear"):
+        flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "3", "--name", method, "--method", method)
+        assert run(tmp_path, *flags) == 0
+    one, other = (rows(tmp_path / method / "metrics.jsonl")[:3] for method in ("grpo", "shear"))
+    for name in ("loss", "grad_norm", "clip_share", "reward", "entropy"):
+        assert [row[name] for row in one] == [row[name] for row in other]
+    assert one[0]["grad_norm"] > 0
+    same, again = (AutoModelForCausalLM.from_pretrained(tmp_path / m / "model").state_dict() for m in ("grpo", "shear"))
+    assert all(torch.equal(same[name], again[name]) for name in same)
+
+
+def test_the_micro_batch_changes_memory_only(tmp_path, start, monkeypatch):
+    """First-step loss and gradient norm agree to 1e-5 for micro-batches of 2, 8 and 32."""
+    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    seen = []
+    for size in ("2", "8", "32"):
+        flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "1", "--name", size, "--microbatch", size)
+        assert run(tmp_path, *flags, "--method", "grpo") == 0
+        seen.append(rows(tmp_path / size / "metrics.jsonl")[0])
+    for other in seen[1:]:
+        assert other["loss"] == pytest.approx(seen[0]["loss"], rel=1e-5, abs=1e-7)
+        assert other["grad_norm"] == pytest.approx(seen[0]["grad_norm"], rel=1e-5)
+
+
+def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, capsys):
+    """Any causal LM folder and a JSON-lines file, at explicit small sizes; too long prompts are dropped and counted."""
+    path = tmp_path / "problems.jsonl"
+    problems = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(12)]
+    problems.append({"problem": "x" * 490, "answer": "1"})
+    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    sizes = "--steps 2 --batch 8 --group 4 --minibatch 4 --max-tokens 16 --heldout 4 --eval-groups 2 --lr 1e-3".split()
+    assert (
+        run(tmp_path, "--model", str(qwen_folder), "--data", str(path), *sizes, "--window", "6", "--stride", "3") == 0
+    )
+    printed = capsys.readouterr().out
+    assert "1 problems dropped" in printed and "held-out accuracy after" in printed
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "math-shear-1" / "model")
+
+
+def test_ctrl_c_keeps_what_there_is(tmp_path, start, monkeypatch, capsys):
+    """Interrupted in its second step, a run ends with status 130, its model saved and one row of metrics."""
+    step = train.train_step
+
+    def interrupted(policy, tokenizer, optimizer, task, number, args):
+        if number == 1:
+            raise KeyboardInterrupt
+        return step(policy, tokenizer, optimizer, task, number, args)
+
+    monkeypatch.setattr(train, "train_step", interrupted)
+    assert run(tmp_path, "--task", "embedded", "--model", start, *SMALL, "--steps", "5", "--name", "cut") == 130
+    assert len(rows(tmp_path / "cut" / "metrics.jsonl")) == 1
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "cut" / "model")
+    assert (tmp_path / "cut" / "curve.png").exists()
+    assert "interrupted after 1 of 5 steps" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
+    """During the warm-up nothing is worth saving, and nothing is left but a message."""
+
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(toy, "warm_up", interrupt)
+    assert run(tmp_path, *SMALL) == 130
+    assert "interrupted before the first step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags, names",
+    [
+        ("--method ppo", ["--method", "ppo", "grpo", "shear"]),
+        ("--distance w2", ["--distance", "w2"]),
+        ("--reading sharp", ["--reading", "sharp"]),
+        ("--steps many", ["--steps", "many"]),
+        ("--stepz 3", ["--stepz"]),
+        ("--window 0", ["--window 0", "positive"]),
+        ("--stride 13", ["--stride 13", "--window 12"]),
+        ("--eps 0", ["--eps 0.0", "positive"]),
+        ("--group 1", ["--group 1", "2 or more"]),
+        ("--batch 100", ["--batch 100", "--minibatch 32"]),
+        ("--minibatch 12 --batch 24", ["--minibatch 12", "--group 8"]),
+        ("--max-tokens 500", ["--max-tokens 500", "context"]),
+        ("--toy-lines 9", ["--toy-lines 9"]),
+        ("--toy-lines 1 --heldout 300", ["--toy-lines 1", "--heldout 300"]),
+        ("--eval-groups 600", ["--eval-groups 600", "--heldout 512"]),
+        ("--data x.jsonl", ["--data x.jsonl", "--model"]),
+        ("--task math", ["--task math", "--model"]),
+        ("--model nowhere/at-all-here", ["--data"]),
+        ("--model FOLDER --data DATA", ["--model FOLDER", "cannot be loaded"]),
+        ("--model QWEN --data nowhere.jsonl --max-tokens 9", ["--data nowhere.jsonl", "cannot be read"]),
+        ("--model QWEN --data BAD --max-tokens 9", ["--data BAD", "line 2"]),
+        ("--model QWEN --data DATA --max-tokens 512", ["--max-tokens 512", "context"]),
+        ("--model QWEN --data DATA --max-tokens 9", ["--heldout 64"]),
+        ("--task embedded --model QWEN", ["--model QWEN", "embedded"]),
+        ("--name taken", ["--name taken", "exists"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_folder, capsys):
+    """Names the flag, its value and the remedy; no traceback, nothing written or overwritten."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "bad.jsonl").write_text('{"problem": "1", "answer": "1"}\n{"problem"\n')
+    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n')
+    places = {"FOLDER": "empty", "BAD": "bad.jsonl", "DATA": "data.jsonl"}
+    places = {name: str(tmp_path / place) for name, place in places.items()} | {"QWEN": str(qwen_folder)}
+
+    def fill(text):
+        for name, place in places.items():
+            text = text.replace(name, place)
+        return text
+
+    there = sorted(tmp_path.rglob("*"))
+    assert run(tmp_path, *fill(flags).split()) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and message.startswith("error: ")
+    for name in names:
+        assert fill(name) in message
+    assert sorted(tmp_path.rglob("*")) == there
