@@ -65,24 +65,24 @@ def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor
     return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
 
 
-def localisation(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str, float]:
+def localisation(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str, float] | None:
     """How well token weights (B, T) tell tokens before the true first error from those at or after it.
 
     first_error (B,) int64 is the first token of the wrong step, -1 for rollouts that do not count (SHEAR:
     right ones, and those of groups that are not mixed). AUC 0.5 is chance, 1 a perfect order. `auc` pools all
     tokens; `auc_rollout` is the mean over rollouts that have tokens on both sides; `auc_position` is what the
-    token's position alone achieves, and any weight should be read beside it. NaN where nothing counts.
+    token's position alone achieves, and any weight should be read beside it. None where no rollout has both.
     """
     position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     counts = mask & (first_error >= 0)[:, None]  # (B, T)
     after = position >= first_error[:, None]  # (B, T)
-    each = [
-        _auc(weights[row][counts[row]], after[row][counts[row]]) for row in range(len(mask)) if first_error[row] >= 0
-    ]
-    known = [auc for auc in each if auc == auc]
+    each = [_auc(weights[row][counts[row]], after[row][counts[row]]) for row in (first_error >= 0).nonzero().flatten()]
+    known = [auc for auc in each if auc is not None]
+    if not known:
+        return None
     return {
         "auc": _auc(weights[counts], after[counts]),
-        "auc_rollout": sum(known) / len(known) if known else float("nan"),
+        "auc_rollout": sum(known) / len(known),
         "auc_position": _auc(position[counts].float(), after[counts]),
         "weight_before": weights[counts & ~after].mean().item(),
         "weight_after": weights[counts & after].mean().item(),
@@ -90,9 +90,9 @@ def localisation(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str
     }
 
 
-def _auc(values: Tensor, positive: Tensor) -> float:
-    """Chance that a positive's value exceeds a negative's, ties counting half; NaN if a side is empty."""
+def _auc(values: Tensor, positive: Tensor) -> float | None:
+    """Chance that a positive's value exceeds a negative's, ties counting half; None if a side is empty."""
     high, low = values[positive].cpu().numpy(), values[~positive].cpu().numpy()
     if not len(high) or not len(low):
-        return float("nan")
+        return None
     return float(mannwhitneyu(high, low, method="asymptotic").statistic / (len(high) * len(low)))

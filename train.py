@@ -17,7 +17,6 @@ Left out so far: several GPUs, bf16 compute with float32 master weights, checkpo
 """
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -26,19 +25,33 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 import shear
 import toy
 from credit import METHODS, Batch, credit, effective_weights, localisation
 from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollout, score
+from report import (
+    append,
+    example,
+    make_folder,
+    plot,
+    print_accuracy,
+    print_localisation,
+    print_plan,
+    sample_rows,
+    step_line,
+    step_metrics,
+    summary,
+)
 from tasks import BadInput, Task, file_task, grade_answer
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens.
-EMBEDDED = dict(batch=128, microbatch=128, steps=40, lr=2e-4, window=12, stride=6, heldout=512, threads=1)
+EMBEDDED = dict(batch=128, microbatch=128, steps=40, lr=2e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1)
+EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,15 +63,19 @@ class Parser(argparse.ArgumentParser):
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """The resolved configuration; raises BadInput."""
-    parser = Parser(description="Train a causal LM with SHEAR or GRPO.", formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser(
+        description="Train a causal LM with SHEAR or GRPO. Defaults are the paper's recipe.",
+        epilog="--task embedded replaces: " + ", ".join(f"--{name} {value}" for name, value in EMBEDDED.items()),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     add = parser.add_argument_group("what").add_argument
-    add("--task", choices=("embedded", "math"), help="default: embedded without --model, math with it")
-    add("--model", help="Hugging Face folder or hub id; embedded: default a tiny model made and warmed up here")
+    add("--task", choices=("embedded", "math"), help="if not given: embedded without --model, math with it")
+    add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
     add("--data", help='JSON-lines file with "problem" and "answer" (math)')
     add("--method", choices=tuple(METHODS), default="shear", help="credit method")
     add("--seed", type=int, default=0, help="problems, weights of a new model, sampling, shuffling")
     add("--out", default="runs", help="folder of the runs")
-    add("--name", help="folder of this run in --out; default: task, method and the next free number")
+    add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add = parser.add_argument_group("SHEAR").add_argument
     add("--window", type=int, default=100, help="span length w, tokens")
     add("--stride", type=int, default=25, help="distance s between span starts, tokens")
@@ -72,7 +89,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("rollouts").add_argument
     add("--batch", type=int, default=512, help="rollouts a step")
     add("--group", type=int, default=8, help="rollouts a problem, G")
-    add("--max-tokens", type=int, help="response limit, tokens; default 3000, embedded: a full response")
+    add("--max-tokens", type=int, default=3000, help="response limit, tokens; 0: a full response (embedded)")
     add("--temperature", type=float, default=1.0, help="of sampler and trainer alike")
     add("--generate-batch", type=int, default=512, help="rollouts generated at a time")
     add = parser.add_argument_group("optimisation").add_argument
@@ -101,7 +118,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.set_defaults(**EMBEDDED)
     args = parser.parse_args(argv)
     args.task = task
-    args.max_tokens = args.max_tokens or (toy.response_tokens(args.toy_lines) if task == "embedded" else 3000)
+    if task == "embedded" and not args.max_tokens:
+        args.max_tokens = toy.response_tokens(args.toy_lines)
     check(args)
     return args
 
@@ -142,7 +160,7 @@ def check(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    transformers.utils.logging.disable_progress_bar()
+    logging.disable_progress_bar()
     try:
         args = parse_args(argv)
         if args.threads:
@@ -153,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted before the first step; no model was saved", file=sys.stderr)
+        print("interrupted before the first step: nothing was trained", file=sys.stderr)
         return 130
 
 
@@ -169,7 +187,7 @@ def set_up(args: argparse.Namespace) -> tuple[Task, torch.nn.Module, object, lis
     else:
         policy, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
     policy.to(device).eval()  # eval throughout: dropout would make sampler and trainer disagree
-    context = policy.config.max_position_embeddings
+    context = policy.config.get_text_config().max_position_embeddings
     if args.max_tokens >= context:
         raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
     if args.task == "embedded":
@@ -247,7 +265,7 @@ def train_step(
     policy, tokenizer, optimizer, task: Task, step: int, args: argparse.Namespace
 ) -> tuple[dict, list[dict]]:
     """One sampling phase and its updates: the line from problems to loss. Returns metrics and samples."""
-    torch.manual_seed(int(np.random.SeedSequence([args.seed, step]).generate_state(1)[0]))
+    torch.manual_seed(seed_of(args.seed, step))
     clock = Clock()
     problems = task.draw(step, args.batch // args.group, args.seed)
     rollouts = sample(policy, tokenizer, task, problems, args.group, args.temperature, args)
@@ -264,6 +282,11 @@ def train_step(
     weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)  # (B, T)
     metrics = {"step": step + 1, **step_metrics(batch, verdicts, weights), **updates, "seconds": clock.laps}
     return metrics, sample_rows(step, tokenizer, task, problems, batch, verdicts, weights)
+
+
+def seed_of(seed: int, step: int) -> int:
+    """Random numbers of a step depend on the seed and the step alone, so methods see the same draws."""
+    return int(np.random.SeedSequence([seed, step]).generate_state(1)[0])
 
 
 def sample(policy, tokenizer, task: Task, problems: list[dict], count: int, temperature: float, args) -> Rollouts:
@@ -322,87 +345,38 @@ def update(
 
 def evaluate(policy, tokenizer, task: Task, args: argparse.Namespace) -> dict:
     """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and credit's place."""
-    torch.manual_seed(int(np.random.SeedSequence([args.seed, 2**31]).generate_state(1)[0]))
+    torch.manual_seed(seed_of(args.seed, EVALUATION))
     greedy = sample(policy, tokenizer, task, task.heldout, 1, 0.0, args)
     right = np.array([verdict.score for verdict in task.verdicts(task.heldout, greedy)])
     problems = task.heldout[: args.eval_groups]
     rollouts = sample(policy, tokenizer, task, problems, args.group, args.temperature, args)
     verdicts = task.verdicts(problems, rollouts)
     by_problem = np.array([verdict.score for verdict in verdicts]).reshape(-1, args.group).mean(1)
-    result = {
-        "greedy": (right.mean(), right.std() / math.sqrt(len(right)), len(right)),
-        "sampled": (by_problem.mean(), by_problem.std() / math.sqrt(len(by_problem)), len(verdicts)),
-    }
+    result = {"greedy": (*mean_and_error(right), len(right)), "sampled": (*mean_and_error(by_problem), len(verdicts))}
     if task.first_error:
-        scored = score(policy, rollouts, temperature=args.temperature, micro_batch=args.microbatch)
-        batch = as_batch(rollouts, verdicts, scored, args.group)
-        token_advantages = credit(args.method, batch, method_options(args))
-        weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)
-        first = torch.full_like(batch.correct, -1, dtype=torch.long)  # (B,) first wrong token, -1: not counted
-        for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
-            error = task.first_error(problems[row // args.group], rollouts.texts[row])
-            first[row] = error[0] if error else -1
-        result["localisation"] = localisation(weights, rollouts.mask, first)
-        result["example"] = example(tokenizer, rollouts, weights, first)
+        result.update(locate(policy, tokenizer, task, problems, rollouts, verdicts, args))
     return result
 
 
-def step_metrics(batch: Batch, verdicts: list, weights: Tensor) -> dict[str, float]:
-    """What a step says about its rollouts and its credit."""
-    mask, rewards = batch.rollouts.mask, np.array([verdict.score for verdict in verdicts])
-    groups = rewards.reshape(-1, batch.group_size)
-    mixed = weights[mask & (batch.advantages != 0)[:, None]]  # weights that matter: A is not 0
+def mean_and_error(scores: np.ndarray) -> tuple[float, float]:
+    """Mean and its standard error over independent problems."""
+    return float(scores.mean()), float(scores.std(ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else math.nan
+
+
+def locate(policy, tokenizer, task: Task, problems, rollouts: Rollouts, verdicts, args: argparse.Namespace) -> dict:
+    """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups."""
+    scored = score(policy, rollouts, temperature=args.temperature, micro_batch=args.microbatch)
+    batch = as_batch(rollouts, verdicts, scored, args.group)
+    token_advantages = credit(args.method, batch, method_options(args))
+    weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)  # (B, T)
+    first = torch.full_like(batch.correct, -1, dtype=torch.long)  # (B,) first wrong token, -1: does not count
+    for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
+        error = task.first_error(problems[row // args.group], rollouts.texts[row])
+        first[row] = error[0] if error else -1
     return {
-        "reward": float(np.nanmean(rewards)),
-        "solved": float((np.nanmax(groups, 1) > 0.5).mean()),
-        "equal_groups": float((batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()),
-        "length": mask.sum(1).float().mean().item(),
-        "truncated": batch.rollouts.truncated.float().mean().item(),
-        "entropy": batch.scored.entropies[mask].mean().item(),
-        "weight_mean": mixed.mean().item() if len(mixed) else 1.0,
-        "weight_std": mixed.std().item() if len(mixed) else 0.0,
-        **batch.stats,
+        "localisation": localisation(weights, rollouts.mask, first),
+        "example": example(tokenizer, rollouts, weights, first),
     }
-
-
-def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdicts, weights: Tensor) -> list[dict]:
-    """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first."""
-    mixed = (batch.advantages != 0).nonzero().flatten().tolist()
-    start = mixed[0] // batch.group_size * batch.group_size if mixed else 0
-    rows = []
-    for row in range(start, start + batch.group_size):
-        problem, inside, text = problems[row // batch.group_size], batch.rollouts.mask[row], batch.rollouts.texts[row]
-        rows.append(
-            {
-                "step": step + 1,
-                "problem": problem["problem"],
-                "answer": problem["answer"],
-                "response": text,
-                "score": verdicts[row].score,
-                "reason": verdicts[row].reason,
-                "first_error": task.first_error(problem, text) if task.first_error else None,
-                "advantage": batch.advantages[row].item(),
-                "tokens": [tokenizer.decode([token]) for token in batch.rollouts.ids[row][inside].tolist()],
-                "weights": [round(weight, 4) for weight in weights[row][inside].tolist()],
-            }
-        )
-    return rows
-
-
-def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor) -> list[str]:
-    """A wrong rollout of a mixed group, line by line with its mean weights, as text to print."""
-    rows = (first_error >= 0).nonzero().flatten().tolist()
-    if not rows:
-        return []
-    tokens = [tokenizer.decode([token]) for token in rollouts.ids[rows[0]][rollouts.mask[rows[0]]].tolist()]
-    lines, start = [], 0
-    for end in range(1, len(tokens) + 1):
-        if end == len(tokens) or tokens[end - 1] == "\n":
-            mark = "  <- first error" if start <= first_error[rows[0]] < end else ""
-            weight = weights[rows[0], start:end].mean().item()
-            lines.append(f"  {weight:.2f}  {''.join(tokens[start:end]).strip()}{mark}")
-            start = end
-    return lines
 
 
 class Clock:
@@ -419,104 +393,12 @@ class Clock:
         self.laps[name], self.last = round(now - self.last, 3), now
 
 
-def make_folder(args: argparse.Namespace) -> Path:
-    """runs/NAME, new, with config.json in it."""
-    if not args.name:
-        number = 1
-        while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
-            number += 1
-        args.name = f"{args.task}-{args.method}-{number}"
-    folder = Path(args.out) / args.name
-    folder.mkdir(parents=True)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    (folder / "config.json").write_text(json.dumps({**vars(args), "versions": versions}, indent=1) + "\n")
-    return folder
-
-
-def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
-    """What will happen, before it does."""
-    print(f"{args.method} on the {args.task} task; files go to {folder}/")
-    for note in notes:
-        print(f"  {note}")
-    print(
-        f"  {args.steps} steps of {args.batch // args.group} problems x {args.group} samples x up to "
-        f"{args.max_tokens} tokens, {args.batch // args.minibatch} update(s) each"
-    )
-    print("  " + " ".join(f"{name}={value}" for name, value in vars(args).items()), flush=True)
-
-
-def step_line(m: dict, steps: int) -> str:
-    """One line a step."""
-    seconds = " ".join(f"{name} {value:.1f}" for name, value in m["seconds"].items())
-    return (
-        f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f}"
-        f" | equal {m['equal_groups']:.2f} | len {m['length']:.0f} | trunc {m['truncated']:.2f}"
-        f" | entropy {m['entropy']:.3f} | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
-        f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
-    )
-
-
-def print_accuracy(when: str, result: dict) -> None:
-    """Held-out accuracies with standard errors."""
-    parts = "; ".join("{} {:.3f} ± {:.3f} (n = {})".format(name, *result[name]) for name in ("greedy", "sampled"))
-    print(f"held-out accuracy {when}: {parts}", flush=True)
-
-
-def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> None:
-    """How well the weights tell tokens from the true first error on from those before it."""
-    for when, result in (("before", before), ("after", after)):
-        if place := result.get("localisation"):
-            print(
-                f"weights against the true first error, {when}: AUC {place['auc']:.3f} pooled, "
-                f"{place['auc_rollout']:.3f} a rollout ({place['rollouts']} rollouts); "
-                f"position alone {place['auc_position']:.3f}; "
-                f"mean weight {place['weight_before']:.2f} before it, {place['weight_after']:.2f} from it on"
-            )
-    if after.get("example"):
-        print(f"a wrong rollout after training, with the mean {args.method} weight of each line:")
-        print("\n".join(after["example"]))
-
-
-def summary(result: dict) -> dict:
-    """The numbers of an evaluation, without its example."""
-    return {name: value for name, value in result.items() if name != "example"}
-
-
-def append(path: Path, rows: list[dict]) -> None:
-    """Add rows to a JSON-lines file."""
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-
-
 def save_model(policy, tokenizer, folder: Path) -> None:
     """An ordinary Hugging Face folder."""
     policy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:
-    """Reward of each step, held-out accuracy at both ends, and the weights' mean and spread."""
-    import matplotlib  # here, as only the last second of a run needs it
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-    steps = [m["step"] for m in history]
-    left.plot(steps, [m["reward"] for m in history], label="reward, training batch")
-    for name, marker in (("greedy", "o"), ("sampled", "s")):
-        ends = [(0, before)] + ([(len(steps), after)] if after else [])
-        mean, error = ([result[name][i] for _, result in ends] for i in (0, 1))
-        left.errorbar([at for at, _ in ends], mean, error, fmt=marker, label=f"held out, {name}")
-    left.set(xlabel="step", ylim=(0, 1), title=f"{args.method}, {args.task} task")
-    left.legend(fontsize=8)
-    mean, std = (np.array([m[name] for m in history]) for name in ("weight_mean", "weight_std"))
-    right.plot(steps, mean)
-    right.fill_between(steps, mean - std, mean + std, alpha=0.2)
-    right.set(xlabel="step", title="token weight in mixed groups, mean ± std")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
 if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)  # so that a log file shows each step when it is done
     sys.exit(main())

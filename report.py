@@ -1,0 +1,170 @@
+"""What a run tells its user: the plan, a line and a row a step, samples with their weights, the curve.
+
+Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row a step, one for the evaluations),
+samples.jsonl (a group a step) and curve.png; `train.py` puts the models beside them. Lines are plain text, so
+they survive nohup. Nothing here changes what is trained.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from credit import Batch
+from grpo import Rollouts
+from tasks import Task
+
+
+def make_folder(args: argparse.Namespace) -> Path:
+    """runs/NAME, new, with config.json in it."""
+    if not args.name:
+        number = 1
+        while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
+            number += 1
+        args.name = f"{args.task}-{args.method}-{number}"
+    folder = Path(args.out) / args.name
+    folder.mkdir(parents=True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    (folder / "config.json").write_text(json.dumps({**vars(args), "versions": versions}, indent=1) + "\n")
+    return folder
+
+
+def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
+    """What will happen, before it does."""
+    print(f"{args.method} on the {args.task} task; files go to {folder}/")
+    for note in notes:
+        print(f"  {note}")
+    print(
+        f"  {args.steps} steps of {args.batch // args.group} problems x {args.group} samples x up to "
+        f"{args.max_tokens} tokens, {args.batch // args.minibatch} update(s) each"
+    )
+    print("  " + " ".join(f"{name}={value}" for name, value in vars(args).items()), flush=True)
+
+
+def step_metrics(batch: Batch, verdicts: list, weights: Tensor) -> dict[str, float]:
+    """What a step says about its rollouts and its credit."""
+    mask, rewards = batch.rollouts.mask, np.array([verdict.score for verdict in verdicts])
+    groups = rewards.reshape(-1, batch.group_size)
+    mixed = weights[mask & (batch.advantages != 0)[:, None]]  # weights that matter: A is not 0
+    return {
+        "reward": float(np.nanmean(rewards)),
+        "solved": float((np.nanmax(groups, 1) > 0.5).mean()),
+        "equal_groups": float((batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()),
+        "length": mask.sum(1).float().mean().item(),
+        "truncated": batch.rollouts.truncated.float().mean().item(),
+        "entropy": batch.scored.entropies[mask].mean().item(),
+        "weight_mean": mixed.mean().item() if len(mixed) else 1.0,
+        "weight_std": mixed.std().item() if len(mixed) else 0.0,
+        **batch.stats,
+    }
+
+
+def step_line(m: dict, steps: int) -> str:
+    """One line a step."""
+    seconds = " ".join(f"{name} {value:.1f}" for name, value in m["seconds"].items())
+    return (
+        f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f}"
+        f" | equal {m['equal_groups']:.2f} | len {m['length']:.0f} | trunc {m['truncated']:.2f}"
+        f" | entropy {m['entropy']:.3f} | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
+        f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
+    )
+
+
+def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdicts, weights: Tensor) -> list[dict]:
+    """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first."""
+    mixed = (batch.advantages != 0).nonzero().flatten().tolist()
+    start = mixed[0] // batch.group_size * batch.group_size if mixed else 0
+    rows = []
+    for row in range(start, start + batch.group_size):
+        problem, inside, text = problems[row // batch.group_size], batch.rollouts.mask[row], batch.rollouts.texts[row]
+        rows.append(
+            {
+                "step": step + 1,
+                "problem": problem["problem"],
+                "answer": problem["answer"],
+                "response": text,
+                "score": verdicts[row].score,
+                "reason": verdicts[row].reason,
+                "first_error": task.first_error(problem, text) if task.first_error else None,
+                "advantage": batch.advantages[row].item(),
+                "tokens": [tokenizer.decode([token]) for token in batch.rollouts.ids[row][inside].tolist()],
+                "weights": [round(weight, 4) for weight in weights[row][inside].tolist()],
+            }
+        )
+    return rows
+
+
+def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor) -> list[str]:
+    """The first wrong rollout whose error is not its first token: mean weight of each line, as text to print."""
+    rows = (first_error > 0).nonzero().flatten().tolist()
+    if not rows:
+        return []
+    tokens = [tokenizer.decode([token]) for token in rollouts.ids[rows[0]][rollouts.mask[rows[0]]].tolist()]
+    lines, start = [], 0
+    for end in range(1, len(tokens) + 1):
+        if end == len(tokens) or tokens[end - 1] == "\n":
+            mark = "  <- first error" if start <= first_error[rows[0]] < end else ""
+            weight = weights[rows[0], start:end].mean().item()
+            lines.append(f"  {weight:.2f}  {''.join(tokens[start:end]).strip()}{mark}")
+            start = end
+    return lines
+
+
+def print_accuracy(when: str, result: dict) -> None:
+    """Held-out accuracies with standard errors."""
+    parts = "; ".join("{} {:.3f} ± {:.3f} (n = {})".format(name, *result[name]) for name in ("greedy", "sampled"))
+    print(f"held-out accuracy {when}: {parts}", flush=True)
+
+
+def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> None:
+    """How well the weights tell tokens from the true first error on from those before it."""
+    for when, result in (("before", before), ("after", after)):
+        if place := result.get("localisation"):
+            print(
+                f"weights against the true first error, {when}: AUC {place['auc']:.3f} pooled, "
+                f"{place['auc_rollout']:.3f} a rollout ({place['rollouts']} rollouts); "
+                f"position alone {place['auc_position']:.3f}; "
+                f"mean weight {place['weight_before']:.2f} before it, {place['weight_after']:.2f} from it on"
+            )
+    if after.get("example"):
+        print(f"a wrong rollout after training, with the mean {args.method} weight of each line:")
+        print("\n".join(after["example"]))
+
+
+def summary(result: dict) -> dict:
+    """The numbers of an evaluation, without its example."""
+    return {name: value for name, value in result.items() if name != "example"}
+
+
+def append(path: Path, rows: list[dict]) -> None:
+    """Add rows to a JSON-lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:
+    """Reward of each step, held-out accuracy at both ends, and the weights' mean and spread."""
+    import matplotlib  # here, as only the last second of a run needs it
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    steps = [m["step"] for m in history]
+    left.plot(steps, [m["reward"] for m in history], label="reward, training batch")
+    for name, marker in (("greedy", "o"), ("sampled", "s")):
+        ends = [(0, before)] + ([(len(steps), after)] if after else [])
+        mean, error = ([result[name][i] for _, result in ends] for i in (0, 1))
+        left.errorbar([at for at, _ in ends], mean, error, fmt=marker, label=f"held out, {name}")
+    left.set(xlabel="step", ylim=(0, 1), title=f"{args.method}, {args.task} task")
+    left.legend(fontsize=8)
+    mean, std = (np.array([m[name] for m in history]) for name in ("weight_mean", "weight_std"))
+    right.plot(steps, mean)
+    right.fill_between(steps, mean - std, mean + std, alpha=0.2)
+    right.set(xlabel="step", title="token weight in mixed groups, mean ± std")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
