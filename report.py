@@ -12,22 +12,26 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from credit import Batch
 from grpo import Rollouts
-from tasks import Task
+from tasks import BadInput, Task
 
 
 def make_folder(args: argparse.Namespace) -> Path:
-    """runs/NAME, new, with config.json in it."""
+    """runs/NAME, new, with config.json in it; raises BadInput where it cannot be made."""
     if not args.name:
         number = 1
         while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
             number += 1
         args.name = f"{args.task}-{args.method}-{number}"
     folder = Path(args.out) / args.name
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise BadInput(f"--out {args.out}: {folder} cannot be made ({error}); choose another folder") from error
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     (folder / "config.json").write_text(json.dumps({**vars(args), "versions": versions}, indent=1) + "\n")
     return folder
@@ -148,12 +152,8 @@ def append(path: Path, rows: list[dict]) -> None:
 
 def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:
     """Reward of each step, held-out accuracy at both ends, and the weights' mean and spread."""
-    import matplotlib  # here, as only the last second of a run needs it
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure = Figure(figsize=(9, 3.2), layout="constrained")  # not pyplot: needs no display and no backend
+    left, right = figure.subplots(1, 2)
     steps = [m["step"] for m in history]
     left.plot(steps, [m["reward"] for m in history], label="reward, training batch")
     for name, marker in (("greedy", "o"), ("sampled", "s")):
@@ -167,4 +167,3 @@ def plot(history: list[dict], before: dict, after: dict | None, args: argparse.N
     right.fill_between(steps, mean - std, mean + std, alpha=0.2)
     right.set(xlabel="step", title="token weight in mixed groups, mean ± std")
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

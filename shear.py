@@ -29,8 +29,8 @@ spans whose points lie far apart. `reading="cost"` has no such floor and vanishe
 omega is not 1 on average, so SHEAR also changes the size of the step: mind that when comparing.
 
 What the theory does not promise: the theorems' rate n^(-1/d) is 0.9987 at n = 100 and d = 3584, so they are
-tested in low dimension (tests/test_theory.py). Theorem 2 (ii) and Prop. F.1 (ii) as printed have a gap: they
-bound the minimum over J opposing spans by the expectation for one of them, and fail for large J; subtracting
+tested in low dimension (tests/test_theory.py). Theorem 2 (ii), (iii) and Prop. F.1 (ii) as printed have a gap:
+they bound the minimum over J opposing spans by the expectation for one of them, and fail for large J; subtracting
 M sqrt(2 ln J / n) repairs them. Max pooling spreads a span's distance over up to window - 1 tokens before
 the first one that differs (App. H.1).
 
@@ -51,9 +51,9 @@ NORMALIZATIONS = ("group", "rollout")
 POOLINGS = ("max", "mean")
 SCALE_FREE = ("cosine", "mmd")  # distances without a unit, not divided by nbar
 
-# Entries of the cost blocks that are solved together. The solver holds about four such buffers: 0.5 GB on a
-# GPU; on a CPU small chunks win because they stay in cache.
-CHUNK_ENTRIES = {"cuda": 2**25, "cpu": 2**19}
+# Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver holds about
+# six; on a CPU small chunks win because they stay in cache.
+CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 
 @dataclass(frozen=True)

@@ -30,23 +30,11 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+import report
 import shear
 import toy
 from credit import METHODS, Batch, credit, effective_weights, localisation
 from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollout, score
-from report import (
-    append,
-    example,
-    make_folder,
-    plot,
-    print_accuracy,
-    print_localisation,
-    print_plan,
-    sample_rows,
-    step_line,
-    step_metrics,
-    summary,
-)
 from tasks import BadInput, Task, file_task, grade_answer
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens.
@@ -228,8 +216,8 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
 
 def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str]) -> int:
     """Plan, warm-up, evaluation, the steps, evaluation; everything goes to the run's folder."""
-    folder = make_folder(args)
-    print_plan(args, folder, notes)
+    folder = report.make_folder(args)
+    report.print_plan(args, folder, notes)
     if args.task == "embedded" and not args.model:
         forbidden = {problem["problem"] for problem in task.heldout}
         started = time.perf_counter()
@@ -237,7 +225,7 @@ def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         save_model(policy, tokenizer, folder / "start")
     before = evaluate(policy, tokenizer, task, args)
-    print_accuracy("before", before)
+    report.print_accuracy("before", before)
     # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike change little.
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=0.0)
     history, status = [], 0
@@ -245,18 +233,18 @@ def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str
         for step in tqdm(range(args.steps), desc="steps", leave=False, disable=None):
             metrics, samples = train_step(policy, tokenizer, optimizer, task, step, args)
             history.append(metrics)
-            append(folder / "metrics.jsonl", [metrics])
-            append(folder / "samples.jsonl", samples)
-            tqdm.write(step_line(metrics, args.steps))
+            report.append(folder / "metrics.jsonl", [metrics])
+            report.append(folder / "samples.jsonl", samples)
+            tqdm.write(report.step_line(metrics, args.steps))
         after = evaluate(policy, tokenizer, task, args)
-        print_accuracy("after", after)
-        print_localisation(before, after, args)
-        append(folder / "metrics.jsonl", [{"before": summary(before), "after": summary(after)}])
+        report.print_accuracy("after", after)
+        report.print_localisation(before, after, args)
+        report.append(folder / "metrics.jsonl", [{"before": report.summary(before), "after": report.summary(after)}])
     except KeyboardInterrupt:
         print(f"interrupted after {len(history)} of {args.steps} steps", file=sys.stderr)
         after, status = None, 130
     save_model(policy, tokenizer, folder / "model")
-    plot(history, before, after, args, folder / "curve.png")
+    report.plot(history, before, after, args, folder / "curve.png")
     print(f"saved to {folder}/")
     return status
 
@@ -280,8 +268,8 @@ def train_step(
     updates = update(policy, optimizer, rollouts, scored, token_advantages, step, args)
     clock.lap("train")
     weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)  # (B, T)
-    metrics = {"step": step + 1, **step_metrics(batch, verdicts, weights), **updates, "seconds": clock.laps}
-    return metrics, sample_rows(step, tokenizer, task, problems, batch, verdicts, weights)
+    metrics = {"step": step + 1, **report.step_metrics(batch, verdicts, weights), **updates, "seconds": clock.laps}
+    return metrics, report.sample_rows(step, tokenizer, task, problems, batch, verdicts, weights)
 
 
 def seed_of(seed: int, step: int) -> int:
@@ -375,7 +363,7 @@ def locate(policy, tokenizer, task: Task, problems, rollouts: Rollouts, verdicts
         first[row] = error[0] if error else -1
     return {
         "localisation": localisation(weights, rollouts.mask, first),
-        "example": example(tokenizer, rollouts, weights, first),
+        "example": report.example(tokenizer, rollouts, weights, first),
     }
 
 

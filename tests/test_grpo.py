@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from grpo import Rollouts, forward, group_advantages, policy_loss, rollout, score, stop_ids
 
@@ -55,21 +55,21 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
     assert {0, 2} <= ends
 
 
-def test_sampler_draws_from_the_softmax_whatever_the_folder_says(tiny):
-    """First-token frequencies match softmax(logits / T), though the folder asks for top-k 1 and bans tokens."""
-    model, tokenizer = tiny
+def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen_folder):
+    """First-token frequencies match softmax(logits / T) over all 259 tokens, though the folder asks otherwise."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
     model.generation_config = GenerationConfig(
-        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, repetition_penalty=5.0, suppress_tokens=[5, 6], eos_token_id=1
+        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, repetition_penalty=5.0, suppress_tokens=[5, 6], eos_token_id=0
     )
-    draws = 4000
-    rollouts = rollout(*tiny, PROMPTS[1:], draws, max_tokens=1, temperature=0.7, batch_size=draws)
+    draws = 20_000
+    rollouts = rollout(model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.7, batch_size=draws)
     with torch.no_grad():
-        logits = model(torch.tensor([tokenizer(PROMPTS[1])["input_ids"]])).logits[0, -1]
+        logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
     expected = draws * (logits / 0.7).softmax(-1)
     counts = rollouts.ids[:, 0].bincount(minlength=len(expected))
     chi_square = ((counts - expected) ** 2 / expected).sum().item()
     degrees = len(expected) - 1
-    assert chi_square < degrees + 5 * math.sqrt(2 * degrees)
+    assert degrees == 258 and chi_square < degrees + 5 * math.sqrt(2 * degrees)
     assert model.generation_config.top_k == 1  # and the folder's file is left as it was
 
 
@@ -84,10 +84,19 @@ def test_temperature_zero_is_greedy(tiny):
     assert torch.equal(best, part.ids[0])
 
 
-def test_scores_are_the_model_s_own_at_the_sampled_tokens(tiny):
+@pytest.fixture(params=["rotary", "absolute"])
+def any_positions(request, tiny):
+    """The tiny Qwen2, whose positions are relative, and a GPT-2, which padding on the left would shift."""
+    if request.param == "rotary":
+        return tiny
+    config = GPT2Config(vocab_size=29, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)
+    return GPT2LMHeadModel(config).eval(), tiny[1]
+
+
+def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions):
     """Log-probabilities, entropies and last_hidden_state at y_t, against one unpadded forward a rollout."""
-    model, _ = tiny
-    rollouts = sampled(tiny)
+    model, _ = any_positions
+    rollouts = sampled(any_positions)
     scored = score(model, rollouts, temperature=0.8, micro_batch=3)
     for row in range(8):
         prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]

@@ -186,6 +186,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--model QWEN --data DATA --max-tokens 9", ["--heldout 64"]),
         ("--task embedded --model QWEN", ["--model QWEN", "embedded"]),
         ("--name taken", ["--name taken", "exists"]),
+        ("--out DATA", ["--out DATA", "cannot be made"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_folder, capsys):
@@ -203,7 +204,7 @@ def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_fol
         return text
 
     there = sorted(tmp_path.rglob("*"))
-    assert run(tmp_path, *fill(flags).split()) == 2
+    assert train.main(["--out", str(tmp_path), *fill(flags).split()]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and message.startswith("error: ")
     for name in names:
