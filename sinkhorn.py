@@ -27,6 +27,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Exponents are cut here: exp of it is finite in float32, so that no mass (0) times it stays 0. None is larger
+# but by rounding at a tiny eps.
+LARGEST = 80.0
+
 
 @dataclass(frozen=True)
 class Transport:
@@ -54,8 +58,8 @@ class Transport:
     def plan(self) -> Tensor:
         """(..., n, m) the coupling P, computed when asked for."""
         f, g = self.potentials
-        density = ((f[..., :, None] + g[..., None, :] - self.matrix) / self.eps).exp()
-        plan = self.a[..., :, None] * self.b[..., None, :] * density
+        exponent = (f[..., :, None] + g[..., None, :] - self.matrix) / self.eps
+        plan = self.a[..., :, None] * self.b[..., None, :] * exponent.clamp(max=LARGEST).exp()
         return torch.minimum(plan, self.b[..., None, :])  # true of P; at a tiny eps rounding alone exceeds it
 
 
@@ -109,9 +113,8 @@ def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
     for iteration in range(1, max_iters + 1):
         g = _softmin(C, f + log_a, dim=0)
         next_f = _softmin(C, g + log_b, dim=1)
-        # Row sums of the plan cost nothing extra: they are a * exp(f - next_f). The true ones are at most 1;
-        # the clamp keeps rounding at a tiny eps from making 0 * inf.
-        error = (a * (f - next_f).clamp(max=30.0).expm1()).abs().sum(0)  # (N,)
+        # Row sums of the plan cost nothing extra: they are a * exp(f - next_f).
+        error = (a * (f - next_f).clamp(max=LARGEST).expm1()).abs().sum(0)  # (N,)
         all_f[:, live], all_g[:, live], all_error[live], all_iterations[live] = f, g, error, iteration
         going = error > tol
         if not going.any():

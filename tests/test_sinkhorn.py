@@ -122,12 +122,16 @@ def test_equal_measures_cost_nothing_but_have_value_eps_log_n():
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-6, 1e-12, 1e-30])
 def test_a_tiny_eps_gives_no_nan(eps):
-    """Log domain: everything stays finite, and the value stays below the exact distance."""
+    """Log domain: all stays finite, also beside padding, and the value stays below the exact distance."""
     cost = clouds(11, 6, 5).float()
-    ours = sinkhorn(cost, eps=eps)
-    for tensor in (ours.value, ours.cost, ours.error, ours.plan(), *ours.potentials):
-        assert tensor.isfinite().all()
-    assert ours.value.item() <= ot.emd2([], [], cost.double().numpy()) + eps * math.log(6) + 1e-5
+    a = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
+    for ours, exact in (
+        (sinkhorn(cost, eps=eps), ot.emd2([], [], cost.double().numpy())),
+        (sinkhorn(cost, a, eps=eps), ot.emd2([], [], cost[:5].double().numpy())),
+    ):
+        for tensor in (ours.value, ours.cost, ours.error, ours.plan(), *ours.potentials):
+            assert tensor.isfinite().all()
+        assert ours.value.item() <= exact + eps * math.log(6) + 1e-5
 
 
 def test_reported_error_and_iterations_are_the_plan_s():

@@ -102,6 +102,18 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch
     assert all(torch.equal(same[name], again[name]) for name in same)
 
 
+def test_gradients_do_not_leak_into_the_next_update(start):
+    """The same batch twice without a step between: the same gradient norm, not twice of it."""
+    args = train.parse_args(["--task", "embedded", "--model", start, *SMALL, "--batch", "32", "--minibatch", "16"])
+    task, policy, tokenizer, _ = train.set_up(args)
+    still = torch.optim.SGD(policy.parameters(), lr=0.0)
+    rollouts = train.sample(policy, tokenizer, task, task.train[:4], args.group, 1.0, args)
+    scored = train.score(policy, rollouts, temperature=1.0, micro_batch=32)
+    token_advantages = torch.randn(rollouts.ids.shape)
+    first, again = (train.update(policy, still, rollouts, scored, token_advantages, 0, args) for _ in range(2))
+    assert first == again and first["grad_norm"] > 0
+
+
 def test_the_micro_batch_changes_memory_only(tmp_path, start, monkeypatch):
     """First-step loss and gradient norm agree to 1e-5 for micro-batches of 2, 8 and 32."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
