@@ -39,7 +39,7 @@ def grpo(batch: Batch) -> Tensor:
 
 
 def shear(batch: Batch, **options) -> Tensor:
-    """SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are those of `shear.group_weights`."""
+    """SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are those of `shear.shear_weights`."""
     solved = []
     mask, hidden = batch.rollouts.mask, batch.scored.hidden
     token_advantages = shear_advantages(

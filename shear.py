@@ -13,11 +13,11 @@ A group whose verdicts are all equal has no opposing side and keeps weight 1 (it
     ------------------------------+----------------------------------------------------------------
     Eq. (2)  spans S_k            | span_bounds
     Eq. (3), (10)  W_eps(P, Q)    | sinkhorn.sinkhorn, called by _span_distances
-    Eq. (4)  opposing set O_i     | `right`, `wrong` in group_weights
+    Eq. (4)  opposing set O_i     | `right`, `wrong` in shear_weights
     Alg. 1 line 5   d_k, Step 1   | opposing_distances
     Alg. 1 line 10  nbar, Step 2  | mean_norm
     Alg. 1 line 14  omega, Step 3 | token_weights
-    Alg. 1 line 16  omega = 1     | group_weights, its first statement
+    Alg. 1 line 16  omega = 1     | shear_weights, `omega = mask.float()`
     Alg. 1 line 18  A * omega     | shear_advantages, Step 4
     h_t (G, T, d)                 | `hidden`: after the final norm, at the position of y_t, any float dtype
     w, s, eps                     | `window`, `stride` in tokens; `eps` in units of nbar
@@ -80,43 +80,22 @@ def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
 
 
 def shear_advantages(
-    advantages: Tensor,
-    hidden: Tensor,
-    mask: Tensor,
-    correct: Tensor,
-    group_size: int,
-    *,
-    stats: list[dict] | None = None,
-    **options,
+    advantages: Tensor, hidden: Tensor, mask: Tensor, correct: Tensor, group_size: int, **options
 ) -> Tensor:
     """Alg. 1 for a batch of groups: advantages (B,), hidden (B, T, d), mask (B, T), correct (B,) -> (B, T).
 
-    Rollouts of a group are adjacent; `options` are those of `group_weights`. `hidden` may rest on the CPU: a
-    group at a time visits the device of `advantages`. A list given as `stats` receives the statistics of
-    every group that was solved.
+    Rollouts of a group are adjacent; `options` are those of `shear_weights`. `hidden` may rest on the CPU: a
+    group at a time visits the device of `advantages`.
     """
-    weights = []
-    for rows in torch.arange(len(advantages)).split(group_size):
-        states, inside, right = (part[rows].to(advantages.device) for part in (hidden, mask, correct))
-        omega, group_stats = group_weights(states, inside, right, **options)
-        weights.append(omega)
-        if stats is not None and group_stats:
-            stats.append(group_stats)
+    weights = [
+        shear_weights(*(part[rows].to(advantages.device) for part in (hidden, mask, correct)), **options)
+        for rows in torch.arange(len(advantages)).split(group_size)
+    ]
     return advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
 
 
-def shear_weights(hidden: Tensor, mask: Tensor, correct: Tensor, **options) -> Tensor:
-    """Alg. 1 lines 1-16 for one group: the token weights omega (G, T) float32.
-
-    hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts. 1 where the
-    opposing set is empty, 0 where the mask is 0; a rollout whose mask is all 0 is in neither set.
-    `options` are those of `group_weights`, which also returns how the solver fared.
-    """
-    return group_weights(hidden, mask, correct, **options)[0]
-
-
 @torch.no_grad()
-def group_weights(
+def shear_weights(
     hidden: Tensor,
     mask: Tensor,
     correct: Tensor,
@@ -130,14 +109,17 @@ def group_weights(
     pool: str = "max",
     max_iters: int = 100,
     tol: float = 1e-3,
-) -> tuple[Tensor, dict]:
-    """`shear_weights` and, for the log, the solver's iterations and errors over the pairs of spans.
+    stats: list[dict] | None = None,
+) -> Tensor:
+    """Alg. 1 lines 1-16 for one group: the token weights omega (G, T) float32.
 
+    hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts. omega is 1 where
+    the opposing set is empty and 0 where the mask is 0; a rollout whose mask is all 0 is in neither set.
     eps is in units of nbar; `max_iters` and `tol` are those of `sinkhorn`. Ablations: `reading` of Eq. (10)
     ("value" or "cost", w1 only), `distance` of two spans ("w1", "cosine", "chamfer", "mmd"), `normalize`
     ("group", or "rollout": every rollout's mean weight becomes the group's), `pool` of the spans that cover a
-    token ("max", "mean"). Returns (omega (G, T) float32, {"iterations": (pairs,), "error": (pairs,)}), the
-    dictionary empty where nothing was solved. Raises ValueError for an option that is not one of these.
+    token ("max", "mean"). A list given as `stats` receives {"iterations": (pairs,), "error": (pairs,)} of a
+    group that was solved. Raises ValueError for an option that is not one of these, or a state that is not finite.
     """
     for name, choice, known in (
         ("reading", reading, READINGS),
@@ -152,7 +134,7 @@ def group_weights(
     omega = mask.float()  # (G, T), Alg. 1 line 16
     right, wrong = mask & correct[:, None], mask & ~correct[:, None]  # (G, T), Eq. (4)
     if not right.any() or not wrong.any():
-        return omega, {}
+        return omega
 
     x, y = hidden[right], hidden[wrong]  # (N+, d), (N-, d), rollouts end to end
     x_spans, y_spans = (
@@ -160,11 +142,13 @@ def group_weights(
     )
     nbar = mean_norm(x, y)  # Alg. 1 line 10, Step 2, first because eps is in its units
     solver = dict(eps=eps * nbar, max_iters=max_iters, tol=tol)
-    x_distance, y_distance, stats = opposing_distances(x, y, x_spans, y_spans, distance, reading, solver)
+    x_distance, y_distance, solved = opposing_distances(x, y, x_spans, y_spans, distance, reading, solver)
     unit = 1.0 if distance in SCALE_FREE else nbar
     omega[right] = token_weights(x_distance / unit, x_spans, pool)
     omega[wrong] = token_weights(y_distance / unit, y_spans, pool)
-    return (_even_out(omega, mask) if normalize == "rollout" else omega), stats
+    if stats is not None and solved:
+        stats.append(solved)
+    return _even_out(omega, mask) if normalize == "rollout" else omega
 
 
 def opposing_distances(

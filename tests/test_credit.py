@@ -48,9 +48,9 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(monkeypatch):
     """Ones in place of a mixed group's weights: the same loss and the same gradient, bit for bit."""
 
     def ones(hidden, mask, correct, **options):
-        return mask.float(), {}
+        return mask.float()
 
-    monkeypatch.setattr(shear, "group_weights", ones)
+    monkeypatch.setattr(shear, "shear_weights", ones)
     batch = batch_of()
     old = torch.randn(8, 10)
     results = []

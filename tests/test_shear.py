@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import shear
-from shear import group_weights, shear_advantages, shear_weights, span_bounds
+from shear import shear_advantages, shear_weights, span_bounds
 
 SMALL = dict(window=6, stride=3)
 EXACT = dict(eps=0.3, tol=1e-9, max_iters=5000)
@@ -223,7 +223,7 @@ def span_pairs(hidden, mask, correct, distance):
 
 @pytest.mark.parametrize("distance", ["cosine", "chamfer", "mmd"])
 def test_other_distances_agree_with_written_out_loops(distance):
-    """The ablations of Fig. 5, formulas as in the docstring of `group_weights`."""
+    """The ablations of Fig. 5, formulas as in the docstring of `shear_weights`."""
     hidden, mask, correct = group(9)
     ours = shear_weights(hidden, mask, correct, distance=distance, **SMALL)
     torch.testing.assert_close(ours.double(), span_pairs(hidden, mask, correct, distance), atol=1e-5, rtol=0)
@@ -278,4 +278,4 @@ def test_bad_options_are_named(options, message):
     """ValueError with the choices, also where the group would not be solved at all."""
     hidden, mask, _ = group(14)
     with pytest.raises(ValueError, match=message):
-        group_weights(hidden, mask, torch.ones(5), **options)
+        shear_weights(hidden, mask, torch.ones(5), **options)

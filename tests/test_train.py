@@ -90,7 +90,7 @@ def test_every_parameter_moves_in_one_step(tmp_path, start, monkeypatch):
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
     """Three whole steps: the same losses, gradient norms and weights, so methods differ in one place only."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-    monkeypatch.setattr(shear, "group_weights", lambda hidden, mask, correct, **options: (mask.float(), {}))
+    monkeypatch.setattr(shear, "shear_weights", lambda hidden, mask, correct, **options: mask.float())
     for method in ("grpo", "shear"):
         flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "3", "--name", method, "--method", method)
         assert run(tmp_path, *flags) == 0
