@@ -26,11 +26,16 @@ class Batch:
     """Everything a method may look at; rollouts of a group are adjacent."""
 
     advantages: Tensor  # (B,) float32, Eq. (1)
-    correct: Tensor  # (B,) bool
-    rollouts: Rollouts  # ids, mask (B, T)
+    rewards: Tensor  # (B,) float32, NaN where there is no verdict
+    rollouts: Rollouts  # ids, mask (B, T); the mask is empty where there is no verdict
     scored: Scored  # logp, entropies (B, T), hidden (B, T, d) on the CPU
     group_size: int
     stats: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def correct(self) -> Tensor:
+        """(B,) bool, the right rollouts."""
+        return self.rewards > 0.5
 
 
 def grpo(batch: Batch) -> Tensor:
@@ -52,6 +57,7 @@ def shear(batch: Batch, **options) -> Tensor:
 
 
 METHODS = {"grpo": grpo, "shear": shear}
+USES_HIDDEN = {"shear"}  # methods that read `scored.hidden`; for the others it is not kept
 
 
 def credit(method: str, batch: Batch, options: dict[str, dict]) -> Tensor:

@@ -37,7 +37,7 @@ class Rollouts:
     ids: Tensor  # (B, T) int64, exactly as sampled
     mask: Tensor  # (B, T) bool, True on response tokens including the stop token
     truncated: Tensor  # (B,) bool, no stop token within the limit
-    texts: list[str]  # B decoded responses, without special tokens
+    texts: list[str]  # B decoded responses, without the stop token
 
     def take(self, rows: Tensor) -> "Rollouts":
         """Some of the rollouts, without the columns that hold only their padding."""
@@ -82,10 +82,11 @@ def rollout(
 ) -> Rollouts:
     """Sample `group_size` responses to each prompt; temperature 0 is greedy decoding.
 
-    `batch_size` rollouts are generated at a time; the tokenizer's own padding token fills, else a stop id.
+    `batch_size` rollouts are generated at a time. Texts hold every sampled token but the stop token, special
+    ones spelt out: what is graded is what was sampled.
     """
     stops = stop_ids(model, tokenizer)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0]
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0] if stops else 0
     sampling = dict(do_sample=True, temperature=temperature) if temperature else dict(do_sample=False)
     config = GenerationConfig(
         **sampling,
@@ -97,9 +98,7 @@ def rollout(
         eos_token_id=stops or None,
         pad_token_id=pad,
     )
-    encoded = [
-        tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts for _ in range(group_size)
-    ]
+    encoded = [ids for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"] for _ in range(group_size)]
     prompt_ids, prompt_mask = _pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     folder_config = model.generation_config
     model.generation_config = GenerationConfig()  # or `generate` takes what we left unset from the folder's file
@@ -118,29 +117,34 @@ def rollout(
     is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
     mask = is_stop.cumsum(1) - is_stop.long() == 0  # (B, T) up to and including the first stop token
     truncated = ~is_stop.any(1)
-    texts = [tokenizer.decode(row[keep], skip_special_tokens=True) for row, keep in zip(ids, mask, strict=True)]
+    texts = [tokenizer.decode(row[keep]) for row, keep in zip(ids, mask & ~is_stop, strict=True)]
     return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, texts)
 
 
 @torch.no_grad()
-def score(model, rollouts: Rollouts, *, temperature: float, micro_batch: int) -> Scored:
-    """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward."""
+def score(model, rollouts: Rollouts, *, temperature: float, micro_batch: int, keep_hidden: bool = True) -> Scored:
+    """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
+
+    Without `keep_hidden` the states (B, T, d) are not stored: d is then 0.
+    """
     shape = rollouts.ids.shape
     logp, entropies = (torch.zeros(shape, device=rollouts.ids.device) for _ in range(2))  # (B, T) float32
     hidden = None
     for rows in tqdm(torch.arange(shape[0]).split(micro_batch), desc="score", leave=False, disable=None):
         part = rollouts.take(rows)
-        part_logp, part_entropies, part_hidden = forward(model, part, temperature)
+        log_probs, states = forward(model, part, temperature)
         width = part.ids.shape[1]
         if hidden is None:
-            hidden = torch.zeros(*shape, part_hidden.shape[-1], dtype=part_hidden.dtype)  # (B, T, d) on the CPU
-        logp[rows, :width], entropies[rows, :width] = part_logp, part_entropies
-        hidden[rows, :width] = part_hidden.cpu()
+            hidden = torch.zeros(*shape, states.shape[-1] if keep_hidden else 0, dtype=states.dtype)  # (B, T, d), CPU
+        logp[rows, :width] = token_logp(log_probs, part.ids)
+        entropies[rows, :width] = -(log_probs.exp() * log_probs).sum(-1)
+        if keep_hidden:
+            hidden[rows, :width] = states.cpu()
     return Scored(logp, entropies, hidden)
 
 
-def forward(model, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The model on prompt + response: log-probabilities (b, T), entropies (b, T), hidden states (b, T, d).
+def forward(model, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor]:
+    """The model on prompt + response: log-probabilities (b, T, V) float32 and hidden states (b, T, d).
 
     Token y_t is predicted from the state one position before it, and *is* the state at its own position:
     logits come from positions P-1 .. P+T-2, hidden states from P .. P+T-1. Padding on the right needs no
@@ -156,11 +160,12 @@ def forward(model, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tens
     ).last_hidden_state  # (b, P + T, d)
     first = rollouts.prompt_ids.shape[1]
     logits = model.get_output_embeddings()(states[:, first - 1 : -1]).float() / temperature  # (b, T, V)
-    log_probs = logits.log_softmax(-1)
-    logp = log_probs.gather(-1, rollouts.ids[..., None]).squeeze(-1)  # (b, T)
-    with torch.no_grad():
-        entropies = -(log_probs.exp() * log_probs).sum(-1)  # (b, T)
-    return logp, entropies, states[:, first:]
+    return logits.log_softmax(-1), states[:, first:]
+
+
+def token_logp(log_probs: Tensor, ids: Tensor) -> Tensor:
+    """Log-probabilities of the sampled tokens: (b, T, V), (b, T) -> (b, T)."""
+    return log_probs.gather(-1, ids[..., None]).squeeze(-1)
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

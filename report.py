@@ -31,7 +31,9 @@ def make_folder(args: argparse.Namespace) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise BadInput(f"--out {args.out}: {folder} cannot be made ({error}); choose another folder") from error
+        raise BadInput(
+            f"--out {args.out}: {folder} cannot be made ({error}); choose another --out or --name"
+        ) from error
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     (folder / "config.json").write_text(json.dumps({**vars(args), "versions": versions}, indent=1) + "\n")
     return folder
@@ -49,9 +51,9 @@ def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None
     print("  " + " ".join(f"{name}={value}" for name, value in vars(args).items()), flush=True)
 
 
-def step_metrics(batch: Batch, verdicts: list, weights: Tensor) -> dict[str, float]:
+def step_metrics(batch: Batch, weights: Tensor) -> dict[str, float]:
     """What a step says about its rollouts and its credit."""
-    mask, rewards = batch.rollouts.mask, np.array([verdict.score for verdict in verdicts])
+    mask, rewards = batch.rollouts.mask, batch.rewards.cpu().numpy()
     groups = rewards.reshape(-1, batch.group_size)
     mixed = weights[mask & (batch.advantages != 0)[:, None]]  # weights that matter: A is not 0
     return {
@@ -130,7 +132,7 @@ def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> N
         if place := result.get("localisation"):
             print(
                 f"weights against the true first error, {when}: AUC {place['auc']:.3f} pooled, "
-                f"{place['auc_rollout']:.3f} a rollout ({place['rollouts']} rollouts); "
+                f"{place['auc_rollout']:.3f} the mean of {place['rollouts']} rollouts; "
                 f"position alone {place['auc_position']:.3f}; "
                 f"mean weight {place['weight_before']:.2f} before it, {place['weight_after']:.2f} from it on"
             )

@@ -28,7 +28,7 @@ NUMBER = re.compile(r"[-+]?([0-9]{1,1000}(\.[0-9]{0,1000})?|\.[0-9]{1,1000})")
 
 
 class Verdict(NamedTuple):
-    """1.0 right, 0.0 wrong, and why: correct, wrong, no_answer, parse_error."""
+    """1.0 right, 0.0 wrong, and why: correct, wrong, no_answer, parse_error, truncated (given by the task)."""
 
     score: float
     reason: str
@@ -72,8 +72,8 @@ def last_box(text: str) -> str | None:
 
 
 def _tidy(text: str) -> str:
-    """The answer without dollar signs around it, a final full stop, and spaces at its ends."""
-    return text.strip().strip("$").rstrip(".").strip()
+    """The answer without a final full stop, dollar signs around it, and spaces at its ends."""
+    return text.strip().rstrip(".").strip("$").strip()
 
 
 def _read(text: str) -> list:

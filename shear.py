@@ -9,18 +9,21 @@ How it differs from plain GRPO, in full:
   4. The token's advantage is A * omega. The sign of A stays; omega is a constant for autograd.
 A group whose verdicts are all equal has no opposing side and keeps weight 1 (its advantage is 0 anyway).
 
-    paper                         | here
-    ------------------------------+----------------------------------------------------------------
-    Eq. (2)  spans S_k            | span_bounds
-    Eq. (3), (10)  W_eps(P, Q)    | sinkhorn.sinkhorn, called by _span_distances
-    Eq. (4)  opposing set O_i     | `right`, `wrong` in shear_weights
-    Alg. 1 line 5   d_k, Step 1   | opposing_distances
-    Alg. 1 line 10  nbar, Step 2  | mean_norm
-    Alg. 1 line 14  omega, Step 3 | token_weights
-    Alg. 1 line 16  omega = 1     | shear_weights, `omega = mask.float()`
-    Alg. 1 line 18  A * omega     | shear_advantages, Step 4
-    h_t (G, T, d)                 | `hidden`: after the final norm, at the position of y_t, any float dtype
-    w, s, eps                     | `window`, `stride` in tokens; `eps` in units of nbar
+    paper                              | here
+    -----------------------------------+-----------------------------------------------------------
+    G, T_i, A_i, h_t                   | `hidden` (G, T, d), `mask` (G, T), `advantages` (B,); h_t is after the
+                                       | final norm, at the position of y_t, in any float dtype
+    w, s, eps                          | `window`, `stride` in tokens; `eps` in units of nbar
+    Eq. (2)  S_k = [a_k, b_k], K_i     | span_bounds
+    Phat_k                             | Spans.mass
+    Eq. (3)  the cost ||x - y||        | `token_distances` in _span_distances
+    Eq. (10) W_eps(P, Q)               | sinkhorn.sinkhorn
+    Eq. (4)  opposing set O_i          | `right`, `wrong` in shear_weights
+    Alg. 1 line 5   d_k, Step 1        | opposing_distances
+    Alg. 1 line 10  nbar, Step 2       | mean_norm
+    Alg. 1 line 14  omega_t, Step 3    | token_weights
+    Alg. 1 line 16  omega_t = 1        | shear_weights, `omega = mask.float()`
+    Alg. 1 line 18  A omega, Step 4    | shear_advantages
 
 Where the paper is silent (eps, iterations, the stopping rule), the choices are the arguments' defaults.
 `reading="value"` is Eq. (10); at eps = 0.05 it carries a floor of up to 0.05 ln(window), even between equal
@@ -85,12 +88,10 @@ def shear_advantages(
     """Alg. 1 for a batch of groups: advantages (B,), hidden (B, T, d), mask (B, T), correct (B,) -> (B, T).
 
     Rollouts of a group are adjacent; `options` are those of `shear_weights`. `hidden` may rest on the CPU: a
-    group at a time visits the device of `advantages`.
+    group at a time visits the device of `mask`.
     """
-    weights = [
-        shear_weights(*(part[rows].to(advantages.device) for part in (hidden, mask, correct)), **options)
-        for rows in torch.arange(len(advantages)).split(group_size)
-    ]
+    groups = zip(*(part.split(group_size) for part in (hidden, mask, correct)), strict=True)
+    weights = [shear_weights(*group, **options) for group in groups]
     return advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
 
 
@@ -136,9 +137,12 @@ def shear_weights(
     if not right.any() or not wrong.any():
         return omega
 
+    hidden = hidden.to(mask.device)
     x, y = hidden[right], hidden[wrong]  # (N+, d), (N-, d), rollouts end to end
+    if not (x.isfinite().all() and y.isfinite().all()):
+        raise ValueError("the hidden states hold a value that is not finite")
     x_spans, y_spans = (
-        _spans([n for n in side.sum(1).tolist() if n], window, stride, hidden.device) for side in (right, wrong)
+        _spans([n for n in side.sum(1).tolist() if n], window, stride, mask.device) for side in (right, wrong)
     )
     nbar = mean_norm(x, y)  # Alg. 1 line 10, Step 2, first because eps is in its units
     solver = dict(eps=eps * nbar, max_iters=max_iters, tol=tol)
@@ -164,7 +168,8 @@ def opposing_distances(
             torch.einsum("kw,kwd->kd", spans.mass, states[spans.tokens].float())
             for states, spans in ((x, x_spans), (y, y_spans))
         )
-        matrix = 1 - torch.nn.functional.cosine_similarity(x_mean[:, None], y_mean[None], dim=-1)
+        normalized = torch.nn.functional.normalize
+        matrix = (1 - normalized(x_mean, dim=-1) @ normalized(y_mean, dim=-1).T).clamp_min(0.0)
     else:
         matrix, stats = _span_distances(x, y, x_spans, y_spans, distance, reading, solver)
     return matrix.amin(1), matrix.amin(0), stats
@@ -207,33 +212,29 @@ def _span_distances(
     token_distances = torch.cdist(
         x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist"
     )  # (N+, N-) float32, Eq. (3)
-    if not token_distances.isfinite().all():
-        raise ValueError("the hidden states hold a value that is not finite")
     kernel_width = max(token_distances.median().item(), 1e-30) if distance == "mmd" else None
-    shape = (len(x_spans.tokens), len(y_spans.tokens))
-    pairs_at_once = max(
-        1, CHUNK_ENTRIES.get(x.device.type, 2**19) // (x_spans.tokens.shape[1] * y_spans.tokens.shape[1])
-    )
-    distances, iterations, errors = [], [], []
-    for pairs in torch.arange(shape[0] * shape[1], device=x.device).split(pairs_at_once):
+    x_mass, y_mass = x_spans.mass, y_spans.mass  # (K+, w), (K-, w) float32
+    shape = (len(x_mass), len(y_mass))
+    matrix, error = torch.empty(2, shape[0] * shape[1], device=x.device)  # made once: growing lists fragment memory
+    iterations = torch.empty_like(error, dtype=torch.long)
+    pairs_at_once = max(1, CHUNK_ENTRIES.get(x.device.type, 2**19) // (x_mass.shape[1] * y_mass.shape[1]))
+    for pairs in torch.arange(len(matrix), device=x.device).split(pairs_at_once):
         k, l = pairs // shape[1], pairs % shape[1]  # noqa: E741 - the paper's letters
         # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the pairs first.
         block = token_distances[x_spans.tokens[k].T[:, None], y_spans.tokens[l].T[None]].permute(2, 0, 1)  # (P, w, w)
         if distance == "w1":
-            solved = sinkhorn(block, x_spans.mass[k], y_spans.mass[l], **solver)
-            distances.append(getattr(solved, reading).clamp_min(0.0))  # rounding can leave -1e-9
-            iterations.append(solved.iterations)
-            errors.append(solved.error)
+            solved = sinkhorn(block, x_mass[k], y_mass[l], **solver)
+            matrix[pairs] = getattr(solved, reading).clamp_min(0.0)  # rounding can leave -1e-9
+            iterations[pairs], error[pairs] = solved.iterations, solved.error
         elif distance == "chamfer":
-            distances.append(_chamfer(block, x_spans.inside[k], y_spans.inside[l]))
+            matrix[pairs] = _chamfer(block, x_spans.inside[k], y_spans.inside[l])
         else:
-            distances.append(_mean_kernel(block, x_spans.mass[k], y_spans.mass[l], kernel_width))
-    matrix = torch.cat(distances).view(shape)
+            matrix[pairs] = _mean_kernel(block, x_mass[k], y_mass[l], kernel_width)
+    matrix = matrix.view(shape)
     if distance == "mmd":
         x_self, y_self = _self_kernels(x, x_spans, kernel_width), _self_kernels(y, y_spans, kernel_width)
         matrix = (x_self[:, None] + y_self[None, :] - 2 * matrix).clamp_min(0.0).sqrt()
-    stats = {"iterations": torch.cat(iterations), "error": torch.cat(errors)} if iterations else {}
-    return matrix, stats
+    return matrix, {"iterations": iterations, "error": error} if distance == "w1" else {}
 
 
 def _chamfer(block: Tensor, x_inside: Tensor, y_inside: Tensor) -> Tensor:

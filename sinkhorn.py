@@ -27,10 +27,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Exponents are cut here: exp of it is finite in float32, so that no mass (0) times it stays 0. None is larger
-# but by rounding at a tiny eps.
-LARGEST = 80.0
-
 
 @dataclass(frozen=True)
 class Transport:
@@ -58,8 +54,8 @@ class Transport:
     def plan(self) -> Tensor:
         """(..., n, m) the coupling P, computed when asked for."""
         f, g = self.potentials
-        exponent = (f[..., :, None] + g[..., None, :] - self.matrix) / self.eps
-        plan = self.a[..., :, None] * self.b[..., None, :] * exponent.clamp(max=LARGEST).exp()
+        log_density = (f[..., :, None] + g[..., None, :] - self.matrix) / self.eps
+        plan = (log_density + self.a.log()[..., :, None] + self.b.log()[..., None, :]).exp()
         return torch.minimum(plan, self.b[..., None, :])  # true of P; at a tiny eps rounding alone exceeds it
 
 
@@ -93,11 +89,10 @@ def sinkhorn(
     a, b = (_masses(mass, (*batch, size), cost.device, dtype) for mass, size in ((a, n), (b, m)))
     support = (a[..., :, None] > 0) & (b[..., None, :] > 0)
     matrix = cost.to(dtype).masked_fill(~support, 0.0)  # (..., n, m)
-    if not matrix.isfinite().all():
-        raise ValueError("cost is not finite between two points with mass")
-
     # The problems lie along the last dimension: reductions over short rows are slow, over long ones they are not.
     scaled = (matrix.reshape(-1, n, m).permute(1, 2, 0) / eps).contiguous()  # (n, m, N) C / eps
+    if not scaled.isfinite().all():
+        raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
     f, g, error, iterations = _iterate(scaled, a.reshape(-1, n).T, b.reshape(-1, m).T, max_iters, tol)
     f, g = (eps * f.T).reshape(a.shape).masked_fill(a == 0, 0.0), (eps * g.T).reshape(b.shape).masked_fill(b == 0, 0.0)
     return Transport(matrix, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
@@ -113,8 +108,9 @@ def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
     for iteration in range(1, max_iters + 1):
         g = _softmin(C, f + log_a, dim=0)
         next_f = _softmin(C, g + log_b, dim=1)
-        # Row sums of the plan cost nothing extra: they are a * exp(f - next_f).
-        error = (a * (f - next_f).clamp(max=LARGEST).expm1()).abs().sum(0)  # (N,)
+        # The plan's row sums cost nothing extra. True ones are at most 1; rounding at a tiny eps exceeds it.
+        row_sums = (f - next_f + log_a).exp().clamp(max=1.0)  # (n, N)
+        error = (row_sums - a).abs().sum(0)  # (N,)
         all_f[:, live], all_g[:, live], all_error[live], all_iterations[live] = f, g, error, iteration
         going = error > tol
         if not going.any():

@@ -102,14 +102,20 @@ def read_problems(path: Path) -> list[dict]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"--data {path}, line {number}: not JSON ({error.msg}); give one object a line") from error
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in ("problem", "answer")):
-            raise BadInput(f'--data {path}, line {number}: needs "problem" and "answer", both text')
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"--data {path}, line {number}: not JSON ({error}); give one object a line") from error
+        texts = [row.get(key) for key in ("problem", "answer")] if isinstance(row, dict) else [None]
+        if not all(isinstance(text, str) and text.strip() and _is_unicode(text) for text in texts):
+            raise BadInput(f'--data {path}, line {number}: needs "problem" and "answer", both non-empty text')
         problems.append(row)
     if not problems:
         raise BadInput(f"--data {path}: holds no problem; give one JSON object a line")
     return problems
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON can spell half a surrogate pair, which no tokenizer reads."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _prompt(problem: dict, tokenizer) -> str:

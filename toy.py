@@ -35,7 +35,7 @@ KINDS = ("chain", "tree", "shortcut")
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", "\n", ";", *"0123456789", *"+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-SYMBOL = re.compile(r"\\boxed\{|[\s\S]")
+SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
 LINE = re.compile(r"([a-h])=((\w)([-+*])(\w))=(\d)([-+*])(\d)=(\d)\n")
 SHORT_LINE = re.compile(r"([a-h])=(\d)\n")
 BOX = re.compile(r"\\boxed\{(\d)\}")
@@ -191,6 +191,11 @@ def make_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
+def prompt_tokens(lines: int) -> int:
+    """Length of a prompt: 6 tokens a definition, the label asked for, the question mark and the end of line."""
+    return 6 * lines + 3
+
+
 def response_tokens(lines: int) -> int:
     """Length of a full response: 12 tokens a line, the box, its digit, the brace and the end."""
     return 12 * lines + 4
@@ -206,7 +211,7 @@ def make_model(lines: int, seed: int) -> Qwen2ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=256,
-        max_position_embeddings=6 * lines + 3 + 2 * response_tokens(lines),
+        max_position_embeddings=prompt_tokens(lines) + 2 * response_tokens(lines),  # room to ramble
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         initializer_range=0.05,
         tie_word_embeddings=True,
@@ -230,9 +235,9 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
         optimizer, lambda step: min(1.0, (step + 1) / 30, max(1, steps - step) / max(1, steps // 5))
     )
     for _ in (bar := tqdm(range(steps), desc="warm-up", leave=False, disable=None)):
-        ids, targets, weights = _demonstration_batch(lines, kind, forbidden, rng, model.device)
+        ids, weights = _demonstration_batch(lines, kind, forbidden, rng, model.device)
         logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets[:, 1:], reduction="none")
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
         loss = (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
         optimizer.zero_grad()
         loss.backward()
@@ -245,7 +250,7 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
 
 
 def _demonstration_batch(lines: int, kind: str, forbidden: set[str], rng: random.Random, device):
-    """32 demonstrations: ids (32, L), targets (32, L), loss weights (32, L); 0 on prompts and padding."""
+    """32 demonstrations: ids (32, L) int64, loss weights (32, L), 0 on prompts and padding."""
     rows, weights = [], []
     while len(rows) < 32:
         problem = make_problem(rng, lines, kind)
@@ -257,4 +262,4 @@ def _demonstration_batch(lines: int, kind: str, forbidden: set[str], rng: random
         weights.append([0.0] * len(prompt) + [1.0, *after_equals, 1.0])
     width = max(map(len, rows))
     ids = torch.tensor([row + [IDS["<pad>"]] * (width - len(row)) for row in rows], device=device)
-    return ids, ids, torch.tensor([row + [0.0] * (width - len(row)) for row in weights], device=device)
+    return ids, torch.tensor([row + [0.0] * (width - len(row)) for row in weights], device=device)

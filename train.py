@@ -17,6 +17,7 @@ Left out so far: several GPUs, bf16 compute with float32 master weights, checkpo
 """
 
 import argparse
+import dataclasses
 import math
 import random
 import sys
@@ -33,11 +34,12 @@ from transformers.utils import logging
 import report
 import shear
 import toy
-from credit import METHODS, Batch, credit, effective_weights, localisation
-from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollout, score
+from credit import METHODS, USES_HIDDEN, Batch, credit, effective_weights, localisation
+from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollout, score, token_logp
 from tasks import BadInput, Task, file_task, grade_answer
 
-# What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens.
+# What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
+# the scoring forward takes micro-batches above a mini-batch.
 EMBEDDED = dict(batch=128, microbatch=128, steps=40, lr=2e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1)
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
@@ -53,7 +55,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """The resolved configuration; raises BadInput."""
     parser = Parser(
         description="Train a causal LM with SHEAR or GRPO. Defaults are the paper's recipe.",
-        epilog="--task embedded replaces: " + ", ".join(f"--{name} {value}" for name, value in EMBEDDED.items()),
+        epilog="--task embedded replaces: " + ", ".join(f"{flag(name)} {value}" for name, value in EMBEDDED.items()),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument_group("what").add_argument
@@ -106,21 +108,31 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.set_defaults(**EMBEDDED)
     args = parser.parse_args(argv)
     args.task = task
+    if not 1 <= args.toy_lines <= len(toy.LABELS):
+        raise BadInput(f"--toy-lines {args.toy_lines}: give 1 to {len(toy.LABELS)}, as there are labels")
     if task == "embedded" and not args.max_tokens:
         args.max_tokens = toy.response_tokens(args.toy_lines)
     check(args)
     return args
 
 
+def flag(name: str) -> str:
+    """The command-line spelling of an argument's name."""
+    return "--" + name.replace("_", "-")
+
+
 def check(args: argparse.Namespace) -> None:
     """Everything that can be known to be wrong before a model is loaded; raises BadInput."""
     positive = (
         "batch max_tokens temperature generate_batch steps lr minibatch microbatch max_grad_norm eps max_iters tol "
-        "heldout eval_groups toy_lines window stride"
+        "heldout eval_groups warmup_steps window stride clip_low clip_high"
     )
     for name in positive.split():
         if not getattr(args, name) > 0:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: must be positive")
+            raise BadInput(f"{flag(name)} {getattr(args, name)}: must be positive; raise it")
+    for name in ("seed", "threads"):
+        if getattr(args, name) < 0:
+            raise BadInput(f"--{name} {getattr(args, name)}: must not be negative; raise it")
     if args.group < 2:
         raise BadInput(f"--group {args.group}: advantages compare the rollouts of a group; give 2 or more")
     for name, whole in (("batch", "minibatch"), ("minibatch", "group")):
@@ -138,8 +150,8 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
     if args.eval_groups > args.heldout:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
-    if args.toy_lines > len(toy.LABELS):
-        raise BadInput(f"--toy-lines {args.toy_lines}: there are {len(toy.LABELS)} labels; lower it")
+    if args.task == "embedded" and args.dtype != "float32" and not args.model:
+        raise BadInput(f"--dtype {args.dtype}: the warm-up is made in float32; leave it out or give --model")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
     if args.name and (Path(args.out) / args.name).exists():
@@ -159,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted before the first step: nothing was trained", file=sys.stderr)
+        print("interrupted outside the training steps: this run has no complete model", file=sys.stderr)
         return 130
 
 
@@ -167,23 +179,31 @@ def set_up(args: argparse.Namespace) -> tuple[Task, torch.nn.Module, object, lis
     """Task, policy and tokenizer, and what to tell the user about them; raises BadInput."""
     device = args.device if args.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     why = "asked for" if args.device != "auto" else "found" if device == "cuda" else "no CUDA device found"
-    notes = [f"device {device} ({why}), {args.dtype}, {torch.get_num_threads()} CPU threads"]
-    if args.dtype == "bfloat16":
-        notes.append("bfloat16 weights round away updates much smaller than 1/256 of a weight; float32 keeps them")
+    precision = {
+        "float32": "keeps updates of 1e-6",
+        "bfloat16": "asked for; it rounds away updates much smaller than 1/256 of a weight",
+    }[args.dtype]
+    notes = [f"device {device} ({why}), {args.dtype} ({precision}), {torch.get_num_threads()} CPU threads"]
     if args.model:
         policy, tokenizer = load(args)
     else:
         policy, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
     policy.to(device).eval()  # eval throughout: dropout would make sampler and trainer disagree
-    context = policy.config.get_text_config().max_position_embeddings
-    if args.max_tokens >= context:
+    context = getattr(policy.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    room = context - args.max_tokens  # for the prompt
+    if room < 1:
         raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
     if args.task == "embedded":
+        if room < toy.prompt_tokens(args.toy_lines):
+            raise BadInput(
+                f"--max-tokens {args.max_tokens}: with a prompt of {toy.prompt_tokens(args.toy_lines)} tokens it "
+                f"exceeds the model's context of {context}; lower it"
+            )
         task = embedded_task(args, tokenizer)
     else:
-        room = context - args.max_tokens
         task, dropped = file_task(args.data, tokenizer, heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
-        notes.append(f"{dropped} problems dropped: their prompts leave no room for {args.max_tokens} tokens")
+        if dropped:
+            notes.append(f"{dropped} problems dropped: their prompts leave no room for {args.max_tokens} tokens")
     size = sum(p.numel() for p in policy.parameters())
     notes.append(f"model {args.model or 'made here'}: {type(policy).__name__}, {size:,} parameters, context {context}")
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
@@ -191,13 +211,26 @@ def set_up(args: argparse.Namespace) -> tuple[Task, torch.nn.Module, object, lis
 
 
 def load(args: argparse.Namespace) -> tuple[torch.nn.Module, object]:
-    """Model and tokenizer of `--model`; raises BadInput."""
+    """Model and tokenizer of `--model`; raises BadInput for a folder that is broken, incomplete or of another kind."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.model)
-        policy = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype))
-    except (OSError, ValueError) as error:
+        policy, loading = AutoModelForCausalLM.from_pretrained(
+            args.model, dtype=getattr(torch, args.dtype), output_loading_info=True
+        )
+    except Exception as error:  # loaders raise of every kind; the cause stays attached
         reason = str(error).strip().split("\n")[0]
         raise BadInput(f"--model {args.model}: cannot be loaded ({reason}); give a Hugging Face folder") from error
+    if loading["missing_keys"]:
+        missing = sorted(loading["missing_keys"])[0]
+        raise BadInput(f"--model {args.model}: lacks weights ({missing} and perhaps others); give a complete folder")
+    ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"]
+    if not ids.numel() or len(tokenizer) > policy.get_input_embeddings().num_embeddings:
+        raise BadInput(f"--model {args.model}: its tokenizer is missing or another model's; save it in the folder")
+    with torch.no_grad():
+        plain = policy(ids).logits
+        ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
+    if not torch.allclose(plain, ours, atol=1e-3):  # soft caps, scales: `grpo.forward` would train another model
+        raise BadInput(f"--model {args.model}: its logits are not head(last hidden state); give another architecture")
     return policy, tokenizer
 
 
@@ -225,6 +258,7 @@ def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         save_model(policy, tokenizer, folder / "start")
     before = evaluate(policy, tokenizer, task, args)
+    report.append(folder / "metrics.jsonl", [{"before": report.summary(before)}])
     report.print_accuracy("before", before)
     # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike change little.
     optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=0.0)
@@ -237,9 +271,10 @@ def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str
             report.append(folder / "samples.jsonl", samples)
             tqdm.write(report.step_line(metrics, args.steps))
         after = evaluate(policy, tokenizer, task, args)
+        report.append(folder / "metrics.jsonl", [{"after": report.summary(after)}])
+        report.print_accuracy("before", before)
         report.print_accuracy("after", after)
         report.print_localisation(before, after, args)
-        report.append(folder / "metrics.jsonl", [{"before": report.summary(before), "after": report.summary(after)}])
     except KeyboardInterrupt:
         print(f"interrupted after {len(history)} of {args.steps} steps", file=sys.stderr)
         after, status = None, 130
@@ -260,15 +295,15 @@ def train_step(
     clock.lap("generate")
     verdicts = task.verdicts(problems, rollouts)
     clock.lap("grade")
-    scored = score(policy, rollouts, temperature=args.temperature, micro_batch=args.microbatch)
+    scored = score_all(policy, rollouts, args)
     clock.lap("score")
     batch = as_batch(rollouts, verdicts, scored, args.group)
     token_advantages = credit(args.method, batch, method_options(args))  # the one line in which methods differ
     clock.lap("weights")
-    updates = update(policy, optimizer, rollouts, scored, token_advantages, step, args)
+    updates = update(policy, optimizer, batch.rollouts, scored, token_advantages, step, args)
     clock.lap("train")
-    weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)  # (B, T)
-    metrics = {"step": step + 1, **report.step_metrics(batch, verdicts, weights), **updates, "seconds": clock.laps}
+    weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
+    metrics = {"step": step + 1, **report.step_metrics(batch, weights), **updates, "seconds": clock.laps}
     return metrics, report.sample_rows(step, tokenizer, task, problems, batch, verdicts, weights)
 
 
@@ -284,10 +319,21 @@ def sample(policy, tokenizer, task: Task, problems: list[dict], count: int, temp
     return rollout(policy, tokenizer, prompts, count, temperature=temperature, **limits)
 
 
+def score_all(policy, rollouts: Rollouts, args: argparse.Namespace) -> Scored:
+    """What the policy says of the rollouts; hidden states only for methods that read them."""
+    keep = args.method in USES_HIDDEN
+    return score(policy, rollouts, temperature=args.temperature, micro_batch=args.microbatch, keep_hidden=keep)
+
+
 def as_batch(rollouts: Rollouts, verdicts: list, scored: Scored, group_size: int) -> Batch:
-    """Verdicts become advantages, Eq. (1), and everything goes into the one thing that methods see."""
-    rewards = torch.tensor([verdict.score for verdict in verdicts], device=rollouts.ids.device)  # (B,)
-    return Batch(group_advantages(rewards, group_size), rewards > 0.5, rollouts, scored, group_size)
+    """Verdicts become advantages, Eq. (1), and everything goes into the one thing that methods see.
+
+    A rollout without a verdict (score None) loses its mask: it is in no set and in no loss.
+    """
+    scores = [math.nan if verdict.score is None else verdict.score for verdict in verdicts]
+    rewards = torch.tensor(scores, device=rollouts.ids.device)  # (B,) float32
+    rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
+    return Batch(group_advantages(rewards, group_size), rewards, rollouts, scored, group_size)
 
 
 def method_options(args: argparse.Namespace) -> dict[str, dict]:
@@ -304,15 +350,15 @@ def update(
     random.Random(f"minibatches {args.seed} {step}").shuffle(groups)
     totals = []
     for rows in torch.cat(groups).split(args.minibatch):
-        n_tokens = int(rollouts.mask[rows].sum())  # one count for the whole optimizer step
+        n_tokens = max(1, int(rollouts.mask[rows].sum()))  # one count for the whole optimizer step
         total = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
         optimizer.zero_grad()
         for micro in rows.split(args.microbatch):
             part = rollouts.take(micro)
             width = part.ids.shape[1]
-            logp, _, _ = forward(policy, part, args.temperature)
+            log_probs, _ = forward(policy, part, args.temperature)
             loss, metrics = policy_loss(
-                logp,
+                token_logp(log_probs, part.ids),
                 scored.logp[micro, :width],
                 token_advantages[micro, :width],
                 part.mask,
@@ -353,7 +399,7 @@ def mean_and_error(scores: np.ndarray) -> tuple[float, float]:
 
 def locate(policy, tokenizer, task: Task, problems, rollouts: Rollouts, verdicts, args: argparse.Namespace) -> dict:
     """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups."""
-    scored = score(policy, rollouts, temperature=args.temperature, micro_batch=args.microbatch)
+    scored = score_all(policy, rollouts, args)
     batch = as_batch(rollouts, verdicts, scored, args.group)
     token_advantages = credit(args.method, batch, method_options(args))
     weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)  # (B, T)

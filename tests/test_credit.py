@@ -19,7 +19,7 @@ def batch_of(seed: int = 0) -> Batch:
     rollouts = Rollouts(None, None, torch.zeros(8, 10, dtype=torch.long), mask, torch.zeros(8).bool(), [""] * 8)
     hidden = torch.randn(8, 10, 6, generator=generator)
     scored = Scored(torch.zeros(8, 10), torch.zeros(8, 10), hidden)
-    return Batch(group_advantages(rewards, 4), rewards > 0.5, rollouts, scored, 4)
+    return Batch(group_advantages(rewards, 4), rewards, rollouts, scored, 4)
 
 
 OPTIONS = {"shear": dict(window=4, stride=2)}

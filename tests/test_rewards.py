@@ -49,7 +49,7 @@ def test_verdicts(answer, gold, reason):
         ("", None),
     ],
 )
-def test_the_last_complete_box_is_the_answer(text, box):
+def test_the_last_box_is_the_answer_if_it_is_closed(text, box):
     """An earlier box does not stand in for one that is never closed: that would reward hedging."""
     assert last_box(text) == box
     if box is None:

@@ -66,7 +66,7 @@ _cache = {}
 
 def pot_distance(x, y, eps, reading):
     """Eq. (10) or <P, C> by POT."""
-    key = (x.tobytes(), y.tobytes(), reading)
+    key = (x.tobytes(), y.tobytes(), eps, reading)
     if key not in _cache:
         cost = ot.dist(x, y, metric="euclidean")
         solved = ot.solve(cost, reg=eps, reg_type="KL", max_iter=5000, tol=1e-10)

@@ -42,8 +42,8 @@ def test_shear_learns_the_embedded_task(tmp_path, capsys):
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
     assert run(tmp_path, *SMALL, "--warmup-steps", "450", "--steps", "30", "--name", "small") == 0
-    result = rows(tmp_path / "small" / "metrics.jsonl")[-1]
-    before, after = result["before"], result["after"]
+    first, *_, last = rows(tmp_path / "small" / "metrics.jsonl")
+    before, after = first["before"], last["after"]
     assert after["greedy"][0] >= before["greedy"][0] + 0.10
     assert after["sampled"][0] > before["sampled"][0]
     assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
@@ -59,8 +59,8 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
     assert (
         config["seed"] == 7 and config["minibatch"] == 32 and config["window"] == 12 and "torch" in config["versions"]
     )
-    metrics = rows(folder / "metrics.jsonl")
-    assert [row.get("step") for row in metrics] == [1, 2, None]
+    before, *metrics, after = rows(folder / "metrics.jsonl")
+    assert before["before"] and after["after"] and [row["step"] for row in metrics] == [1, 2]
     assert metrics[0]["abs_log_ratio"] < 1e-5
     assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "train"}
     samples = rows(folder / "samples.jsonl")
@@ -94,7 +94,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch
     for method in ("grpo", "shear"):
         flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "3", "--name", method, "--method", method)
         assert run(tmp_path, *flags) == 0
-    one, other = (rows(tmp_path / method / "metrics.jsonl")[:3] for method in ("grpo", "shear"))
+    one, other = (rows(tmp_path / method / "metrics.jsonl")[1:4] for method in ("grpo", "shear"))
     for name in ("loss", "grad_norm", "clip_share", "reward", "entropy"):
         assert [row[name] for row in one] == [row[name] for row in other]
     assert one[0]["grad_norm"] > 0
@@ -121,7 +121,7 @@ def test_the_micro_batch_changes_memory_only(tmp_path, start, monkeypatch):
     for size in ("2", "8", "32"):
         flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "1", "--name", size, "--microbatch", size)
         assert run(tmp_path, *flags, "--method", "grpo") == 0
-        seen.append(rows(tmp_path / size / "metrics.jsonl")[0])
+        seen.append(rows(tmp_path / size / "metrics.jsonl")[1])
     for other in seen[1:]:
         assert other["loss"] == pytest.approx(seen[0]["loss"], rel=1e-5, abs=1e-7)
         assert other["grad_norm"] == pytest.approx(seen[0]["grad_norm"], rel=1e-5)
@@ -153,21 +153,23 @@ def test_ctrl_c_keeps_what_there_is(tmp_path, start, monkeypatch, capsys):
 
     monkeypatch.setattr(train, "train_step", interrupted)
     assert run(tmp_path, "--task", "embedded", "--model", start, *SMALL, "--steps", "5", "--name", "cut") == 130
-    assert len(rows(tmp_path / "cut" / "metrics.jsonl")) == 1
+    before, *steps = rows(tmp_path / "cut" / "metrics.jsonl")
+    assert before["before"] and [row["step"] for row in steps] == [1]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "cut" / "model")
     assert (tmp_path / "cut" / "curve.png").exists()
     assert "interrupted after 1 of 5 steps" in capsys.readouterr().err
 
 
 def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
-    """During the warm-up nothing is worth saving, and nothing is left but a message."""
+    """During the warm-up nothing is worth saving: a message, and no model."""
 
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(toy, "warm_up", interrupt)
     assert run(tmp_path, *SMALL) == 130
-    assert "interrupted before the first step" in capsys.readouterr().err
+    assert "no complete model" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "embedded-shear-1").iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,14 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--batch 100", ["--batch 100", "--minibatch 32"]),
         ("--minibatch 12 --batch 24", ["--minibatch 12", "--group 8"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
+        ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "161"]),
         ("--toy-lines 9", ["--toy-lines 9"]),
+        ("--toy-lines -1", ["--toy-lines -1"]),
+        ("--warmup-steps 0", ["--warmup-steps 0", "positive"]),
+        ("--seed -1", ["--seed -1", "negative"]),
+        ("--threads -1", ["--threads -1", "negative"]),
+        ("--clip-low -1", ["--clip-low -1.0", "positive"]),
+        ("--dtype bfloat16", ["--dtype bfloat16", "float32"]),
         ("--toy-lines 1 --heldout 300", ["--toy-lines 1", "--heldout 300"]),
         ("--eval-groups 600", ["--eval-groups 600", "--heldout 512"]),
         ("--data x.jsonl", ["--data x.jsonl", "--model"]),
