@@ -28,9 +28,9 @@ NUMBER = re.compile(r"[-+]?([0-9]{1,1000}(\.[0-9]{0,1000})?|\.[0-9]{1,1000})")
 
 
 class Verdict(NamedTuple):
-    """1.0 right, 0.0 wrong, and why: correct, wrong, no_answer, parse_error, truncated (given by the task)."""
+    """1.0 right, 0.0 wrong, None no verdict; and why: correct, wrong, no_answer, parse_error, truncated."""
 
-    score: float
+    score: float | None
     reason: str
 
 

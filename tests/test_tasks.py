@@ -71,6 +71,10 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen_folder, tmp_pat
     [
         ('{"problem": "a", "answer": "1"}\n{"problem": \n', "line 2: not JSON"),
         ('{"problem": "a"}\n', 'line 1: needs "problem" and "answer"'),
+        ('{"problem": "a", "answer": " "}\n', "line 1: needs"),
+        ('{"problem": "\\ud800", "answer": "1"}\n', "line 1: needs"),
+        ('{"problem": "a", "answer": ' + "9" * 5000 + "}\n", "line 1: not JSON"),
+        ("[" * 100_000 + "\n", "line 1: not JSON"),
         ('\n{"problem": "a", "answer": 1}\n', "line 2: needs"),
         ("[1]\n", "line 1: needs"),
         ("\n\n", "holds no problem"),

@@ -287,6 +287,14 @@ def assert_repaired_bound(after, eta):
     assert after.sampled.mean() - margin(after.sampled) <= after.population + eta
 
 
+def assert_separated(before, after, eta):
+    bound = after.population - 2 * eta - union_slack(3 * len(STARTS), SPAN)
+    gap, slack = after.sampled.mean() - before.sampled.mean(), margin(after.sampled) + margin(before.sampled)
+    assert bound > 0
+    assert gap + slack >= bound
+    assert gap + slack < after.population
+
+
 def test_theorem_2_i_closest_span_is_within_eta_before_the_latest_divergence(theorem_2):
     """E d_min <= eta for b <= tau* = max tau_k. Fails if tau* were an earlier tau_k."""
     before, _, eta = theorem_2
@@ -301,24 +309,24 @@ def test_theorem_2_ii_repaired_closest_span_is_at_least_D_star_minus_eta_minus_u
 
 def test_theorem_2_iii_repaired_divergence_separates_closest_spans(theorem_2):
     """d_min grows by D* - 2 eta - M sqrt(2 ln J / n) at least. Fails if the closest span ignored the divergence."""
-    before, after, eta = theorem_2
-    bound = after.population - 2 * eta - union_slack(3 * len(STARTS), SPAN)
-    gap, slack = after.sampled.mean() - before.sampled.mean(), margin(after.sampled) + margin(before.sampled)
-    assert bound > 0
-    assert gap + slack >= bound
-    assert gap + slack < after.population
+    assert_separated(*theorem_2)
 
 
 def test_proposition_f1_i_right_span_is_within_eta_before_divergence(proposition_f1):
-    """E d_min <= eta for a right span with b <= tau. Fails if only wrong rollouts had an aligned opponent."""
+    """E d_min <= eta for a right span with b <= tau. Fails if tau were not the latest divergence of the wrong."""
     before, _, eta = proposition_f1
     assert_aligned(before, eta)
 
 
 def test_proposition_f1_ii_repaired_right_span_is_at_least_D_star_minus_eta_minus_union_slack(proposition_f1):
-    """E d_min >= D* - eta - M sqrt(2 ln J / n) for a right span with a > tau. Fails if the roles did not exchange."""
+    """E d_min >= D* - eta - M sqrt(2 ln J / n) for a right span, a > tau. Fails if a span strayed by more than (18)."""
     _, after, eta = proposition_f1
     assert_repaired_bound(after, eta)
+
+
+def test_proposition_f1_iii_repaired_divergence_separates_right_spans(proposition_f1):
+    """The same separation for right spans. Fails if the closest wrong span ignored the divergence."""
+    assert_separated(*proposition_f1)
 
 
 def test_theorem_2_ii_as_printed_has_a_counterexample():

@@ -91,6 +91,12 @@ def test_steps_after_an_error_are_judged_by_the_response_s_own_values():
     assert toy.first_error(PROBLEM, later) == (12, "arith")
 
 
+def test_special_tokens_in_a_response_are_tokens_and_faults():
+    """A sampled <pad> counts as one token, so that the index is that of the sampled ids."""
+    assert toy.first_error(PROBLEM, RIGHT.replace("b=3+a", "b=3+<pad>a")) == (12, "format")
+    assert toy.first_error(PROBLEM, "<pad>" + RIGHT[:12] + "x") == (0, "format")
+
+
 def test_a_right_shortcut_is_no_error():
     """A line without work counts by its value."""
     assert toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None

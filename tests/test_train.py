@@ -4,14 +4,18 @@ Run: pytest tests/test_train.py
 """
 
 import json
+import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteConfig, GraniteForCausalLM
 
 import shear
 import toy
 import train
+from credit import credit
+from grpo import Rollouts, Scored
+from rewards import Verdict
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
 SMALL = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64".split()
@@ -140,6 +144,69 @@ def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, caps
     printed = capsys.readouterr().out
     assert "1 problems dropped" in printed and "held-out accuracy after" in printed
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "math-shear-1" / "model")
+
+
+def test_a_rollout_without_a_verdict_counts_for_nothing():
+    """Score None: no advantage, no mask, in neither of SHEAR's sets; the others are as in a group without it."""
+    mask = torch.ones(4, 6).bool()
+    rollouts = Rollouts(None, None, torch.zeros(4, 6).long(), mask, torch.zeros(4).bool(), [""] * 4)
+    scored = Scored(torch.zeros(4, 6), torch.zeros(4, 6), torch.randn(4, 6, 3))
+    verdicts = [Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error"), Verdict(0.0, "wrong")]
+    batch = train.as_batch(rollouts, verdicts, scored, 4)
+    assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
+    ours = credit("shear", batch, {"shear": dict(window=3, stride=3)})
+    rest = torch.tensor([0, 1, 3])
+    alone = shear.shear_weights(scored.hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
+    torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
+    assert ours[2].abs().max() == 0
+
+
+def test_grpo_does_not_keep_hidden_states(start):
+    """At the paper's sizes they are 11 GB that nothing would read."""
+    flags = ["--task", "embedded", "--model", start, *SMALL]
+    for method, width in (("grpo", 0), ("shear", 128)):
+        args = train.parse_args([*flags, "--method", method])
+        task, policy, tokenizer, _ = train.set_up(args)
+        rollouts = train.sample(policy, tokenizer, task, task.train[:1], 8, 1.0, args)
+        assert train.score_all(policy, rollouts, args).hidden.shape[-1] == width
+
+
+def truncated_weights(folder):
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
+
+
+def missing_layer(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config.update(num_hidden_layers=3, layer_types=["full_attention"] * 3)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def missing_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+
+
+def scaled_logits(folder):
+    config = GraniteConfig(
+        vocab_size=300,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        logits_scaling=4,
+    )
+    GraniteForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("harm", [truncated_weights, missing_layer, missing_tokenizer, scaled_logits])
+def test_a_folder_that_would_train_wrongly_is_refused(harm, qwen_folder, tmp_path, capsys):
+    """Broken or missing weights, no tokenizer, logits that are not head(states): one sentence, status 2."""
+    folder = tmp_path / "model"
+    shutil.copytree(qwen_folder, folder)
+    harm(folder)
+    assert run(tmp_path, "--model", str(folder), "--data", "unread.jsonl", "--max-tokens", "9") == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert (message.startswith(f"error: --model {folder}: ") and "give" in message) or "save" in message
 
 
 def test_ctrl_c_keeps_what_there_is(tmp_path, start, monkeypatch, capsys):
