@@ -7,6 +7,7 @@ they survive nohup. Nothing here changes what is trained.
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,20 @@ from torch import Tensor
 from credit import Batch
 from grpo import Rollouts
 from tasks import BadInput, Task
+
+
+class Clock:
+    """Seconds of a step's phases."""
+
+    def __init__(self):
+        self.laps, self.last = {}, time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """The phase that ends now."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        self.laps[name], self.last = round(now - self.last, 3), now
 
 
 def make_folder(args: argparse.Namespace) -> Path:

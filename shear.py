@@ -168,7 +168,7 @@ def opposing_distances(
             torch.einsum("kw,kwd->kd", spans.mass, states[spans.tokens].float())
             for states, spans in ((x, x_spans), (y, y_spans))
         )
-        normalized = torch.nn.functional.normalize
+        normalized = torch.nn.functional.normalize  # 1 - cos(mean_P, mean_Q)
         matrix = (1 - normalized(x_mean, dim=-1) @ normalized(y_mean, dim=-1).T).clamp_min(0.0)
     else:
         matrix, stats = _span_distances(x, y, x_spans, y_spans, distance, reading, solver)
@@ -232,6 +232,7 @@ def _span_distances(
             matrix[pairs] = _mean_kernel(block, x_mass[k], y_mass[l], kernel_width)
     matrix = matrix.view(shape)
     if distance == "mmd":
+        # sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the median of the group's cross distances
         x_self, y_self = _self_kernels(x, x_spans, kernel_width), _self_kernels(y, y_spans, kernel_width)
         matrix = (x_self[:, None] + y_self[None, :] - 2 * matrix).clamp_min(0.0).sqrt()
     return matrix, {"iterations": iterations, "error": error} if distance == "w1" else {}

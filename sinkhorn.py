@@ -104,10 +104,10 @@ def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
     all_f, all_g, all_error = torch.zeros_like(log_a), torch.zeros_like(log_b), a.new_zeros(a.shape[1])
     all_iterations = torch.zeros_like(all_error, dtype=torch.long)
     live = torch.arange(a.shape[1], device=a.device)  # the problems that have not converged
-    f = _softmin(C, log_b, dim=1)
+    f = _softmin(C, log_b, dim=1)  # f-update, from g = 0
     for iteration in range(1, max_iters + 1):
-        g = _softmin(C, f + log_a, dim=0)
-        next_f = _softmin(C, g + log_b, dim=1)
+        g = _softmin(C, f + log_a, dim=0)  # g-update: from here on <a, f> + <b, g> bounds Eq. (10) from below
+        next_f = _softmin(C, g + log_b, dim=1)  # the next f-update, which also tells how far the rows are off
         # The plan's row sums cost nothing extra. True ones are at most 1; rounding at a tiny eps exceeds it.
         row_sums = (f - next_f + log_a).exp().clamp(max=1.0)  # (n, N)
         error = (row_sums - a).abs().sum(0)  # (N,)

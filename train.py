@@ -289,7 +289,7 @@ def train_step(
 ) -> tuple[dict, list[dict]]:
     """One sampling phase and its updates: the line from problems to loss. Returns metrics and samples."""
     torch.manual_seed(seed_of(args.seed, step))
-    clock = Clock()
+    clock = report.Clock()
     problems = task.draw(step, args.batch // args.group, args.seed)
     rollouts = sample(policy, tokenizer, task, problems, args.group, args.temperature, args)
     clock.lap("generate")
@@ -411,20 +411,6 @@ def locate(policy, tokenizer, task: Task, problems, rollouts: Rollouts, verdicts
         "localisation": localisation(weights, rollouts.mask, first),
         "example": report.example(tokenizer, rollouts, weights, first),
     }
-
-
-class Clock:
-    """Seconds of a step's phases."""
-
-    def __init__(self):
-        self.laps, self.last = {}, time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        """The phase that ends now."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.laps[name], self.last = round(now - self.last, 3), now
 
 
 def save_model(policy, tokenizer, folder: Path) -> None:
