@@ -40,7 +40,7 @@ from tasks import BadInput, Task, file_task, grade_answer
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch.
-EMBEDDED = dict(batch=128, microbatch=128, steps=40, lr=2e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1)
+EMBEDDED = dict(batch=128, microbatch=128, steps=40, lr=1e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1)
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
 

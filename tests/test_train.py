@@ -45,7 +45,7 @@ def test_shear_learns_the_embedded_task(tmp_path, capsys):
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
-    assert run(tmp_path, *SMALL, "--warmup-steps", "450", "--steps", "30", "--name", "small") == 0
+    assert run(tmp_path, *SMALL, "--warmup-steps", "450", "--steps", "30", "--lr", "2e-4", "--name", "small") == 0
     first, *_, last = rows(tmp_path / "small" / "metrics.jsonl")
     before, after = first["before"], last["after"]
     assert after["greedy"][0] >= before["greedy"][0] + 0.10
