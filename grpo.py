@@ -27,6 +27,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig
 
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -190,8 +192,8 @@ def policy_loss(
     advantages: Tensor,
     mask: Tensor,
     n_tokens: int,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
+    clip_low: float = CLIP_LOW,
+    clip_high: float = CLIP_HIGH,
 ) -> tuple[Tensor, dict[str, float]]:
     """Clipped surrogate of one micro-batch: logp, old_logp, mask (b, T); advantages (b,) or (b, T).
 

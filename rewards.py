@@ -19,6 +19,7 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
+import numpy as np
 from math_verify import LatexExtractionConfig, parse, verify
 
 # math-verify logs every expression it cannot read, with a traceback; the verdict's reason says it.
@@ -50,6 +51,11 @@ def grade_math(solution: str, gold: str) -> Verdict:
         return Verdict(0.0, "parse_error")
     right = verify(*readings, float_rounding=12, strict=True, timeout_seconds=None)
     return Verdict(1.0, "correct") if right else Verdict(0.0, "wrong")
+
+
+def scores_of(verdicts: list[Verdict]) -> np.ndarray:
+    """The scores as (B,) float64, NaN where there is no verdict."""
+    return np.array([np.nan if verdict.score is None else verdict.score for verdict in verdicts])
 
 
 def last_box(text: str) -> str | None:

@@ -18,6 +18,7 @@ Left out so far: several GPUs, bf16 compute with float32 master weights, checkpo
 
 import argparse
 import dataclasses
+import inspect
 import math
 import random
 import sys
@@ -31,16 +32,24 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+import grpo
 import report
 import shear
 import toy
 from credit import METHODS, USES_HIDDEN, Batch, credit, effective_weights, localisation
 from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollout, score, token_logp
+from rewards import scores_of
 from tasks import BadInput, Task, file_task, grade_answer
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch.
 EMBEDDED = dict(batch=128, microbatch=128, steps=40, lr=1e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1)
+# SHEAR's flags: the options of `shear_weights`, which states their defaults, but the list that receives statistics.
+SHEAR = {
+    name: option.default
+    for name, option in inspect.signature(shear.shear_weights).parameters.items()
+    if option.kind == option.KEYWORD_ONLY and name != "stats"
+}
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
 
@@ -67,15 +76,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add = parser.add_argument_group("SHEAR").add_argument
-    add("--window", type=int, default=100, help="span length w, tokens")
-    add("--stride", type=int, default=25, help="distance s between span starts, tokens")
-    add("--eps", type=float, default=0.05, help="entropic regularisation, in units of the mean hidden norm")
-    add("--reading", choices=shear.READINGS, default="value", help="Eq. (10) itself, or the transport cost only")
-    add("--distance", choices=shear.DISTANCES, default="w1", help="distance of two spans")
-    add("--normalize", choices=shear.NORMALIZATIONS, default="group", help="weights in group or rollout units")
-    add("--pool", choices=shear.POOLINGS, default="max", help="how a token pools the spans that cover it")
-    add("--max-iters", type=int, default=100, help="Sinkhorn iterations at most")
-    add("--tol", type=float, default=1e-3, help="marginal error at which a pair of spans stops")
+    add("--window", type=int, help="span length w, tokens")
+    add("--stride", type=int, help="distance s between span starts, tokens")
+    add("--eps", type=float, help="entropic regularisation, in units of the mean hidden norm")
+    add("--reading", choices=shear.READINGS, help="Eq. (10) itself, or the transport cost only")
+    add("--distance", choices=shear.DISTANCES, help="distance of two spans")
+    add("--normalize", choices=shear.NORMALIZATIONS, help="weights in group or rollout units")
+    add("--pool", choices=shear.POOLINGS, help="how a token pools the spans that cover it")
+    add("--max-iters", type=int, help="Sinkhorn iterations at most")
+    add("--tol", type=float, help="marginal error at which a pair of spans stops")
+    parser.set_defaults(**SHEAR)
     add = parser.add_argument_group("rollouts").add_argument
     add("--batch", type=int, default=512, help="rollouts a step")
     add("--group", type=int, default=8, help="rollouts a problem, G")
@@ -87,8 +97,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--lr", type=float, default=1e-6, help="AdamW, constant, no weight decay")
     add("--minibatch", type=int, default=32, help="rollouts an update; whole groups")
     add("--microbatch", type=int, default=4, help="rollouts a forward pass; changes memory only")
-    add("--clip-low", type=float, default=0.2, help="ratio bound below: 1 - this")
-    add("--clip-high", type=float, default=0.28, help="ratio bound above: 1 + this")
+    add("--clip-low", type=float, default=grpo.CLIP_LOW, help="ratio bound below: 1 - this")
+    add("--clip-high", type=float, default=grpo.CLIP_HIGH, help="ratio bound above: 1 + this")
     add("--max-grad-norm", type=float, default=1.0, help="gradient norm is cut to this")
     add = parser.add_argument_group("evaluation").add_argument
     add("--heldout", type=int, default=64, help="problems kept from training; greedy accuracy is over all of them")
@@ -330,16 +340,14 @@ def as_batch(rollouts: Rollouts, verdicts: list, scored: Scored, group_size: int
 
     A rollout without a verdict (score None) loses its mask: it is in no set and in no loss.
     """
-    scores = [math.nan if verdict.score is None else verdict.score for verdict in verdicts]
-    rewards = torch.tensor(scores, device=rollouts.ids.device)  # (B,) float32
+    rewards = torch.tensor(scores_of(verdicts), device=rollouts.ids.device).float()  # (B,) float32
     rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
     return Batch(group_advantages(rewards, group_size), rewards, rollouts, scored, group_size)
 
 
 def method_options(args: argparse.Namespace) -> dict[str, dict]:
     """Every method's own flags."""
-    names = ("window", "stride", "eps", "reading", "distance", "normalize", "pool", "max_iters", "tol")
-    return {"shear": {name: getattr(args, name) for name in names}}
+    return {"shear": {name: getattr(args, name) for name in SHEAR}}
 
 
 def update(
@@ -381,20 +389,25 @@ def evaluate(policy, tokenizer, task: Task, args: argparse.Namespace) -> dict:
     """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and credit's place."""
     torch.manual_seed(seed_of(args.seed, EVALUATION))
     greedy = sample(policy, tokenizer, task, task.heldout, 1, 0.0, args)
-    right = np.array([verdict.score for verdict in task.verdicts(task.heldout, greedy)])
+    right = scores_of(task.verdicts(task.heldout, greedy))
     problems = task.heldout[: args.eval_groups]
     rollouts = sample(policy, tokenizer, task, problems, args.group, args.temperature, args)
     verdicts = task.verdicts(problems, rollouts)
-    by_problem = np.array([verdict.score for verdict in verdicts]).reshape(-1, args.group).mean(1)
-    result = {"greedy": (*mean_and_error(right), len(right)), "sampled": (*mean_and_error(by_problem), len(verdicts))}
+    scores = scores_of(verdicts)
+    by_problem = np.nanmean(scores.reshape(-1, args.group), 1)
+    result = {
+        "greedy": (*mean_and_error(right), int(np.isfinite(right).sum())),
+        "sampled": (*mean_and_error(by_problem), int(np.isfinite(scores).sum())),
+    }
     if task.first_error:
         result.update(locate(policy, tokenizer, task, problems, rollouts, verdicts, args))
     return result
 
 
 def mean_and_error(scores: np.ndarray) -> tuple[float, float]:
-    """Mean and its standard error over independent problems."""
-    return float(scores.mean()), float(scores.std(ddof=1) / math.sqrt(len(scores))) if len(scores) > 1 else math.nan
+    """Mean and its standard error over independent problems, those without a verdict left out."""
+    known = scores[np.isfinite(scores)]
+    return float(known.mean()), float(known.std(ddof=1) / math.sqrt(len(known))) if len(known) > 1 else math.nan
 
 
 def locate(policy, tokenizer, task: Task, problems, rollouts: Rollouts, verdicts, args: argparse.Namespace) -> dict:
@@ -402,13 +415,13 @@ def locate(policy, tokenizer, task: Task, problems, rollouts: Rollouts, verdicts
     scored = score_all(policy, rollouts, args)
     batch = as_batch(rollouts, verdicts, scored, args.group)
     token_advantages = credit(args.method, batch, method_options(args))
-    weights = effective_weights(token_advantages, batch.advantages, rollouts.mask)  # (B, T)
+    weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
     first = torch.full_like(batch.correct, -1, dtype=torch.long)  # (B,) first wrong token, -1: does not count
     for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
         error = task.first_error(problems[row // args.group], rollouts.texts[row])
         first[row] = error[0] if error else -1
     return {
-        "localisation": localisation(weights, rollouts.mask, first),
+        "localisation": localisation(weights, batch.rollouts.mask, first),
         "example": report.example(tokenizer, rollouts, weights, first),
     }
 

@@ -3,6 +3,7 @@
 Run: pytest tests/test_sinkhorn.py
 """
 
+import doctest
 import itertools
 import math
 
@@ -11,6 +12,7 @@ import ot
 import pytest
 import torch
 
+import sinkhorn as module
 from sinkhorn import sinkhorn
 
 EXACT = dict(max_iters=20_000, tol=1e-11)  # comparisons to 1e-6 need a converged solve
@@ -169,3 +171,8 @@ def test_bad_input_is_named(arguments, message):
     """ValueError that says what is wrong."""
     with pytest.raises(ValueError, match=message):
         sinkhorn(**{"cost": torch.ones(3, 3), **arguments})
+
+
+def test_the_docstring_s_example_runs():
+    """An example that nobody runs goes stale."""
+    assert doctest.testmod(module) == (0, 2)

@@ -15,7 +15,7 @@ import toy
 import train
 from credit import credit
 from grpo import Rollouts, Scored
-from rewards import Verdict
+from rewards import Verdict, scores_of
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
 SMALL = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64".split()
@@ -159,6 +159,12 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     alone = shear.shear_weights(scored.hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert ours[2].abs().max() == 0
+
+
+def test_held_out_problems_without_a_verdict_leave_mean_and_error():
+    """They are no zeros: one right, one wrong, one unknown is .5, not .33."""
+    scores = scores_of([Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error")])
+    assert train.mean_and_error(scores) == (0.5, pytest.approx(0.5))
 
 
 def test_grpo_does_not_keep_hidden_states(start):
