@@ -73,8 +73,9 @@ def step_metrics(batch: Batch, weights: Tensor) -> dict[str, float]:
     mixed = weights[mask & (batch.advantages != 0)[:, None]]  # weights that matter: A is not 0
     return {
         "reward": float(np.nanmean(rewards)),
-        "solved": float((np.nanmax(groups, 1) > 0.5).mean()),
+        "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
         "equal_groups": float((batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()),
+        "infra_errors": int(np.isnan(rewards).sum()),  # rollouts without a verdict, which left their groups
         "length": mask.sum(1).float().mean().item(),
         "truncated": batch.rollouts.truncated.float().mean().item(),
         "entropy": batch.scored.entropies[mask].mean().item(),
@@ -90,7 +91,8 @@ def step_line(m: dict, steps: int) -> str:
     return (
         f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f}"
         f" | equal {m['equal_groups']:.2f} | len {m['length']:.0f} | trunc {m['truncated']:.2f}"
-        f" | entropy {m['entropy']:.3f} | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
+        f" | infra {m['infra_errors']} | entropy {m['entropy']:.3f} | clip {m['clip_share']:.3f}"
+        f" | logratio {m['abs_log_ratio']:.0e}"
         f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
     )
 
@@ -106,7 +108,7 @@ def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdic
             {
                 "step": step + 1,
                 "problem": problem["problem"],
-                "answer": problem["answer"],
+                task.reference: problem[task.reference],
                 "response": text,
                 "score": verdicts[row].score,
                 "reason": verdicts[row].reason,

@@ -1,14 +1,15 @@
 """Tasks: problems, their prompts, and how a response is graded.
 
-    task = file_task("problems.jsonl", tokenizer, ...)   # one {"problem": ..., "answer": ...} a line
-    task.draw(step, count, seed)                         # the problems of one training step
-    task.verdicts(problems, rollouts)                    # a Verdict for each rollout
+    task = file_task("math", "problems.jsonl", tokenizer, ...)   # {"problem": ..., "answer": ...} a line
+    task = file_task("code", "problems.jsonl", tokenizer, ...)   # {"problem": ..., "tests": ...}, as in `rewards.py`
+    task.draw(step, count, seed)                                 # the problems of one training step
+    task.verdicts(problems, rollouts)                            # a Verdict for each rollout
 
 The embedded task is built from the same `Task` in `train.py`; its problems come from `toy.py`. A prompt is the
-tokenizer's chat template around the problem and an instruction to box the answer, or, where there is no
+tokenizer's chat template around the problem and an instruction on the form of the answer, or, where there is no
 template, the two as plain text.
 
-Left out: data sets from a hub, code problems, a choice of templates.
+Left out: data sets from a hub, a choice of templates.
 """
 
 import json
@@ -18,9 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grpo import Rollouts
-from rewards import Verdict, grade_math
+from rewards import Verdict, grade_all, style_of
 
-INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
+# What a kind of problems asks for, and under which key its lines hold what a response is graded against.
+INSTRUCTIONS = {
+    "math": r"Please reason step by step, and put your final answer within \boxed{}.",
+    "code": "Please reason step by step, and give your final program in a ```python block.",
+}
+REFERENCES = {"math": "answer", "code": "tests"}
 
 
 class BadInput(ValueError):
@@ -29,13 +35,14 @@ class BadInput(ValueError):
 
 @dataclass(frozen=True)
 class Task:
-    """Problems are dictionaries with at least "problem" and "answer", both text."""
+    """Problems are dictionaries with at least "problem", a text, and `reference`, what a response is graded against."""
 
     name: str
     train: list[dict]
     heldout: list[dict]
     prompt: Callable[[dict], str]
-    grade: Callable[[str, dict], Verdict]
+    grade: Callable[[str, object], Verdict]
+    reference: str = "answer"
     # The first wrong step of a response, (token, kind) or None, where a task knows it.
     first_error: Callable[[dict, str], tuple[int, str] | None] | None = None
 
@@ -51,28 +58,32 @@ class Task:
     def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
         """One verdict a rollout; G rollouts a problem, adjacent. A response without an end scores 0."""
         group_size = len(rollouts.texts) // len(problems)
-        return [
-            Verdict(0.0, "truncated") if cut else self.grade(text, problems[row // group_size])
-            for row, (text, cut) in enumerate(zip(rollouts.texts, rollouts.truncated.tolist(), strict=True))
-        ]
+        whole = [row for row, cut in enumerate(rollouts.truncated.tolist()) if not cut]
+        references = [problems[row // group_size][self.reference] for row in whole]
+        verdicts = [Verdict(0.0, "truncated")] * len(rollouts.texts)
+        grades = grade_all(self.grade, [rollouts.texts[row] for row in whole], references)
+        for row, grade in zip(whole, grades, strict=True):
+            verdicts[row] = grade
+        return verdicts
 
 
-def grade_answer(response: str, problem: dict) -> Verdict:
-    """The last boxed answer against the problem's."""
-    return grade_math(response, problem["answer"])
-
-
-def file_task(path: str, tokenizer, *, heldout: int, seed: int, max_prompt_tokens: int) -> tuple[Task, int]:
-    """Problems of a JSON-lines file, `heldout` of them (drawn by the seed) kept for evaluation.
+def file_task(
+    kind: str, path: str, tokenizer, grade: Callable, *, heldout: int, seed: int, max_prompt_tokens: int
+) -> tuple[Task, int]:
+    """Problems of a JSON-lines file, "math" or "code", `heldout` of them (drawn by the seed) kept for evaluation.
 
     Returns the task and the number of problems dropped because their prompt exceeds `max_prompt_tokens`.
     Raises BadInput for a file that cannot be read or used, naming the line.
     """
-    problems = read_problems(Path(path))
+    problems = read_problems(Path(path), kind)
+
+    def prompt(problem: dict) -> str:
+        return _prompt(f"{problem['problem']}\n{INSTRUCTIONS[kind]}", tokenizer)
+
     fitting = [
-        p
-        for p in problems
-        if len(tokenizer(_prompt(p, tokenizer), add_special_tokens=False)["input_ids"]) <= max_prompt_tokens
+        problem
+        for problem in problems
+        if len(tokenizer(prompt(problem), add_special_tokens=False)["input_ids"]) <= max_prompt_tokens
     ]
     if len(fitting) <= heldout:
         raise BadInput(
@@ -80,17 +91,11 @@ def file_task(path: str, tokenizer, *, heldout: int, seed: int, max_prompt_token
             f"{max_prompt_tokens} tokens, not more than --heldout {heldout}; lower --heldout or --max-tokens"
         )
     random.Random(f"heldout {seed}").shuffle(fitting)
-    task = Task(
-        name="math",
-        train=fitting[heldout:],
-        heldout=fitting[:heldout],
-        prompt=lambda problem: _prompt(problem, tokenizer),
-        grade=grade_answer,
-    )
+    task = Task(kind, fitting[heldout:], fitting[:heldout], prompt, grade, REFERENCES[kind])
     return task, len(problems) - len(fitting)
 
 
-def read_problems(path: Path) -> list[dict]:
+def read_problems(path: Path, kind: str) -> list[dict]:
     """The problems of a JSON-lines file; blank lines are skipped. Raises BadInput, naming the line."""
     problems = []
     try:
@@ -104,23 +109,28 @@ def read_problems(path: Path) -> list[dict]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BadInput(f"--data {path}, line {number}: not JSON ({error}); give one object a line") from error
-        texts = [row.get(key) for key in ("problem", "answer")] if isinstance(row, dict) else [None]
-        if not all(isinstance(text, str) and text.strip() and _is_unicode(text) for text in texts):
-            raise BadInput(f'--data {path}, line {number}: needs "problem" and "answer", both non-empty text')
+        if not isinstance(row, dict) or not _is_text(row.get("problem")):
+            raise BadInput(f'--data {path}, line {number}: needs "problem", non-empty text')
+        if kind == "math" and not _is_text(row.get("answer")):
+            raise BadInput(f'--data {path}, line {number}: needs "answer", non-empty text')
+        if kind == "code":
+            try:
+                style_of(row.get("tests"))
+            except ValueError as error:
+                raise BadInput(f'--data {path}, line {number}, "tests": {error}') from error
         problems.append(row)
     if not problems:
         raise BadInput(f"--data {path}: holds no problem; give one JSON object a line")
     return problems
 
 
-def _is_unicode(text: str) -> bool:
-    """JSON can spell half a surrogate pair, which no tokenizer reads."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+def _is_text(value) -> bool:
+    """Non-empty text; JSON can spell half a surrogate pair, which no tokenizer reads."""
+    return isinstance(value, str) and bool(value.strip()) and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
-def _prompt(problem: dict, tokenizer) -> str:
+def _prompt(content: str, tokenizer) -> str:
     """The text that the model continues; special tokens are written out in it."""
-    content = f"{problem['problem']}\n{INSTRUCTION}"
     if tokenizer.chat_template:
         messages = [{"role": "user", "content": content}]
         return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

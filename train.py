@@ -3,6 +3,7 @@
     python train.py                                          # the embedded task, minutes on two CPU cores
     python train.py --method grpo                            # the same without span weights
     python train.py --model PATH --data problems.jsonl       # real problems, any Hugging Face causal LM folder
+    python train.py --model PATH --task code --data problems.jsonl       # programs, graded in a sandbox
 
 One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, score them once
 with the policy that sampled them (old log-probabilities and the hidden states), turn verdicts into advantages
@@ -23,6 +24,7 @@ import math
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +36,14 @@ from transformers.utils import logging
 
 import grpo
 import report
+import sandbox
 import shear
 import toy
 from credit import METHODS, USES_HIDDEN, Batch, credit, effective_weights, localisation
 from grpo import Rollouts, Scored, forward, group_advantages, policy_loss, rollout, score, token_logp
-from rewards import scores_of
-from tasks import BadInput, Task, file_task, grade_answer
+from rewards import grade_code, grade_math, scores_of
+from sandbox import SandboxError
+from tasks import REFERENCES, BadInput, Task, file_task
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch.
@@ -68,9 +72,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument_group("what").add_argument
-    add("--task", choices=("embedded", "math"), help="if not given: embedded without --model, math with it")
+    add("--task", choices=("embedded", "math", "code"), help="if not given: embedded without --model, math with it")
     add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
-    add("--data", help='JSON-lines file with "problem" and "answer" (math)')
+    add("--data", help='JSON-lines file with "problem" and "answer" (math) or "tests" (code)')
     add("--method", choices=tuple(METHODS), default="shear", help="credit method")
     add("--seed", type=int, default=0, help="problems, weights of a new model, sampling, shuffling")
     add("--out", default="runs", help="folder of the runs")
@@ -92,6 +96,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--max-tokens", type=int, default=3000, help="response limit, tokens; 0: a full response (embedded)")
     add("--temperature", type=float, default=1.0, help="of sampler and trainer alike")
     add("--generate-batch", type=int, default=512, help="rollouts generated at a time")
+    add = parser.add_argument_group("grading").add_argument
+    add("--grade-timeout", type=float, help="seconds for one response; if not given: 5 (math), 10 (code)")
+    add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="code: auto is the strongest that works")
     add = parser.add_argument_group("optimisation").add_argument
     add("--steps", type=int, default=300, help="sampling phases")
     add("--lr", type=float, default=1e-6, help="AdamW, constant, no weight decay")
@@ -152,10 +159,18 @@ def check(args: argparse.Namespace) -> None:
             )
     if args.stride > args.window:
         raise BadInput(f"--stride {args.stride} exceeds --window {args.window}: tokens go uncovered; lower it")
-    if args.task == "math" and not args.model:
-        raise BadInput("--task math needs --model; give a Hugging Face folder or hub id")
-    if args.task == "math" and not args.data:
-        raise BadInput('--task math needs --data; give a JSON-lines file with "problem" and "answer"')
+    if args.task != "embedded" and not args.model:
+        raise BadInput(f"--task {args.task} needs --model; give a Hugging Face folder or hub id")
+    if args.task != "embedded" and not args.data:
+        key = REFERENCES[args.task]
+        raise BadInput(f'--task {args.task} needs --data; give a JSON-lines file with "problem" and "{key}"')
+    if args.grade_timeout is not None and not 0 < args.grade_timeout <= 86_400:
+        raise BadInput(f"--grade-timeout {args.grade_timeout}: must be positive and a day at most; change it")
+    if args.task == "code":
+        try:
+            sandbox.choose_level(args.sandbox)
+        except SandboxError as error:
+            raise BadInput(f"--sandbox {args.sandbox}: {error}; choose another level or another machine") from error
     if args.task == "embedded" and args.data:
         raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
     if args.eval_groups > args.heldout:
@@ -211,7 +226,8 @@ def set_up(args: argparse.Namespace) -> tuple[Task, torch.nn.Module, object, lis
             )
         task = embedded_task(args, tokenizer)
     else:
-        task, dropped = file_task(args.data, tokenizer, heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
+        sizes = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
+        task, dropped = file_task(args.task, args.data, tokenizer, grader(args), **sizes)
         if dropped:
             notes.append(f"{dropped} problems dropped: their prompts leave no room for {args.max_tokens} tokens")
     size = sum(p.numel() for p in policy.parameters())
@@ -244,6 +260,12 @@ def load(args: argparse.Namespace) -> tuple[torch.nn.Module, object]:
     return policy, tokenizer
 
 
+def grader(args: argparse.Namespace):
+    """`grade(response, reference)` of the task, with the flags' limits."""
+    options = {"timeout_s": args.grade_timeout} if args.grade_timeout else {}
+    return partial(grade_code, level=args.sandbox, **options) if args.task == "code" else partial(grade_math, **options)
+
+
 def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
     if len(tokenizer) != len(toy.SYMBOLS):
@@ -254,7 +276,9 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         raise BadInput(
             f"--toy-lines {args.toy_lines}: too few different problems for --heldout {args.heldout}; raise it"
         )
-    return Task("embedded", train, heldout, lambda problem: problem["problem"], grade_answer, toy.first_error)
+    return Task(
+        "embedded", train, heldout, lambda problem: problem["problem"], grader(args), first_error=toy.first_error
+    )
 
 
 def run(args: argparse.Namespace, task: Task, policy, tokenizer, notes: list[str]) -> int:
@@ -394,7 +418,8 @@ def evaluate(policy, tokenizer, task: Task, args: argparse.Namespace) -> dict:
     rollouts = sample(policy, tokenizer, task, problems, args.group, args.temperature, args)
     verdicts = task.verdicts(problems, rollouts)
     scores = scores_of(verdicts)
-    by_problem = np.nanmean(scores.reshape(-1, args.group), 1)
+    groups = scores.reshape(-1, args.group)
+    by_problem = np.nanmean(groups[np.isfinite(groups).any(1)], 1)
     result = {
         "greedy": (*mean_and_error(right), int(np.isfinite(right).sum())),
         "sampled": (*mean_and_error(by_problem), int(np.isfinite(scores).sum())),

@@ -10,8 +10,8 @@ import report
 import toy
 from credit import Batch
 from grpo import Rollouts, Scored, group_advantages
-from rewards import Verdict
-from tasks import Task, grade_answer
+from rewards import Verdict, grade_math
+from tasks import Task
 
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"
@@ -29,7 +29,7 @@ def step():
     scored = Scored(torch.zeros(ids.shape), torch.full(ids.shape, 0.25), torch.zeros(*ids.shape, 2))
     batch = Batch(group_advantages(rewards, 2), rewards, rollouts, scored, 2, stats={"sinkhorn_error": 0.5})
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
-    task = Task("embedded", [], [], None, grade_answer, toy.first_error)
+    task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)
     weights[2], weights[3, :12], weights[3, 12:] = 0.5, 0.1, 0.9
     return tokenizer, task, problems, batch, weights

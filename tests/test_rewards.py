@@ -1,11 +1,18 @@
-"""rewards.py: right and wrong answers side by side, and what counts as an answer at all.
+"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. Cheats: test_cheats.py.
 
 Run: pytest tests/test_rewards.py
 """
 
+import os
+import signal
+import threading
+
 import pytest
 
-from rewards import grade_math, last_box
+import rewards
+import sandbox
+from rewards import Verdict, code_blocks, grade_all, grade_code, grade_math, last_box, program_of, same_output
+from sandbox import SandboxError
 
 
 @pytest.mark.parametrize(
@@ -14,26 +21,30 @@ from rewards import grade_math, last_box
         ("7", "7", "correct"),
         ("007", "7", "correct"),
         ("0.50", ".5", "correct"),
-        (r"\frac{1}{2}", "0.5", "correct"),
-        (r"\dfrac12", r"\frac{1}{2}", "correct"),
-        (r"\left( 3, \frac{\pi}{2} \right)", r"(3, \frac{\pi}{2})", "correct"),
-        (r"3 \sqrt{2}", r"\sqrt{18}", "correct"),
-        ("x^2+2x+1", "(x+1)^2", "correct"),
         ("$5$.", "5", "correct"),
+        (r"\dfrac12", r"\frac{1}{2}", "correct"),
+        (r"3 \sqrt{2}", r"\sqrt{18}", "correct"),
         ("8", "7", "wrong"),
         ("1000000", "1000001", "wrong"),
         ("0.3333333", r"\frac{1}{3}", "wrong"),
-        ("1", "1,2", "wrong"),
-        ("(1,2]", "(1,2)", "wrong"),
-        ("x=3", "x=4", "wrong"),
         (r"4\sqrt{2}", "4", "wrong"),
+        (r"\frac{", "4", "no_answer"),
+        (r"\unknown{", "4", "no_answer"),
+        ("?", "4", "parse_error"),
         ("", "0", "no_answer"),
         ("  ", "0", "no_answer"),
+        ("9" * 10**6, "9" * 10**6 + "1", "wrong"),
+        ("-0.0", "0", "correct"),
+        ("-.50", "-0.5", "correct"),
+        ("-5", "5", "wrong"),
+        (".", "0", "parse_error"),
+        (r"9^{9^{9^{9}}}", "1", "timeout"),
+        ("{" * 100_000 + "1" + "}" * 100_000, "1", "timeout"),
     ],
 )
-def test_verdicts(answer, gold, reason):
-    """One row a case; the score is 1 exactly for `correct`."""
-    verdict = grade_math(rf"We find \boxed{{{answer}}}.", gold)
+def test_math_verdicts(answer, gold, reason):
+    """One row a way to end; the score is 1 exactly for `correct`. What takes for ever is answered at the limit."""
+    verdict = grade_math(rf"We find \boxed{{{answer}}}.", gold, timeout_s=2.0 if reason == "timeout" else 30.0)
     assert verdict == (1.0 if reason == "correct" else 0.0, reason)
 
 
@@ -41,18 +52,24 @@ def test_verdicts(answer, gold, reason):
     "text, box",
     [
         (r"\boxed{1} and then \boxed{2}", "2"),
+        (r"\boxed {2}", "2"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{a\\}", r"a\\"),
         (r"\boxed{1} but \boxed{2", None),
+        (r"\boxed{1} \boxed{}", ""),
         (r"\boxed{\}", None),
+        (r"\fbox{2}", None),
         ("the answer is 2", None),
         ("", None),
+        (r"\boxed{" * 100_000, None),
+        ("x" * 10**6 + r"\boxed{2}" + "\\" * 10**6, "2"),
     ],
 )
 def test_the_last_box_is_the_answer_if_it_is_closed(text, box):
     """An earlier box does not stand in for one that is never closed: that would reward hedging."""
     assert last_box(text) == box
-    if box is None:
+    if not box:
         assert grade_math(text, "1").reason == "no_answer"
 
 
@@ -63,6 +80,199 @@ def test_nothing_in_a_box_is_run(tmp_path):
     assert verdict.score == 0.0 and not target.exists()
 
 
-def test_absurd_numbers_are_answered():
-    """A hundred thousand digits are wrong, not an exception."""
-    assert grade_math(rf"\boxed{{{'9' * 100_000}}}", "1").score == 0.0
+def test_workers_serve_many_threads_and_are_replaced_when_they_die():
+    """Killed while idle or at work, a worker costs no verdict."""
+    golds = [rf"\sqrt{{{n}}}" for n in range(2, 14)]
+    texts = [rf"\boxed{{{n}^{{1/2}}}}" for n in range(2, 14)]
+    results: list = []
+    threads = [threading.Thread(target=lambda: results.append(grade_all(grade_math, texts, golds))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [[Verdict(1.0, "correct")] * 12] * 2
+    for worker in rewards._idle:
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+    assert grade_all(grade_math, texts, golds) == [Verdict(1.0, "correct")] * 12
+
+
+def test_a_question_that_kills_its_workers_is_wrong(monkeypatch):
+    """Twice in a row, alone with it: it is the answer and not the machine."""
+
+    def die(*_):
+        raise EOFError
+
+    monkeypatch.setattr(rewards.Worker, "ask", die)
+    assert grade_math(r"\boxed{x}", "y") == (0.0, "crashed")
+
+
+def test_no_process_to_be_had_is_no_verdict(monkeypatch):
+    """A machine's failure is not the answer's: None, and said once."""
+
+    def fail(*args, **options):
+        raise OSError("Resource temporarily unavailable")
+
+    sandbox.choose_level("auto")
+    monkeypatch.setattr(rewards, "_idle", [])
+    monkeypatch.setattr(rewards.subprocess, "Popen", fail)
+    with pytest.warns(RuntimeWarning, match="temporarily unavailable"):
+        assert grade_math(r"\boxed{x}", "y") == (None, "infra_error")
+    with pytest.warns(RuntimeWarning, match="no supervisor can be started"):
+        assert grade_code("```\nprint(1)\n```", STDIO) == (None, "infra_error")
+
+
+STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
+
+
+@pytest.mark.parametrize(
+    "response, program",
+    [
+        ("```python\na()\n```", "a()"),
+        ("```\na()\n```", "a()"),
+        ("~~~py\na()\n~~~", "a()"),
+        ("````Python3\na()\n```\n````", "a()\n```"),
+        ("Text\n\n```python\na()\n```\nand\n```python\nb()\n```\nmore", "b()"),
+        ("1. First\n   ```python\n   if a:\n       b()\n   ```", "if a:\n    b()"),
+        ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"),
+        ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
+        ("```python\na()\n```\n```cpp\nint main(){}\n```", "a()"),
+        ("```python\na()\n```\n```\nb()\n```", "b()"),
+        ("```python\na()\n```\nInput:\n```\nn = 3\n```", "a()"),
+        ("```python\na()\n```\n```\n>>> a()\n6\n```", "a()"),
+        ("```python title='a'\na()\n```", "a()"),
+        ("```{.python}\na()\n```", "a()"),
+        (
+            '```python\ndef a():\n    """\n    ```\n    x\n    ```\n    """\n```',
+            'def a():\n    """\n    ```\n    x\n    ```\n    """',
+        ),
+        ("```python\na(\n```python\nb()\n```", "b()"),
+        ("```python\na = '\x0c'\n```", "a = '\x0c'"),
+        ("```python\na()\n```\n```python\nb(", "a()"),
+        ("```python\r\na()\r\n```\r\n", "a()"),
+        ("```python\na()", None),
+        ("a()", None),
+        ("", None),
+    ],
+)
+def test_the_last_complete_python_block_is_the_program(response, program):
+    """Whatever stands around it; a sample of its output is none."""
+    assert program_of(response, STDIO) == program
+    assert program is not None or grade_code(response, STDIO) == (0.0, "no_answer")
+
+
+@pytest.mark.parametrize(
+    "text, blocks",
+    [
+        ("`" * 10**6, 0),
+        ("```\n" * 10**5, 50_000),
+        ("``` " * 10**5, 0),
+        ("```" + " " * 10**6 + "!", 0),
+        ("~" * 10**5 + "`", 0),
+        ("~~~" + " " * 10**5 + "`", 0),
+        ("~~~" + "w" * 10**5 + "`", 0),
+        ("~~~py\n" + "=" * 10**6 + "\n~~~", 1),
+    ],
+)
+def test_hostile_fences_are_read_in_linear_time(text, blocks):
+    """In the training process, where a quadratic search would take an hour."""
+    assert len(code_blocks(text)) == blocks
+    assert program_of(text, STDIO) == ("=" * 10**6 if blocks == 1 else None)
+
+
+PROMPT = 'def f(x):\n    """Add one."""\n'
+HUMANEVAL = {"prompt": PROMPT, "test": "def check(candidate):\n    assert candidate(1) == 2", "entry_point": "f"}
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "def f(x):\n    return x + 1",
+        "    return x + 1",
+        "return x + 1",
+        "  y = x\n  return y + 1",
+        "f = lambda x: x + 1",
+        "f: object = lambda x: x + 1",
+        "    def f(x):\n        return x + 1",
+        "from __future__ import annotations\ndef f(x: Unknown):\n    return x + 1",
+        "import math\n\ndef g(x):\n    return x + 1\n\ndef f(x):\n    return g(x)",
+    ],
+)
+def test_humaneval_takes_a_function_or_its_body(block):
+    """The prompt comes first, so its imports and helpers are there."""
+    assert grade_code(f"```python\n{block}\n```", HUMANEVAL) == (1.0, "correct")
+
+
+@pytest.mark.parametrize(
+    "text, expected, equal",
+    [
+        ("6\n", "6", True),
+        ("6 \n\n", "6\n", True),
+        ("1\r\n2\r\n", "1\n2\n", True),
+        ("0.33333333", "0.333333333333", True),
+        ("1e-7 x", "1.0e-07 x", True),
+        ("2", "2.0", True),
+        ("3.14 yes", "3.141592653 yes", False),
+        ("0.5", "0.25", False),
+        ("2.0", "2", False),
+        ("2.0000000001", "2", False),
+        ("1000001", "1000000", False),
+        ("nan", "0.5", False),
+        ("inf", "1e308", False),
+        ("1_0", "10.0", False),
+        ("1 2", "12", False),
+        (" 1  2", "1 2", True),
+        ("\n1", "1", True),
+        (" a", "a", False),
+        ("a  b", "a b", False),
+        ("1\n\n2", "1\n2", False),
+        ("YES", "Yes", False),
+        ("", "1", False),
+        ("1\n1", "1", False),
+        ("", "", True),
+    ],
+)
+def test_outputs_are_compared_line_by_line(text, expected, equal):
+    """White space at the end does not count, and only a decimal is compared as a number."""
+    assert same_output(text, expected) is equal
+
+
+def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
+    """A sleeper and a crasher between honest programs change nothing for these."""
+    programs = ["print(2)", "import time; time.sleep(60)", "print(int(input()) + 1)", "1 / 0", "print(3)"] * 2
+    texts = [f"```python\n{program}\n```" for program in programs]
+    verdicts = grade_all(grade_code, texts, [STDIO] * len(texts), timeout_s=2.0)
+    assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "correct", "crashed", "wrong"] * 2
+    assert grade_all(grade_code, [], []) == []
+
+
+def test_tests_that_cannot_be_run_are_no_verdict():
+    """Nothing to fail is nothing to pass, and a broken test is nobody's wrong answer."""
+    response = "```python\ndef f(x): return x + 1\n```"
+    for tests in (
+        {},
+        {"asserts": []},
+        {"inputs": ["1"], "outputs": []},
+        {"inputs": ["1"], "outputs": [5]},
+        {"prompt": "", "test": "", "entry_point": ""},
+    ):
+        with pytest.warns(RuntimeWarning, match="no verdict"):
+            assert grade_code(response, tests) == (None, "infra_error")
+    for assertion in ("assert f(1 == 2", "import no_such_module", "assert f(lambda: 1) == 2"):
+        with pytest.warns(RuntimeWarning, match="cannot be read|no_such_module|no plain data"):
+            assert grade_code(response, {"asserts": [assertion]}) == (None, "infra_error")
+
+
+def test_a_sandbox_that_breaks_is_no_verdict_and_one_that_cannot_be_had_is_an_error(monkeypatch):
+    """A level that does not work here ends the run before it begins; later failures leave their group."""
+
+    def fail(*args, **options):
+        raise SandboxError("the supervisor died")
+
+    monkeypatch.setattr(sandbox, "choose_level", lambda level: "strict")
+    monkeypatch.setattr(sandbox, "supervise", fail)
+    with pytest.warns(RuntimeWarning, match="supervisor died"):
+        assert grade_code("```\nprint(2)\n```", STDIO) == (None, "infra_error")
+    monkeypatch.setattr(sandbox, "choose_level", fail)
+    with pytest.raises(SandboxError):
+        grade_code("```\nprint(2)\n```", STDIO)

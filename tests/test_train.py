@@ -16,6 +16,7 @@ import train
 from credit import credit
 from grpo import Rollouts, Scored
 from rewards import Verdict, scores_of
+from sandbox import SandboxError
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
 SMALL = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64".split()
@@ -146,6 +147,37 @@ def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, caps
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "math-shear-1" / "model")
 
 
+def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder, monkeypatch, capsys):
+    """A verdict that cannot be had shows in the step line and in the metrics, and does not stop the run."""
+    problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
+    (tmp_path / "code.jsonl").write_text(f"{json.dumps(problem)}\n" * 6)
+
+    def grade(response, tests, **options):
+        assert options["level"] == "auto" and tests == problem["tests"]
+        return Verdict(None, "infra_error") if len(response) % 2 else Verdict(0.0, "wrong")
+
+    monkeypatch.setattr(train, "grade_code", grade)
+    sizes = "--steps 1 --batch 8 --group 4 --minibatch 4 --max-tokens 300 --heldout 2 --eval-groups 2".split()
+    flags = ("--model", str(qwen_folder), "--task", "code", "--data", str(tmp_path / "code.jsonl"), *sizes)
+    assert run(tmp_path, *flags) == 0
+    metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
+    assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
+    assert f"| infra {metrics['infra_errors']} |" in capsys.readouterr().out
+    assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
+
+
+def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(tmp_path, monkeypatch, capsys):
+    """`--sandbox strict` where name spaces are forbidden: one sentence, status 2."""
+
+    def refuse(level):
+        raise SandboxError(f"{level}: name spaces: Operation not permitted")
+
+    monkeypatch.setattr(train.sandbox, "choose_level", refuse)
+    assert run(tmp_path, "--task", "code", "--model", "m", "--data", "d", "--sandbox", "strict") == 2
+    error = capsys.readouterr().err
+    assert "--sandbox strict" in error and "not permitted" in error and error.count("\n") == 1
+
+
 def test_a_rollout_without_a_verdict_counts_for_nothing():
     """Score None: no advantage, no mask, in neither of SHEAR's sets; the others are as in a group without it."""
     mask = torch.ones(4, 6).bool()
@@ -272,6 +304,10 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--eval-groups 600", ["--eval-groups 600", "--heldout 512"]),
         ("--data x.jsonl", ["--data x.jsonl", "--model"]),
         ("--task math", ["--task math", "--model"]),
+        ("--task code", ["--task code", "--model"]),
+        ("--task code --model QWEN", ["--data", "tests"]),
+        ("--task code --model QWEN --data DATA --max-tokens 9", ["--data DATA", "line 1", "tests"]),
+        ("--grade-timeout 0", ["--grade-timeout 0.0", "positive"]),
         ("--model nowhere/at-all-here", ["--data"]),
         ("--model FOLDER --data DATA", ["--model FOLDER", "cannot be loaded"]),
         ("--model QWEN --data nowhere.jsonl --max-tokens 9", ["--data nowhere.jsonl", "cannot be read"]),

@@ -1,0 +1,123 @@
+"""Linux name spaces by the C library: a process that sees no network, no other process and hardly a file.
+
+    unshare(new_user)            name spaces of users, mounts, processes, network, IPC and host name
+    build_root(site)             in process 1 of them: a read-only root with Python in it, an almost empty /tmp
+    give_up_rights(stranger)     no way back
+
+By ctypes, because Python has `os.unshare` from 3.12 on and has no mount(2) at all. Needs Linux 5.12 (one call
+makes all mounts read-only), and a kernel and a container that allow it: root, or name spaces of users.
+Used by `jail.py`, hence plain imports only.
+"""
+
+import ctypes
+import os
+import stat
+import struct
+import sys
+
+DISK = 2**26  # bytes, all files in /tmp together
+HOME = "/tmp/program"
+
+CLONE = dict(mount=0x00020000, uts=0x04000000, ipc=0x08000000, pid=0x20000000, net=0x40000000)
+CLONE_USER = 0x10000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
+MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY = 442, -100, 0x8000, 1
+PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def check(result: int, what: str) -> None:
+    """Raise OSError where a call of the C library failed."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def unshare(new_user: bool) -> None:
+    """Name spaces of its own; the next fork is process 1. Who is not root needs one of users to be allowed to."""
+    user, group = os.geteuid(), os.getegid()
+    check(libc.unshare(sum(CLONE.values()) + CLONE_USER * new_user), "name spaces")
+    if new_user:
+        map_user(f"0 {user} 1", f"0 {group} 1")
+
+
+def map_user(users: str, groups: str) -> None:
+    """Who this process is in its new name space of users."""
+    for name, text in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def forbid_name_spaces() -> None:
+    """No more of them, in which a program could mount file systems of any size; and nothing to write in /proc."""
+    user, group = os.geteuid(), os.getegid()
+    try:
+        check(libc.unshare(CLONE_USER | CLONE["mount"]), "name spaces")
+        map_user(f"{user} {user} 1", f"{group} {group} 1")
+        with open("/proc/sys/user/max_user_namespaces", "w") as file:
+            file.write("0")
+        change_mounts("/proc", add=ATTR_RDONLY)
+    except OSError:
+        return  # users may not make any here, or not use them, and so the program may not, either
+
+
+def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str = "") -> None:
+    """mount(2)."""
+    arguments = (text and text.encode() for text in (source, target, kind))
+    check(libc.mount(*arguments, flags, options.encode()), f"mounting {target}")
+
+
+def change_mounts(path: str, add: int = 0, remove: int = 0, flags: int = 0) -> None:
+    """mount_setattr(2)."""
+    changes = struct.pack("4Q", add, remove, 0, 0)
+    check(libc.syscall(MOUNT_SETATTR, AT_FDCWD, path.encode(), flags, changes, len(changes)), f"changing {path}")
+
+
+def build_root(site: list[str]) -> None:
+    """A root of its own: Python and the system's libraries read-only, a few devices, its /proc, an empty /tmp."""
+    new = "/proc"  # a directory that exists everywhere and that nothing below needs
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", new, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    os.mkdir(f"{new}/tmp")  # before the others, as Python may lie in there
+    mount("tmpfs", f"{new}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={DISK},nr_inodes=4096")
+    for path in ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc/alternatives", sys.base_prefix, *site):
+        if os.path.islink(path) and not os.path.lexists(new + path):
+            os.symlink(os.readlink(path), new + path)
+        elif os.path.isdir(path) and not os.path.exists(new + path):
+            os.makedirs(new + path)
+            mount(path, new + path, None, MS_BIND | MS_REC)
+    os.mkdir(f"{new}/dev")
+    os.makedirs(f"{new}/etc", exist_ok=True)
+    for path in ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/etc/ld.so.cache"):
+        if os.path.exists(path):
+            os.close(os.open(new + path, os.O_CREAT))
+            mount(path, new + path, None, MS_BIND)
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        os.symlink(f"/proc/self/fd/{number}", f"{new}/dev/{name}")
+    os.symlink("/tmp", f"{new}/dev/shm")
+    os.mkdir(f"{new}/proc")
+    mount("proc", f"{new}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    change_mounts(new, add=ATTR_RDONLY, flags=AT_RECURSIVE)
+    for path in ("tmp", "proc"):
+        change_mounts(f"{new}/{path}", remove=ATTR_RDONLY)
+    os.chdir(new)
+    check(libc.syscall(PIVOT_ROOT, b".", b"."), "a new root")  # over the old one, which goes then
+    check(libc.umount2(b".", 2), "leaving the old root")
+    os.mkdir(HOME, 0o777)
+    os.chmod(HOME, 0o777)
+    os.chdir(HOME)
+
+
+def give_up_rights(stranger: int | None, strict: bool) -> None:
+    """root becomes a user that does not exist; another user loses what a name space of users gave."""
+    if stranger is not None:
+        if stat.S_ISFIFO(os.fstat(1).st_mode):
+            os.fchown(1, stranger, stranger)  # so that /dev/stdout can be opened
+        os.setgroups([])
+        os.setresgid(stranger, stranger, stranger)
+        os.setresuid(stranger, stranger, stranger)
+        libc.prctl(PR_SET_DUMPABLE, 1)  # cleared by that; what follows needs it
+    if strict:
+        forbid_name_spaces()
+        check(libc.capset(struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", 0, 0, 0, 0, 0, 0)), "rights")
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no new rights")

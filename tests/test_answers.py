@@ -1,0 +1,130 @@
+"""answers.py: what is the same answer in another spelling, and beside it what only looks like it.
+
+Run: pytest tests/test_answers.py
+"""
+
+import pytest
+
+from answers import compare
+
+# (answer, gold)
+SAME = [
+    # looks
+    (r"\displaystyle 5", "5"), (r"\color{red}{5}", "5"), (r"\textcolor{blue}{5}", "5"), (r"5\$", "5"),
+    (r"\langle 1,2,3\rangle", "(1,2,3)"),
+    # plain numbers, compared digit for digit
+    ("5", "5"), ("5.0", "5"), ("+5", "5"), ("025", "25"), (".5", "0.5"), ("5.", "5"),
+    # a rounded decimal is not the number, except to twelve places
+    ("0.0833333333333333", r"\frac{1}{12}"), ("0.5", r"\frac12"),
+    # small constants: their difference is not nothing
+    (r"6.72\times 10^{-5}", ".0000672"), (r"1.5\cdot10^6", "1500000"), ("4^{504.5}", "2^{1009}"),
+    # thousands
+    ("1,000", "1000"), ("1{,}000{,}000", "1000000"), (r"10,\!080", "10080"), ("1 000", "1000"), (r"10\,080", "10080"),
+    (r"10\ 080", "10080"), ("12~345~678", "12345678"), (r"\$32,\!348", "32348"), ("x=1,000", "1000"),
+    (r"1,000\text{ km}", "1000"),
+    # mixed numbers, and numbers that only stand side by side
+    ("7 3/4", r"\frac{31}{4}"), (r"7\frac34", r"\frac{31}{4}"), ("-7 3/4", r"-\frac{31}{4}"),
+    # million and its like
+    (r"3\text{ million}", "3000000"), ("3 million", "3000000"), (r"\$2.5\text{ billion}", "2500000000"),
+    # units, degrees, ordinals
+    (r"5\text{ cm}", "5"), ("5", r"5\mbox{ cm}^2"), (r"12\,\mathrm{km/h}", "12"), (r"4\text{ square inches}", "4"),
+    ("36 dollars", "36"), ("£36", "36"), (r"\text{36 dollars}", "36"), ("12 square units", "12"), (r"30^\circ", "30"),
+    ("30°", r"30^{\circ}"), (r"\frac{270}{7}^\circ", r"\frac{270}7\text{ degrees}"), (r"5^{\text{th}}", "5"),
+    ("21st", "21"),
+    # percent
+    (r"62.5\%", "62.5%"), ("62.5", "62.5%"), (r"10\%", "10"), ("0.175", r"17.5\%"),
+    # text, choices and times
+    ("Evelyn", r"\text{Evelyn}"), (r"\textbf{ evelyn}", r"\text{Evelyn}"), ("C", r"\text{(C)}"),
+    (r"\text{C}", r"\text{(C)}"), ("(C)", r"\text{C}"), (r"4:30 \text{ p.m.}", r"\text{4:30 p.m.}"),
+    (r"4:30\text{ PM}", r"\text{4:30 p.m.}"), ("11:21", "V_{1}:V_{2}=11:21"), ("4 : 3", "4:3"), (r"\frac43", "4:3"),
+    # bases
+    ("52_8", "52_{8}"), ("52", "52_8"),
+    # names before an answer, and equations as answers
+    ("x=5", "5"), ("5", "x=5"), ("2x+3", "y = 2x + 3"), ("n^2-n-1", r"m_{\max }=n^{2}-n-1"),
+    (r"x=\frac{10}{2}=5", "5"), ("f(2)=5", "5"), ("-2x+4y=6", "x-2y+3=0"), ("xy=1", r"y=\frac1x"),
+    # algebra
+    ("(a+5)(b+2)", "ab+2a+5b+10"), (r"\sec^2 y", r"\tan^2 y+1"), (r"\frac{1}{\sqrt2+1}", r"\sqrt2-1"),
+    (r"\frac{(2n)!}{n!^2}", r"\binom{2n}{n}"), (r"\frac{1+i}{2}", r"\frac{1}{1-i}"), (r"\dfrac 34", r"\tfrac{3}{4}"),
+    # lists, sets, tuples
+    ("5,3,1", "1,3,5"), (r"\{1,3,5\}", "1,3,5"), (r"3 \text{ or } 5", "3,5"), (r"x=1\text{ or }x=-2", "1,-2"),
+    (r"\pm1,\pm7", "1,-1,7,-7"), ("69, 84", "$69$,$84$"), (r"1\pm\sqrt{19}", r"1+\sqrt{19},1-\sqrt{19}"),
+    (r"(0,\pm2),(4,\pm23)", "(0,2),(0,-2),(4,23),(4,-23)"), (r"1,2,\ldots,10", r"1,2,\dots,10"),
+    # intervals and conditions
+    ("x<-5", r"(-\infty,-5)"), (r"\frac12\le x\le 8", r"[\frac12,8]"), (r"-2\le x\le 7", r"x\in[-2,7]"),
+    (r"x<2\text{ or }x>3", r"(-\infty,2)\cup(3,\infty)"),
+    (r"(3,\infty)\cup(-\infty,2)", r"(-\infty, 2) \cup (3, \infty)"), (r"k\ge2", r"k \geqslant 2"),
+    (r"\varnothing", r"\emptyset"),
+    # matrices
+    (r"\begin{bmatrix}0.2\\[4pt]-3.6\end{bmatrix}", r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}"),
+]  # fmt: skip
+
+OTHER = [
+    # plain numbers, compared digit for digit
+    ("-5", "5"), ("5", "-5"), ("6", "5"), ("50", "5"), ("1.5", "1"), ("3.000001", "3"), ("0.99999999999999999", "1"),
+    ("100000000000000000001", "100000000000000000000"), ("9" * 1500, "9" * 1499 + "8"),
+    # a rounded decimal is not the number, except to twelve places
+    ("0.3333333", r"\frac13"), ("33.3", r"\frac{100}{3}"), ("1.414", r"\sqrt2"), ("3.14", r"\pi"),
+    # small constants: their difference is not nothing
+    (r"\frac{1}{2^{99}}", r"\frac{1}{2^{100}}"), (r"\frac{1}{100!}", r"\frac{1}{101!}"),
+    (r"6.7\times10^{-34}", r"6.6\times10^{-34}"), (r"\frac{\sqrt2}{10^{20}}", r"\frac{\sqrt3}{10^{20}}"),
+    ("10^{20}+1", "10^{20}"), ("2^{64}-1", "2^{64}"),
+    # thousands
+    ("1,001", "1000"), ("1 000", "1"), ("1,0", "10"), ("1, 000, 5", "10005"),
+    # mixed numbers, and numbers that only stand side by side
+    ("73/4", r"\frac{31}{4}"), ("7 3/4", r"\frac{21}{4}"), (r"5\quad 6", "11"), ("5 6", "30"), ("5 6", "5"),
+    # million and its like
+    (r"3\text{ million}", "3"), (r"3\text{ million}", "3000"),
+    # units, degrees, ordinals
+    (r"6\text{ cm}", "5"),
+    # a letter at the end is no unit
+    ("6", "6m"), ("5", "5t"), (r"2\pi", r"2\pi h"), ("2n", "2"),
+    # percent
+    (r"6.25\%", "62.5%"), ("17", r"17.5\%"),
+    # text, choices and times
+    (r"2:15 \text{ p.m.}", r"4:30 \text{ p.m.}"), (r"4:30 \text{ a.m.}", r"4:30 \text{ p.m.}"), ("2:15", "4:30"),
+    (r"4 \text{ a.m.}", r"4 \text{ p.m.}"),
+    (r"\text{Evelina}", r"\text{Evelyn}"), (r"\text{Nevely}", r"\text{Evelyn}"), ("D", r"\text{(C)}"),
+    (r"\text{(C) or (D)}", r"\text{(C)}"), (r"4:30 \text{ a.m.}", r"\text{4:30 p.m.}"),
+    (r"5:30 \text{ p.m.}", r"\text{4:30 p.m.}"), ("1:00", "12:00"), (r"\text{the correct answer}", "5"), ("x", "5"),
+    # bases
+    ("52_9", "52_8"), ("42", "52_8"), ("52_8", "42"), ("52_8", "52"), ("1112122_3", "1112112_3"),
+    # names before an answer, and equations as answers
+    ("x=4", "5"), ("x=3", "x=4"), ("x=4", "y=4"), ("0", "x^2+1=0"), ("11a+c", "7=11a+c"), ("x-2y-3=0", "x-2y+3=0"),
+    ("x^2+2=0", "x^2+1=0"), ("6=5", "5"), ("x=4=5", "5"), ("1=2=5", "5"), (r"x\ne5", "5"), ("x>5", "5"),
+    # algebra
+    ("(a-5)(b+2)", "ab+2a+5b+10"), (r"\sqrt2+1", r"\sqrt2-1"), ("|x|", "x"), (r"\binom{2n}{n+1}", r"\binom{2n}{n}"),
+    (r"\frac{1-i}{2}", r"\frac{1}{1-i}"), ("R-r", "0"), ("R+r", "2r"), ("3/5", r"\frac34"),
+    # lists, sets, tuples
+    ("1,3", "1,3,5"), ("1,3,5,7", "1,3,5"), ("1,3,6", "1,3,5"), ("16,3,1", "16,3,1,1"), ("-2", "-2,-2"), ("5,6", "5"),
+    (r"(0,\pm2)", "(0,2)"), ("(4,2)", "(2,4)"), ("(5,3)", "(4,2)"), ("(1,3),(2,4)", "(1,2),(3,4)"),
+    ("1,5", r"1,\ldots,5"), ("1,2,10", r"1,2,\dots,10"),
+    # intervals and conditions
+    (r"x<2\text{ or }x\ge3", r"(-\infty,2)\cup(3,\infty)"), (r"x\le-5", r"(-\infty,-5)"), ("x>-5", r"(-\infty,-5)"),
+    ("[3,4]", "[3,4)"), ("(3,4]", "[3,4]"), ("(0,1]", "[0,1)"), ("x<3", r"x\le3"),
+    # matrices
+    (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
+    # hedges
+    ("5 or 6", "5"), (r"5\text{ or 6}", "5"), (r"5\text{ or }6\text{ cm}", "5"),
+    (r"5 \text{ (or maybe } 6\text{)}", "5"), (r"5\text{ hours }30\text{ minutes}", "5"), (r"5\text{ or more}", "5"),
+    (r"5\text{, not }6", "5"), (r"5\pm1", "5"), ("[5,6]", "5"), (r"6 \fbox{5}", "5"),
+    (r"\text{between }4\text{ and }6", "5"),
+    # what is no number, and other scripts' digits
+    (r"\infty", "5"), (r"\frac10", "5"), (r"\frac00", "0"), (r"\infty-\infty", "0"), ("nan", "5"), ("inf", "5"),
+    (r"-\infty", r"\infty"), (r"\frac10", r"\infty"), ("٥", "5"), ("５", "5"), ("?", "5"), ("{}", "5"),
+    # code
+    ("__import__('os').system('true')", "5"), ("eval('5')", "5"), ("print(5)", "5"), (r"\operatorname{eval}(5)", "5"),
+    ("[5 for _ in (1,)][0]", "5"), ("lambda: 5", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer, gold", SAME)
+def test_the_same_answer_in_another_spelling(answer, gold):
+    """False negatives: an honest answer marked wrong."""
+    assert compare(answer, gold) == "correct"
+
+
+@pytest.mark.parametrize("answer, gold", OTHER)
+def test_another_answer(answer, gold):
+    """False positives: a wrong answer, a hedge or a trick marked right."""
+    assert compare(answer, gold) != "correct"

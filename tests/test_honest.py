@@ -1,0 +1,510 @@
+"""Honest programs that graders get wrong: one row a reason. Beside it, what must not pass: test_cheats.py.
+
+A text that holds a fence is a whole response, another is the program in one.
+
+Run: pytest tests/test_honest.py
+"""
+
+import pytest
+
+import sandbox
+from rewards import grade_code
+from sandbox import SandboxError
+
+SCRIPT = {"inputs": ["3\n1 2 3\n", "1\n6\n"], "outputs": ["6\n", "6\n"]}
+EVAL = {
+    "prompt": 'from typing import List\n\n\ndef f(x: int) -> int:\n    """Add one.\n    >>> f(1)\n    2\n    """\n',
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(-1) == 0\n",
+    "entry_point": "f",
+}
+SUM = "input()\nprint(sum(map(int, input().split())))"
+F = "```"
+INDENTED = "\n".join("    " + line for line in SUM.split("\n"))
+VECTOR = """
+class V:
+    def __init__(self, x, y): self.x, self.y = x, y
+    def __add__(self, o): return V(self.x + o.x, self.y + o.y)
+    def __mul__(self, k): return V(self.x * k, self.y * k)
+    __rmul__ = __mul__
+    def __neg__(self): return V(-self.x, -self.y)
+    def __abs__(self): return (self.x**2 + self.y**2) ** 0.5
+    def __eq__(self, o): return isinstance(o, V) and (self.x, self.y) == (o.x, o.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __repr__(self): return f"V({self.x}, {self.y})"
+    def __len__(self): return 2
+    def __iter__(self): return iter((self.x, self.y))
+    def __getitem__(self, i): return (self.x, self.y)[i]
+    def __contains__(self, v): return v in (self.x, self.y)
+    def __bool__(self): return bool(self.x or self.y)
+    def __call__(self, k): return self.x * k
+    def __round__(self, n=0): return V(round(self.x, n), round(self.y, n))
+    def __iadd__(self, o):
+        self.x, self.y = self.x + o.x, self.y + o.y
+        return self
+    @classmethod
+    def zero(cls): return cls(0, 0)
+    @staticmethod
+    def size(): return 2
+    @property
+    def norm(self): return abs(self)
+"""
+
+
+def asserts(*texts, setup=""):
+    return {"asserts": list(texts), "setup": setup}
+
+
+def call(*pairs):
+    return {"fn_name": "f", "inputs": [args for args, _ in pairs], "outputs": [value for _, value in pairs]}
+
+
+def prints(text, given="\n"):
+    return {"inputs": [given], "outputs": [text]}
+
+
+def raises(call, kind, check="True", setup=""):
+    return asserts(f"try:\n    {call}\n    raise AssertionError\nexcept {kind} as e:\n    assert {check}", setup=setup)
+
+
+HONEST = [
+    # reading
+    ("input", SUM, SCRIPT),
+    ("stdin_next", "import sys\nnext(sys.stdin)\nprint(sum(map(int, next(sys.stdin).split())))", SCRIPT),
+    ("stdin_for", "import sys\nfor line in sys.stdin: pass\nprint(sum(map(int, line.split())))", SCRIPT),
+    ("stdin_readlines", "import sys\nprint(sum(map(int, sys.stdin.readlines()[1].split())))", SCRIPT),
+    ("stdin_readline", "import sys\ninput = sys.stdin.readline\n" + SUM, SCRIPT),
+    ("buffer", "import sys\nr = sys.stdin.buffer.readline\nr()\nprint(sum(map(int, r().split())))", SCRIPT),
+    ("os_read", "import os\nprint(sum(map(int, os.read(0, os.fstat(0).st_size).split()[1:])))", SCRIPT),
+    ("open_0", "print(sum(map(int, open(0).read().split()[1:])))", SCRIPT),
+    ("fileinput", "import fileinput\nprint(sum(map(int, list(fileinput.input())[1].split())))", SCRIPT),
+    ("mmap", "import mmap\nprint(sum(map(int, mmap.mmap(0, 0, access=mmap.ACCESS_READ).read().split()[1:])))", SCRIPT),
+    ("dev_stdin", "print(sum(map(int, open('/dev/stdin').read().split()[1:])))", SCRIPT),
+    ("select", "import select, sys\nassert select.select([sys.stdin], [], [], 0)[0]\n" + SUM, SCRIPT),
+    ("numpy_in", "import numpy, sys\nprint(numpy.array(sys.stdin.read().split(), dtype=int)[1:].sum())", SCRIPT),
+    (
+        "end_of_file",
+        "try:\n    while True: line = input()\nexcept EOFError: print(sum(map(int, line.split())))",
+        SCRIPT,
+    ),
+    ("crlf", SUM, {"inputs": ["3\r\n1 2 3\r\n"], "outputs": ["6\r\n"]}),
+    ("no_last_newline", SUM, prints("6", "3\n1 2 3")),
+    ("big_input", "print(len(input()))", prints("5000000", "x" * 5000000)),
+    ("unicode", "print(input()[::-1])", prints("😀€ä", "ä€😀")),
+    # writing
+    ("flush", "print(6, flush=True, end='  \\n\\n')", SCRIPT),
+    ("separators", "print(1, 2, 3, sep='\\n', end='')", prints("1\n2\n3\n")),
+    ("write", "import sys\nsys.stdout.write('6')\nsys.stdout.buffer.write(b'')", SCRIPT),
+    ("os_write", "import os\nos.write(1, b'6\\n')", SCRIPT),
+    ("stdout_closed", "import sys\nprint(6)\nsys.stdout.close()", SCRIPT),
+    (
+        "stdout_replaced",
+        "import io, sys\nsys.stdout = io.StringIO()\nprint(6)\nsys.__stdout__.write(sys.stdout.getvalue())",
+        SCRIPT,
+    ),
+    ("stdout_wrapped", "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach())\nprint(6)", SCRIPT),
+    (
+        "stdout_at_exit",
+        "import atexit, io, os, sys\nsys.stdout = io.StringIO()\n"
+        "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(6)",
+        SCRIPT,
+    ),
+    ("fdopen_unflushed", "import os\nout = os.fdopen(1, 'w')\nout.write('6')", SCRIPT),
+    ("open_1_unflushed", "out = open(1, 'w')\nprint(6, file=out)", SCRIPT),
+    ("dev_stdout", "out = open('/dev/stdout', 'w')\nprint(6, file=out)", SCRIPT),
+    ("at_deletion", "import os\nclass W:\n    def __del__(self): os.write(1, b'6')\nw = W()", SCRIPT),
+    ("big_output", "print('1\\n' * 10**6)", prints("1\n" * 10**6)),
+    ("decimals", "print(0.1 + 0.2, 1 / 3, 5, 'x')", prints("0.3 0.333333333 5.0 x")),
+    ("stderr", "import sys, warnings\nprint('x' * 10**6, file=sys.stderr)\nwarnings.warn('x')\nprint(6)", SCRIPT),
+    # ends
+    ("exit", SUM + "\nexit()", SCRIPT),
+    ("quit", SUM + "\nquit(1)", SCRIPT),
+    ("os_exit", "import os\nprint(6, flush=True)\nos._exit(0)", SCRIPT),
+    (
+        "exit_in_thread",
+        "import sys, threading\ndef m():\n    print(6)\n    sys.exit()\nthreading.Thread(target=m).start()",
+        SCRIPT,
+    ),
+    (
+        "main_guard",
+        "def main():\n    input()\n    print(sum(map(int, input().split())))\n\nif __name__ == '__main__': main()",
+        SCRIPT,
+    ),
+    (
+        "doctest",
+        (
+            "import doctest\ndef f(x):\n    '''\n    >>> f(1)\n    2\n    '''\n    return x + 1\n"
+            "if __name__ == '__main__':\n    doctest.testmod()\n    print(6)"
+        ),
+        SCRIPT,
+    ),
+    ("unittest", "import unittest\nprint(6)\nif __name__ == '__main__': unittest.main()", SCRIPT),
+    ("file", "import os\nos.path.dirname(os.path.abspath(__file__))\nprint(6)", SCRIPT),
+    ("future", "from __future__ import annotations\nprint(6)", SCRIPT),
+    # much
+    ("recursion_5000", "def d(n): return n and 1 + d(n - 1)\nassert d(5000) == 5000\nprint(6)", SCRIPT),
+    (
+        "recursion_50000",
+        "import sys\nsys.setrecursionlimit(10**6)\ndef d(n): return n and 1 + d(n - 1)\nd(50000)\nprint(6)",
+        SCRIPT,
+    ),
+    (
+        "recursion_thread",
+        (
+            "import sys, threading\nsys.setrecursionlimit(10**7)\nthreading.stack_size(1 << 29)\n"
+            "def d(n): return n and 1 + d(n - 1)\ndef main():\n    d(50000)\n    print(6)\n"
+            "t = threading.Thread(target=main)\nt.start()\nt.join()"
+        ),
+        SCRIPT,
+    ),
+    ("cpu", "x = 0\nfor i in range(2 * 10**7): x += i\nprint(x)", prints("199999990000000")),
+    ("memory", "x = [0] * 6 * 10**7\nprint(len(x))", prints("60000000")),
+    (
+        "pool",
+        "import multiprocessing as m\ndef d(x): return x * 2\nif __name__ == '__main__':\n"
+        "    with m.Pool(4) as p: print(sum(p.map(d, [1, 2])))",
+        SCRIPT,
+    ),
+    (
+        "pool_many_cores",
+        ("import os, multiprocessing as m\nwith m.Pool(min(os.cpu_count(), 61)) as p: print(sum(p.map(abs, [1, 5])))"),
+        SCRIPT,
+    ),
+    (
+        "pool_spawn",
+        "import multiprocessing as m\nif __name__ == '__main__':\n    m.set_start_method('spawn')\n"
+        "    with m.Pool(2) as p: print(sum(p.map(abs, [1, 5])))",
+        SCRIPT,
+    ),
+    (
+        "threads_default",
+        "import time\nfrom concurrent.futures import ThreadPoolExecutor as P\n"
+        "with P(32) as p: list(p.map(time.sleep, [0.05] * 40))\nprint(6)",
+        SCRIPT,
+    ),
+    ("subprocess", "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import math; print(6)'])", SCRIPT),
+    (
+        "tempfile",
+        "import tempfile\nwith tempfile.TemporaryDirectory() as d:\n    open(d + '/a', 'w').write('6')\n"
+        "    print(open(d + '/a').read())",
+        SCRIPT,
+    ),
+    ("asyncio", "import asyncio\nasync def main(): return 6\nprint(asyncio.run(main()))", SCRIPT),
+    (
+        "modules",
+        (
+            "import array, base64, calendar, csv, ctypes, dataclasses, difflib, enum, hashlib, "
+            "html, inspect, io, ipaddress\n"
+            "import json, locale, logging, pickle, platform, queue, secrets, select, shlex, socket, "
+            "sqlite3, ssl, statistics\n"
+            "import struct, tempfile, textwrap, time, traceback, unicodedata, urllib.request, uuid, "
+            "weakref, zlib, zoneinfo\nprint(6)"
+        ),
+        SCRIPT,
+    ),
+    # fences
+    ("tildes", f"~~~python\n{SUM}\n~~~", SCRIPT),
+    ("four_ticks", f"{F}`python\n'''\n{F}\n'''\n{SUM}\n{F}`", SCRIPT),
+    ("fence_in_docstring", f"{F}python\ndef f():\n    '''\n    {F}\n    f()\n    {F}\n    '''\n{SUM}\n{F}", SCRIPT),
+    ("in_a_list", f"1. This:\n\n    {F}python\n{INDENTED}\n    {F}\n", SCRIPT),
+    ("opened_in_a_list", f"1. This:\n    {F}python\n{INDENTED}\n{F}\n", SCRIPT),
+    ("label_python3", f"{F} Python3 \n{SUM}\n{F}", SCRIPT),
+    ("label_with_title", f'{F}python title="a.py"\n{SUM}\n{F}', SCRIPT),
+    ("no_label", f"{F}\n{SUM}\n{F}", SCRIPT),
+    ("all_crlf", f"{F}python\n{SUM}\n{F}\n".replace("\n", "\r\n"), SCRIPT),
+    ("output_sample", f"{F}python\n{SUM}\n{F}\nOutput:\n{F}\n6\n{F}\n", SCRIPT),
+    ("leetcode_sample", f"{F}python\n{SUM}\n{F}\nExample:\n{F}\nInput: n = 3\nOutput: 6\n{F}\n", SCRIPT),
+    ("text_sample", f"{F}python\n{SUM}\n{F}\nOutput:\n{F}text\nsum(x) = 6\n{F}\n", SCRIPT),
+    ("shell", f"{F}python\n{SUM}\n{F}\n{F}bash\npip install x==1\n{F}\n{F}\npip install x==1\n{F}\n", SCRIPT),
+    ("console", f"{F}python\n{SUM}\n{F}\n{F}pycon\n>>> f(3)\n{F}\n{F}\n>>> f(3)\n{F}\n", SCRIPT),
+    ("usage", f"{F}python\ndef f(x): return x\n{F}\nUsage:\n{F}python\nprint(f(3))\n{F}\n", call(([3], 3))),
+    ("cut_then_whole", f"<think>\n{F}python\nx = [\n</think>\n{F}python\n{SUM}\n{F}", SCRIPT),
+    ("odd_line_ends", f"{F}python\nx = 'a\x0cb\x1cc\x85d\u2028e'\nprint(len(x))\n{F}", prints("9")),
+    # HumanEval
+    ("eval_full", "def f(x):\n    return x + 1", EVAL),
+    ("eval_future", "from __future__ import annotations\ndef f(x: int) -> int:\n    return x + 1", EVAL),
+    (
+        "eval_helper",
+        "import math\ndef g(x): return x + 1\ndef f(x): return g(x)\nif __name__ == '__main__': f(input())",
+        EVAL,
+    ),
+    ("eval_lambda", "f = lambda x: x + 1", EVAL),
+    ("eval_annotated", "from typing import Callable\nf: Callable = lambda x: x + 1", EVAL),
+    ("eval_indented", "    def f(x):\n        return x + 1", EVAL),
+    ("eval_body_0", "y = x + 1\nreturn y", EVAL),
+    ("eval_body_2", "  y = x + 1\n  return y", EVAL),
+    ("eval_body_4", "    def g(y):\n        return y + 1\n    return g(x)", EVAL),
+    ("eval_body_tab", "\ty = x + 1\n\treturn y", EVAL),
+    ("eval_bare_prompt", "def f(x):\n    return x + 1", EVAL | {"prompt": "def f(x):\n"}),
+    ("eval_comment_prompt", "def f(x):\n    return x + 1", EVAL | {"prompt": "def f(x):\n    # Add one.\n"}),
+    # functions
+    (
+        "solution",
+        "class Solution:\n    def f(self, n: int, k: Optional[int] = 2) -> List[int]:\n"
+        "        return [k] if n == 0 else self.f(n - 1, k)",
+        call(([3], [2]), ([3, 4], [4])),
+    ),
+    ("tuple_for_list", "def f(x): return tuple(x), {1: 2.0}, 1 / 3", call(([[1]], [[1], {"1": 2}, 0.3333333333]))),
+    ("state", "n = 0\ndef f():\n    global n\n    n += 1\n    return n", call(([], 1), ([], 2))),
+    ("main_guard_call", "def f(x): return x\nif __name__ == '__main__': f(int(input()))", call(([1], 1))),
+    (
+        "reads_at_import",
+        "import sys\ndef f(x): return x\nfor line in sys.stdin: print(f(line))\nsys.exit()",
+        call(([1], 1)),
+    ),
+    (
+        "numpy_out",
+        "import numpy as np\ndef f(x): return np.array(x) * 2",
+        asserts("assert np.allclose(f([1, 2]), [2, 4])"),
+    ),
+    (
+        "plain_data",
+        "def f(): return (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)",
+        asserts("assert f() == (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)"),
+    ),
+    (
+        "numbers",
+        (
+            "from decimal import Decimal as D\nfrom fractions import Fraction as F\n"
+            "def f(): return D('1.10'), F(1, 3), 1e400, -1e400 * 0"
+        ),
+        asserts(
+            "d, q, i, n = f()\nassert d == D('1.1') and q == Fraction(1, 3) and i == math.inf and n != n",
+            setup="import math\nfrom decimal import Decimal as D\nfrom fractions import Fraction",
+        ),
+    ),
+    (
+        "dates",
+        (
+            "import datetime as d\n"
+            "def f(): return d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1)"
+        ),
+        asserts(
+            "assert f() == (d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1))",
+            setup="import datetime as d",
+        ),
+    ),
+    (
+        "named_tuple",
+        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
+        asserts("assert f().x == 1 and f() == (1, 2)"),
+    ),
+    (
+        "counter",
+        "from collections import Counter\ndef f(s): return Counter(s)",
+        asserts("assert f('aab')['z'] == 0", "assert f('aab').most_common(1) == [('a', 2)]"),
+    ),
+    (
+        "default_dict",
+        "from collections import defaultdict\ndef f(): return defaultdict(list)",
+        asserts("assert f()['a'] == []"),
+    ),
+    (
+        "counter_given",
+        "def f(c): return c.most_common(1)[0][0]",
+        asserts("from collections import Counter\nassert f(Counter('aab')) == 'a'"),
+    ),
+    ("type_returned", "def f(x): return type(x)", asserts("assert f(3) == int")),
+    ("type_given", "def f(x, kind): return kind(x)", asserts("assert f('5', int) == 5")),
+    ("closure", "def f(n): return lambda x: x + n", asserts("g = f(5)\nassert g(3) == 8 and f(1)(2) == 3")),
+    (
+        "generator",
+        "def f(n): yield from range(n)",
+        asserts("assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0"),
+    ),
+    ("long_generator", "def f(n): return (i for i in range(n))", asserts("assert sum(f(30000)) == 449985000")),
+    ("coroutine", "async def f(x): return x + 1", asserts("import asyncio\nassert asyncio.run(f(1)) == 2")),
+    ("long_list", "def f(n): return list(range(n))", asserts("assert f(100000) == list(range(100000))")),
+    (
+        "deep_list",
+        "def f(n):\n    r = []\n    for _ in range(n): r = [r]\n    return r",
+        asserts("assert str(f(900)) == '[' * 901 + ']' * 901"),
+    ),
+    (
+        "in_place",
+        "def f(rows):\n    for row in rows: row.reverse()",
+        asserts("a = [[1, 2]]\nb = a[0]\nf(a)\nassert a == [[2, 1]] and b == [2, 1]"),
+    ),
+    ("in_place_option", "def f(*, rows): rows.sort()", asserts("a = [2, 1]\nf(rows=a)\nassert a == [1, 2]")),
+    ("named_sum", "def sum(a, b): return a + b", asserts("assert sum(2, 3) == 5")),
+    (
+        "named_max",
+        "def max(x): return sorted(x)[-1]",
+        asserts("assert max([1, 3, 2]) == 3", "assert len([max([1])]) == 1"),
+    ),
+    (
+        "named_string",
+        "def string(x): return x + 1\ndef statistics(x): return x * 2",
+        asserts("assert string(1) == 2 and statistics(2) == 4"),
+    ),
+    # exceptions
+    ("value_error", "def f(x): raise ValueError('no')", raises("f(1)", "ValueError", "str(e) == 'no'")),
+    ("os_error", "def f(x): return open(x)", raises("f('none')", "FileNotFoundError", "e.errno == 2")),
+    ("own_error", "class E(ValueError): pass\ndef f(x): raise E('no')", raises("f(1)", "E", "e.args == ('no',)")),
+    ("error_base", "class B(Exception): pass\nclass E(B): pass\ndef f(x): raise E", raises("f(1)", "B")),
+    (
+        "error_field",
+        (
+            "class E(Exception):\n    def __init__(self, code):\n        super().__init__(f'code {code}')\n"
+            "        self.code = code\ndef f(x): raise E(x)"
+        ),
+        raises("f(5)", "E", "e.code == 5 and str(e) == 'code 5'"),
+    ),
+    (
+        "error_text",
+        "class E(Exception):\n    def __str__(self): return 'E!'\ndef f(x): raise E(x)",
+        raises("f(5)", "E", "str(e) == 'E!'"),
+    ),
+    (
+        "error_of_json",
+        "import json\ndef f(x): return json.loads(x)",
+        raises("f('{')", "json.JSONDecodeError", setup="import json"),
+    ),
+    (
+        "error_of_decimal",
+        "import decimal\ndef f(x): return decimal.Decimal(x)",
+        raises("f('x')", "InvalidOperation", setup="from decimal import *"),
+    ),
+    ("error_unicode", "def f(x): return x.decode()", raises("f(b'\\xff')", "UnicodeDecodeError")),
+    (
+        "error_frozen",
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int",
+        raises("P(1).x = 2", "AttributeError"),
+    ),
+    # classes
+    *(
+        (f"vector_{number}", VECTOR, asserts(text))
+        for number, text in enumerate(
+            [
+                "assert V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) * 3 == 3 * V(1, 2) == -V(-3, -6)",
+                "assert repr(V(1, 2)) == str(V(1, 2)) == f'{V(1, 2)}' == 'V(1, 2)' and V.__name__ == 'V'",
+                "assert abs(V(3, 4)) == V(3, 4).norm == 5 and len(V(1, 2)) == V.size() == 2 == max(V(1, 2))",
+                "assert V(1, 2)[-1] == 2 and 2 in V(1, 2) and 5 not in V(1, 2) and not V.zero() and V(2, 3)(5) == 10",
+                "assert {V(1, 2), V(1, 2)} == {V(1, 2)} and V(1, 2) != V(2, 1) and V(1, 2) in [V(0, 0), V(1, 2)]",
+                "assert isinstance(V(1, 2) + V(1, 2), V) and hasattr(V(1, 2), 'x') and not hasattr(V(1, 2), 'z')",
+                "assert sum([V(1, 2), V(3, 4)], V(0, 0)) == V(4, 6) and max([V(3, 4), V(1, 0)], key=abs) == V(3, 4)",
+                "assert V(1, 2)[0:1] == (1,) and V(1, 2)[::-1] == (2, 1)",
+                "assert round(V(1.26, 2.0), 1) == V(1.3, 2.0)",
+                "a = V(1, 2)\nb = a\na += V(1, 1)\nassert b == V(2, 3)",
+                "assert vars(V(1, 2)) == V(1, 2).__dict__ == {'x': 1, 'y': 2}",
+            ]
+        )
+    ),
+    (
+        "stack",
+        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
+        "    def pop(self):\n        if not self.items: raise IndexError('empty')\n        return self.items.pop()",
+        asserts(
+            "s = Stack()\ns.push(3)\ns.push([4])\nassert s.items == [3, [4]] and s.pop() == [4] and s.pop() == 3",
+            "try:\n    s.pop()\n    assert False\nexcept IndexError as e:\n    assert str(e) == 'empty'",
+        ),
+    ),
+    (
+        "linked_list",
+        (
+            "class Node:\n    def __init__(self, v, n=None): self.v, self.next = v, n\ndef rev(h):\n    p = None\n"
+            "    while h: h.next, p, h = p, h, h.next\n    return p"
+        ),
+        asserts("r = rev(Node(1, Node(2)))\nassert r.v == 2 and r.next.v == 1 and r.next.next is None"),
+    ),
+    (
+        "mapping",
+        "class M(dict):\n    def __missing__(self, k): return 7\n    def total(self): return sum(self.values())",
+        asserts(
+            "m = M(a=1)\nm['b'] = 2\nassert m['q'] == 7 and m.total() == 3 and m == {'a': 1, 'b': 2}\ndel m['a']\n"
+            "assert len(m) == 1"
+        ),
+    ),
+    (
+        "context",
+        (
+            "class C:\n    def __enter__(self):\n        self.log = ['in']\n        return self\n"
+            "    def __exit__(self, *e): self.log.append('out')"
+        ),
+        asserts("c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out'] and d is c"),
+    ),
+    (
+        "iterator",
+        (
+            "class I:\n    def __init__(self, n): self.n = n\n    def __iter__(self): return self\n"
+            "    def __next__(self):\n        if not self.n: raise StopIteration\n        self.n -= 1\n"
+            "        return self.n"
+        ),
+        asserts(
+            "assert list(I(3)) == [2, 1, 0]",
+            "i = iter(I(1))\nnext(i)\ntry:\n    next(i)\n    assert False\nexcept StopIteration:\n    pass",
+        ),
+    ),
+    (
+        "inheritance",
+        (
+            "import abc\nclass A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n"
+            "    def g(self): return 'A' + self.f()\nclass B(A):\n    def f(self): return 'B'"
+        ),
+        asserts(
+            "assert B().g() == 'AB' and isinstance(B(), A)\ntry:\n    A()\n    assert False\nexcept TypeError:\n"
+            "    pass"
+        ),
+    ),
+    ("subclass_check", "class A: pass\nclass B(A): pass", asserts("assert issubclass(B, A) and not issubclass(A, B)")),
+    (
+        "dataclass",
+        (
+            "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass P:\n    x: int\n"
+            "    y: list = field(default_factory=list)"
+        ),
+        asserts("assert P(1) == P(1) < P(2) and repr(P(1)) == 'P(x=1, y=[])'", "p = P(1)\np.x += 5\nassert p.x == 6"),
+    ),
+    (
+        "enum",
+        "import enum\nclass C(enum.Enum):\n    R = 1\n    G = 2\ndef f(): return C.R",
+        asserts(
+            "assert f() is C.R == C(1) == C['R'] and f().name == 'R' and f().value == 1 and [c.name "
+            "for c in C] == ['R', 'G']"
+        ),
+    ),
+    (
+        "singleton",
+        (
+            "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or super().__new__(cls)\n"
+            "        return cls.one"
+        ),
+        asserts("assert S() is S()", "S().v = 3\nassert S().v == 3"),
+    ),
+    (
+        "nested_class",
+        (
+            "class Tree:\n    class Node:\n        def __init__(self, v): self.v = v\n"
+            "    def __init__(self, v): self.root = Tree.Node(v)"
+        ),
+        asserts("assert Tree(3).root.v == 3 and Tree.Node(4).v == 4 and isinstance(Tree(1).root, Tree.Node)"),
+    ),
+    (
+        "generic",
+        (
+            "from typing import Generic, TypeVar\nT = TypeVar('T')\nclass Box(Generic[T]):\n"
+            "    def __init__(self, x: T): self.x = x"
+        ),
+        asserts("assert Box(3).x == 3"),
+    ),
+    (
+        "cache_info",
+        "import functools\n@functools.lru_cache\ndef f(x): return x",
+        asserts("f(1), f(1)\nassert f.cache_info().hits == 1"),
+    ),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def level():
+    """Whichever level works here."""
+    try:
+        sandbox.choose_level("auto")
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name, text, tests", HONEST, ids=[name for name, *_ in HONEST])
+def test_an_honest_program_passes(name, text, tests):
+    """Whatever its style."""
+    response = text if "```" in text or "~~~" in text else f"```python\n{text}\n```"
+    assert grade_code(response, tests, timeout_s=20.0) == (1.0, "correct")

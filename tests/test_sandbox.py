@@ -1,0 +1,199 @@
+"""sandbox.py and what it starts: limits, what a program can reach, what is left of it afterwards.
+
+Each test runs at every level that works here. Bombs are bounded: if the sandbox fails, the machine is not hurt.
+
+Run: pytest tests/test_sandbox.py
+"""
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+import sandbox
+from sandbox import Output, SandboxError, run_program
+
+
+@pytest.fixture(scope="module", params=sandbox.LEVELS)
+def level(request) -> str:
+    """A level, if it works on this machine for this user."""
+    try:
+        return sandbox.choose_level(request.param)
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def strict() -> str:
+    """The level with name spaces."""
+    try:
+        return sandbox.choose_level("strict")
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+def run(program: str, level: str, *inputs: str, timeout_s: float = 5) -> list[Output]:
+    """All outputs of a program."""
+    return list(run_program(program, list(inputs or [""]), timeout_s=timeout_s, level=level))
+
+
+def supervisors() -> list[int]:
+    """The processes of this folder's sandboxes: what is forked and not replaced keeps its supervisor's command line."""
+    found, mark = [], f"{os.path.dirname(os.path.abspath(sandbox.__file__))!r}); import jail".encode()
+    for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
+        try:
+            if mark in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_program_gets_its_input_and_gives_its_output(level):
+    """One fresh process an input, in order."""
+    outputs = run("print(int(input()) + 1)", level, "1", "2\n", "3\r\n")
+    assert outputs == [Output("ok", "2\n"), Output("ok", "3\n"), Output("ok", "4\n")]
+
+
+@pytest.mark.parametrize(
+    "program, reason",
+    [
+        ("while True: pass", "timeout"),
+        ("import time; time.sleep(60)", "timeout"),
+        ("import signal, time\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)", "timeout"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "timeout"),
+        ("import os\nfor _ in range(3): os.fork()\nwhile True: pass", "timeout"),
+        ("import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, 2))\nwhile True: pass", "timeout"),
+        ("x = bytearray(3 * 10**9)", "memory"),
+        ("for _ in range(40): print('a' * 10**6)", "output"),
+        ("raise ValueError", "crashed"),
+        ("import os; os.abort()", "crashed"),
+        ("import ctypes; ctypes.string_at(0)", "crashed"),
+        ("def f(:", "parse_error"),
+        ("x = '\0'", "parse_error"),
+        ("(" * 10_000 + ")" * 10_000, "parse_error"),
+        ("import sys; print(1); sys.exit(3)", "ok"),
+        ("import os; print(1, flush=True); os._exit(3)", "ok"),
+    ],
+)
+def test_how_a_program_ends(program, reason, level):
+    """Limits and failures by name; an exit status of its own choice says nothing."""
+    assert run(program, level, timeout_s=1.5 if reason == "timeout" else 30)[0].reason == reason
+
+
+def test_it_stops_at_the_first_failure(level):
+    """What follows a failed input cannot make up for it."""
+    assert [output.reason for output in run("print(1 / int(input()))", level, "1", "0", "1")] == ["ok", "crashed"]
+
+
+def test_files_and_processes_are_limited(level):
+    """A file of 16 MB and 64 processes, and not more of either."""
+    program = "n = 0\nwith open('f', 'wb') as file:\n for _ in range(30): n += file.write(bytes(2**20)); file.flush()"
+    assert run(program, level)[0].reason == "crashed"
+    program = (
+        "import os, time\nn = 0\ntry:\n while n < 100:\n  if os.fork() == 0: time.sleep(2); os._exit(0)\n  n += 1\n"
+        "except OSError: pass\nprint(n)"
+    )
+    assert int(run(program, level)[0].text) < 70
+
+
+def test_the_environment_is_empty_and_the_user_powerless(level, monkeypatch):
+    """No secret of the parent, not its rights, and no way to get them back."""
+    monkeypatch.setenv("TOKEN", "secret")
+    program = "import os; print('TOKEN' in os.environ, b'secret' in open('/proc/self/environ', 'rb').read())"
+    assert run(program, level) == [Output("ok", "False False\n")]
+    if os.geteuid() == 0:
+        assert int(run("import os; print(os.getuid())", level)[0].text) >= 10**9
+        assert run("import os; os.setuid(0)", level)[0].reason == "crashed"
+
+
+def test_a_strict_program_sees_nothing_of_the_machine(strict, tmp_path):
+    """No file of others, no process, no network, no right to mount."""
+    (tmp_path / "answer").write_text("42")
+    os.chmod(tmp_path, 0o777)
+    server = socket.create_server(("127.0.0.1", 0))
+    program = f"""
+import ctypes, os, socket
+print(os.path.exists({str(tmp_path)!r}), os.path.exists({__file__!r}), os.path.exists("/etc/passwd"))
+print(sorted(name for name in os.listdir("/proc") if name.isdigit()))
+try: socket.create_connection(("127.0.0.1", {server.getsockname()[1]}), 1); print("connected")
+except OSError: print("no network")
+for path in ("/usr/x", "/x", "/dev/x", "/proc/sys/kernel/x"):
+    try: open(path, "w"); print("wrote")
+    except OSError: pass
+libc = ctypes.CDLL(None)
+print(libc.mount(b"none", b"/", None, 32 | 4096, None), libc.umount2(b"/tmp", 2), libc.sethostname(b"x", 1))
+"""
+    with server:
+        text = run(program, strict)[0].text
+    assert text == "False False False\n['1', '2']\nno network\n-1 -1 -1\n"
+
+
+def test_inputs_share_nothing(level):
+    """A file or a daemon of one run is not there in the next."""
+    program = "import os\nprint(os.listdir())\nopen('left', 'w')\nif os.fork() == 0:\n import time\n time.sleep(60)"
+    assert [output.text for output in run(program, level, "", "")] == ["['program.py']\n"] * 2
+
+
+def test_nothing_is_left(level):
+    """Daemons, sleepers and deaf ones are gone, and so are files that forbid their removal."""
+    before = set(Path("/tmp").glob("program-*"))
+    daemon = "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n os.setsid()\n"
+    daemon += " if os.fork() == 0: time.sleep(60)\n os._exit(0)\nos.makedirs('a/b'); os.chmod('a', 0)\nprint(1)"
+    assert run(daemon, level) == [Output("ok", "1\n")]
+    assert run(daemon + "\ntime.sleep(60)", level, timeout_s=0.5)[0].reason == "timeout"
+    assert not supervisors() and set(Path("/tmp").glob("program-*")) <= before
+
+
+def test_closing_the_iterator_ends_the_program(level):
+    """Who has seen enough does not wait for the rest."""
+    outputs = run_program("import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level)
+    assert next(outputs) == Output("ok", "1\n")
+    outputs.close()
+    assert not supervisors()
+
+
+def test_the_end_of_the_supervisor_ends_the_program(level):
+    """Killed from outside, it gives no verdict (strict) or a failure, and nothing outlives it."""
+    outputs = run_program("import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level)
+    next(outputs)
+    os.kill(min(supervisors()), signal.SIGKILL)
+    if level == "strict":
+        with pytest.raises(SandboxError, match="supervisor died"):
+            next(outputs)
+    else:
+        assert next(outputs).reason == "crashed"
+    deadline = time.monotonic() + 30
+    while supervisors():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_program_cannot_end_its_supervisor(strict):
+    """Not its parent, not its group, not all processes that it can see."""
+    for target in ("os.getppid()", "0", "-1", "1"):
+        program = f"import os\nassert os.getpid() < 9\nos.kill({target}, 9)\nprint(1)"  # bounded if the sandbox fails
+        outputs = run(program, strict, "", "")
+        assert [output.reason for output in outputs] in (["crashed"], ["ok", "ok"])
+
+
+def test_the_weaker_level_is_announced_and_strict_refuses(monkeypatch, capsys):
+    """Where name spaces are forbidden: `auto` says what is not covered, `strict` does not run."""
+
+    def supervise(job, tests=None):
+        if job["level"] == "strict":
+            raise SandboxError("name spaces: Operation not permitted")
+        yield "ok", b"1\n"
+
+    monkeypatch.setattr(sandbox, "supervise", supervise)
+    sandbox._try_levels.cache_clear()
+    try:
+        assert sandbox.choose_level("auto") == sandbox.choose_level("auto") == "process"
+        assert capsys.readouterr().err.count("can use the network") == 1
+        with pytest.raises(SandboxError, match=r"strict: name spaces: Operation not permitted"):
+            sandbox.choose_level("strict")
+    finally:
+        sandbox._try_levels.cache_clear()
