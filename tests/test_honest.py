@@ -311,7 +311,7 @@ HONEST = [
         "def f(n): yield from range(n)",
         asserts("assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0"),
     ),
-    ("long_generator", "def f(n): return (i for i in range(n))", asserts("assert sum(f(30000)) == 449985000")),
+    ("long_generator", "def f(n): return (i for i in range(n))", asserts("assert sum(f(3000)) == 4498500")),
     ("coroutine", "async def f(x): return x + 1", asserts("import asyncio\nassert asyncio.run(f(1)) == 2")),
     ("long_list", "def f(n): return list(range(n))", asserts("assert f(100000) == list(range(100000))")),
     (
