@@ -11,6 +11,7 @@ Below the door are the measures of where credit went, the same for every method:
 `localisation`, which needs a task whose true first error is known.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,6 +32,20 @@ class Batch:
     scored: Scored  # logp, entropies (B, T), hidden (B, T, d) on the CPU
     group_size: int
     stats: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def cat(cls, parts: Sequence["Batch"]) -> "Batch":
+        """The batches of several ranks as one; what they logged is averaged."""
+        names = sorted({name for part in parts for name in part.stats})
+        known = {name: [part.stats[name] for part in parts if name in part.stats] for name in names}
+        return cls(
+            torch.cat([part.advantages for part in parts]),
+            torch.cat([part.rewards for part in parts]),
+            Rollouts.cat([part.rollouts for part in parts]),
+            Scored.cat([part.scored for part in parts]),
+            parts[0].group_size,
+            {name: sum(values) / len(values) for name, values in known.items()},
+        )
 
     @property
     def correct(self) -> Tensor:

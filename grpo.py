@@ -1,9 +1,11 @@
 """GRPO, from scratch: rollouts, one scoring forward, group advantages (Eq. (1)), the clipped loss.
 
     rollout           prompts -> G sampled responses each       Rollouts: ids (B, T), mask, texts
+    Policy            a causal LM as training sees it: rollouts -> log-probabilities of their tokens
     score             rollouts -> old log-probabilities, entropies, last hidden states, in one forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
+    pack              rollouts of many lengths -> micro-batches of a bounded number of tokens, for each rank
 
 This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T), and that is the whole hook.
 
@@ -12,22 +14,27 @@ What makes it right, and is easy to get wrong:
   - Sampler and trainer use one temperature, and the sampler nothing else (no top-k, no top-p, no penalties;
     every option is set here, none is taken from the model's folder). So the ratio starts at exactly 1.
   - One token count per optimizer step divides every micro-batch's loss, so gradients do not depend on the
-    micro-batch size or on padding.
+    micro-batch size, on padding, or on the number of ranks.
   - A reward of NaN (no verdict) leaves mean and std of its group and gets advantage 0.
+  - Logits (b, T, V) never exist: the head runs over HEAD_CHUNK response tokens at a time, in training too.
 
-Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function, dynamic sampling. The
-head runs over a whole micro-batch at once, so logits (b, T, V) exist for one micro-batch: lower it if V is
-large.
+Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function, dynamic sampling.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import GenerationConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+import decode
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
+HEAD_CHUNK = 2048  # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,23 @@ class Rollouts:
             [self.texts[row] for row in rows.tolist()],
         )
 
+    @property
+    def lengths(self) -> list[int]:
+        """Prompt and response tokens of each rollout."""
+        return (self.prompt_mask.sum(1) + self.mask.sum(1)).tolist()
+
+    @classmethod
+    def cat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
+        """The rollouts of several, in order."""
+        return cls(
+            cat_padded([part.prompt_ids for part in parts], left=True),
+            cat_padded([part.prompt_mask for part in parts], left=True),
+            cat_padded([part.ids for part in parts]),
+            cat_padded([part.mask for part in parts]),
+            torch.cat([part.truncated for part in parts]),
+            [text for part in parts for text in part.texts],
+        )
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -62,6 +86,20 @@ class Scored:
     logp: Tensor  # (B, T) float32, log-probability of each sampled token
     entropies: Tensor  # (B, T) float32, nats, of the distribution each token was drawn from
     hidden: Tensor  # (B, T, d) model's dtype, on the CPU: last_hidden_state (after the final norm) at y_t
+
+    @classmethod
+    def cat(cls, parts: Sequence["Scored"]) -> "Scored":
+        """The scores of several, in order."""
+        return cls(*(cat_padded([getattr(part, name) for part in parts]) for name in ("logp", "entropies", "hidden")))
+
+
+def cat_padded(parts: Sequence[Tensor], left: bool = False, fill: int = 0) -> Tensor:
+    """Tensors (B_i, T_i, ...) -> (sum of B_i, max of T_i, ...), `fill` where one is shorter, on the right or left."""
+    width = max(part.shape[1] for part in parts)
+    padded = parts[0].new_full((sum(len(part) for part in parts), width, *parts[0].shape[2:]), fill)
+    for rows, part in zip(padded.split([len(part) for part in parts]), parts, strict=True):
+        (rows[:, width - part.shape[1] :] if left else rows[:, : part.shape[1]]).copy_(part)
+    return padded
 
 
 def stop_ids(model, tokenizer) -> list[int]:
@@ -84,11 +122,38 @@ def rollout(
 ) -> Rollouts:
     """Sample `group_size` responses to each prompt; temperature 0 is greedy decoding.
 
-    `batch_size` rollouts are generated at a time. Texts hold every sampled token but the stop token, special
-    ones spelt out: what is graded is what was sampled.
+    `batch_size` rollouts are generated at a time (0: as many as the device's free memory holds), those with
+    prompts of like length together. Texts hold every sampled token but the stop token, special ones spelt out:
+    what is graded is what was sampled.
     """
     stops = stop_ids(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0] if stops else 0
+    encoded = [ids for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"] for _ in range(group_size)]
+    prompt_ids, prompt_mask = _pad_left(encoded, pad, model.device)  # (B, P), (B, P)
+    fast = model.device.type == "cuda" and decode.supported(model)
+    if not batch_size:
+        batch_size = decode.rows_that_fit(model, prompt_ids.shape[1] + max_tokens) if fast else 64
+    lengths = prompt_mask.sum(1)  # (B,)
+    order = lengths.argsort(stable=True)
+    responses = []
+    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
+    for rows in order.split(batch_size):
+        first = prompt_ids.shape[1] - int(lengths[rows].max())
+        part = prompt_ids[rows, first:], prompt_mask[rows, first:]
+        options = dict(max_tokens=max_tokens, temperature=temperature, stops=stops, pad=pad)
+        responses.append(decode.decode(model, *part, **options) if fast else _generate(model, *part, **options))
+        bar.update(len(rows))
+    bar.close()
+    ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
+    is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
+    mask = is_stop.cumsum(1) - is_stop.long() == 0  # (B, T) up to and including the first stop token
+    truncated = ~is_stop.any(1)
+    texts = [tokenizer.decode(row[keep]) for row, keep in zip(ids, mask & ~is_stop, strict=True)]
+    return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, texts)
+
+
+def _generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
+    """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token."""
     sampling = dict(do_sample=True, temperature=temperature) if temperature else dict(do_sample=False)
     config = GenerationConfig(
         **sampling,
@@ -100,74 +165,131 @@ def rollout(
         eos_token_id=stops or None,
         pad_token_id=pad,
     )
-    encoded = [ids for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"] for _ in range(group_size)]
-    prompt_ids, prompt_mask = _pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     folder_config = model.generation_config
     model.generation_config = GenerationConfig()  # or `generate` takes what we left unset from the folder's file
-    responses = []
     try:
-        bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
-        for rows in torch.arange(len(encoded)).split(batch_size):
-            output = model.generate(prompt_ids[rows], attention_mask=prompt_mask[rows].long(), generation_config=config)
-            responses.append(output[:, prompt_ids.shape[1] :])
-            bar.update(len(rows))
-        bar.close()
+        output = model.generate(prompt_ids, attention_mask=prompt_mask.long(), generation_config=config)
     finally:
         model.generation_config = folder_config
-    width = max(response.shape[1] for response in responses)
-    ids = torch.cat([torch.nn.functional.pad(r, (0, width - r.shape[1]), value=pad) for r in responses])  # (B, T)
-    is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
-    mask = is_stop.cumsum(1) - is_stop.long() == 0  # (B, T) up to and including the first stop token
-    truncated = ~is_stop.any(1)
-    texts = [tokenizer.decode(row[keep]) for row, keep in zip(ids, mask & ~is_stop, strict=True)]
-    return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, texts)
+    return output[:, prompt_ids.shape[1] :]
+
+
+class Policy(torch.nn.Module):
+    """A causal LM as training sees it: rollouts in, what it says of their tokens out.
+
+    A module and not a function because sharding gathers the outermost weights around its root's forward
+    (`parallel.py`): base model and head both have to run inside one. With `recompute` a layer keeps nothing but
+    its input for the backward pass and runs again there.
+    """
+
+    def __init__(self, model, recompute: bool = False):
+        super().__init__()
+        self.model = model
+        if recompute:
+            for layer in layers_of(model):
+                layer.forward = _recomputed(layer.forward)
+
+    def forward(self, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities and entropies (b, T) float32, hidden states (b, T, d); 0 outside of the mask.
+
+        Token y_t is predicted from the state one position before it, and *is* the state at its own position.
+        Only log-probabilities carry a gradient.
+        """
+        ids, inside = _end_to_end(rollouts)  # (b, S), (b, S)
+        states = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
+        before = states[:, :-1][inside[:, 1:]]  # (n, d), n response tokens
+        head = self.model.get_output_embeddings()
+        parts = [
+            checkpoint(_say, head, some, tokens, temperature, use_reentrant=False, preserve_rng_state=False)
+            for some, tokens in zip(
+                before.split(HEAD_CHUNK), rollouts.ids[rollouts.mask].split(HEAD_CHUNK), strict=True
+            )
+        ]
+        logp, entropies = (torch.cat(each) for each in zip(*parts, strict=True))  # (n,), (n,)
+        zeros = torch.zeros(rollouts.ids.shape, device=ids.device)  # (b, T) float32
+        hidden = states.new_zeros(*rollouts.ids.shape, states.shape[-1])
+        hidden[rollouts.mask] = states[inside].detach()
+        return zeros.masked_scatter(rollouts.mask, logp), zeros.masked_scatter(rollouts.mask, entropies), hidden
+
+
+def layers_of(model) -> list[torch.nn.Module]:
+    """The decoder layers."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _recomputed(forward):
+    """A layer's forward that keeps only its input. (transformers' own switch needs train(), which turns dropout on.)"""
+
+    def run(*args, **kwargs):
+        if torch.is_grad_enabled():
+            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return forward(*args, **kwargs)
+
+    return run
+
+
+def _end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+    """Prompt and response of each rollout without a gap, (b, S) ids, and (b, S) where the response lies.
+
+    All padding is then on the right, where causal attention never looks, so no attention mask is needed.
+    """
+    used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
+    order = (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]  # (b, S), used places first
+    ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1).gather(1, order)
+    inside = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(1, order)
+    return ids, inside
+
+
+def _say(head, states: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens (n,) predicted from states (n, d), and entropies of their distributions."""
+    log_probs = (head(states).float() / temperature).log_softmax(-1)  # (n, V)
+    with torch.no_grad():
+        entropies = -(log_probs.exp() * log_probs).sum(-1)
+    return log_probs.gather(-1, tokens[:, None]).squeeze(-1), entropies
 
 
 @torch.no_grad()
-def score(model, rollouts: Rollouts, *, temperature: float, micro_batch: int, keep_hidden: bool = True) -> Scored:
+def score(
+    policy: Policy, rollouts: Rollouts, *, temperature: float, micro_tokens: int, keep_hidden: bool = True
+) -> Scored:
     """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
 
     Without `keep_hidden` the states (B, T, d) are not stored: d is then 0.
     """
     shape = rollouts.ids.shape
     logp, entropies = (torch.zeros(shape, device=rollouts.ids.device) for _ in range(2))  # (B, T) float32
-    hidden = None
-    for rows in tqdm(torch.arange(shape[0]).split(micro_batch), desc="score", leave=False, disable=None):
+    hidden = torch.zeros(*shape, 0)
+    (batches,) = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
+    for rows in tqdm(batches, desc="score", leave=False, disable=None):
         part = rollouts.take(rows)
-        log_probs, states = forward(model, part, temperature)
         width = part.ids.shape[1]
-        if hidden is None:
-            hidden = torch.zeros(*shape, states.shape[-1] if keep_hidden else 0, dtype=states.dtype)  # (B, T, d), CPU
-        logp[rows, :width] = token_logp(log_probs, part.ids)
-        entropies[rows, :width] = -(log_probs.exp() * log_probs).sum(-1)
+        logp[rows, :width], entropies[rows, :width], states = policy(part, temperature)
         if keep_hidden:
+            if not hidden.numel():
+                hidden = torch.zeros(*shape, states.shape[-1], dtype=states.dtype)  # (B, T, d), CPU
             hidden[rows, :width] = states.cpu()
     return Scored(logp, entropies, hidden)
 
 
-def forward(model, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor]:
-    """The model on prompt + response: log-probabilities (b, T, V) float32 and hidden states (b, T, d).
+def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: int = 1) -> list[list[Tensor]]:
+    """Micro-batches of `rows` for each rank: at most `tokens` tokens, padding included, longest rollouts first.
 
-    Token y_t is predicted from the state one position before it, and *is* the state at its own position:
-    logits come from positions P-1 .. P+T-2, hidden states from P .. P+T-1. Padding on the right needs no
-    attention mask, as attention is causal.
+    Longest first, so that what does not fit fails at once. A rollout longer than `tokens` goes alone. Every rank
+    gets equally many micro-batches, as sharded ranks must run in step; an empty one stands for a rank without work.
     """
-    ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1)  # (b, P + T)
-    attention = torch.cat([rollouts.prompt_mask, torch.ones_like(rollouts.mask)], 1).long()
-    states = model.base_model(
-        input_ids=ids,
-        attention_mask=attention,
-        position_ids=(attention.cumsum(1) - 1).clamp_min(0),
-        use_cache=False,
-    ).last_hidden_state  # (b, P + T, d)
-    first = rollouts.prompt_ids.shape[1]
-    logits = model.get_output_embeddings()(states[:, first - 1 : -1]).float() / temperature  # (b, T, V)
-    return logits.log_softmax(-1), states[:, first:]
-
-
-def token_logp(log_probs: Tensor, ids: Tensor) -> Tensor:
-    """Log-probabilities of the sampled tokens: (b, T, V), (b, T) -> (b, T)."""
-    return log_probs.gather(-1, ids[..., None]).squeeze(-1)
+    rows = sorted(rows, key=lambda row: -lengths[row])
+    packed = []
+    for rank in range(ranks):
+        mine = [row for i, row in enumerate(rows) if rank in (i % (2 * ranks), 2 * ranks - 1 - i % (2 * ranks))]
+        batches = [[]]
+        for row in mine:
+            longest = lengths[(batches[-1] or [row])[0]]
+            if batches[-1] and (len(batches[-1]) + 1) * longest > tokens:
+                batches.append([])
+            batches[-1].append(row)
+        packed.append([torch.tensor(batch, dtype=torch.long) for batch in batches])
+    most = max(map(len, packed))
+    return [batches + [torch.empty(0, dtype=torch.long)] * (most - len(batches)) for batches in packed]
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

@@ -16,8 +16,10 @@ import transformers
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from checkpoint import write_whole
 from credit import Batch
 from grpo import Rollouts
+from parallel import Ranks, gather
 from tasks import BadInput, Task
 
 
@@ -34,24 +36,40 @@ class Clock:
         now = time.perf_counter()
         self.laps[name], self.last = round(now - self.last, 3), now
 
+    def summary(self) -> dict:
+        """For the metrics: seconds of each phase, and the largest memory held on the GPU since the last summary."""
+        if not torch.cuda.is_available():
+            return {"seconds": self.laps}
+        peak = torch.cuda.max_memory_allocated() / 1e9
+        torch.cuda.reset_peak_memory_stats()
+        return {"seconds": self.laps, "peak_gb": round(peak, 2)}
 
-def make_folder(args: argparse.Namespace) -> Path:
-    """runs/NAME, new, with config.json in it; raises BadInput where it cannot be made."""
-    if not args.name:
-        number = 1
-        while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
-            number += 1
-        args.name = f"{args.task}-{args.method}-{number}"
-    folder = Path(args.out) / args.name
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise BadInput(
-            f"--out {args.out}: {folder} cannot be made ({error}); choose another --out or --name"
-        ) from error
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    (folder / "config.json").write_text(json.dumps({**vars(args), "versions": versions}, indent=1) + "\n")
-    return folder
+
+def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
+    """runs/NAME with config.json in it, new unless a run is resumed; raises BadInput where it cannot be made."""
+    problem = None
+    if ranks.main:
+        args.name = args.name or free_name(args)
+        folder = Path(args.out) / args.name
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        try:
+            folder.mkdir(parents=True, exist_ok=bool(args.resume))
+            config = {**vars(args), "resume": None, "versions": versions}
+            write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+        except OSError as error:
+            problem = f"--out {args.out}: {folder} cannot be made ({error}); choose another --out or --name"
+    args.name, problem = gather((args.name, problem), ranks)[0]
+    if problem:
+        raise BadInput(problem)
+    return Path(args.out) / args.name
+
+
+def free_name(args: argparse.Namespace) -> str:
+    """Task, method and the next free number."""
+    number = 1
+    while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
+        number += 1
+    return f"{args.task}-{args.method}-{number}"
 
 
 def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
@@ -91,8 +109,8 @@ def step_line(m: dict, steps: int) -> str:
     return (
         f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f}"
         f" | equal {m['equal_groups']:.2f} | len {m['length']:.0f} | trunc {m['truncated']:.2f}"
-        f" | infra {m['infra_errors']} | entropy {m['entropy']:.3f} | clip {m['clip_share']:.3f}"
-        f" | logratio {m['abs_log_ratio']:.0e}"
+        f" | infra {m['infra_errors']} | skipped {m['skipped']} | entropy {m['entropy']:.3f}"
+        f" | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
         f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
     )
 
@@ -163,10 +181,39 @@ def summary(result: dict) -> dict:
     return {name: value for name, value in result.items() if name != "example"}
 
 
+def rows(path: Path) -> list[dict]:
+    """A JSON-lines file, without a last line that is cut off."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def cut_back(folder: Path, step: int) -> None:
+    """Metrics and samples as they were after `step` steps."""
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        kept = [row for row in rows(folder / name) if row.get("step", 0) <= step and "after" not in row]
+        write_whole(folder / name, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def raw(rollouts: Rollouts, row: int) -> dict:
+    """A rollout as it is, for a file."""
+    prompt, response = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.ids[row][rollouts.mask[row]]
+    return {"prompt_ids": prompt.tolist(), "ids": response.tolist(), "response": rollouts.texts[row]}
+
+
 def append(path: Path, rows: list[dict]) -> None:
     """Add rows to a JSON-lines file."""
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def finish(args: argparse.Namespace, folder: Path, before: dict, after: dict | None, history: list[dict]) -> None:
+    """The evaluation after training, and the curve."""
+    if after:
+        append(folder / "metrics.jsonl", [{"after": summary(after)}])
+        print_accuracy("before", before)
+        print_accuracy("after", after)
+        print_localisation(before, after, args)
+    plot(history, before, after, args, folder / "curve.png")
 
 
 def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:

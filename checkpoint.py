@@ -1,0 +1,147 @@
+"""Checkpoints: written whole or not at all, read back to the bit.
+
+    runs/NAME/checkpoints/step-000010/
+        model/           an ordinary Hugging Face folder, for any tool: the weights that sample, and the tokenizer
+        state/           what training goes on from, by torch.distributed.checkpoint, each rank its own part:
+                         float32 weights, AdamW's moments, random states of every rank
+        complete.json    the step (which is the data cursor, as `Task.draw` is a function of it), the number of
+                         ranks, and every file with its size and SHA-256
+
+A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
+leaves none that could be chosen; the last `keep` stay. Loading checks every file first. Random states are torch's,
+of CPU and device: nothing else draws from a global generator.
+
+Another number of ranks can go on from the same files, with other random numbers: exact is the same number.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from grpo import Policy
+from parallel import Ranks, gather
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing or damaged."""
+
+
+def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ranks: Ranks, keep: int) -> None:
+    """Write the checkpoint of `step` steps done; every rank must call it, with `sampler` refreshed."""
+    folder, draft = _folder(run, step), run / "checkpoints" / f".writing-{step}"
+    if ranks.main:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+    _wait()
+    dcp.save(_state(policy, optimizer, ranks), checkpoint_id=draft / "state", no_dist=not dist.is_initialized())
+    if ranks.main:
+        sampler.save_pretrained(draft / "model")
+        tokenizer.save_pretrained(draft / "model")
+    _wait()
+    names = sorted(str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file())
+    files = {}
+    for part in gather({name: _digest(draft / name) for name in names[ranks.rank :: ranks.world]}, ranks):
+        files.update(part)
+    if ranks.main:
+        report = {"step": step, "ranks": ranks.world, "files": dict(sorted(files.items()))}
+        write_whole(draft / "complete.json", json.dumps(report, indent=1) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+        for old in complete(run)[:-keep]:
+            shutil.rmtree(old)
+    _wait()
+
+
+def complete(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(path.parent for path in (run / "checkpoints").glob("step-*/complete.json"))
+
+
+def find(path: Path) -> tuple[Path, int]:
+    """The checkpoint at `path`, or the last complete one of the run at `path`, and its step; raises CheckpointError.
+
+    Checks that every file is there with the size it should have; `load` checks what is in them.
+    """
+    if not (path / "complete.json").exists():
+        found = complete(path)
+        if not found:
+            raise CheckpointError(f"{path} has no complete checkpoint in checkpoints/")
+        path = found[-1]
+    try:
+        report = json.loads((path / "complete.json").read_text())
+        sizes = {name: size for name, (size, _) in report["files"].items()}
+        step = int(report["step"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path / 'complete.json'} cannot be read ({error})") from error
+    for name, size in sizes.items():
+        if not (path / name).is_file() or (path / name).stat().st_size != size:
+            raise CheckpointError(f"{path} is damaged: {name} is missing or not {size} bytes long")
+    return path, step
+
+
+def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
+    """Weights, optimizer and random states as they were; every rank must call it. Raises CheckpointError."""
+    report = json.loads((path / "complete.json").read_text())
+    names = sorted(report["files"])[ranks.rank :: ranks.world]
+    damaged = [name for name in names if list(_digest(path / name)) != report["files"][name]]
+    damaged = [name for part in gather(damaged, ranks) for name in part]
+    if damaged:
+        raise CheckpointError(f"{path} is damaged: {damaged[0]} does not hold what was written")
+    state = _state(policy, optimizer, ranks)
+    if report["ranks"] != ranks.world:
+        del state["random"]
+    dcp.load(state, checkpoint_id=path / "state", no_dist=not dist.is_initialized())
+    set_state_dict(policy, optimizer, model_state_dict=state["policy"], optim_state_dict=state["optimizer"])
+    for name, value in state.get("random", {}).get(str(ranks.rank), {}).items():
+        {"cpu": torch.set_rng_state, "cuda": torch.cuda.set_rng_state}[name](value.cpu())
+
+
+def discard_after(run: Path, step: int) -> None:
+    """Remove checkpoints of later steps, and drafts: a run that goes on from `step` writes its own."""
+    for path in complete(run):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    for draft in (run / "checkpoints").glob(".writing-*"):
+        shutil.rmtree(draft)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file under a temporary name, then rename it, so that it is never half there."""
+    draft = path.with_name(f".{path.name}.writing")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _state(policy: Policy, optimizer, ranks: Ranks) -> dict:
+    """What `state/` holds, as it is now; loading overwrites it in place."""
+    weights, moments = get_state_dict(policy, optimizer)
+    random = {"cpu": torch.get_rng_state()}
+    if ranks.device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state()
+    return {"policy": weights, "optimizer": moments, "random": {str(ranks.rank): random}}
+
+
+def _folder(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:06d}"
+
+
+def _digest(path: Path) -> tuple[int, str]:
+    """Size in bytes, and SHA-256."""
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _wait() -> None:
+    """Until all ranks are here."""
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,216 @@
+"""Several processes, one model: starting them, sharing the work, sharding the weights, keeping the sampler in step.
+
+    launch    one process a GPU, by torch's own launcher, where torchrun has not started them already
+    join      this process's place among them: rank, number of ranks, device
+    share     the whole groups that a rank samples, grades and credits
+    gather    what every rank made, to all of them
+    shard     FSDP, `fully_shard`, one unit a decoder layer: float32 weights and optimizer spread over the ranks,
+              compute in bfloat16 (or float32), gradients reduced in float32
+    refresh   the sharded weights into the whole copy that samples, proved by a checksum
+
+A rank samples from a whole copy of the weights, so no rank waits for another while tokens are decoded; ranks meet
+again in `gather`. There every rank gets the rollouts of all (ids and token advantages: megabytes), so an optimizer
+step means the same rollouts on one rank and on eight, dealt out evenly.
+
+One rank that computes in float32 is the plain model, which then samples, too. One rank in bfloat16 uses FSDP's mixed
+precision over a mesh of itself; nothing is split. Ranks on several nodes need a file system that all of them see.
+A rank that fails is seen by the launcher, which ends the others; TIMEOUT is only for ranks that wait for slow ones.
+
+Left out: tensor, pipeline and context parallelism, offloading.
+"""
+
+import copy
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from grpo import Policy, layers_of
+
+TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """The one that writes and prints."""
+        return self.rank == 0
+
+
+def launch(count: int, script: str, argv: Sequence[str]) -> int:
+    """`python script argv` in `count` processes, as torchrun would start them; returns the exit status.
+
+    The first that fails ends the others; its status is returned. Ctrl-C reaches all of them.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the failing rank says what is wrong
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        max_restarts=0,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", script, *argv)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode not in (2, 130):  # bad input and Ctrl-C have said so themselves
+            print(f"rank {rank} failed with status {failure.exitcode}; the others were ended", file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 1
+    except (SignalException, KeyboardInterrupt):
+        return 130
+    return 0
+
+
+def join(device: str, grouped: bool) -> Ranks:
+    """Take this process's place, as torchrun's environment names it; alone without it.
+
+    `grouped` asks for a process group of one where the process is alone. End with `leave`.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else None)
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    if world > 1:
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    elif grouped:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return Ranks(rank, world, place)
+
+
+def leave() -> None:
+    """The end of `join`."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def share(items: Sequence, ranks: Ranks) -> Sequence:
+    """This rank's part of a list: consecutive, equal to within one, in the order of the ranks."""
+    start, end = (len(items) * rank // ranks.world for rank in (ranks.rank, ranks.rank + 1))
+    return items[start:end]
+
+
+def gather(value, ranks: Ranks) -> list:
+    """Every rank's value, in the order of the ranks, tensors on this rank's device."""
+    if ranks.world == 1:
+        return [value]
+    values = [None] * ranks.world
+    dist.all_gather_object(values, moved(value, torch.device("cpu")))  # a pickled CUDA tensor goes to its old GPU
+    return moved(values, ranks.device)
+
+
+def moved(value, device: torch.device):
+    """A tensor, or a list, tuple or dataclass with tensors in it, with these on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)([moved(item, device) for item in value]) if type(value) in (list, tuple) else value
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: moved(getattr(value, field.name), device) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    return value
+
+
+def total(values: Sequence[float], ranks: Ranks) -> list[float]:
+    """Sums over the ranks."""
+    if ranks.world == 1:
+        return list(values)
+    sums = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(sums)
+    return sums.tolist()
+
+
+@torch.no_grad()
+def broadcast(model, ranks: Ranks) -> None:
+    """Rank 0's weights to all."""
+    for parameter in model.parameters() if ranks.world > 1 else ():
+        dist.broadcast(parameter, 0)
+
+
+def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_over: int = 0) -> tuple[Policy, object]:
+    """The policy to train and the model to sample from; `model` is used up.
+
+    Weights that are trained are float32, whatever `model` came in; `dtype` is what is computed in. `shard_over`
+    ranks hold one set of weights between them and the sets are copies of each other (HSDP); 0: all ranks hold one.
+    """
+    if not dist.is_initialized():
+        model = model.to(ranks.device).float()
+        return Policy(model, recompute), model
+    sampler = copy.deepcopy(model).to(ranks.device)
+    for parameter in sampler.parameters():  # not sampler.to(dtype): that would round the rotary frequencies, too
+        parameter.data = parameter.data.to(dtype)
+    policy = Policy(model, recompute)
+    size = shard_over or ranks.world
+    shape, names = (
+        ((ranks.world // size, size), ("replicate", "shard")) if size < ranks.world else ((size,), ("shard",))
+    )
+    options = dict(
+        mesh=init_device_mesh(ranks.device.type, shape, mesh_dim_names=names),
+        mp_policy=MixedPrecisionPolicy(
+            param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
+        ),
+    )
+    for layer in layers_of(model):  # one at a time to float32 and to the device, which never holds the whole
+        fully_shard(layer.float(), **options)
+    fully_shard(policy.float(), **options)
+    policy.to(ranks.device)  # buffers; weights are there
+    return policy, sampler
+
+
+def full(value: Tensor) -> Tensor:
+    """A tensor that may be sharded, whole. All ranks must call it."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+
+@torch.no_grad()
+def refresh(policy: Policy, sampler, ranks: Ranks) -> int | None:
+    """Copy the trained weights into the sampler; returns the checksum that both sides have, None if they are one.
+
+    Raises RuntimeError where a rank's copy is not what is trained: a sampler that lags behind trains without effect.
+    """
+    if sampler is policy.model:
+        return None
+    trained = shards = 0
+    copies = dict(sampler.named_parameters())
+    for number, (name, master) in enumerate(policy.model.named_parameters()):
+        rounded = master.to(copies[name].dtype)
+        copies[name].copy_(rounded.full_tensor())
+        shards = shards + checksum(rounded.to_local(), number)
+        group = master.device_mesh.get_group("shard")
+    dist.all_reduce(shards, group=group)
+    trained = int(shards)
+    copied = int(sum(checksum(copies[name], number) for number, name in enumerate(copies)))
+    seen = gather((trained, copied), ranks)
+    if len({value for pair in seen for value in pair}) > 1:
+        raise RuntimeError(f"rank {ranks.rank}: sampling and trained weights differ, (trained, copied) by rank: {seen}")
+    return copied
+
+
+def checksum(values: Tensor, number: int) -> Tensor:
+    """Sum of the bit patterns, int64, modulo 2^64, so it can be summed over shards in any order; `number` tells
+    equal tensors at different places apart."""
+    bits = values.contiguous().view({2: torch.int16, 4: torch.int32}[values.element_size()])
+    return bits.sum(dtype=torch.int64) * (2 * number + 1)

@@ -1,0 +1,213 @@
+"""The paper's training recipe as command-line flags: every setting, its default, and what is wrong with a value.
+
+    parse_args(argv) -> the resolved configuration, which `train.py` prints, saves and follows
+
+Defaults are the paper's recipe (Sec. 4 and App. B of arXiv 2604.23318; where it is silent, the choice is explained
+where it acts). `--task embedded`, the default without `--model`, replaces those in EMBEDDED; `--smoke` those in SMOKE.
+`--resume` takes everything from the run's own config.json, but what MAY_CHANGE names.
+"""
+
+import argparse
+import inspect
+import json
+from pathlib import Path
+
+import torch
+
+import checkpoint
+import grpo
+import sandbox
+import shear
+import toy
+from credit import METHODS
+from sandbox import SandboxError
+from tasks import BadInput
+
+TEMPLATES = ("auto", "qwen-math", "chat", "plain")
+
+# What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
+# the scoring forward takes micro-batches above a mini-batch.
+EMBEDDED = dict(
+    batch=128, steps=40, lr=1e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1, recompute=False
+)
+# What --smoke replaces: every size, to prove a set-up in about a minute.
+SMOKE = dict(steps=4, batch=32, group=4, minibatch=16, max_tokens=64, heldout=8, eval_groups=8, save_every=1)
+SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
+# What a resumed run may be given anew: how long it goes on, and what changes memory and speed only.
+MAY_CHANGE = set("steps save_every keep out name resume ranks device threads micro_tokens generate_batch".split())
+# SHEAR's flags: the options of `shear_weights`, which states their defaults, but the list that receives statistics.
+SHEAR = {
+    name: option.default
+    for name, option in inspect.signature(shear.shear_weights).parameters.items()
+    if option.kind == option.KEYWORD_ONLY and name != "stats"
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose errors are one sentence."""
+
+    def error(self, message: str):
+        raise BadInput(f"{message}; see python train.py --help")
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """The resolved configuration; raises BadInput."""
+    replaced = {"--task embedded": EMBEDDED, "--smoke": SMOKE}
+    parser = Parser(
+        description="Train a causal LM with SHEAR or GRPO. Defaults are the paper's recipe.",
+        epilog=". ".join(
+            f"{by} replaces: " + ", ".join(f"{flag(name)} {value}" for name, value in values.items())
+            for by, values in replaced.items()
+        ),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument_group("what").add_argument
+    add("--task", choices=("embedded", "math", "code"), help="if not given: embedded without --model, math with it")
+    add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
+    add("--data", help="local problems, a file or folder; if not given: the paper's training set, from the hub")
+    add("--template", choices=TEMPLATES, default="auto", help="of prompts; auto: qwen-math, else chat, else plain")
+    add("--method", choices=tuple(METHODS), default="shear", help="credit method")
+    add("--seed", type=int, default=0, help="problems, weights of a new model, sampling, shuffling")
+    add("--out", default="runs", help="folder of the runs")
+    add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
+    add("--smoke", action="store_true", help="shrink every size, to prove a set-up in about a minute")
+    add = parser.add_argument_group("SHEAR").add_argument
+    add("--window", type=int, help="span length w, tokens")
+    add("--stride", type=int, help="distance s between span starts, tokens")
+    add("--eps", type=float, help="entropic regularisation, in units of the mean hidden norm")
+    add("--reading", choices=shear.READINGS, help="Eq. (10) itself, or the transport cost only")
+    add("--distance", choices=shear.DISTANCES, help="distance of two spans")
+    add("--normalize", choices=shear.NORMALIZATIONS, help="weights in group or rollout units")
+    add("--pool", choices=shear.POOLINGS, help="how a token pools the spans that cover it")
+    add("--max-iters", type=int, help="Sinkhorn iterations at most")
+    add("--tol", type=float, help="marginal error at which a pair of spans stops")
+    parser.set_defaults(**SHEAR)
+    add = parser.add_argument_group("rollouts").add_argument
+    add("--batch", type=int, default=512, help="rollouts a step")
+    add("--group", type=int, default=8, help="rollouts a problem, G")
+    add("--max-tokens", type=int, default=3000, help="response limit, tokens; 0: a full response (embedded)")
+    add("--temperature", type=float, default=1.0, help="of sampler and trainer alike")
+    add("--generate-batch", type=int, default=0, help="rollouts generated at a time; 0: what memory holds, 512 on CPU")
+    add = parser.add_argument_group("grading").add_argument
+    add("--grade-timeout", type=float, help="seconds for one response; if not given: 5 (math), 10 (code)")
+    add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="code: auto is the strongest that works")
+    add = parser.add_argument_group("optimisation").add_argument
+    add("--steps", type=int, default=300, help="sampling phases")
+    add("--lr", type=float, default=1e-6, help="AdamW, constant, no weight decay")
+    add("--minibatch", type=int, default=32, help="rollouts an update; whole groups")
+    add("--micro-tokens", type=int, default=16_384, help="tokens a forward pass; changes memory only")
+    add("--clip-low", type=float, default=grpo.CLIP_LOW, help="ratio bound below: 1 - this")
+    add("--clip-high", type=float, default=grpo.CLIP_HIGH, help="ratio bound above: 1 + this")
+    add("--max-grad-norm", type=float, default=1.0, help="gradient norm is cut to this")
+    add = parser.add_argument_group("evaluation").add_argument
+    add("--heldout", type=int, default=64, help="problems kept from training; greedy accuracy is over all of them")
+    add("--eval-groups", type=int, default=64, help="of these, sampled --group times each")
+    add = parser.add_argument_group("checkpoints").add_argument
+    add("--save-every", type=int, default=10, help="steps between checkpoints")
+    add("--keep", type=int, default=2, help="checkpoints that stay")
+    add("--resume", metavar="DIR", help="go on with the run in DIR, or from its checkpoint DIR")
+    add = parser.add_argument_group("machine").add_argument
+    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
+    add("--ranks", type=int, default=0, help="processes to start, unless torchrun has; 0: one a GPU")
+    add("--shard-over", type=int, default=0, help="ranks that hold one set of weights; 0: all; nodes: GPUs a node")
+    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of compute; auto: bfloat16 on cuda")
+    add("--recompute", action=argparse.BooleanOptionalAction, default=True, help="activations, in the backward pass")
+    add("--threads", type=int, default=0, help="CPU threads, 0: torch's default")
+    add = parser.add_argument_group("embedded task").add_argument
+    add("--toy-kind", choices=toy.KINDS, default="chain", help="shape of the little programs")
+    add("--toy-lines", type=int, default=5, help="definitions a problem, 1 to 8")
+    add("--warmup-steps", type=int, default=600, help="supervised steps on careless demonstrations")
+
+    first = parser.parse_args(argv)
+    if first.resume:
+        return resumed(parser, first, argv)
+    task = first.task or ("math" if first.model else "embedded")
+    if task == "embedded":
+        parser.set_defaults(**EMBEDDED)
+    if first.smoke:
+        parser.set_defaults(**SMOKE_EMBEDDED if task == "embedded" else SMOKE)
+    args = parser.parse_args(argv)
+    args.task = task
+    if not 1 <= args.toy_lines <= len(toy.LABELS):
+        raise BadInput(f"--toy-lines {args.toy_lines}: give 1 to {len(toy.LABELS)}, as there are labels")
+    if task == "embedded" and not args.max_tokens:
+        args.max_tokens = toy.response_tokens(args.toy_lines)
+    resolve_machine(args)
+    check(args)
+    if args.name and (Path(args.out) / args.name).exists():
+        raise BadInput(f"--name {args.name}: {Path(args.out) / args.name} exists already; choose another name")
+    return args
+
+
+def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -> argparse.Namespace:
+    """The configuration of the run to go on with; `resume` is then the checkpoint's own folder. Raises BadInput."""
+    try:
+        path, step = checkpoint.find(Path(first.resume))
+        run = path.resolve().parent.parent
+        saved = json.loads((run / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--resume {first.resume}: {error}; give a run's folder, or another checkpoint") from error
+    parser.set_defaults(**{name: saved[name] for name in vars(first) if name in saved})
+    args = parser.parse_args(argv)
+    for name, value in vars(args).items():
+        if name not in MAY_CHANGE and value != saved.get(name):
+            raise BadInput(
+                f"{flag(name)} {value}: the run in --resume {first.resume} has {saved.get(name)}; leave the flag out"
+            )
+    args.out, args.name, args.resume = str(run.parent), run.name, str(path)
+    if args.steps <= step:
+        raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
+    resolve_machine(args)
+    check(args)
+    return args
+
+
+def resolve_machine(args: argparse.Namespace) -> None:
+    """What `auto` means here."""
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.dtype == "auto":
+        args.dtype = "bfloat16" if args.device == "cuda" and args.task != "embedded" else "float32"
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of an argument's name."""
+    return "--" + name.replace("_", "-")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Everything that can be known to be wrong before a model is loaded; raises BadInput."""
+    positive = (
+        "batch max_tokens temperature steps lr minibatch micro_tokens max_grad_norm eps max_iters tol heldout "
+        "eval_groups warmup_steps window stride clip_low clip_high save_every keep"
+    )
+    for name in positive.split():
+        if not getattr(args, name) > 0:
+            raise BadInput(f"{flag(name)} {getattr(args, name)}: must be positive; raise it")
+    for name in ("seed", "threads", "generate_batch", "ranks", "shard_over"):
+        if getattr(args, name) < 0:
+            raise BadInput(f"{flag(name)} {getattr(args, name)}: must not be negative; raise it")
+    if args.group < 2:
+        raise BadInput(f"--group {args.group}: advantages compare the rollouts of a group; give 2 or more")
+    for name, whole in (("batch", "minibatch"), ("minibatch", "group")):
+        if getattr(args, name) % getattr(args, whole):
+            raise BadInput(
+                f"--{name} {getattr(args, name)} is not a multiple of --{whole} {getattr(args, whole)}; make it one"
+            )
+    if args.stride > args.window:
+        raise BadInput(f"--stride {args.stride} exceeds --window {args.window}: tokens go uncovered; lower it")
+    if args.task != "embedded" and not args.model:
+        raise BadInput(f"--task {args.task} needs --model; give a Hugging Face folder or hub id")
+    if args.grade_timeout is not None and not 0 < args.grade_timeout <= 86_400:
+        raise BadInput(f"--grade-timeout {args.grade_timeout}: must be positive and a day at most; change it")
+    if args.task == "code":
+        try:
+            sandbox.choose_level(args.sandbox)
+        except SandboxError as error:
+            raise BadInput(f"--sandbox {args.sandbox}: {error}; choose another level or another machine") from error
+    if args.task == "embedded" and args.data:
+        raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
+    if args.eval_groups > args.heldout:
+        raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
