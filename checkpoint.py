@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 import torch
@@ -27,6 +28,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from grpo import Policy
 from parallel import Ranks, gather
+
+# One process saves and loads as it should; torch warns each time that it is alone.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class CheckpointError(ValueError):
@@ -40,7 +44,7 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     _wait()
-    dcp.save(_state(policy, optimizer, ranks), checkpoint_id=draft / "state", no_dist=not dist.is_initialized())
+    dcp.save(_state(policy, optimizer, ranks), checkpoint_id=draft / "state")
     if ranks.main:
         sampler.save_pretrained(draft / "model")
         tokenizer.save_pretrained(draft / "model")
@@ -97,7 +101,7 @@ def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
     state = _state(policy, optimizer, ranks)
     if report["ranks"] != ranks.world:
         del state["random"]
-    dcp.load(state, checkpoint_id=path / "state", no_dist=not dist.is_initialized())
+    dcp.load(state, checkpoint_id=path / "state")
     set_state_dict(policy, optimizer, model_state_dict=state["policy"], optim_state_dict=state["optimizer"])
     for name, value in state.get("random", {}).get(str(ranks.rank), {}).items():
         {"cpu": torch.set_rng_state, "cuda": torch.cuda.set_rng_state}[name](value.cpu())

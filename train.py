@@ -27,14 +27,12 @@ import random
 import sys
 import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 import checkpoint
@@ -46,13 +44,13 @@ from checkpoint import CheckpointError
 from credit import USES_HIDDEN, Batch, credit, effective_weights, localisation
 from grpo import Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
 from parallel import Ranks
+from prepare import set_up
 from recipe import SHEAR, parse_args
-from rewards import Verdict, grade_code, grade_math, scores_of
-from tasks import BadInput, Task, file_task
+from rewards import Verdict, scores_of
+from tasks import BadInput, Task
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
-TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
 
 
 class Diverged(RuntimeError):
@@ -101,101 +99,6 @@ def main(argv: list[str] | None = None) -> int:
         raise
     parallel.leave()
     return status
-
-
-def set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Module, object, list[str]]:
-    """Task, model and tokenizer, and what to tell the user about them; raises BadInput, on all ranks alike."""
-    ready = problem = None
-    try:
-        ready = _set_up(args, ranks)
-    except BadInput as error:
-        problem = error
-    problems = [str(each) for each in parallel.gather(problem, ranks) if each]
-    if problems:
-        raise BadInput(problems[0]) from problem
-    return ready
-
-
-def _set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Module, object, list[str]]:
-    """`set_up` on one rank."""
-    compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
-    notes = [f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads each"]
-    if args.model:
-        model, tokenizer = load(args.model)
-    else:
-        model, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
-    model.eval()  # throughout: dropout would make sampler and trainer disagree
-    for name, count in (
-        ("batch", args.batch // args.group),
-        ("heldout", args.heldout),
-        ("eval-groups", args.eval_groups),
-    ):
-        if count < ranks.world:
-            raise BadInput(f"--{name}: {count} problem(s) for {ranks.world} ranks; raise it, or start fewer ranks")
-    if args.shard_over and ranks.world % args.shard_over:
-        raise BadInput(f"--shard-over {args.shard_over}: does not divide {ranks.world} ranks; change it")
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
-    room = context - args.max_tokens  # for the prompt
-    if room < 1:
-        raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
-    if args.task == "embedded":
-        if room < toy.prompt_tokens(args.toy_lines):
-            raise BadInput(
-                f"--max-tokens {args.max_tokens}: with a prompt of {toy.prompt_tokens(args.toy_lines)} tokens it "
-                f"exceeds the model's context of {context}; lower it"
-            )
-        task = embedded_task(args, tokenizer)
-    else:
-        sizes = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
-        names = dict(template=args.template, model_name=args.model)
-        task, about = file_task(args.task, args.data, tokenizer, grader(args), **names, **sizes)
-        notes += about
-    size = sum(p.numel() for p in model.parameters())
-    notes.append(f"model {args.model or 'made here'}: {type(model).__name__}, {size:,} parameters, context {context}")
-    notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
-    return task, model, tokenizer, notes
-
-
-def load(name: str) -> tuple[torch.nn.Module, object]:
-    """Model, as it is stored, and tokenizer; raises BadInput for a folder that is broken or of another kind."""
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        policy, loading = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)
-    except Exception as error:  # loaders raise of every kind; the cause stays attached
-        reason = str(error).strip().split("\n")[0]
-        raise BadInput(f"--model {name}: cannot be loaded ({reason}); give a Hugging Face folder") from error
-    if loading["missing_keys"]:
-        missing = sorted(loading["missing_keys"])[0]
-        raise BadInput(f"--model {name}: lacks weights ({missing} and perhaps others); give a complete folder")
-    ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"]
-    if not ids.numel() or len(tokenizer) > policy.get_input_embeddings().num_embeddings:
-        raise BadInput(f"--model {name}: its tokenizer is missing or another model's; save it in the folder")
-    with torch.no_grad():
-        plain = policy(ids).logits
-        ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
-    if not torch.allclose(plain, ours, atol=1e-3):  # soft caps, scales: `grpo.forward` would train another model
-        raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
-    return policy, tokenizer
-
-
-def grader(args: argparse.Namespace):
-    """`grade(response, reference)` of the task, with the flags' limits."""
-    options = {"timeout_s": args.grade_timeout} if args.grade_timeout else {}
-    return partial(grade_code, level=args.sandbox, **options) if args.task == "code" else partial(grade_math, **options)
-
-
-def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
-    """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
-    if len(tokenizer) != len(toy.SYMBOLS):
-        raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
-    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, args.toy_kind, args.seed)
-    if len(heldout) < args.heldout or len(train) < TOY_PROBLEMS:
-        raise BadInput(
-            f"--toy-lines {args.toy_lines}: too few different problems for --heldout {args.heldout}; raise it"
-        )
-    return Task(
-        "embedded", train, heldout, lambda problem: problem["problem"], grader(args), first_error=toy.first_error
-    )
 
 
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
@@ -380,7 +283,8 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
         for micro in pack(rows.tolist(), lengths, args.micro_tokens, ranks.world)[ranks.rank]:
             idle = not len(micro)  # nothing left to do, but sharded weights need this rank: a pass that counts nothing
             micro = rows[:1] if idle else micro
-            part, width = rollouts.take(micro), int(rollouts.mask[micro].sum(1).max().clamp_min(1))
+            part = rollouts.take(micro)
+            width = part.ids.shape[1]
             logp, _, _ = run.policy(part, args.temperature)
             loss, metrics = policy_loss(
                 logp,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
-from grpo import Rollouts, forward, group_advantages, policy_loss, rollout, score, stop_ids, token_logp
+import grpo
+from grpo import Policy, Rollouts, cat_padded, group_advantages, pack, policy_loss, rollout, score, stop_ids
 
 PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
 
@@ -93,11 +94,12 @@ def any_positions(request, tiny):
     return GPT2LMHeadModel(config).eval(), tiny[1]
 
 
-def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions):
+def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeypatch):
     """Log-probabilities, entropies and last_hidden_state at y_t, against one unpadded forward a rollout."""
     model, _ = any_positions
     rollouts = sampled(any_positions)
-    scored = score(model, rollouts, temperature=0.8, micro_batch=3)
+    monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
+    scored = score(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
     for row in range(8):
         prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]
         response = rollouts.ids[row][mask]
@@ -116,16 +118,15 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions):
 def test_the_ratio_before_the_first_update_is_one(tiny):
     """The scoring forward and the training forward are one function: mean |log-ratio| below 1e-5 in float32."""
     rollouts = sampled(tiny)
-    scored = score(tiny[0], rollouts, temperature=1.0, micro_batch=8)
+    policy = Policy(tiny[0])
+    scored = score(policy, rollouts, temperature=1.0, micro_tokens=1000)
     n_tokens = int(rollouts.mask.sum())
     total = 0.0
     for rows in torch.arange(8).split(2):
         part = rollouts.take(rows)
-        log_probs, _ = forward(tiny[0], part, 1.0)
+        logp, _, _ = policy(part, 1.0)
         width = part.ids.shape[1]
-        _, metrics = policy_loss(
-            token_logp(log_probs, part.ids), scored.logp[rows, :width], torch.ones(2), part.mask, n_tokens
-        )
+        _, metrics = policy_loss(logp, scored.logp[rows, :width], torch.ones(2), part.mask, n_tokens)
         total += metrics["abs_log_ratio"]
     assert total < 1e-5
 
@@ -137,7 +138,7 @@ def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, le
     model, _ = tiny
     torch.manual_seed(5)
     rollouts = sampled(tiny)
-    scored = score(model, rollouts, temperature=1.0, micro_batch=8)
+    scored = score(Policy(model), rollouts, temperature=1.0, micro_tokens=1000)
     old_logp = scored.logp + 0.2 * torch.randn_like(scored.logp)  # so that some ratios are clipped
     advantages = torch.randn(8, rollouts.ids.shape[1]) if per_token else torch.randn(8)
 
@@ -153,10 +154,8 @@ def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, le
             )
             width = part.ids.shape[1]
             weights = advantages[rows, :width] if per_token else advantages[rows]
-            log_probs, _ = forward(model, part, 1.0)
-            loss, _ = policy_loss(
-                token_logp(log_probs, part.ids), old_logp[rows, :width], weights, part.mask, int(rollouts.mask.sum())
-            )
+            logp, _, _ = Policy(model)(part, 1.0)
+            loss, _ = policy_loss(logp, old_logp[rows, :width], weights, part.mask, int(rollouts.mask.sum()))
             loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
 
@@ -165,6 +164,91 @@ def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, le
     wide_advantages = pad(advantages, (0, right), value=7.0) if per_token else advantages
     other = gradient(widen(rollouts, left, right), pad(old_logp, (0, right)), wide_advantages, micro_batch, trim=False)
     assert (other - reference).norm() / reference.norm() < 1e-5
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positions, recompute, monkeypatch):
+    """Against logits (b, T, V) at once and activations kept: log-probabilities and every gradient to 1e-5."""
+    model, _ = any_positions
+    rollouts = sampled(any_positions)
+    pulls = torch.randn(rollouts.ids.shape)
+    ids, inside = grpo._end_to_end(rollouts)
+    expected = (model(ids).logits[:, :-1] / 0.7).log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)[inside[:, 1:]]
+    (expected * pulls[rollouts.mask]).sum().backward()
+    plain = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    monkeypatch.setattr(grpo, "HEAD_CHUNK", 7)
+    logp, _, _ = Policy(model, recompute)(rollouts, 0.7)
+    torch.testing.assert_close(logp[rollouts.mask], expected, atol=2e-5, rtol=0)
+    (logp * pulls).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], atol=1e-4, rtol=1e-4)
+
+
+def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
+    """The head sees at most HEAD_CHUNK tokens at a time, in scoring and in both passes of training."""
+    monkeypatch.setattr(grpo, "HEAD_CHUNK", 10)
+    seen = []
+    tiny[0].get_output_embeddings().register_forward_hook(lambda head, inputs, logits: seen.append(logits.shape[0]))
+    rollouts = sampled(tiny)
+    seen.clear()
+    score(Policy(tiny[0]), rollouts, temperature=1.0, micro_tokens=1000)
+    logp, _, _ = Policy(tiny[0])(rollouts, 1.0)
+    logp.sum().backward()
+    assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())  # scoring, forward, again in backward
+
+
+def test_micro_batches_are_bounded_in_tokens_and_equal_in_number():
+    """Every row once; padded size within the budget; longest first; as many for each rank, some perhaps empty."""
+    lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
+    rows = list(range(1, 38))
+    for ranks in (1, 2, 3, 8):
+        packed = pack(rows, lengths, 128, ranks)
+        assert len(packed) == ranks and len({len(batches) for batches in packed}) == 1
+        assert sorted(row for batches in packed for batch in batches for row in batch.tolist()) == rows
+        for batches in packed:
+            sizes = [[lengths[row] for row in batch.tolist()] for batch in batches]
+            assert all(len(size) * max(size) <= 128 or len(size) == 1 for size in sizes if size)
+            flat = [length for size in sizes for length in size]
+            assert flat == sorted(flat, reverse=True)
+        loads = [sum(lengths[row] for batch in batches for row in batch.tolist()) for batches in packed]
+        assert max(loads) - min(loads) <= 500
+    other, one = pack([0, 1, 2], [9, 9, 9], 9, 2)
+    assert [len(batch) for batch in one] == [1, 1] and [len(batch) for batch in other] == [1, 0]
+
+
+def test_rollouts_laid_end_to_end_have_no_gap(tiny):
+    """Prompt, response, then padding; an emptied mask leaves the prompt alone."""
+    rollouts = sampled(tiny)
+    rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & (torch.arange(8) != 3)[:, None])
+    ids, inside = grpo._end_to_end(widen(rollouts, 3, 4))
+    for row in range(8):
+        prompt, response = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.ids[row][rollouts.mask[row]]
+        assert torch.equal(ids[row, : len(prompt) + len(response)], torch.cat([prompt, response]))
+        assert inside[row].nonzero().flatten().tolist() == list(range(len(prompt), len(prompt) + len(response)))
+
+
+def test_rollouts_of_several_ranks_become_one_batch(tiny):
+    """Parts of different widths keep every prompt and response where its mask says."""
+    whole = sampled(tiny)
+    parts = [whole.take(torch.arange(0, 3)), whole.take(torch.arange(3, 8))]
+    again = Rollouts.cat(parts)
+    assert again.texts == whole.texts and torch.equal(again.truncated, whole.truncated)
+    for name, mask in (("prompt_ids", "prompt_mask"), ("ids", "mask")):
+        assert torch.equal(getattr(again, name)[getattr(again, mask)], getattr(whole, name)[getattr(whole, mask)])
+    padded = cat_padded([torch.ones(1, 2), torch.ones(1, 3)], left=True, fill=7)
+    assert padded.tolist() == [[7, 1, 1], [1, 1, 1]]
+
+
+def test_prompts_of_like_length_are_generated_together(tiny):
+    """Sorted by prompt length within, in the asked order without."""
+    prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2
+    rollouts = rollout(*tiny, prompts, 2, max_tokens=6, temperature=0.0, batch_size=4)
+    for row, text in enumerate(rollouts.texts):
+        prompt = tiny[1].decode(rollouts.prompt_ids[row][rollouts.prompt_mask[row]])
+        assert prompt == prompts[row // 2]
+        alone = rollout(*tiny, [prompt], 1, max_tokens=6, temperature=0.0, batch_size=1)
+        assert text == alone.texts[0]
 
 
 def test_group_advantages_are_equation_1():

@@ -69,12 +69,13 @@ def test_example_marks_the_line_of_the_first_error(step):
 def test_the_step_line_holds_what_it_names(step):
     """One plain line, nothing rounded to something else."""
     *_, batch, weights = step
-    updates = {"clip_share": 0.012, "abs_log_ratio": 3e-7, "grad_norm": 0.456, "loss": 0.0}
+    updates = {"clip_share": 0.012, "abs_log_ratio": 3e-7, "grad_norm": 0.456, "loss": 0.0, "skipped": 1}
     metrics = {"step": 3, **report.step_metrics(batch, weights), **updates, "seconds": {"generate": 1.23}}
     line = report.step_line(metrics, 40)
     for part in (
         "step 3/40",
         "reward 0.250",
+        "skipped 1",
         "equal 0.50",
         "clip 0.012",
         "logratio 3e-07",

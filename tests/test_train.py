@@ -10,11 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteConfig, GraniteForCausalLM
 
+import prepare
+import recipe
 import shear
 import toy
 import train
 from credit import credit
 from grpo import Rollouts, Scored
+from parallel import Ranks
 from rewards import Verdict, scores_of
 from sandbox import SandboxError
 
@@ -34,6 +37,13 @@ def start(tmp_path_factory):
 def run(tmp_path, *flags: str) -> int:
     """`python train.py` in this process, writing below `tmp_path`."""
     return train.main([*flags, "--out", str(tmp_path)])
+
+
+def assembled(flags: list[str], folder=None) -> train.Run:
+    """What `train.train` assembles from these flags, on one rank."""
+    args, ranks = train.parse_args(flags), Ranks(0, 1, torch.device("cpu"))
+    task, model, tokenizer, _ = train.set_up(args, ranks)
+    return train.assemble(args, ranks, task, model, tokenizer, folder)
 
 
 def rows(path) -> list[dict]:
@@ -67,7 +77,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
     before, *metrics, after = rows(folder / "metrics.jsonl")
     assert before["before"] and after["after"] and [row["step"] for row in metrics] == [1, 2]
     assert metrics[0]["abs_log_ratio"] < 1e-5
-    assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "train"}
+    assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
     samples = rows(folder / "samples.jsonl")
     assert len(samples) == 16 and all(len(row["tokens"]) == len(row["weights"]) for row in samples)
     assert {"response", "reason", "first_error", "advantage"} <= set(samples[0])
@@ -109,22 +119,21 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch
 
 def test_gradients_do_not_leak_into_the_next_update(start):
     """The same batch twice without a step between: the same gradient norm, not twice of it."""
-    args = train.parse_args(["--task", "embedded", "--model", start, *SMALL, "--batch", "32", "--minibatch", "16"])
-    task, policy, tokenizer, _ = train.set_up(args)
-    still = torch.optim.SGD(policy.parameters(), lr=0.0)
-    rollouts = train.sample(policy, tokenizer, task, task.train[:4], args.group, 1.0, args)
-    scored = train.score(policy, rollouts, temperature=1.0, micro_batch=32)
+    run = assembled(["--task", "embedded", "--model", start, *SMALL, "--batch", "32", "--minibatch", "16"])
+    run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0)
+    rollouts = train.sample(run, run.task.train[:4], run.args.group, 1.0)
+    old_logp = train.score_all(run, rollouts).logp
     token_advantages = torch.randn(rollouts.ids.shape)
-    first, again = (train.update(policy, still, rollouts, scored, token_advantages, 0, args) for _ in range(2))
+    first, again = (train.update(run, rollouts, old_logp, token_advantages, 0) for _ in range(2))
     assert first == again and first["grad_norm"] > 0
 
 
 def test_the_micro_batch_changes_memory_only(tmp_path, start, monkeypatch):
-    """First-step loss and gradient norm agree to 1e-5 for micro-batches of 2, 8 and 32."""
+    """First-step loss and gradient norm agree to 1e-5 for micro-batches of about 2, 8 and 32 rollouts."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     seen = []
-    for size in ("2", "8", "32"):
-        flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "1", "--name", size, "--microbatch", size)
+    for size in ("128", "512", "4096"):
+        flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "1", "--name", size, "--micro-tokens", size)
         assert run(tmp_path, *flags, "--method", "grpo") == 0
         seen.append(rows(tmp_path / size / "metrics.jsonl")[1])
     for other in seen[1:]:
@@ -156,7 +165,7 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
         assert options["level"] == "auto" and tests == problem["tests"]
         return Verdict(None, "infra_error") if len(response) % 2 else Verdict(0.0, "wrong")
 
-    monkeypatch.setattr(train, "grade_code", grade)
+    monkeypatch.setattr(prepare, "grade_code", grade)
     sizes = "--steps 1 --batch 8 --group 4 --minibatch 4 --max-tokens 300 --heldout 2 --eval-groups 2".split()
     flags = ("--model", str(qwen_folder), "--task", "code", "--data", str(tmp_path / "code.jsonl"), *sizes)
     assert run(tmp_path, *flags) == 0
@@ -172,7 +181,7 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(tmp_path, monke
     def refuse(level):
         raise SandboxError(f"{level}: name spaces: Operation not permitted")
 
-    monkeypatch.setattr(train.sandbox, "choose_level", refuse)
+    monkeypatch.setattr(recipe.sandbox, "choose_level", refuse)
     assert run(tmp_path, "--task", "code", "--model", "m", "--data", "d", "--sandbox", "strict") == 2
     error = capsys.readouterr().err
     assert "--sandbox strict" in error and "not permitted" in error and error.count("\n") == 1
@@ -203,10 +212,9 @@ def test_grpo_does_not_keep_hidden_states(start):
     """At the paper's sizes they are 11 GB that nothing would read."""
     flags = ["--task", "embedded", "--model", start, *SMALL]
     for method, width in (("grpo", 0), ("shear", 128)):
-        args = train.parse_args([*flags, "--method", method])
-        task, policy, tokenizer, _ = train.set_up(args)
-        rollouts = train.sample(policy, tokenizer, task, task.train[:1], 8, 1.0, args)
-        assert train.score_all(policy, rollouts, args).hidden.shape[-1] == width
+        run = assembled([*flags, "--method", method])
+        rollouts = train.sample(run, run.task.train[:1], 8, 1.0)
+        assert train.score_all(run, rollouts).hidden.shape[-1] == width
 
 
 def truncated_weights(folder):
@@ -251,10 +259,10 @@ def test_ctrl_c_keeps_what_there_is(tmp_path, start, monkeypatch, capsys):
     """Interrupted in its second step, a run ends with status 130, its model saved and one row of metrics."""
     step = train.train_step
 
-    def interrupted(policy, tokenizer, optimizer, task, number, args):
+    def interrupted(run, number):
         if number == 1:
             raise KeyboardInterrupt
-        return step(policy, tokenizer, optimizer, task, number, args)
+        return step(run, number)
 
     monkeypatch.setattr(train, "train_step", interrupted)
     assert run(tmp_path, "--task", "embedded", "--model", start, *SMALL, "--steps", "5", "--name", "cut") == 130

@@ -1,0 +1,118 @@
+"""From flags to a task, a model and its tokenizer, refusing what would train wrongly.
+
+    set_up(args, ranks) -> task, model, tokenizer, notes for the plan
+
+What is loaded is checked here, before a folder is made or a step is taken: that prompts and responses fit the
+model's context, that every rank has work, that the folder's weights are complete and its tokenizer its own, and
+that its logits are the head of its last hidden state, which `grpo.Policy` builds on.
+"""
+
+import argparse
+import math
+from functools import partial
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import parallel
+import toy
+from parallel import Ranks
+from rewards import grade_code, grade_math
+from tasks import BadInput, Task, file_task
+
+TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
+
+
+def set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Module, object, list[str]]:
+    """Task, model and tokenizer, and what to tell the user about them; raises BadInput, on all ranks alike."""
+    ready = problem = None
+    try:
+        ready = _set_up(args, ranks)
+    except BadInput as error:
+        problem = error
+    problems = [str(each) for each in parallel.gather(problem, ranks) if each]
+    if problems:
+        raise BadInput(problems[0]) from problem
+    return ready
+
+
+def _set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Module, object, list[str]]:
+    """`set_up` on one rank."""
+    compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
+    notes = [f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads each"]
+    if args.model:
+        model, tokenizer = load(args.model)
+    else:
+        model, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
+    model.eval()  # throughout: dropout would make sampler and trainer disagree
+    for name, count in (
+        ("batch", args.batch // args.group),
+        ("heldout", args.heldout),
+        ("eval-groups", args.eval_groups),
+    ):
+        if count < ranks.world:
+            raise BadInput(f"--{name}: {count} problem(s) for {ranks.world} ranks; raise it, or start fewer ranks")
+    if args.shard_over and ranks.world % args.shard_over:
+        raise BadInput(f"--shard-over {args.shard_over}: does not divide {ranks.world} ranks; change it")
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+    room = context - args.max_tokens  # for the prompt
+    if room < 1:
+        raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
+    if args.task == "embedded":
+        if room < toy.prompt_tokens(args.toy_lines):
+            raise BadInput(
+                f"--max-tokens {args.max_tokens}: with a prompt of {toy.prompt_tokens(args.toy_lines)} tokens it "
+                f"exceeds the model's context of {context}; lower it"
+            )
+        task = embedded_task(args, tokenizer)
+    else:
+        sizes = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
+        names = dict(template=args.template, model_name=args.model)
+        task, about = file_task(args.task, args.data, tokenizer, grader(args), **names, **sizes)
+        notes += about
+    size = sum(p.numel() for p in model.parameters())
+    notes.append(f"model {args.model or 'made here'}: {type(model).__name__}, {size:,} parameters, context {context}")
+    notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
+    return task, model, tokenizer, notes
+
+
+def load(name: str) -> tuple[torch.nn.Module, object]:
+    """Model, as it is stored, and tokenizer; raises BadInput for a folder that is broken or of another kind."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        policy, loading = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)
+    except Exception as error:  # loaders raise of every kind; the cause stays attached
+        reason = str(error).strip().split("\n")[0]
+        raise BadInput(f"--model {name}: cannot be loaded ({reason}); give a Hugging Face folder") from error
+    if loading["missing_keys"]:
+        missing = sorted(loading["missing_keys"])[0]
+        raise BadInput(f"--model {name}: lacks weights ({missing} and perhaps others); give a complete folder")
+    ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"]
+    if not ids.numel() or len(tokenizer) > policy.get_input_embeddings().num_embeddings:
+        raise BadInput(f"--model {name}: its tokenizer is missing or another model's; save it in the folder")
+    with torch.no_grad():
+        plain = policy(ids).logits
+        ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
+    if not torch.allclose(plain, ours, atol=1e-3):  # soft caps, scales: `grpo.forward` would train another model
+        raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
+    return policy, tokenizer
+
+
+def grader(args: argparse.Namespace):
+    """`grade(response, reference)` of the task, with the flags' limits."""
+    options = {"timeout_s": args.grade_timeout} if args.grade_timeout else {}
+    return partial(grade_code, level=args.sandbox, **options) if args.task == "code" else partial(grade_math, **options)
+
+
+def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
+    """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
+    if len(tokenizer) != len(toy.SYMBOLS):
+        raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
+    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, args.toy_kind, args.seed)
+    if len(heldout) < args.heldout or len(train) < TOY_PROBLEMS:
+        raise BadInput(
+            f"--toy-lines {args.toy_lines}: too few different problems for --heldout {args.heldout}; raise it"
+        )
+    return Task(
+        "embedded", train, heldout, lambda problem: problem["problem"], grader(args), first_error=toy.first_error
+    )
