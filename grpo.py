@@ -21,6 +21,7 @@ What makes it right, and is easy to get wrong:
 Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function, dynamic sampling.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 import decode
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
+BARS = None if os.environ.get("RANK", "0") == "0" else True  # tqdm's `disable`: bars on a terminal, of one rank
 HEAD_CHUNK = 2048  # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
 
 
@@ -136,7 +138,7 @@ def rollout(
     lengths = prompt_mask.sum(1)  # (B,)
     order = lengths.argsort(stable=True)
     responses = []
-    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
+    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=BARS)
     for rows in order.split(batch_size):
         first = prompt_ids.shape[1] - int(lengths[rows].max())
         part = prompt_ids[rows, first:], prompt_mask[rows, first:]
@@ -260,7 +262,7 @@ def score(
     logp, entropies = (torch.zeros(shape, device=rollouts.ids.device) for _ in range(2))  # (B, T) float32
     hidden = torch.zeros(*shape, 0)
     (batches,) = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
-    for rows in tqdm(batches, desc="score", leave=False, disable=None):
+    for rows in tqdm(batches, desc="score", leave=False, disable=BARS):
         part = rollouts.take(rows)
         width = part.ids.shape[1]
         logp[rows, :width], entropies[rows, :width], states = policy(part, temperature)

@@ -70,6 +70,7 @@ def launch(count: int, script: str, argv: Sequence[str]) -> int:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         local_addr="localhost",
+        run_id=f"{os.getpid()}",
         max_restarts=0,
     )
     try:

@@ -97,7 +97,8 @@ def grade_all(grade: Callable, responses: list[str], references: list, *, worker
     try:
         pairs = list(zip(responses, references, strict=True))
         verdicts = pool.map(lambda pair: grade(*pair, **options), pairs)
-        return list(tqdm(verdicts, desc="grade", total=len(pairs), leave=False, disable=None))
+        bars = None if os.environ.get("RANK", "0") == "0" else True  # on a terminal, of one rank
+        return list(tqdm(verdicts, desc="grade", total=len(pairs), leave=False, disable=bars))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C: what has begun ends at its limit
 

@@ -42,7 +42,7 @@ import report
 import toy
 from checkpoint import CheckpointError
 from credit import USES_HIDDEN, Batch, credit, effective_weights, localisation
-from grpo import Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
+from grpo import BARS, Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
 from parallel import Ranks
 from prepare import set_up
 from recipe import SHEAR, parse_args
@@ -113,9 +113,7 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
     before, history = begin(run)
     after, status = None, 0
     try:
-        for step in tqdm(
-            range(len(history), args.steps), desc="steps", leave=False, disable=None if ranks.main else True
-        ):
+        for step in tqdm(range(len(history), args.steps), desc="steps", leave=False, disable=BARS):
             metrics, samples = train_step(run, step)
             history.append(metrics)
             if ranks.main:
@@ -275,14 +273,16 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
     args, ranks, lengths = run.args, run.ranks, rollouts.lengths
     groups = list(torch.arange(len(rollouts.texts)).split(args.group))
     random.Random(f"minibatches {args.seed} {step}").shuffle(groups)
+    counts = token_advantages.any(1).cpu()  # (B,) the others, in groups of equal rewards, have gradient 0
     totals, skipped = [], 0
-    for rows in torch.cat(groups).split(args.minibatch):
-        n_tokens = max(1, int(rollouts.mask[rows].sum()))  # one count for the whole optimizer step
+    for minibatch in torch.cat(groups).split(args.minibatch):
+        n_tokens = max(1, int(rollouts.mask[minibatch].sum()))  # one count for the whole optimizer step
+        rows = minibatch[counts[minibatch]]
         sums, suspects = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0), []
         run.optimizer.zero_grad()
         for micro in pack(rows.tolist(), lengths, args.micro_tokens, ranks.world)[ranks.rank]:
             idle = not len(micro)  # nothing left to do, but sharded weights need this rank: a pass that counts nothing
-            micro = rows[:1] if idle else micro
+            micro = minibatch[:1] if idle else micro
             part = rollouts.take(micro)
             width = part.ids.shape[1]
             logp, _, _ = run.policy(part, args.temperature)
@@ -302,6 +302,7 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
         norm = torch.nn.utils.clip_grad_norm_(run.policy.parameters(), args.max_grad_norm)
         sums = dict(zip(sums, parallel.total(list(sums.values()), ranks), strict=True))
         sums["grad_norm"] = parallel.full(norm).item()
+        sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))  # over the tokens it was taken of
         if math.isfinite(sums["loss"]) and math.isfinite(sums["grad_norm"]):
             run.optimizer.step()
             run.skipped = 0
@@ -309,7 +310,7 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
         else:
             run.optimizer.zero_grad()
             skipped += 1
-            skip(run, step, rollouts, suspects or rows.tolist(), sums)
+            skip(run, step, rollouts, suspects or minibatch.tolist(), sums)
     names = ("loss", "clip_share", "abs_log_ratio", "grad_norm")
     mean = {name: sum(total[name] for total in totals) / len(totals) if totals else math.nan for name in names}
     # The policy that sampled is the one being updated, so before the first update the ratio must be 1.

@@ -1,0 +1,168 @@
+"""parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
+
+The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank leaves what it saw.
+
+Run: pytest tests/test_parallel.py
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import parallel
+import toy
+import train
+from grpo import Rollouts, rollout
+from parallel import Ranks, checksum, full, share
+from rewards import Verdict
+from tasks import Task
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+FLAGS = "--task embedded --toy-lines 2 --batch 24 --group 4 --minibatch 12 --lr 1e-3 --micro-tokens 256".split()
+CASES = {
+    "grpo": ["--method", "grpo"],
+    "shear": ["--method", "shear"],
+    "replicas": ["--method", "shear", "--shard-over", "1"],
+    "recompute": ["--method", "shear", "--recompute"],
+    "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
+}
+
+
+def grade(response: str, reference) -> Verdict:
+    """Right or wrong by the text alone, and one without a verdict, so that ranks have unequal work."""
+    return Verdict(None, "infra_error") if response == reference else Verdict(float(len(response) % 2), "graded")
+
+
+def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[str, torch.Tensor], dict]:
+    """The change that `train.train_step` makes to each weight, given these rollouts; and its metrics."""
+    args = train.parse_args([*FLAGS, *flags])
+    problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
+    task = Task("embedded", problems, problems, None, grade, first_error=lambda problem, response: None)
+    run = train.assemble(args, ranks, task, toy.make_model(2, seed=1).eval(), toy.make_tokenizer(), None)
+    drawn = [int(problem["problem"]) for problem in task.draw(0, 6, args.seed)]
+
+    def given(run, mine, count, temperature):
+        places = [drawn.index(int(problem["problem"])) for problem in mine]
+        return rollouts.take(torch.cat([torch.arange(4 * place, 4 * place + 4) for place in places]))
+
+    train.sample, kept = given, train.sample
+    try:
+        before = {name: full(p).detach().clone() for name, p in run.policy.named_parameters()}
+        metrics, _ = train.train_step(run, 0)
+    finally:
+        train.sample = kept
+    changes = {name: full(p).detach() - before[name] for name, p in run.policy.named_parameters()}
+    sampled = dict(run.sampler.named_parameters())
+    for name, p in run.policy.model.named_parameters():
+        assert torch.equal(full(p).to(sampled[name].dtype), sampled[name])  # the sampler holds what was trained
+    return changes, {name: metrics[name] for name in metrics if name != "seconds"}
+
+
+def on_two_ranks(folder: Path) -> None:
+    """What each rank does; the main one writes it down."""
+    torch.set_num_threads(1)
+    ranks = parallel.join("cpu", grouped=False)
+    seen = {
+        "gathered": [value[0].tolist() for value in parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)],
+        "total": parallel.total([1.0, ranks.rank], ranks),
+        "shares": parallel.gather(share(list(range(5)), ranks), ranks),
+    }
+    rollouts = torch.load(folder / "rollouts.pt", weights_only=False)
+    for name, flags in CASES.items():
+        changes, seen[name] = one_step(ranks, rollouts, flags)
+        if ranks.main:
+            torch.save(changes, folder / f"{name}.pt")
+    model = toy.make_model(2, seed=1 + ranks.rank)
+    parallel.broadcast(model, ranks)
+    seen["broadcast"] = parallel.gather(sum(p.sum().item() for p in model.parameters()), ranks)
+    policy, sampler = parallel.shard(model, ranks, torch.float32, recompute=False)
+    parallel.checksum, kept = lambda values, number: kept(values, number) + ranks.rank, parallel.checksum
+    try:
+        parallel.refresh(policy, sampler, ranks)
+    except RuntimeError as error:
+        seen["differs"] = str(error)
+    if ranks.main:
+        (folder / "seen.json").write_text(json.dumps(seen))
+    parallel.leave()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The folder that two ranks left, and the rollouts that they and one rank were given."""
+    folder = tmp_path_factory.mktemp("ranks")
+    torch.manual_seed(0)
+    model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+    prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, "chain", 0)[0]]
+    rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
+    torch.save(rollouts, folder / "rollouts.pt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(parallel.__file__).parent))
+        assert parallel.launch(2, __file__, [str(folder)]) == 0
+    return folder, rollouts, json.loads((folder / "seen.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_make_the_update_of_one(two, case):
+    """Given the same rollouts, the weights' change agrees to 1e-4 (relative L2) in float32 at lr 1e-3."""
+    folder, rollouts, seen = two
+    other = torch.load(folder / f"{case}.pt")
+    flags = [flag for flag in CASES[case] if case != "bfloat16"] or CASES["shear"]
+    ours, metrics = one_step(ALONE, rollouts, [flag for flag in flags if flag not in ("--shard-over", "1")])
+    size = sum(change.square().sum() for change in ours.values()).sqrt()
+    apart = sum((ours[name] - other[name]).square().sum() for name in ours).sqrt()
+    assert size > 0.05 and apart / size < (0.5 if case == "bfloat16" else 1e-4)
+    assert all(other[name].dtype == torch.float32 and other[name].abs().max() > 0 for name in ours)
+    assert metrics["infra_errors"] == seen[case]["infra_errors"] > 0
+    for name in ("reward", "loss", "grad_norm", "abs_log_ratio", "weight_mean", "length", "clip_share"):
+        assert seen[case][name] == pytest.approx(
+            metrics[name], **(dict(rel=0.1, abs=0.02) if case == "bfloat16" else dict(rel=1e-4, abs=1e-6))
+        )
+
+
+def test_what_ranks_share_and_gather(two):
+    """Everything once, in the order of the ranks; rank 0's weights everywhere."""
+    _, _, seen = two
+    assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == [2, 1] and seen["shares"] == [[0, 1], [2, 3, 4]]
+    assert seen["broadcast"][0] == seen["broadcast"][1]
+
+
+def test_the_checksum_is_logged_and_a_difference_ends_the_run(two):
+    """Another one each time weights change; ranks that disagree raise, naming themselves."""
+    _, _, seen = two
+    assert len({seen[name]["checksum"] for name in ("grpo", "shear")}) == 2
+    assert "rank 0: sampling and trained weights differ" in seen["differs"]
+
+
+def test_checksums_of_shards_add_up_and_one_bit_shows():
+    """In float32 and bfloat16; equal tensors at different places count differently."""
+    for dtype in (torch.float32, torch.bfloat16):
+        values = torch.randn(10, 3).to(dtype)
+        whole = checksum(values, 4)
+        assert sum(checksum(part, 4) for part in values.split(3)) == whole
+        assert checksum(values, 5) != whole
+        changed = values.clone()
+        changed.view(torch.int16 if dtype == torch.bfloat16 else torch.int32)[7, 1] ^= 1
+        assert checksum(changed, 4) != whole
+
+
+def test_bfloat16_rounds_no_buffer():
+    """Rotary frequencies stay float32 in the sampler; rounded, they would shift late positions."""
+    ranks = parallel.join("cpu", grouped=True)
+    try:
+        model = toy.make_model(2, seed=1)
+        expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        policy, sampler = parallel.shard(model, ranks, torch.bfloat16, recompute=True)
+        assert parallel.refresh(policy, sampler, ranks) is not None
+        assert expected and {p.dtype for p in sampler.parameters()} == {torch.bfloat16}
+        for name, buffer in sampler.named_buffers():
+            assert buffer.dtype == torch.float32 and torch.equal(buffer, expected[name])
+        assert {p.dtype for p in policy.parameters()} == {torch.float32}
+    finally:
+        parallel.leave()
+
+
+if __name__ == "__main__":
+    on_two_ranks(Path(sys.argv[1]))
