@@ -95,7 +95,9 @@ def join(device: str, grouped: bool) -> Ranks:
     if device == "cuda":
         torch.cuda.set_device(place)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    if world > 1:
+    if dist.is_initialized():
+        pass  # the caller's own group
+    elif world > 1:
         dist.init_process_group(backend, timeout=TIMEOUT)
     elif grouped:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

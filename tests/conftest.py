@@ -54,3 +54,15 @@ def qwen_folder(tmp_path_factory):
     )
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory):
+    """The folder of a model that solves one-line problems three times in ten, and so gets gradients."""
+    folder = tmp_path_factory.mktemp("models") / "taught"
+    torch.set_num_threads(1)
+    model = toy.make_model(1, seed=0)
+    toy.warm_up(model, 1, "chain", set(), steps=100, seed=0)
+    model.save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
+    return str(folder)

@@ -5,12 +5,17 @@ The checks on two ranks run once, by `parallel.launch` of this very file over gl
 Run: pytest tests/test_parallel.py
 """
 
+import contextlib
+import io
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import parallel
 import toy
@@ -22,6 +27,7 @@ from tasks import Task
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 FLAGS = "--task embedded --toy-lines 2 --batch 24 --group 4 --minibatch 12 --lr 1e-3 --micro-tokens 256".split()
+TINY = "--task embedded --toy-lines 1 --batch 16 --group 4 --minibatch 8 --heldout 8 --eval-groups 4 --seed 1".split()
 CASES = {
     "grpo": ["--method", "grpo"],
     "shear": ["--method", "shear"],
@@ -61,7 +67,7 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
     return changes, {name: metrics[name] for name in metrics if name != "seconds"}
 
 
-def on_two_ranks(folder: Path) -> None:
+def on_two_ranks(folder: Path, taught: str) -> None:
     """What each rank does; the main one writes it down."""
     torch.set_num_threads(1)
     ranks = parallel.join("cpu", grouped=False)
@@ -84,13 +90,26 @@ def on_two_ranks(folder: Path) -> None:
         parallel.refresh(policy, sampler, ranks)
     except RuntimeError as error:
         seen["differs"] = str(error)
+    finally:
+        parallel.checksum = kept
     if ranks.main:
         (folder / "seen.json").write_text(json.dumps(seen))
-    parallel.leave()
+    # Three whole runs in this process group: four steps; two steps; two more.
+    parallel.leave = lambda: None
+    sizes = [*TINY, "--model", taught, "--out", str(folder), "--save-every", "1"]
+    statuses = [
+        train.main([*sizes, "--steps", "4", "--name", "whole"]),
+        train.main([*sizes, "--steps", "2", "--name", "parts"]),
+        train.main(["--resume", str(folder / "parts"), "--steps", "4"]),
+    ]
+    assert parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2  # and both have written what they write
+    if not ranks.main:
+        os.kill(os.getpid(), signal.SIGKILL)
+    parallel.gather("the other is gone", ranks)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(tmp_path_factory, taught):
     """The folder that two ranks left, and the rollouts that they and one rank were given."""
     folder = tmp_path_factory.mktemp("ranks")
     torch.manual_seed(0)
@@ -98,10 +117,15 @@ def two(tmp_path_factory):
     prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, "chain", 0)[0]]
     rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
     torch.save(rollouts, folder / "rollouts.pt")
+    seen = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(parallel.__file__).parent))
-        assert parallel.launch(2, __file__, [str(folder)]) == 0
-    return folder, rollouts, json.loads((folder / "seen.json").read_text())
+        kept = signal.getsignal(signal.SIGINT)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            assert parallel.launch(2, __file__, [str(folder), taught]) == 1  # as rank 1 kills itself in the end
+        signal.signal(signal.SIGINT, kept)  # torch's launcher sets its own
+        seen["said"] = said.getvalue()
+    return folder, rollouts, json.loads((folder / "seen.json").read_text()) | seen
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -136,6 +160,22 @@ def test_the_checksum_is_logged_and_a_difference_ends_the_run(two):
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
 
+def test_two_steps_on_two_ranks_and_two_more_are_four(two):
+    """To the bit: weights, metrics but seconds, samples; and the folder is one that transformers loads."""
+    folder, _, _ = two
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(folder / name / "model") for name in ("parts", "whole"))
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
+    ours, theirs = (train.report.rows(folder / name / "metrics.jsonl") for name in ("parts", "whole"))
+    assert len(ours) == 6 and len({row["checksum"] for row in ours[1:5]}) > 2
+    assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
+    assert (folder / "parts" / "samples.jsonl").read_text() == (folder / "whole" / "samples.jsonl").read_text()
+
+
+def test_a_killed_rank_ends_the_others(two):
+    """Rank 1 was killed (-9) while rank 0 waited for it, which it would have done for hours."""
+    assert two[2]["said"] == "rank 1 failed with status -9; the others were ended\n"
+
+
 def test_checksums_of_shards_add_up_and_one_bit_shows():
     """In float32 and bfloat16; equal tensors at different places count differently."""
     for dtype in (torch.float32, torch.bfloat16):
@@ -165,4 +205,4 @@ def test_bfloat16_rounds_no_buffer():
 
 
 if __name__ == "__main__":
-    on_two_ranks(Path(sys.argv[1]))
+    on_two_ranks(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,180 @@
+"""checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written is ever chosen.
+
+Run: pytest tests/test_checkpoint.py
+"""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import checkpoint
+import toy
+import train
+
+SIZES = "--task embedded --toy-lines 1 --batch 16 --group 4 --minibatch 8 --heldout 8 --eval-groups 4 --seed 1".split()
+EVERY = ["--save-every", "1", "--keep", "9"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, taught):
+    """A run of four steps that nothing cut, with a checkpoint of each step."""
+    out = tmp_path_factory.mktemp("whole")
+    assert train.main([*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
+    assert sum(row["grad_norm"] > 0 for row in train.report.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
+    return out / "run"
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    """That run in a folder that a test may harm."""
+    return Path(shutil.copytree(whole, tmp_path / "copied"))
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Weights, metrics but seconds, and samples, to the bit."""
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, theirs = (train.report.rows(run / "metrics.jsonl") for run in (one, other))
+    assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
+    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
+
+
+def resume(run: Path, *flags: str) -> int:
+    return train.main(["--resume", str(run), *flags])
+
+
+def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
+    """To the bit, in a new process's state: other random numbers drawn in between, another --steps."""
+    flags = [*SIZES, *EVERY, "--model", taught, "--steps", "2", "--out", str(tmp_path), "--name", "run"]
+    assert train.main(flags) == 0
+    torch.manual_seed(123)
+    assert resume(tmp_path / "run", "--steps", "4") == 0
+    assert_same(whole, tmp_path / "run")
+    assert "resumed after step 2" in capsys.readouterr().out
+
+
+def test_metrics_and_samples_are_cut_back(whole, copied):
+    """From an earlier checkpoint, with a line half written at the end of each file: nothing is twice, nothing lost."""
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with (copied / name).open("a") as file:
+            file.write('{"step": 5, "rew')
+    assert resume(copied / "checkpoints" / "step-000003") == 0
+    assert_same(whole, copied)
+    assert [path.name for path in checkpoint.complete(copied)] == [f"step-00000{n}" for n in range(1, 5)]
+
+
+def test_a_checkpoint_is_a_folder_that_other_tools_load(whole):
+    """Its model is the policy of that step, with its tokenizer."""
+    folder = whole / "checkpoints" / "step-000004" / "model"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    trained = load_file(whole / "model" / "model.safetensors")
+    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items() if name in trained)
+    assert tokenizer("a=1;a?\n")["input_ids"] == toy.make_tokenizer()("a=1;a?\n")["input_ids"]
+
+
+def test_only_the_last_checkpoints_stay(taught, tmp_path):
+    """--keep 2 of three; the last step always has one."""
+    flags = ["--model", taught, "--steps", "3", "--save-every", "1", "--keep", "2", "--out", str(tmp_path)]
+    assert train.main([*SIZES, *flags, "--name", "run"]) == 0
+    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["step-000002", "step-000003"]
+
+
+def shorten(run: Path) -> None:
+    file = next((run / "checkpoints" / "step-000004" / "state").glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip(run: Path) -> None:
+    file = next((run / "checkpoints" / "step-000004" / "state").glob("*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def lose(run: Path) -> None:
+    (run / "checkpoints" / "step-000004" / "state" / ".metadata").unlink()
+
+
+def garble(run: Path) -> None:
+    (run / "checkpoints" / "step-000004" / "complete.json").write_text('{"step": 4')
+
+
+def empty(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+def without_config(run: Path) -> None:
+    (run / "config.json").unlink()
+
+
+@pytest.mark.parametrize(
+    "harm, names",
+    [
+        (shorten, ["damaged", "distcp"]),
+        (flip, ["damaged", "distcp", "does not hold what was written"]),
+        (lose, ["damaged", ".metadata"]),
+        (garble, ["complete.json cannot be read"]),
+        (empty, ["no complete checkpoint"]),
+        (without_config, ["config.json"]),
+    ],
+)
+def test_a_missing_or_damaged_checkpoint_is_fatal(harm, names, copied, capsys):
+    """One sentence, status 2, and the run's files as they were: no silent start from nothing or from another step."""
+    harm(copied)
+    there = {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")}
+    assert resume(copied, "--steps", "6") == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: --resume ") and message.count("\n") == 1 and "give" in message
+    assert all(name in message for name in names)
+    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")} == there
+
+
+@pytest.mark.parametrize(
+    "flags, names",
+    [
+        ("--steps 4", ["--steps 4", "step 4"]),
+        ("--steps 6 --lr 1", ["--lr 1.0", "0.0001"]),
+        ("--steps 6 --method grpo", ["--method grpo", "shear"]),
+        ("--steps 6 --threads -1", ["--threads -1"]),
+    ],
+)
+def test_a_resumed_run_is_the_same_run(flags, names, whole, capsys):
+    """What would make it another is refused; `nowhere` is no run."""
+    assert resume(whole, *flags.split()) == 2
+    message = capsys.readouterr().err
+    assert all(name in message for name in names) and message.count("\n") == 1
+    assert resume(whole / "nowhere") == 2
+
+
+def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
+    """A process that dies while it writes leaves a draft, which is not looked at and later removed."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_whole", lambda path, text: os.kill(os.getpid(), signal.SIGINT))
+        assert resume(copied, "--steps", "6") == 130  # dies at the end of writing step 5
+    shutil.copytree(whole / "checkpoints" / "step-000002", copied / "checkpoints" / ".writing-5", dirs_exist_ok=True)
+    assert checkpoint.find(copied)[1] == 4
+    assert resume(copied, "--steps", "5") == 0
+    assert checkpoint.find(copied)[1] == 5 and not list((copied / "checkpoints").glob(".*"))
+
+
+def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, taught, tmp_path):
+    """kill -9 somewhere after the first checkpoint, then --resume: the run that nothing cut."""
+    flags = [*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(tmp_path), "--name", "cut"]
+    with subprocess.Popen([sys.executable, train.__file__, *flags], stdout=subprocess.DEVNULL) as process:
+        while not checkpoint.complete(tmp_path / "cut"):
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(random.SystemRandom().uniform(0, 0.6))
+        process.kill()
+    assert resume(tmp_path / "cut") in (0, 2)  # 2: it was faster, and had all its steps behind it
+    assert_same(whole, tmp_path / "cut")
