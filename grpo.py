@@ -134,7 +134,11 @@ def rollout(
     prompt_ids, prompt_mask = _pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     fast = model.device.type == "cuda" and decode.supported(model)
     if not batch_size:
-        batch_size = decode.rows_that_fit(model, prompt_ids.shape[1] + max_tokens) if fast else 64
+        batch_size = 512
+        if fast:
+            torch.cuda.empty_cache()  # or what training has cached counts as taken
+            free, _ = torch.cuda.mem_get_info()
+            batch_size = decode.rows_that_fit(model, prompt_ids.shape[1] + max_tokens, free)
     lengths = prompt_mask.sum(1)  # (B,)
     order = lengths.argsort(stable=True)
     responses = []
