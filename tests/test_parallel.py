@@ -92,17 +92,21 @@ def on_two_ranks(folder: Path, taught: str) -> None:
         seen["differs"] = str(error)
     finally:
         parallel.checksum = kept
-    if ranks.main:
-        (folder / "seen.json").write_text(json.dumps(seen))
     # Three whole runs in this process group: four steps; two steps; two more.
     parallel.leave = lambda: None
-    sizes = [*TINY, "--model", taught, "--out", str(folder), "--save-every", "1"]
+    sizes = [*TINY, "--out", str(folder), "--save-every", "1", "--model"]
     statuses = [
-        train.main([*sizes, "--steps", "4", "--name", "whole"]),
-        train.main([*sizes, "--steps", "2", "--name", "parts"]),
+        train.main([*sizes, taught, "--steps", "4", "--name", "whole"]),
+        train.main([*sizes, taught, "--steps", "2", "--name", "parts"]),
         train.main(["--resume", str(folder / "parts"), "--steps", "4"]),
     ]
     assert parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2  # and both have written what they write
+    with contextlib.redirect_stderr(io.StringIO()) as said:  # a folder that one rank alone cannot read
+        seen["refused"] = parallel.gather(train.main([*sizes, taught if ranks.main else str(folder)]), ranks)
+    seen["refusal"] = parallel.gather(said.getvalue(), ranks)
+    if ranks.main:
+        (folder / "seen.json").write_text(json.dumps(seen))
+    parallel.gather("written", ranks)
     if not ranks.main:
         os.kill(os.getpid(), signal.SIGKILL)
     parallel.gather("the other is gone", ranks)
@@ -169,6 +173,14 @@ def test_two_steps_on_two_ranks_and_two_more_are_four(two):
     assert len(ours) == 6 and len({row["checksum"] for row in ours[1:5]}) > 2
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (folder / "parts" / "samples.jsonl").read_text() == (folder / "whole" / "samples.jsonl").read_text()
+
+
+def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):
+    """Which the first rank says, whoever saw it."""
+    folder, _, seen = two
+    first, other = seen["refusal"]
+    assert seen["refused"] == [2, 2] and first.startswith(f"error: --model {folder}: ") and first.count("\n") == 1
+    assert other == ""
 
 
 def test_a_killed_rank_ends_the_others(two):

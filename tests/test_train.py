@@ -128,6 +128,63 @@ def test_gradients_do_not_leak_into_the_next_update(start):
     assert first == again and first["grad_norm"] > 0
 
 
+@pytest.mark.parametrize("broken", [{1}, {0, 1, 2, 3, 4, 5}])
+def test_updates_that_are_not_finite_are_skipped(broken, tmp_path, start, monkeypatch, capsys):
+    """One: counted, written down, the run goes on with finite weights. Three in a row: the run ends with status 1."""
+    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    calls, plain = iter(range(100)), train.policy_loss
+
+    def sometimes(*inputs):
+        loss, metrics = plain(*inputs)
+        return loss * (torch.nan if next(calls) in broken else 1), metrics
+
+    monkeypatch.setattr(train, "policy_loss", sometimes)
+    flags = ("--task", "embedded", "--model", start, *SMALL, "--steps", "2", "--name", "run", "--method", "grpo")
+    status = run(tmp_path, *flags)
+    written = rows(tmp_path / "run" / "nonfinite.jsonl")
+    assert {"ids", "prompt_ids", "response", "step", "grad_norm"} <= set(written[0])
+    if len(broken) == 1:
+        assert status == 0 and len(written) == 32 and {row["step"] for row in written} == {1}
+        assert [row["skipped"] for row in rows(tmp_path / "run" / "metrics.jsonl")[1:3]] == [1, 0]
+        weights = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model").parameters()
+        assert all(weight.isfinite().all() for weight in weights)
+    else:
+        message = capsys.readouterr().err
+        assert status == 1 and "step 2" in message and "nonfinite.jsonl" in message and message.count("\n") == 1
+        assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_skipped_update_leaves_weights_and_moments_alone(start):
+    """To the bit, as if the mini-batch had not been."""
+    run = assembled(["--task", "embedded", "--model", start, *SMALL, "--batch", "32", "--lr", "1"])
+    rollouts = train.sample(run, run.task.train[:4], run.args.group, 1.0)
+    before = {name: value.clone() for name, value in run.policy.state_dict().items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "skip", lambda *inputs: None)
+        metrics = train.update(
+            run, rollouts, torch.full(rollouts.ids.shape, torch.nan), torch.ones(rollouts.ids.shape), 0
+        )
+    assert metrics["skipped"] == 1
+    assert all(torch.equal(value, before[name]) for name, value in run.policy.state_dict().items())
+    assert not run.optimizer.state
+
+
+def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
+    """Groups of equal rewards leave forward and backward, not the token count; the gradient is the same."""
+    run = assembled(["--task", "embedded", "--model", start, *SMALL, "--batch", "32"])
+    run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0)
+    rollouts = train.sample(run, run.task.train[:4], run.args.group, 1.0)
+    old_logp = train.score_all(run, rollouts).logp
+    some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
+    seen = []
+    run.policy.register_forward_hook(lambda policy, inputs, output: seen.append(len(inputs[0].texts)))
+    first = train.update(run, rollouts, old_logp, some, 0)
+    assert seen == [16]
+    again = train.update(run, rollouts, old_logp, some + 1e-30, 0)
+    assert seen == [16, 32] and first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
+    assert train.update(run, rollouts, old_logp, 0 * some, 0)["grad_norm"] == 0
+
+
 def test_the_micro_batch_changes_memory_only(tmp_path, start, monkeypatch):
     """First-step loss and gradient norm agree to 1e-5 for micro-batches of about 2, 8 and 32 rollouts."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
