@@ -21,6 +21,7 @@ What makes it right, and is easy to get wrong:
 Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function, dynamic sampling.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,9 +106,21 @@ def cat_padded(parts: Sequence[Tensor], left: bool = False, fill: int = 0) -> Te
 
 
 def stop_ids(model, tokenizer) -> list[int]:
-    """Every token id that ends a response, by the model's folder or by its tokenizer."""
-    ids = model.generation_config.eos_token_id
-    ids = set(ids if isinstance(ids, list) else [ids]) | {tokenizer.eos_token_id}
+    """Every token id that ends a response, by the model's folder, by its tokenizer, or by its chat template.
+
+    A base model may name none but <|endoftext|> and yet be prompted with turns, which end with <|im_end|>: without
+    that stop it would go on and answer a question of its own.
+    """
+    ids = {tokenizer.eos_token_id, tokenizer.added_tokens_encoder.get("<|im_end|>")}
+    for config in (model.generation_config, model.config):
+        named = getattr(config, "eos_token_id", None)
+        ids.update(named if isinstance(named, list) else [named])
+    if tokenizer.chat_template:
+        turns = [{"role": role, "content": f"words of the {role}"} for role in ("user", "assistant")]
+        with contextlib.suppress(Exception):  # a template may refuse any conversation
+            _, said, after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(turns[1]["content"])
+            follows = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1] if said else []
+            ids.update(set(follows) & {id for id, token in tokenizer.added_tokens_decoder.items() if token.special})
     return sorted(ids - {None})
 
 

@@ -21,9 +21,8 @@ import shear
 import toy
 from credit import METHODS
 from sandbox import SandboxError
-from tasks import BadInput
+from tasks import TEMPLATES, BadInput
 
-TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch.

@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import grpo
@@ -54,6 +55,39 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
     rollouts = rollout(model, tokenizer, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
     ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
     assert {0, 2} <= ends
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        ({}, [2]),  # all names taken away: <|im_end|>, which the vocabulary has
+        ({"tokenizer": "<|endoftext|>"}, [0, 2]),
+        ({"generation": 7}, [2, 7]),
+        ({"generation": [7, 8]}, [2, 7, 8]),
+        ({"config": [9]}, [2, 9]),
+        ({"config": 9, "generation": [7]}, [2, 7, 9]),
+        ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, "<|eot|>"]),
+        ({"template": "{{ messages[1]['content'] }}. <|eot|>"}, [2]),  # a letter follows first
+        ({"template": "<|eot|>{{ messages[1]['content'] }}"}, [2]),  # nothing follows
+        ({"template": "<|eot|>"}, [2]),  # the words are not in it
+        ({"template": "{{ raise_exception('no') }}"}, [2]),
+    ],
+)
+def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen_folder):
+    """Generation config, config, tokenizer, the token that ends a turn of the template, <|im_end|>."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
+    tokenizer.add_tokens(AddedToken("<|eot|>", special=True))
+    model.generation_config.eos_token_id = change.get("generation")
+    model.config.eos_token_id = change.get("config")
+    tokenizer.eos_token = change.get("tokenizer")
+    tokenizer.chat_template = change.get("template")
+    ids = [tokenizer.convert_tokens_to_ids(name) if isinstance(name, str) else name for name in expected]
+    assert stop_ids(model, tokenizer) == ids
+
+
+def test_a_base_model_without_turns_stops_where_it_says(tiny):
+    """No template, no <|im_end|>: its one end-of-text token."""
+    assert stop_ids(*tiny) == [tiny[1].eos_token_id]
 
 
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen_folder):

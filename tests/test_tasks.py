@@ -1,24 +1,47 @@
-"""tasks.py: problem files, prompts, the order of problems, verdicts.
+"""tasks.py: problems of files, folders and the hub, prompts, the order of problems, verdicts.
 
 Run: pytest tests/test_tasks.py
 """
 
+import csv
 import json
+import os
+import subprocess
+import sys
 
+import datasets
+import huggingface_hub
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
+from huggingface_hub.errors import LocalEntryNotFoundError
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 import toy
 from grpo import Rollouts
 from rewards import grade_code, grade_math
-from tasks import INSTRUCTIONS, BadInput, Task, file_task, read_problems
+from tasks import HUB, INSTRUCTIONS, TEMPLATES, BadInput, Task, file_task, load_problems, read_problems, render
+
+MATH, CODE = INSTRUCTIONS["math"], INSTRUCTIONS["code"]
+
+
+@pytest.fixture(autouse=True)
+def no_traces(tmp_path_factory, monkeypatch):
+    """What `datasets` caches goes with the test."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 def write(path, rows) -> str:
     """A JSON-lines file of these rows."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def make_task(path, tokenizer, kind="math", grade=grade_math, **options):
+    """`file_task` with what a test does not care for."""
+    usual = dict(template="auto", model_name="some/model", heldout=1, seed=0, max_prompt_tokens=400)
+    return file_task(kind, path, tokenizer, grade, **{**usual, **options})
 
 
 def numbered(count: int) -> list[dict]:
@@ -45,27 +68,95 @@ def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
     assert [tuple(v) for v in verdicts] == [(1, "correct"), (0, "wrong"), (1, "correct"), (0, "truncated")]
 
 
-def test_prompts_use_the_chat_template_or_plain_text(qwen_folder, tmp_path):
-    """The template's own special tokens become their ids; without a template the instruction follows the problem."""
-    path = write(tmp_path / "p.jsonl", numbered(6))
-    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
-    task, dropped = file_task("math", path, tokenizer, grade_math, heldout=2, seed=0, max_prompt_tokens=400)
-    prompt = task.prompt({"problem": "1+1?", "answer": "2"})
-    assert prompt == f"<|im_start|>user\n1+1?\n{INSTRUCTIONS['math']}<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer(prompt, add_special_tokens=False)["input_ids"][0] == 1
-    assert (len(task.train), len(task.heldout), dropped) == (4, 2, 0)
+def test_held_out_problems_are_not_trained_on(qwen_folder, tmp_path):
+    """As many as asked for, drawn by the seed, and the notes say how many there were."""
+    tokenizer, path = AutoTokenizer.from_pretrained(qwen_folder), write(tmp_path / "p.jsonl", numbered(6))
+    task, notes = make_task(path, tokenizer, heldout=2)
+    assert (len(task.train), len(task.heldout)) == (4, 2)
     assert not {p["answer"] for p in task.train} & {p["answer"] for p in task.heldout}
-    plain, _ = file_task("math", path, toy.make_tokenizer(), grade_math, heldout=1, seed=0, max_prompt_tokens=400)
-    assert plain.prompt({"problem": "1+1?", "answer": "2"}) == f"1+1?\n{INSTRUCTIONS['math']}\n"
+    assert notes == [f"data {path}: 6 problems", "template chat (chosen by model and tokenizer)"]
 
 
 def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen_folder, tmp_path):
     """Byte-level: a problem of 300 letters exceeds 250 tokens."""
     rows = [*numbered(5), {"problem": "x" * 300, "answer": "1"}]
     tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
+    task, notes = make_task(write(tmp_path / "p.jsonl", rows), tokenizer, max_prompt_tokens=250)
+    assert "1 problems dropped: prompts of over 250 tokens" in notes and len(task.train) + len(task.heldout) == 5
+
+
+# ---- templates ------------------------------------------------------------------------------------------------
+
+
+def test_prompts_of_every_template(qwen_folder):
+    """Character by character, and the turns' marks become their own ids."""
+    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
+    math = f"<|im_start|>system\n{MATH}<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
+    assert render("qwen-math", "1+1?", MATH, tokenizer) == math
+    assert render("chat", "1+1?", MATH, tokenizer) == (
+        f"<|im_start|>user\n1+1?\n{MATH}<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert render("plain", "1+1?", MATH, tokenizer) == f"1+1?\n{MATH}\n"
+    assert tokenizer(math, add_special_tokens=False)["input_ids"].count(1) == 3
+
+
+def test_plain_prompts_start_as_the_tokenizer_starts_a_text(tmp_path):
+    """With the token that begins texts where the tokenizer puts one, as Llama's does; encoding adds none."""
+    tokenizer = toy.make_tokenizer()
+    assert render("plain", "1", "2", tokenizer) == "1\n2\n"
+    symbol, index = tokenizer.convert_ids_to_tokens(1), 1
+    tokenizer.bos_token = symbol
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{symbol} $A", special_tokens=[(symbol, index)])
+    assert render("plain", "1", "2", tokenizer) == f"{symbol}1\n2\n"
+
+
+@pytest.mark.parametrize(
+    "name, has_turns, has_chat, template",
+    [
+        ("Qwen/Qwen2.5-Math-7B", True, True, "qwen-math"),
+        ("models/my-MATH-qwen/", True, False, "qwen-math"),
+        ("cache/models--Qwen--Qwen2.5-Math-7B/snapshots/0a1b", True, True, "qwen-math"),
+        ("Qwen/Qwen2.5-Math-7B", False, True, "chat"),
+        ("Qwen/Qwen2.5-7B", True, True, "chat"),
+        ("/home/mathilda/qwen", True, True, "chat"),
+        ("Qwen/Qwen2.5-7B", True, False, "plain"),
+    ],
+)
+def test_auto_goes_by_the_name_then_by_the_tokenizer(name, has_turns, has_chat, template, qwen_folder, tmp_path):
+    """Both words in one part of the name; tokens it needs must be there; the notes name the result."""
+    tokenizer = AutoTokenizer.from_pretrained(qwen_folder) if has_turns else toy.make_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template or "{{ messages[0]['content'] }}" if has_chat else None
+    path = write(tmp_path / "p.jsonl", [{"problem": "1+1=", "answer": str(i)} for i in range(2)])
+    task, notes = make_task(path, tokenizer, model_name=name)
+    assert notes[-1] == f"template {template} (chosen by model and tokenizer)"
+    assert task.prompt(task.train[0]) == render(template, "1+1=", MATH, tokenizer)
+
+
+def test_a_template_that_is_asked_for_is_used_whatever_the_name(qwen_folder, tmp_path):
+    """Also for programs, whose instruction it then holds."""
+    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
+    rows = [{"problem": f"Print {i}.", "tests": {"inputs": [""], "outputs": [str(i)]}} for i in range(2)]
     path = write(tmp_path / "p.jsonl", rows)
-    task, dropped = file_task("math", path, tokenizer, grade_math, heldout=1, seed=0, max_prompt_tokens=250)
-    assert dropped == 1 and len(task.train) + len(task.heldout) == 5
+    for template in TEMPLATES[1:]:
+        task, notes = make_task(path, tokenizer, "code", grade_code, template=template, model_name="qwen-math")
+        assert notes[-1] == f"template {template} (asked for)"
+        assert task.prompt(rows[0]) == render(template, "Print 0.", CODE, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "template, message",
+    [
+        ("qwen-math", r"--template qwen-math: .* of some/model has no <\|im_end\|>; use another"),
+        ("chat", "--template chat: .* of some/model has no chat template; use --template plain"),
+    ],
+)
+def test_templates_that_the_tokenizer_cannot_have_are_refused(template, message):
+    """Their marks would be read as letters."""
+    with pytest.raises(BadInput, match=message):
+        make_task("unread.jsonl", toy.make_tokenizer(), template=template)
+
+
+# ---- JSON lines -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,8 +205,8 @@ def test_code_problems_are_graded_against_their_tests(qwen_folder, tmp_path):
     """The prompt asks for a program, and the verdict is the sandbox's."""
     rows = [{"problem": f"Print {i}.", "tests": {"inputs": [""], "outputs": [str(i)]}} for i in range(3)]
     path, tokenizer = write(tmp_path / "p.jsonl", rows), AutoTokenizer.from_pretrained(qwen_folder)
-    task, _ = file_task("code", path, tokenizer, grade_code, heldout=1, seed=0, max_prompt_tokens=400)
-    assert INSTRUCTIONS["code"] in task.prompt(rows[0])
+    task, _ = make_task(path, tokenizer, "code", grade_code)
+    assert CODE in task.prompt(rows[0])
     texts = ["```python\nprint(1)\n```"] * 2
     verdicts = task.verdicts(rows[:2], Rollouts(None, None, None, None, torch.tensor([False, False]), texts))
     assert [tuple(v) for v in verdicts] == [(0, "wrong"), (1, "correct")]
@@ -125,4 +216,291 @@ def test_too_few_problems_are_refused(qwen_folder, tmp_path):
     """Nothing would be left to train on."""
     with pytest.raises(BadInput, match="not more than --heldout 6"):
         path, tokenizer = write(tmp_path / "p.jsonl", numbered(6)), AutoTokenizer.from_pretrained(qwen_folder)
-        file_task("math", path, tokenizer, grade_math, heldout=6, seed=0, max_prompt_tokens=400)
+        make_task(path, tokenizer, heldout=6)
+
+
+# ---- tables, folders ------------------------------------------------------------------------------------------
+
+
+def write_csv(path, rows):
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_folder(path, rows):
+    path.mkdir()
+    Dataset.from_list(rows).to_parquet(path / "train.parquet")
+    Dataset.from_list(numbered(9)).to_parquet(path / "test.parquet")
+
+
+WRITERS = {
+    "x[1].parquet": lambda path, rows: Dataset.from_list(rows).to_parquet(path),
+    "x.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
+    "x.csv": write_csv,
+    "saved": lambda path, rows: Dataset.from_list(rows).save_to_disk(path),
+    "splits": lambda path, rows: DatasetDict(
+        {"eval": Dataset.from_list(numbered(9)), "train": Dataset.from_list(rows)}
+    ).save_to_disk(path),
+    "folder": write_folder,
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path):
+    """Of several splits the training one; answers stay the text they are."""
+    rows = [{"problem": "a", "answer": "007"}, {"problem": "b", "answer": "1.50"}]
+    WRITERS[name](tmp_path / name, rows)
+    problems, notes = load_problems("math", str(tmp_path / name))
+    assert problems == rows and notes == [f"data {tmp_path / name}: 2 of 2 rows of levels 3 to 5, or of none"]
+
+
+@pytest.mark.parametrize(
+    "row, answer",
+    [
+        ({"problem": "q", "answer": "1"}, "1"),
+        ({"question": "q", "answer": "1", "gt_answer": "2"}, "2"),
+        ({"question": "q", "ground_truth_answer": "3", "input": "<|im_start|>..."}, "3"),
+        ({"problem": "q", "solution": r"first \boxed{3}, so \boxed{\frac{1}{2}}.", "level": "Level 4"}, r"\frac{1}{2}"),
+        ({"problem": "q", "answer": 12}, "12"),
+        ({"question": "q", "prompt": [{"role": "user", "content": "<|im_start|>"}], "gt_answer": "4"}, "4"),
+        ({"extra_info": {"question": "q", "answer": "5"}}, "5"),
+        ({"prompt": [{"role": "user", "content": "q"}], "ability": "math", "reward_model": {"ground_truth": "6"}}, "6"),
+    ],
+)
+def test_rows_of_the_known_layouts_become_problems(row, answer, tmp_path):
+    """Column names of MATH, SimpleRL-Zoo and Eurus."""
+    (tmp_path / "x.json").write_text(json.dumps([row]))
+    assert load_problems("math", str(tmp_path / "x.json"))[0] == [{"problem": "q", "answer": answer}]
+
+
+def test_levels_and_abilities_of_others_are_left_out(tmp_path):
+    """Before anything else is asked of a row; programs have no such levels."""
+    levels = [1, 2, 3, "Level 4", "5", 4.0, 6, 34, "Level ?", None]
+    rows = [{"problem": str(level), "answer": "1", "level": level} for level in levels]
+    (tmp_path / "x.json").write_text(json.dumps([*rows, {"ability": "code"}]))
+    problems, notes = load_problems("math", str(tmp_path / "x.json"))
+    assert [p["problem"] for p in problems] == ["3", "Level 4", "5", "4.0", "None"]
+    assert "5 of 11 rows of levels 3 to 5" in notes[0]
+    tests = {"inputs": [""], "outputs": ["1"]}
+    (tmp_path / "x.json").write_text(json.dumps([{"problem": "a", "tests": tests, "level": 1}, {"ability": "math"}]))
+    problems, notes = load_problems("code", str(tmp_path / "x.json"))
+    assert problems == [{"problem": "a", "tests": tests}] and "1 of 2 rows of ability" in notes[0]
+
+
+def test_own_tests_survive_a_table(tmp_path):
+    """In parquet each row has every other row's keys, empty; in csv they are JSON text. One style is not another."""
+    all_tests = [
+        {"inputs": ["1"], "outputs": ["2"]},
+        {"asserts": ["assert f(1) == 2"], "setup": ""},
+        {"fn_name": "f", "inputs": ["1"], "outputs": ["2"]},
+    ]
+    expected = [{"problem": "a", "tests": tests} for tests in all_tests]
+    WRITERS["x[1].parquet"](tmp_path / "x.parquet", expected[:2])
+    assert load_problems("code", str(tmp_path / "x.parquet"))[0] == expected[:2]
+    write_csv(tmp_path / "x.csv", [{"problem": "a", "tests": json.dumps(tests)} for tests in all_tests[:2]])
+    assert load_problems("code", str(tmp_path / "x.csv"))[0] == expected[:2]
+    WRITERS["x[1].parquet"](tmp_path / "y.parquet", expected)
+    with pytest.raises(BadInput, match=r'y\.parquet, row 3: "tests": needs fn_name, a list of argument lists'):
+        load_problems("code", str(tmp_path / "y.parquet"))
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "x.json"])
+def test_a_row_that_cannot_be_used_is_named(name, tmp_path):
+    """Path, number from 1, and what is missing."""
+    WRITERS[name](tmp_path / name, [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": " "}])
+    with pytest.raises(BadInput) as error:
+        load_problems("math", str(tmp_path / name))
+    assert str(error.value).startswith(f'--data {tmp_path / name}, row 2: needs "answer"')
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("x.json", '[{"problem": "a", "answer": "1"}, 3]', 'row 2: needs "problem" or "question"'),
+        ("x.json", '[{"problem": "<|im_start|>user", "answer": "1"}]', "row 1: holds a template"),
+        ("x.json", '[{"problem": "a", "answer": true}]', 'row 1: needs "answer"'),
+        ("x.json", '[{"problem": "a", "solution": "none"}]', r"row 1: .*solution\" with a \\boxed"),
+        ("x.json", '[{"problem": "a", "answer": "1", "level": 2}]', "none of 1 rows can be used .0 of levels 3 to 5"),
+        ("x.json", '[{"question": "a", "gt_answer": ""}]', "none of 1 rows can be used .the first dropped: row 1"),
+        ("x.json", "[]", "none of 0 rows"),
+        ("x.json", '[{"problem"', "cannot be read .Expecting"),
+        ("x.json", "[" * 100_000, "cannot be read .* give a file"),
+        ("x.json", '{"problem": "a"}', 'line 1: needs "answer"'),
+        ("x.csv", "problem,answer\n", "none of 0 rows"),
+        ("x.csv", b"\xff", "cannot be read .*utf-8"),
+        ("x.parquet", "junk", "cannot be read .Parquet file size is 4 bytes"),
+        ("none.parquet", None, "cannot be read .Unable to find"),
+        ("cut", {"train.jsonl": '{"problem": "a"}\n{"problem": '}, "cannot be read .JSON parse error"),
+        ("none.csv", None, "cannot be read .*No such file"),
+        ("empty", {}, "cannot be read .*any data files"),
+        ("test-only", {"test.csv": "problem,answer\n1,1\n"}, 'cannot be read .Unknown split "train"'),
+        ("saved-test", {"dataset_dict.json": '{"splits": []}'}, "cannot be read .its splits are .*, not train"),
+    ],
+)
+def test_bad_tables_are_one_sentence(name, content, message, tmp_path, capfd):
+    """It names the path; no library prints anything beside it."""
+    path = tmp_path / name
+    if isinstance(content, dict):
+        path.mkdir()
+        for file, text in content.items():
+            (path / file).write_text(text)
+    elif content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(BadInput, match=message) as error:
+        load_problems("math", str(path))
+    assert str(error.value).startswith(f"--data {path}") and "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+# ---- the hub --------------------------------------------------------------------------------------------------
+
+
+def eurus(truth, ability="code") -> dict:
+    """A row of Eurus-2-RL-Data, tests as JSON text."""
+    messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Do it."}]
+    return {
+        "prompt": messages,
+        "ability": ability,
+        "reward_model": {"ground_truth": json.dumps(truth), "style": "rule"},
+    }
+
+
+CALLS = {"fn_name": "f", "inputs": [[1, "a"], [2, "b"]], "outputs": [[1], 2]}
+EURUS = [
+    ({"inputs": ["1 2\n"], "outputs": ["3\n"]}, {"inputs": ["1 2\n"], "outputs": ["3\n"]}),
+    ({"inputs": [["1", "2"]], "outputs": [["3"]]}, {"inputs": ["1\n2"], "outputs": ["3"]}),
+    ({"fn_name": "f", "inputs": ['1\n"a"', '2\n"b"\n'], "outputs": ["[1]", "2"]}, CALLS),
+    ({"fn_name": "f", "inputs": CALLS["inputs"], "outputs": [[[1]], [2]]}, CALLS),
+    (CALLS, CALLS),
+]
+
+
+@pytest.mark.parametrize("truth, tests", EURUS)
+def test_published_tests_become_ours(truth, tests, tmp_path):
+    """Scripts by text or by lines; calls by JSON lines, or by lists whose values stand in lists of one, or do not."""
+    Dataset.from_list([eurus("1", "math"), eurus(truth)]).to_parquet(tmp_path / "x.parquet")
+    assert load_problems("code", str(tmp_path / "x.parquet"))[0] == [{"problem": "Do it.", "tests": tests}]
+
+
+def test_translated_calls_are_graded():
+    """The grader takes them: a right program passes and a wrong one does not."""
+    _, tests = EURUS[3]
+    for value, score in (("[1] if n == 1 else 2", 1), ("n", 0)):
+        assert grade_code(f"```python\ndef f(n, text):\n    return {value}\n```", tests).score == score
+
+
+@pytest.fixture
+def fake_hub(monkeypatch, tmp_path):
+    """What the hub is asked for; `rows` is the table that it answers with."""
+
+    def download(repo_id, filename, repo_type, local_files_only=False):
+        download.calls.append((repo_id, filename, repo_type))
+        Dataset.from_list(download.rows).to_parquet(tmp_path / "hub.parquet")
+        return str(tmp_path / "hub.parquet")
+
+    download.calls = []
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    return download
+
+
+ZOO = [{"question": str(i), "gt_answer": str(i), "answer": "", "level": 3} for i in range(8_522)]
+
+
+def test_math_comes_from_the_hub(fake_hub):
+    """One file of the set; a row without an answer is dropped, and the count is the paper's."""
+    fake_hub.rows = [*ZOO, {"question": "?", "gt_answer": "", "answer": "", "level": 5}]
+    problems, notes = load_problems("math", None)
+    assert fake_hub.calls == [("hkust-nlp/SimpleRL-Zoo-Data", "simplelr_qwen_level3to5/train.parquet", "dataset")]
+    assert len(problems) == 8_522 and problems[7] == {"problem": "7", "answer": "7"}
+    assert notes[0] == "data hkust-nlp/SimpleRL-Zoo-Data (hub): 8,523 of 8,523 rows of levels 3 to 5, or of none"
+    assert notes[1].startswith("1 problems dropped: without a usable answer (first: row 8523 needs")
+    assert len(notes) == 2
+
+
+def test_errors_about_a_hub_set_name_it(fake_hub, qwen_folder):
+    """There is no path to name."""
+    fake_hub.rows, tokenizer = ZOO[:3], AutoTokenizer.from_pretrained(qwen_folder)
+    start = "--task math without --data: hkust-nlp/SimpleRL-Zoo-Data: "
+    with pytest.raises(BadInput, match=f"{start}3 of its 3 problems"):
+        make_task(None, tokenizer, heldout=3)
+    fake_hub.rows = [{"question": "a", "level": 1}]
+    with pytest.raises(BadInput, match=f"{start}none of 1 rows"):
+        make_task(None, tokenizer)
+
+
+def test_another_count_is_a_loud_note(fake_hub):
+    """The run goes on."""
+    fake_hub.rows = ZOO[:9]
+    problems, notes = load_problems("math", None)
+    assert len(problems) == 9 and len(notes) == 2
+    assert notes[1].startswith("WARNING: 9 problems in hkust-nlp") and "8,523 expected" in notes[1]
+
+
+def test_code_comes_from_the_hub(fake_hub):
+    """Other abilities are left out, unusable tests dropped: text that is no JSON, or too deep, or decides nothing."""
+    bad = [{"inputs": [], "outputs": []}, {"fn_name": "f", "inputs": ["f(1)"], "outputs": ["1"]}, None, [1]]
+    deep = {**eurus(0), "reward_model": {"ground_truth": "[" * 100_000}}
+    fake_hub.rows = [eurus("7", "math"), *map(eurus, bad), deep, {**eurus(0), "reward_model": None}, eurus(CALLS)]
+    problems, notes = load_problems("code", None)
+    assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", "train.parquet", "dataset")]
+    assert problems == [{"problem": "Do it.", "tests": CALLS}]
+    assert '7 of 8 rows of ability "code"' in notes[0]
+    assert notes[1].startswith("WARNING: 7 problems") and "25,276 expected" in notes[1]
+    assert notes[2].startswith('6 problems dropped: without a usable tests (first: row 2 "tests": needs inputs')
+
+
+@pytest.mark.parametrize("kind", INSTRUCTIONS)
+@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it.\nMore."), OSError(), ValueError("x")])
+def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
+    """What was tried, the first line of why, and what to do."""
+
+    def fail(*args, **options):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    with pytest.raises(BadInput) as raised:
+        load_problems(kind, None)
+    reason = str(error).split("\n")[0].rstrip(".") or "OSError"
+    assert str(raised.value) == (
+        f"--task {kind} without --data: {'/'.join(HUB[kind][:2])} cannot be loaded from the hub ({reason}); "
+        "give a local file or folder with --data"
+    )
+
+
+def test_a_hub_out_of_reach_costs_one_request(monkeypatch):
+    """Only for what is not on the disk; a download would be tried again for half a minute."""
+    requests = []
+
+    def download(local_files_only=False, **wanted):
+        assert local_files_only
+        raise LocalEntryNotFoundError("not there")
+
+    def unreachable(self, name, timeout):
+        requests.append(name)
+        raise OSError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
+    with pytest.raises(BadInput, match="Name or service not known"):
+        load_problems("math", None)
+    assert requests == ["hkust-nlp/SimpleRL-Zoo-Data"]
+
+
+def test_the_libraries_stay_quiet_and_are_imported_only_where_needed(tmp_path):
+    """In a process of its own, where nothing may be fetched: a broken file, then the hub; a line each."""
+    program = """
+import sys, tasks
+print("datasets" in sys.modules)
+for path in (sys.argv[1], None):
+    try: tasks.load_problems("math", path)
+    except tasks.BadInput as error: print(error)
+"""
+    (tmp_path / "x.parquet").write_text("junk")
+    command = [sys.executable, "-c", program, str(tmp_path / "x.parquet")]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    lines = result.stdout.splitlines()
+    assert result.stderr == "" and len(lines) == 3 and lines[0] == "False"
+    assert "offline mode is enabled" in lines[2]

@@ -361,19 +361,24 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--toy-lines 9", ["--toy-lines 9"]),
         ("--toy-lines -1", ["--toy-lines -1"]),
         ("--warmup-steps 0", ["--warmup-steps 0", "positive"]),
+        ("--ranks -1", ["--ranks -1", "negative"]),
+        ("--shard-over 2 --model START --toy-lines 2 --task embedded", ["--shard-over 2", "1 ranks"]),
+        ("--save-every 0", ["--save-every 0", "positive"]),
+        ("--keep 0", ["--keep 0", "positive"]),
+        ("--resume OUT", ["--resume OUT", "no complete checkpoint"]),
         ("--seed -1", ["--seed -1", "negative"]),
         ("--threads -1", ["--threads -1", "negative"]),
         ("--clip-low -1", ["--clip-low -1.0", "positive"]),
-        ("--dtype bfloat16", ["--dtype bfloat16", "float32"]),
         ("--toy-lines 1 --heldout 300", ["--toy-lines 1", "--heldout 300"]),
         ("--eval-groups 600", ["--eval-groups 600", "--heldout 512"]),
         ("--data x.jsonl", ["--data x.jsonl", "--model"]),
         ("--task math", ["--task math", "--model"]),
         ("--task code", ["--task code", "--model"]),
-        ("--task code --model QWEN", ["--data", "tests"]),
         ("--task code --model QWEN --data DATA --max-tokens 9", ["--data DATA", "line 1", "tests"]),
         ("--grade-timeout 0", ["--grade-timeout 0.0", "positive"]),
-        ("--model nowhere/at-all-here", ["--data"]),
+        ("--model nowhere/at-all-here", ["--model nowhere/at-all-here", "cannot be loaded"]),
+        ("--model QWEN --max-tokens 9", ["--task math", "hkust-nlp/SimpleRL-Zoo-Data", "--data"]),
+        ("--model QWEN --data DATA --max-tokens 9 --template chats", ["--template", "chats"]),
         ("--model FOLDER --data DATA", ["--model FOLDER", "cannot be loaded"]),
         ("--model QWEN --data nowhere.jsonl --max-tokens 9", ["--data nowhere.jsonl", "cannot be read"]),
         ("--model QWEN --data BAD --max-tokens 9", ["--data BAD", "line 2"]),
@@ -384,14 +389,19 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--out DATA", ["--out DATA", "cannot be made"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_folder, capsys):
+def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_folder, start, monkeypatch, capsys):
     """Names the flag, its value and the remedy; no traceback, nothing written or overwritten."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or the hub is asked again and again
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"problem": "1", "answer": "1"}\n{"problem"\n')
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n')
     places = {"FOLDER": "empty", "BAD": "bad.jsonl", "DATA": "data.jsonl"}
-    places = {name: str(tmp_path / place) for name, place in places.items()} | {"QWEN": str(qwen_folder)}
+    places = {name: str(tmp_path / place) for name, place in places.items()} | {
+        "QWEN": str(qwen_folder),
+        "START": start,
+        "OUT": str(tmp_path),
+    }
 
     def fill(text):
         for name, place in places.items():
