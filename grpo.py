@@ -208,27 +208,29 @@ class Policy(torch.nn.Module):
             for layer in layers_of(model):
                 layer.forward = _recomputed(layer.forward)
 
-    def forward(self, rollouts: Rollouts, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities and entropies (b, T) float32, hidden states (b, T, d); 0 outside of the mask.
+    def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False):
+        """Log-probabilities (b, T) float32 of the sampled tokens, 0 outside of the mask.
 
-        Token y_t is predicted from the state one position before it, and *is* the state at its own position.
-        Only log-probabilities carry a gradient.
+        With `details`, for scoring, also entropies (b, T) float32 and hidden states (b, T, d). Token y_t is predicted
+        from the state one position before it, and *is* the state at its own position.
         """
         ids, inside = _end_to_end(rollouts)  # (b, S), (b, S)
         states = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
         before = states[:, :-1][inside[:, 1:]]  # (n, d), n response tokens
         head = self.model.get_output_embeddings()
+        chunks = zip(before.split(HEAD_CHUNK), rollouts.ids[rollouts.mask].split(HEAD_CHUNK), strict=True)
         parts = [
-            checkpoint(_say, head, some, tokens, temperature, use_reentrant=False, preserve_rng_state=False)
-            for some, tokens in zip(
-                before.split(HEAD_CHUNK), rollouts.ids[rollouts.mask].split(HEAD_CHUNK), strict=True
-            )
+            checkpoint(_say, head, *chunk, temperature, details, use_reentrant=False, preserve_rng_state=False)
+            for chunk in chunks
         ]
         logp, entropies = (torch.cat(each) for each in zip(*parts, strict=True))  # (n,), (n,)
         zeros = torch.zeros(rollouts.ids.shape, device=ids.device)  # (b, T) float32
-        hidden = states.new_zeros(*rollouts.ids.shape, states.shape[-1])
-        hidden[rollouts.mask] = states[inside].detach()
-        return zeros.masked_scatter(rollouts.mask, logp), zeros.masked_scatter(rollouts.mask, entropies), hidden
+        logp = zeros.masked_scatter(rollouts.mask, logp)
+        if not details:
+            return logp
+        hidden = states.new_zeros(*rollouts.ids.shape, states.shape[-1])  # (b, T, d)
+        hidden[rollouts.mask] = states[inside]
+        return logp, zeros.masked_scatter(rollouts.mask, entropies), hidden
 
 
 def layers_of(model) -> list[torch.nn.Module]:
@@ -259,11 +261,10 @@ def _end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
     return ids, inside
 
 
-def _say(head, states: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of tokens (n,) predicted from states (n, d), and entropies of their distributions."""
+def _say(head, states: Tensor, tokens: Tensor, temperature: float, details: bool) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens (n,) predicted from states (n, d), and with `details` their entropies, else (0,)."""
     log_probs = (head(states).float() / temperature).log_softmax(-1)  # (n, V)
-    with torch.no_grad():
-        entropies = -(log_probs.exp() * log_probs).sum(-1)
+    entropies = -(log_probs.exp() * log_probs).sum(-1) if details else log_probs.new_zeros(0)
     return log_probs.gather(-1, tokens[:, None]).squeeze(-1), entropies
 
 
@@ -282,7 +283,7 @@ def score(
     for rows in tqdm(batches, desc="score", leave=False, disable=BARS):
         part = rollouts.take(rows)
         width = part.ids.shape[1]
-        logp[rows, :width], entropies[rows, :width], states = policy(part, temperature)
+        logp[rows, :width], entropies[rows, :width], states = policy(part, temperature, details=True)
         if keep_hidden:
             if not hidden.numel():
                 hidden = torch.zeros(*shape, states.shape[-1], dtype=states.dtype)  # (B, T, d), CPU

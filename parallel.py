@@ -159,10 +159,11 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     Weights that are trained are float32, whatever `model` came in; `dtype` is what is computed in. `shard_over`
     ranks hold one set of weights between them and the sets are copies of each other (HSDP); 0: all ranks hold one.
     """
+    model = model.to(ranks.device)  # before it is copied: the machine's memory would hold two for each rank
     if not dist.is_initialized():
-        model = model.to(ranks.device).float()
+        model = model.float()
         return Policy(model, recompute), model
-    sampler = copy.deepcopy(model).to(ranks.device)
+    sampler = copy.deepcopy(model)
     for parameter in sampler.parameters():  # not sampler.to(dtype): that would round the rotary frequencies, too
         parameter.data = parameter.data.to(dtype)
     policy = Policy(model, recompute)
@@ -176,10 +177,9 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
             param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
         ),
     )
-    for layer in layers_of(model):  # one at a time to float32 and to the device, which never holds the whole
+    for layer in layers_of(model):  # one at a time to float32: only shards of it stay
         fully_shard(layer.float(), **options)
     fully_shard(policy.float(), **options)
-    policy.to(ranks.device)  # buffers; weights are there
     return policy, sampler
 
 

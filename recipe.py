@@ -23,7 +23,6 @@ from credit import METHODS
 from sandbox import SandboxError
 from tasks import TEMPLATES, BadInput
 
-
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch.
 EMBEDDED = dict(

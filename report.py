@@ -206,14 +206,19 @@ def append(path: Path, rows: list[dict]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def finish(args: argparse.Namespace, folder: Path, before: dict, after: dict | None, history: list[dict]) -> None:
-    """The evaluation after training, and the curve."""
+def finish(
+    args: argparse.Namespace, folder: Path, before: dict, after: dict | None, history: list[dict], predicted_gb: float
+) -> None:
+    """The evaluation after training, the curve, and how the memory's prediction held."""
     if after:
         append(folder / "metrics.jsonl", [{"after": summary(after)}])
         print_accuracy("before", before)
         print_accuracy("after", after)
         print_localisation(before, after, args)
     plot(history, before, after, args, folder / "curve.png")
+    peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
+    if peaks:
+        print(f"peak memory a GPU: {max(peaks):.1f} GB measured, {predicted_gb:.1f} GB predicted")
 
 
 def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:

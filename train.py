@@ -37,6 +37,7 @@ from transformers.utils import logging
 
 import checkpoint
 import grpo
+import memory
 import parallel
 import report
 import toy
@@ -104,6 +105,9 @@ def main(argv: list[str] | None = None) -> int:
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
     """Plan, warm-up, evaluation, the steps, evaluation; everything goes to the run's folder."""
     task, model, tokenizer, notes = set_up(args, ranks)
+    predicted = memory.predict(model.config, args, ranks.world)
+    if ranks.device.type == "cuda" or args.task != "embedded":
+        notes.append(memory.plan_line(predicted))
     folder = report.make_folder(args, ranks)
     if ranks.main:
         report.print_plan(args, folder, notes)
@@ -129,7 +133,7 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
         print(f"interrupted after {len(history)} of {args.steps} steps", file=sys.stderr)
         status = 130
     if ranks.main:
-        report.finish(args, folder, before, after, history)
+        report.finish(args, folder, before, after, history, predicted["total"])
         run.sampler.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         print(f"saved to {folder}/")
@@ -285,7 +289,7 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
             micro = minibatch[:1] if idle else micro
             part = rollouts.take(micro)
             width = part.ids.shape[1]
-            logp, _, _ = run.policy(part, args.temperature)
+            logp = run.policy(part, args.temperature)
             loss, metrics = policy_loss(
                 logp,
                 old_logp[micro, :width],
@@ -311,6 +315,7 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
             run.optimizer.zero_grad()
             skipped += 1
             skip(run, step, rollouts, suspects or minibatch.tolist(), sums)
+    run.optimizer.zero_grad()  # or gradients take the room of the next step's rollouts
     names = ("loss", "clip_share", "abs_log_ratio", "grad_norm")
     mean = {name: sum(total[name] for total in totals) / len(totals) if totals else math.nan for name in names}
     # The policy that sampled is the one being updated, so before the first update the ratio must be 1.

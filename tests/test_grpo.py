@@ -158,7 +158,7 @@ def test_the_ratio_before_the_first_update_is_one(tiny):
     total = 0.0
     for rows in torch.arange(8).split(2):
         part = rollouts.take(rows)
-        logp, _, _ = policy(part, 1.0)
+        logp = policy(part, 1.0)
         width = part.ids.shape[1]
         _, metrics = policy_loss(logp, scored.logp[rows, :width], torch.ones(2), part.mask, n_tokens)
         total += metrics["abs_log_ratio"]
@@ -188,7 +188,7 @@ def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, le
             )
             width = part.ids.shape[1]
             weights = advantages[rows, :width] if per_token else advantages[rows]
-            logp, _, _ = Policy(model)(part, 1.0)
+            logp = Policy(model)(part, 1.0)
             loss, _ = policy_loss(logp, old_logp[rows, :width], weights, part.mask, int(rollouts.mask.sum()))
             loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -212,7 +212,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     plain = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 7)
-    logp, _, _ = Policy(model, recompute)(rollouts, 0.7)
+    logp = Policy(model, recompute)(rollouts, 0.7)
     torch.testing.assert_close(logp[rollouts.mask], expected, atol=2e-5, rtol=0)
     (logp * pulls).sum().backward()
     for name, parameter in model.named_parameters():
@@ -227,7 +227,7 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     rollouts = sampled(tiny)
     seen.clear()
     score(Policy(tiny[0]), rollouts, temperature=1.0, micro_tokens=1000)
-    logp, _, _ = Policy(tiny[0])(rollouts, 1.0)
+    logp = Policy(tiny[0])(rollouts, 1.0)
     logp.sum().backward()
     assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())  # scoring, forward, again in backward
 
