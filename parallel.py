@@ -196,17 +196,15 @@ def refresh(policy: Policy, sampler, ranks: Ranks) -> int | None:
     """
     if sampler is policy.model:
         return None
-    trained = shards = 0
-    copies = dict(sampler.named_parameters())
+    copies, trained = dict(sampler.named_parameters()), 0
     for number, (name, master) in enumerate(policy.model.named_parameters()):
         rounded = master.to(copies[name].dtype)
         copies[name].copy_(rounded.full_tensor())
-        shards = shards + checksum(rounded.to_local(), number)
-        group = master.device_mesh.get_group("shard")
-    dist.all_reduce(shards, group=group)
-    trained = int(shards)
-    copied = int(sum(checksum(copies[name], number) for number, name in enumerate(copies)))
-    seen = gather((trained, copied), ranks)
+        trained = trained + checksum(rounded.to_local(), number)
+        shards = master.device_mesh.get_group("shard")
+    dist.all_reduce(trained, group=shards)
+    copied = int(sum(checksum(values, number) for number, values in enumerate(copies.values())))
+    seen = gather((int(trained), copied), ranks)
     if len({value for pair in seen for value in pair}) > 1:
         raise RuntimeError(f"rank {ranks.rank}: sampling and trained weights differ, (trained, copied) by rank: {seen}")
     return copied

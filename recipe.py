@@ -48,17 +48,8 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(f"{message}; see python train.py --help")
 
 
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    """The resolved configuration; raises BadInput."""
-    replaced = {"--task embedded": EMBEDDED, "--smoke": SMOKE}
-    parser = Parser(
-        description="Train a causal LM with SHEAR or GRPO. Defaults are the paper's recipe.",
-        epilog=". ".join(
-            f"{by} replaces: " + ", ".join(f"{flag(name)} {value}" for name, value in values.items())
-            for by, values in replaced.items()
-        ),
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def add_flags(parser: Parser) -> None:
+    """Every flag with its default; those without one here are resolved later, or stated where they act."""
     add = parser.add_argument_group("what").add_argument
     add("--task", choices=("embedded", "math", "code"), help="if not given: embedded without --model, math with it")
     add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
@@ -116,6 +107,19 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--toy-lines", type=int, default=5, help="definitions a problem, 1 to 8")
     add("--warmup-steps", type=int, default=600, help="supervised steps on careless demonstrations")
 
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """The resolved configuration; raises BadInput."""
+    replaced = {"--task embedded": EMBEDDED, "--smoke": SMOKE}
+    parser = Parser(
+        description="Train a causal LM with SHEAR or GRPO. Defaults are the paper's recipe.",
+        epilog=". ".join(
+            f"{by} replaces: " + ", ".join(f"{flag(name)} {value}" for name, value in values.items())
+            for by, values in replaced.items()
+        ),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_flags(parser)
     first = parser.parse_args(argv)
     if first.resume:
         return resumed(parser, first, argv)
@@ -153,7 +157,7 @@ def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -
                 f"{flag(name)} {value}: the run in --resume {first.resume} has {saved.get(name)}; leave the flag out"
             )
     args.out, args.name, args.resume = str(run.parent), run.name, str(path)
-    if args.steps <= step:
+    if args.steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
     resolve_machine(args)
     check(args)
