@@ -28,7 +28,7 @@ from tasks import TEMPLATES, BadInput
 EMBEDDED = dict(
     batch=128, steps=40, lr=1e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1, recompute=False
 )
-# What --smoke replaces: every size, to prove a set-up in about a minute.
+# What --smoke replaces: every size, to prove a set-up in about a minute. (Rewards in training are drawn then.)
 SMOKE = dict(steps=4, batch=32, group=4, minibatch=16, max_tokens=64, heldout=8, eval_groups=8, save_every=1)
 SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
 # What a resumed run may be given anew: how long it goes on, and what changes memory and speed only.
@@ -59,7 +59,7 @@ def add_flags(parser: Parser) -> None:
     add("--seed", type=int, default=0, help="problems, weights of a new model, sampling, shuffling")
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
-    add("--smoke", action="store_true", help="shrink every size, to prove a set-up in about a minute")
+    add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
     add = parser.add_argument_group("SHEAR").add_argument
     add("--window", type=int, help="span length w, tokens")
     add("--stride", type=int, help="distance s between span starts, tokens")

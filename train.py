@@ -199,7 +199,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
     problems = run.task.draw(step, args.batch // args.group, args.seed)  # on every rank the same
     clock = report.Clock()
-    batch, token_advantages, verdicts = experience(run, problems, clock)
+    batch, token_advantages, verdicts = experience(run, problems, clock, drawn=args.smoke)
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")
@@ -210,13 +210,19 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     return metrics, report.sample_rows(step, run.tokenizer, run.task, problems, batch, verdicts, weights)
 
 
-def experience(run: Run, problems: list[dict], clock) -> tuple[Batch, Tensor, list[Verdict]]:
-    """G rollouts to each problem with their verdicts and token advantages (B, T), the same on every rank."""
+def experience(run: Run, problems: list[dict], clock, drawn: bool = False) -> tuple[Batch, Tensor, list[Verdict]]:
+    """G rollouts to each problem with their verdicts and token advantages (B, T), the same on every rank.
+
+    `drawn` verdicts alternate whatever was said, for --smoke: responses cut off so early are never right, and groups
+    of equal rewards would prove neither weights nor updates.
+    """
     args = run.args
     mine = parallel.share(problems, run.ranks)  # whole groups
     rollouts = sample(run, mine, args.group, args.temperature)
     clock.lap("generate")
     verdicts = run.task.verdicts(mine, rollouts)
+    if drawn:
+        verdicts = [Verdict(float(row % 2), "drawn") for row in range(len(verdicts))]
     clock.lap("grade")
     scored = score_all(run, rollouts)
     clock.lap("score")

@@ -94,6 +94,14 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
     assert (tmp_path / "embedded-shear-2").exists()  # the next free name, nothing overwritten
 
 
+def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start):
+    """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint and a model."""
+    assert run(tmp_path, "--task", "embedded", "--model", start, "--toy-lines", "2", "--smoke", "--steps", "1") == 0
+    before, step, _ = rows(tmp_path / "embedded-shear-1" / "metrics.jsonl")
+    assert before["before"]["sampled"][0] == 0 and step["reward"] == 0.5 and step["grad_norm"] > 0
+    assert step["weight_std"] > 0 and (tmp_path / "embedded-shear-1" / "checkpoints" / "step-000001").exists()
+
+
 def test_every_parameter_moves_in_one_step(tmp_path, start, monkeypatch):
     """With advantages that are not all 0, one step changes every tensor of the model."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.randn(len(rewards)))
