@@ -41,7 +41,8 @@ import memory
 import parallel
 import report
 import train
-from recipe import parse_args
+from decode import token_bytes
+from recipe import Parser, parse_args
 from rewards import Verdict
 from tasks import BadInput
 
@@ -62,28 +63,20 @@ SHORTEST, LONGEST = 100, 200  # tokens of a prompt, which are about 150 on avera
 FIXED = "--method --model --task --resume --smoke --batch --max-tokens --data".split()  # train.py's, set here
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence."""
-
-    def error(self, message: str):
-        raise BadInput(f"{message}; see python bench.py --help")
-
-
 class Clock(report.Clock):
     """Seconds of each phase, and the largest memory that its tensors held."""
 
-    def __init__(self):
-        if torch.cuda.is_available():
+    def __init__(self, device: torch.device):
+        if device.type == "cuda":
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        super().__init__()
+        super().__init__(device)
         self.peaks = {}
 
     def lap(self, name: str) -> None:
         super().lap(name)
-        if torch.cuda.is_available():
-            self.peaks[name] = torch.cuda.max_memory_allocated() / 1e9
-            torch.cuda.reset_peak_memory_stats()
+        if self.device.type == "cuda":
+            self.peaks[name] = report.peak_gb()
 
 
 class Ids:
@@ -200,12 +193,12 @@ def step_table(flags: argparse.Namespace, by_method: dict, ranks: parallel.Ranks
     figures = f"{ceilings['matmul'] / 1e12:.3g} TFLOP/s, copy {ceilings['copy'] / 1e12:.3g} TB/s"
     print(f"ceilings: matrix product in {args.dtype} {figures}")
     config = architecture(flags.size)
-    predicted = memory.predict(config, args, ranks.world)
+    predicted = memory.predict(config, args, ranks.world, memory.size_gb(device))
     if flags.no_optimizer:
         moments = predicted["moments"]
         predicted |= {name: predicted[name] - moments for name in ("moments", "sampling", "training", "total")}
     print(memory.plan_line(predicted), flush=True)
-    if device.type == "cuda" and predicted["training"] * 1e9 > torch.cuda.mem_get_info()[1]:
+    if predicted["training"] > memory.size_gb(device):
         print("training takes more than this GPU has: add --no-optimizer, or choose a smaller --size", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(flags, args, ranks, config, Path(folder))
@@ -254,7 +247,7 @@ def draw(count: int, vocabulary: int) -> list[dict]:
 def one_step(run: train.Run, problems: list[dict], number: int) -> Measured:
     """`train.train_step`, with a lap for the refresh and without its files."""
     torch.manual_seed(train.seed_of(run.args.seed, number))
-    clock = Clock()
+    clock = Clock(run.ranks.device)
     batch, token_advantages, _ = train.experience(run, problems, clock)
     figures = train.update(run, batch.rollouts, batch.scored.logp, token_advantages, number)
     clock.lap("train")
@@ -274,8 +267,7 @@ def bytes_read(run: train.Run, prompts: list[int]) -> float:
     tokens, config, number = run.args.max_tokens, run.sampler.config, run.sampler.dtype.itemsize
     at_a_time = run.args.generate_batch or len(prompts)
     weights = number * sum(parameter.numel() for parameter in run.sampler.parameters())
-    head_dim = config.hidden_size // config.num_attention_heads
-    one = number * 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim  # a token's keys and values
+    one = token_bytes(config, number)
     contexts = sum(prompt * tokens + tokens * (tokens - 1) // 2 for prompt in prompts)  # summed over decoded tokens
     return math.ceil(len(prompts) / at_a_time) * tokens * weights + contexts * one
 

@@ -9,7 +9,8 @@
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
 leaves none that could be chosen; the last `keep` stay. Loading checks every file first. Random states are torch's,
-of CPU and device: nothing else draws from a global generator.
+of CPU and device: nothing else draws from a global generator. (`train.py` seeds every step anew, so they decide nothing
+there.)
 
 Another number of ranks can go on from the same files, with other random numbers: exact is the same number.
 """
@@ -41,6 +42,9 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
     """Write the checkpoint of `step` steps done; every rank must call it, with `sampler` refreshed."""
     folder, draft = _folder(run, step), run / "checkpoints" / f".writing-{step}"
     if ranks.main:
+        for name in ("metrics.jsonl", "samples.jsonl"):  # a checkpoint must not outlive the rows that lead to it
+            with (run / name).open("a") as file:
+                os.fsync(file.fileno())
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     _wait()
@@ -50,16 +54,17 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
         tokenizer.save_pretrained(draft / "model")
     _wait()
     names = sorted(str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file())
+    names = gather(names, ranks)[0]  # one list for all: shared file systems show new files late
     files = {}
     for part in gather({name: _digest(draft / name) for name in names[ranks.rank :: ranks.world]}, ranks):
         files.update(part)
     if ranks.main:
         report = {"step": step, "ranks": ranks.world, "files": dict(sorted(files.items()))}
         write_whole(draft / "complete.json", json.dumps(report, indent=1) + "\n")
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         draft.rename(folder)
         for old in complete(run)[:-keep]:
-            shutil.rmtree(old)
+            _remove(old)
     _wait()
 
 
@@ -101,19 +106,28 @@ def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
     state = _state(policy, optimizer, ranks)
     if report["ranks"] != ranks.world:
         del state["random"]
+        if ranks.main:
+            print(f"checkpoint of {report['ranks']} ranks, now {ranks.world}: other random numbers from here on")
     dcp.load(state, checkpoint_id=path / "state")
     set_state_dict(policy, optimizer, model_state_dict=state["policy"], optim_state_dict=state["optimizer"])
     for name, value in state.get("random", {}).get(str(ranks.rank), {}).items():
         {"cpu": torch.set_rng_state, "cuda": torch.cuda.set_rng_state}[name](value.cpu())
 
 
-def discard_after(run: Path, step: int) -> None:
-    """Remove checkpoints of later steps, and drafts: a run that goes on from `step` writes its own."""
-    for path in complete(run):
-        if int(path.name.removeprefix("step-")) > step:
-            shutil.rmtree(path)
+def discard_after(run: Path, step: int) -> list[Path]:
+    """Remove and return checkpoints of later steps: a run that goes on from `step` writes its own. Drafts go, too."""
+    later = [path for path in complete(run) if int(path.name.removeprefix("step-")) > step]
+    for path in later:
+        _remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)
+    return later
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint, first what makes it one, so that a half-removed one is never chosen."""
+    (folder / "complete.json").unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -75,10 +75,19 @@ def supported(model) -> bool:
 
 def rows_that_fit(model, width: int, free_bytes: int) -> int:
     """How many rows of `width` tokens (prompt + response) to decode at once; at least 1."""
-    config = model.config
-    token = 2 * config.num_hidden_layers * config.num_key_value_heads * _head_width(config) * model.dtype.itemsize
-    logits = 4 * 4 * config.vocab_size  # four float32 copies of a row's logits at once
-    return max(1, int(SHARE * free_bytes) // (_round_up(width, ALIGN) * token + logits))
+    return max(1, int(SHARE * free_bytes) // row_bytes(model.config, width, model.dtype.itemsize))
+
+
+def row_bytes(config, width: int, itemsize: int) -> int:
+    """Memory of one row of `width` tokens: its cache, and four float32 copies of a token's logits at once."""
+    text = config.get_text_config()
+    return _round_up(width, ALIGN) * token_bytes(text, itemsize) + 4 * 4 * text.vocab_size
+
+
+def token_bytes(config, itemsize: int) -> int:
+    """Memory of one token's keys and values in all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * _head_width(config) * itemsize
 
 
 @torch.no_grad()  # not inference_mode: autograd would refuse the ids later on

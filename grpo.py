@@ -12,7 +12,7 @@ This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T),
 What makes it right, and is easy to get wrong:
   - Training uses the sampled token ids; no text is ever encoded again.
   - Sampler and trainer use one temperature, and the sampler nothing else (no top-k, no top-p, no penalties;
-    every option is set here, none is taken from the model's folder). So the ratio starts at exactly 1.
+    every option is set here, none is taken from the model's folder). So the ratio starts at 1, up to rounding.
   - One token count per optimizer step divides every micro-batch's loss, so gradients do not depend on the
     micro-batch size, on padding, or on the number of ranks.
   - A reward of NaN (no verdict) leaves mean and std of its group and gets advantage 0.
@@ -148,7 +148,7 @@ def rollout(
     fast = model.device.type == "cuda" and decode.supported(model)
     if not batch_size:
         batch_size = 512
-        if fast:
+        if model.device.type == "cuda":
             torch.cuda.empty_cache()  # or what training has cached counts as taken
             free, _ = torch.cuda.mem_get_info()
             batch_size = decode.rows_that_fit(model, prompt_ids.shape[1] + max_tokens, free)

@@ -26,33 +26,42 @@ Not counted: CUDA's and NCCL's own memory (1-2 GB), fragments (a tenth, say).
 """
 
 import argparse
+import math
+import shutil
+from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
 from credit import USES_HIDDEN
-from decode import PREFILL
+from decode import PREFILL, SHARE, row_bytes
 from grpo import HEAD_CHUNK, layers_of
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
 CREDIT_CHUNKS = 0.4e9  # bytes of the span pairs that are solved together
 
 
-def predict(config, args: argparse.Namespace, world: int) -> dict[str, float]:
-    """GB (1e9 bytes) a GPU, by part and by phase; `world` ranks share the work."""
+def predict(config, args: argparse.Namespace, world: int, room: float = math.inf) -> dict[str, float]:
+    """GB (1e9 bytes) a GPU, by part and by phase; `world` ranks share the work.
+
+    Where --generate-batch does not say how many rollouts are sampled at a time, those whose cache fits into `room`.
+    """
     text = config.get_text_config()
     total, layer, rest = parameters(config)
-    hidden, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
+    hidden, layers = text.hidden_size, text.num_hidden_layers
     wide = getattr(text, "intermediate_size", None) or 4 * hidden
-    key_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_dim = getattr(text, "head_dim", None) or hidden // heads
     size = 4 if args.dtype == "float32" else 2  # bytes of a number that is computed with
     split = world > 1 or size == 2  # else `parallel.shard` leaves the model as it is, and that one samples
     shards = args.shard_over or world
     rollouts = -(-args.batch // args.group // world) * args.group  # of the rank with most; at a time, if they fit
-    rows = min(args.generate_batch or rollouts, rollouts)
     width = PROMPT + args.max_tokens
-    tokens = max(args.micro_tokens, width)  # a rollout longer than micro_tokens goes alone
+    row = row_bytes(config, width, size)
+    always = (12 / shards + size * split) * total
+    fit = max(1, int(min(rollouts, SHARE * (room * 1e9 - always) // row)))
+    rows = min(args.generate_batch or fit, rollouts)
+    # Tokens of a forward pass: no more than there are; a rollout longer than micro_tokens goes alone.
+    scored = max(min(args.micro_tokens, rollouts * width), width)
+    tokens = max(min(args.micro_tokens, -(-args.minibatch // world) * width), width)
     group = args.group * args.max_tokens  # tokens whose states are compared
     saved = 11 * hidden + 4 * wide  # numbers a token that autograd saves in a layer; counted on Qwen2
     forward = 6 * hidden + 3 * wide  # numbers a token that a layer holds at once where nothing is saved
@@ -62,9 +71,9 @@ def predict(config, args: argparse.Namespace, world: int) -> dict[str, float]:
         "moments": 8 * total / shards,
         "gradients": 4 * total / shards,
         "copy": size * total * split,
-        "cache": rows * (width * 2 * layers * key_heads * head_dim * size + 4 * 4 * text.vocab_size),
+        "cache": rows * row,
         "prefill": min(rows * PROMPT, PREFILL) * forward * size,
-        "scoring": max(tokens * forward * size, logits),
+        "scoring": max(scored * forward * size, logits),
         # bfloat16 twice, float32 once; half of the group against the other half, which is the most there can be
         "credit": (group * hidden * (2 * size + 4) + 4 * (group / 2) ** 2 + CREDIT_CHUNKS)
         * (args.method in USES_HIDDEN),
@@ -86,7 +95,7 @@ def parameters(config) -> tuple[int, int, int]:
         model = AutoModelForCausalLM.from_config(config)
     total = sum(parameter.numel() for parameter in model.parameters())  # tied weights once
     layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers_of(model)]
-    return total, max(layers), total - sum(layers)
+    return total, max(layers, default=0), total - sum(layers)
 
 
 def plan_line(parts: dict[str, float]) -> str:
@@ -97,6 +106,26 @@ def plan_line(parts: dict[str, float]) -> str:
         listed = ", ".join(f"{name} {parts[name]:.1f}" for name in largest if parts[name] >= 0.05)
         phases.append(f"{phase} {parts[phase]:.1f} GB" + (f" ({listed})" if listed else ""))
     return "memory a GPU, predicted: " + ", ".join(phases)
+
+
+def size_gb(device: torch.device) -> float:
+    """What a GPU has; no bound where there is none."""
+    return torch.cuda.mem_get_info(device)[1] / 1e9 if device.type == "cuda" else math.inf
+
+
+def notes(parts: dict[str, float], device: torch.device, model, folder: Path, args: argparse.Namespace) -> list[str]:
+    """For the plan: the prediction, what a checkpoint takes of the disk, and a warning where either is too much."""
+    lines = [plan_line(parts)]
+    has = size_gb(device)
+    if parts["total"] > has:
+        lines.append(f"WARNING: this GPU has {has:.0f} GB; lower --micro-tokens or --max-tokens, or use more GPUs")
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    each = numbers * (12 + (4 if args.dtype == "float32" else 2)) / 1e9
+    free = shutil.disk_usage(folder).free / 1e9
+    lines.append(f"a checkpoint takes {each:.2g} GB, {args.keep} stay; {free:.0f} GB of the disk are free")
+    if (args.keep + 1) * each > free:
+        lines.append("WARNING: the disk is too small for that; choose another --out, or lower --keep")
+    return lines
 
 
 def _together() -> dict[str, list[tuple[str, ...]]]:

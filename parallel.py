@@ -20,9 +20,11 @@ Left out: tensor, pipeline and context parallelism, offloading.
 """
 
 import copy
+import ctypes
 import dataclasses
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,10 +100,17 @@ def join(device: str, grouped: bool) -> Ranks:
     if dist.is_initialized():
         pass  # the caller's own group
     elif world > 1:
+        end_with_the_launcher()
         dist.init_process_group(backend, timeout=TIMEOUT)
     elif grouped:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return Ranks(rank, world, place)
+
+
+def end_with_the_launcher() -> None:
+    """Ask Linux to end this process with its parent, or ranks would go on, and hold their GPUs, when it is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
 
 def leave() -> None:

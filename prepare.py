@@ -41,6 +41,8 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Modu
     compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
     notes = [f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads each"]
     if args.model:
+        if ranks.main:
+            print(f"loading {args.model}", flush=True)
         model, tokenizer = load(args.model, ranks.device)
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()

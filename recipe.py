@@ -29,10 +29,13 @@ EMBEDDED = dict(
     batch=128, steps=40, lr=1e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1, recompute=False
 )
 # What --smoke replaces: every size, to prove a set-up in about a minute. (Rewards in training are drawn then.)
-SMOKE = dict(steps=4, batch=32, group=4, minibatch=16, max_tokens=64, heldout=8, eval_groups=8, save_every=1)
+SMOKE = dict(steps=4, batch=32, group=4, minibatch=16, max_tokens=64, heldout=8, eval_groups=8, save_every=2)
 SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
-# What a resumed run may be given anew: how long it goes on, and what changes memory and speed only.
-MAY_CHANGE = set("steps save_every keep out name resume ranks device threads micro_tokens generate_batch".split())
+# What a resumed run may be given anew: how long it goes on and how fast it learns, and what the machine asks for.
+# With another value of any but the first three it is the same run, but no longer to the bit.
+MAY_CHANGE = set(
+    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch".split()
+)
 # SHEAR's flags: the options of `shear_weights`, which states their defaults, but the list that receives statistics.
 SHEAR = {
     name: option.default
@@ -45,7 +48,7 @@ class Parser(argparse.ArgumentParser):
     """argparse whose errors are one sentence."""
 
     def error(self, message: str):
-        raise BadInput(f"{message}; see python train.py --help")
+        raise BadInput(f"{message}; see python {self.prog} --help")
 
 
 def add_flags(parser: Parser) -> None:
@@ -213,3 +216,5 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
+    if args.device == "cuda" and args.ranks > torch.cuda.device_count():
+        raise BadInput(f"--ranks {args.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it")

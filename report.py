@@ -6,8 +6,11 @@ they survive nohup. Nothing here changes what is trained.
 """
 
 import argparse
+import fcntl
 import json
+import os
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -26,42 +29,56 @@ from tasks import BadInput, Task
 class Clock:
     """Seconds of a step's phases."""
 
-    def __init__(self):
-        self.laps, self.last = {}, time.perf_counter()
+    def __init__(self, device: torch.device):
+        self.device, self.laps, self.last = device, {}, time.perf_counter()
 
     def lap(self, name: str) -> None:
         """The phase that ends now."""
-        if torch.cuda.is_available():
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
         self.laps[name], self.last = round(now - self.last, 3), now
 
-    def summary(self) -> dict:
-        """For the metrics: seconds of each phase, and the largest memory held on the GPU since the last summary."""
-        if not torch.cuda.is_available():
-            return {"seconds": self.laps}
-        peak = torch.cuda.max_memory_allocated() / 1e9
-        torch.cuda.reset_peak_memory_stats()
-        return {"seconds": self.laps, "peak_gb": round(peak, 2)}
+
+def peak_gb() -> float:
+    """The largest memory that tensors held on this rank's GPU since the last call."""
+    peak = torch.cuda.max_memory_allocated() / 1e9
+    torch.cuda.reset_peak_memory_stats()
+    return round(peak, 2)
 
 
 def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
-    """runs/NAME with config.json in it, new unless a run is resumed; raises BadInput where it cannot be made."""
+    """runs/NAME, new unless a run is resumed; raises BadInput where it cannot be made."""
     problem = None
     if ranks.main:
         args.name = args.name or free_name(args)
         folder = Path(args.out) / args.name
-        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         try:
             folder.mkdir(parents=True, exist_ok=bool(args.resume))
-            config = {**vars(args), "resume": None, "versions": versions}
-            write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
         except OSError as error:
             problem = f"--out {args.out}: {folder} cannot be made ({error}); choose another --out or --name"
     args.name, problem = gather((args.name, problem), ranks)[0]
     if problem:
         raise BadInput(problem)
     return Path(args.out) / args.name
+
+
+@contextmanager
+def locked(folder: Path, ranks: Ranks):
+    """The run's folder for this run alone; raises BadInput if another process writes there."""
+    problem, handle = None, os.open(folder, os.O_RDONLY)
+    try:
+        if ranks.main:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        problem = f"--resume {folder}: another process is writing there; end it first"
+    try:
+        problem = gather(problem, ranks)[0]
+        if problem:
+            raise BadInput(problem)
+        yield
+    finally:
+        os.close(handle)
 
 
 def free_name(args: argparse.Namespace) -> str:
@@ -73,7 +90,10 @@ def free_name(args: argparse.Namespace) -> str:
 
 
 def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
-    """What will happen, before it does."""
+    """What will happen, before it does: printed, and saved as config.json."""
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    config = {**vars(args), "resume": None, "versions": versions}
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
     print(f"{args.method} on the {args.task} task; files go to {folder}/")
     for note in notes:
         print(f"  {note}")
@@ -188,8 +208,10 @@ def rows(path: Path) -> list[dict]:
 
 
 def cut_back(folder: Path, step: int) -> None:
-    """Metrics and samples as they were after `step` steps."""
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    """Metrics, samples and skipped rollouts as they were after `step` steps."""
+    for name in ("metrics.jsonl", "samples.jsonl", "nonfinite.jsonl"):
+        if not (folder / name).exists():
+            continue
         kept = [row for row in rows(folder / name) if row.get("step", 0) <= step and "after" not in row]
         write_whole(folder / name, "".join(json.dumps(row) + "\n" for row in kept))
 

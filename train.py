@@ -74,9 +74,10 @@ class Run:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 for a run that diverged, 2 for bad input, 130 after Ctrl-C."""
-    logging.disable_progress_bar()
+    """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after Ctrl-C."""
     speaks = os.environ.get("RANK", "0") == "0"
+    if not (speaks and sys.stderr.isatty()):
+        logging.disable_progress_bar()
     try:
         args = parse_args(argv)
         count = args.ranks or (torch.cuda.device_count() if args.device == "cuda" else 1)
@@ -91,9 +92,16 @@ def main(argv: list[str] | None = None) -> int:
         if speaks:
             print(f"error: {error}", file=sys.stderr)
         status = 2 if isinstance(error, BadInput) else 1
+    except torch.OutOfMemoryError as error:
+        print(
+            f"error: rank {os.environ.get('RANK', '0')}: {str(error).split('. ')[0]}; lower --micro-tokens, "
+            "--generate-batch or --max-tokens, or use more GPUs",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         if speaks:
-            print("interrupted: this run has no complete model; --resume goes on from a checkpoint", file=sys.stderr)
+            print("interrupted: no complete model; --resume goes on if there is a checkpoint", file=sys.stderr)
         status = 130
     except Exception as error:
         print(f"rank {os.environ.get('RANK', '0')} fails: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -103,17 +111,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
-    """Plan, warm-up, evaluation, the steps, evaluation; everything goes to the run's folder."""
+    """Plan, warm-up, and the loop; everything goes to the run's folder."""
     task, model, tokenizer, notes = set_up(args, ranks)
-    predicted = memory.predict(model.config, args, ranks.world)
-    if ranks.device.type == "cuda" or args.task != "embedded":
-        notes.append(memory.plan_line(predicted))
+    predicted = memory.predict(model.config, args, ranks.world, memory.size_gb(ranks.device))
     folder = report.make_folder(args, ranks)
-    if ranks.main:
-        report.print_plan(args, folder, notes)
-    if args.task == "embedded" and not args.model and not args.resume:
-        warm_up(model, tokenizer, task, args, folder, ranks)
-    run = assemble(args, ranks, task, model, tokenizer, folder)
+    with report.locked(folder, ranks):
+        if ranks.main:
+            if ranks.device.type == "cuda" or args.task != "embedded":
+                notes += memory.notes(predicted, ranks.device, model, folder, args)
+            report.print_plan(args, folder, notes)
+        if args.task == "embedded" and not args.model and not args.resume:
+            warm_up(model, tokenizer, task, args, folder, ranks)
+        return loop(assemble(args, ranks, task, model, tokenizer, folder), predicted["total"])
+
+
+def loop(run: Run, predicted_gb: float) -> int:
+    """Evaluation, the steps, evaluation; returns the exit status."""
+    args, ranks, folder = run.args, run.ranks, run.folder
     before, history = begin(run)
     after, status = None, 0
     try:
@@ -133,9 +147,9 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
         print(f"interrupted after {len(history)} of {args.steps} steps", file=sys.stderr)
         status = 130
     if ranks.main:
-        report.finish(args, folder, before, after, history, predicted["total"])
+        report.finish(args, folder, before, after, history, predicted_gb)
         run.sampler.save_pretrained(folder / "model")
-        tokenizer.save_pretrained(folder / "model")
+        run.tokenizer.save_pretrained(folder / "model")
         print(f"saved to {folder}/")
     return status
 
@@ -164,27 +178,36 @@ def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenize
 
 def begin(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training and the steps done so far: of a new run, or as a resumed run's files tell."""
-    if not run.args.resume:
-        parallel.refresh(run.policy, run.sampler, run.ranks)
-        before = evaluate(run)
-        if run.ranks.main:
-            report.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
-            report.print_accuracy("before", before)
-        return before, []
+    if run.args.resume:
+        return go_on(run)
+    parallel.refresh(run.policy, run.sampler, run.ranks)
+    before = evaluate(run)
+    if run.ranks.main:
+        report.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
+        report.print_accuracy("before", before)
+    return before, []
+
+
+def go_on(run: Run) -> tuple[dict, list[dict]]:
+    """Everything as it was at the checkpoint; raises BadInput, on all ranks alike, before a file is changed."""
     path, step = checkpoint.find(Path(run.args.resume))
+    rows = parallel.gather(report.rows(run.folder / "metrics.jsonl") if run.ranks.main else None, run.ranks)[0]
+    history = [row for row in rows if row.get("step", step + 1) <= step]
+    if len(history) != step or "before" not in rows[0]:
+        raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
     try:
         checkpoint.load(path, run.policy, run.optimizer, run.ranks)
     except CheckpointError as error:
         raise BadInput(f"--resume {path}: {error}; give another checkpoint of this run") from error
+    for group in run.optimizer.param_groups:
+        group["lr"] = run.args.lr  # a flag that a resumed run may change
     parallel.refresh(run.policy, run.sampler, run.ranks)
     if run.ranks.main:
-        checkpoint.discard_after(run.folder, step)
-        report.cut_back(run.folder, step)
         print(f"resumed after step {step} from {path}")
-    before, *history = parallel.gather(
-        report.rows(run.folder / "metrics.jsonl") if run.ranks.main else None, run.ranks
-    )[0]
-    return before["before"], history
+        for old in checkpoint.discard_after(run.folder, step):
+            print(f"removed {old}, which comes after it")
+        report.cut_back(run.folder, step)
+    return rows[0]["before"], history
 
 
 def save(run: Run, step: int) -> None:
@@ -198,13 +221,15 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     args = run.args
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
     problems = run.task.draw(step, args.batch // args.group, args.seed)  # on every rank the same
-    clock = report.Clock()
+    clock = report.Clock(run.ranks.device)
     batch, token_advantages, verdicts = experience(run, problems, clock, drawn=args.smoke)
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")
     weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
-    metrics = {"step": step + 1, **report.step_metrics(batch, weights), **updates, **clock.summary()}
+    metrics = {"step": step + 1, **report.step_metrics(batch, weights), **updates, "seconds": clock.laps}
+    if run.ranks.device.type == "cuda":
+        metrics["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
         metrics["checksum"] = checksum
     return metrics, report.sample_rows(step, run.tokenizer, run.task, problems, batch, verdicts, weights)
@@ -266,8 +291,9 @@ def as_batch(rollouts: Rollouts, verdicts: list, scored: Scored, group_size: int
 
 
 def without_hidden(batch: Batch) -> Batch:
-    """A batch light enough to be sent around."""
-    return dataclasses.replace(batch, scored=dataclasses.replace(batch.scored, hidden=batch.scored.hidden[..., :0]))
+    """A batch light enough to be sent around. (Not hidden[..., :0]: a view is sent with all that it views.)"""
+    nothing = batch.scored.hidden.new_empty(*batch.scored.logp.shape, 0)
+    return dataclasses.replace(batch, scored=dataclasses.replace(batch.scored, hidden=nothing))
 
 
 def method_options(args: argparse.Namespace) -> dict[str, dict]:
@@ -288,11 +314,12 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
     for minibatch in torch.cat(groups).split(args.minibatch):
         n_tokens = max(1, int(rollouts.mask[minibatch].sum()))  # one count for the whole optimizer step
         rows = minibatch[counts[minibatch]]
+        shortest = torch.tensor([min(minibatch.tolist(), key=lambda row: lengths[row])])
         sums, suspects = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0), []
         run.optimizer.zero_grad()
         for micro in pack(rows.tolist(), lengths, args.micro_tokens, ranks.world)[ranks.rank]:
             idle = not len(micro)  # nothing left to do, but sharded weights need this rank: a pass that counts nothing
-            micro = minibatch[:1] if idle else micro
+            micro = shortest if idle else micro
             part = rollouts.take(micro)
             width = part.ids.shape[1]
             logp = run.policy(part, args.temperature)
@@ -338,7 +365,7 @@ def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dic
     if run.skipped == PATIENCE:
         raise Diverged(
             f"step {step + 1}: {PATIENCE} updates in a row had a loss or gradient that is not finite; their rollouts "
-            f"are in {path}; lower --lr {run.args.lr} or resume from a checkpoint"
+            f"are in {path}; go on with --resume {run.folder} and an --lr below {run.args.lr}"
         )
 
 
@@ -349,7 +376,7 @@ def evaluate(run: Run) -> dict:
     right = scores_of(attempt(run, task.heldout, 1, 0.0))
     problems = task.heldout[: args.eval_groups]
     if task.first_error:
-        batch, token_advantages, verdicts = experience(run, problems, report.Clock())
+        batch, token_advantages, verdicts = experience(run, problems, report.Clock(ranks.device))
     else:
         verdicts = attempt(run, problems, args.group, args.temperature)
     scores = scores_of(verdicts)

@@ -28,7 +28,9 @@ REST = 2 * 10 * 8 + 8  # embeddings, head, norm
 
 def flags(**changes) -> argparse.Namespace:
     """The paper's recipe, as far as memory depends on it."""
-    recipe = dict(dtype="bfloat16", micro_tokens=16_384, batch=512, group=8, max_tokens=3000, recompute=True)
+    recipe = dict(
+        dtype="bfloat16", micro_tokens=16_384, batch=512, minibatch=512, group=8, max_tokens=3000, recompute=True
+    )
     return argparse.Namespace(**{**recipe, "shard_over": 0, "generate_batch": 0, "method": "grpo", **changes})
 
 
@@ -46,8 +48,8 @@ def test_parts_are_those_counted_by_hand():
     total = 3 * LAYER + REST
     assert (parts["weights"], parts["moments"], parts["gradients"]) == (total, 2 * total, total)
     assert parts["copy"] == 2 * total
-    # 8 rollouts a rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers; logits
-    assert parts["cache"] == 8 * (300 * 2 * 3 * 1 * 4 * 2 + 16 * 10)
+    # 8 rollouts a rank, 300 tokens each, aligned to 304; keys and values of 3 layers, one head of 4 numbers; logits
+    assert parts["cache"] == 8 * (304 * 2 * 3 * 1 * 4 * 2 + 16 * 10)
     assert parts["prefill"] == 8 * 256 * (6 * 8 + 3 * 16) * 2
     assert parts["inputs"] == 3 * 1000 * 8 * 2
     assert parts["layer"] == 1000 * (11 * 8 + 7 * 16) * 2
@@ -77,6 +79,11 @@ def test_parts_follow_the_flags():
         eight["inputs"] * (memory.PROMPT + 3000) / 16_384
     )
     assert memory.predict(config, flags(method="shear"), 8)["credit"] > eight["credit"] == 0
+    # A mini-batch of 8 rollouts, one a rank, fills no pass of 16,384 tokens; a GPU's size bounds the cache.
+    assert memory.predict(config, flags(minibatch=8), 8)["inputs"] < eight["inputs"] / 5
+    assert (
+        memory.predict(config, flags(), 1, room=150)["sampling"] < 150 < memory.predict(config, flags(), 1)["sampling"]
+    )
 
 
 def test_one_rank_in_float32_has_no_copy():
@@ -87,7 +94,7 @@ def test_one_rank_in_float32_has_no_copy():
     shape = dict(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10)
     llama = [LlamaConfig(**shape, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
     narrow, wide = (memory.predict(config, flags(batch=8, max_tokens=3), 1)["cache"] for config in llama)
-    assert wide - narrow == pytest.approx(8 * (memory.PROMPT + 3) * 2 * 3 * 4 * 2 / 1e9)
+    assert wide - narrow == pytest.approx(8 * 264 * 2 * 3 * 4 * 2 / 1e9)  # 256 + 3 tokens, aligned
 
 
 def test_the_papers_recipe_fits_eight_gpus_of_80_gb():

@@ -3,6 +3,7 @@
 Run: pytest tests/test_checkpoint.py
 """
 
+import fcntl
 import os
 import random
 import shutil
@@ -146,11 +147,47 @@ def test_a_missing_or_damaged_checkpoint_is_fatal(harm, names, copied, capsys):
     assert {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")} == there
 
 
+def test_rows_that_were_lost_are_not_trained_again(copied, capsys):
+    """A checkpoint whose steps have no rows would go on from another step: refused."""
+    rows = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copied / "metrics.jsonl").write_text("".join(rows[:4]))  # steps 1 to 3
+    assert resume(copied, "--steps", "6") == 2
+    assert "metrics.jsonl lacks rows of its 4 steps" in capsys.readouterr().err
+    assert resume(copied / "checkpoints" / "step-000003") == 0
+
+
+def test_a_folder_is_written_by_one_process(copied, capsys):
+    """Ranks that outlived their launcher, say."""
+    handle = os.open(copied, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert resume(copied, "--steps", "6") == 2
+    assert "another process is writing there" in capsys.readouterr().err
+    os.close(handle)
+
+
+def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
+    """What makes it one goes first."""
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda folder, **options: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.discard_after(copied, 3)
+    assert (copied / "checkpoints" / "step-000004").exists() and checkpoint.find(copied)[1] == 3
+
+
+def test_a_resumed_run_may_learn_more_slowly(copied):
+    """--lr 1e-12 after a divergence: the optimizer's saved rate does not win."""
+    assert resume(copied / "checkpoints" / "step-000003", "--lr", "1e-12") == 0
+    before = load_file(copied / "checkpoints" / "step-000003" / "model" / "model.safetensors")
+    after = load_file(copied / "model" / "model.safetensors")
+    assert all((after[name] - before[name]).abs().max() < 1e-8 for name in after)
+
+
 @pytest.mark.parametrize(
     "flags, names",
     [
         ("--steps 3", ["--steps 3", "step 4"]),
-        ("--steps 6 --lr 1", ["--lr 1.0", "0.0001"]),
+        ("--steps 6 --seed 5", ["--seed 5", "has 1"]),
+        ("--steps 6 --name fork", ["--name fork", "has run"]),
         ("--steps 6 --method grpo", ["--method grpo", "shear"]),
         ("--steps 6 --threads -1", ["--threads -1"]),
     ],

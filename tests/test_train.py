@@ -4,6 +4,7 @@ Run: pytest tests/test_train.py
 """
 
 import json
+import pickle
 import shutil
 
 import pytest
@@ -285,6 +286,15 @@ def test_grpo_does_not_keep_hidden_states(start):
         run = assembled([*flags, "--method", method])
         rollouts = train.sample(run, run.task.train[:1], 8, 1.0)
         assert train.score_all(run, rollouts).hidden.shape[-1] == width
+
+
+def test_what_ranks_send_is_light():
+    """Hidden states stay where they are, also in a pickle, which holds all that a view is a view of."""
+    mask = torch.ones(4, 6).bool()
+    rollouts = Rollouts(None, None, torch.zeros(4, 6).long(), mask, torch.zeros(4).bool(), [""] * 4)
+    scored = Scored(torch.zeros(4, 6), torch.zeros(4, 6), torch.randn(4, 6, 10_000))
+    batch = train.without_hidden(train.as_batch(rollouts, [Verdict(1.0, "correct")] * 4, scored, 4))
+    assert len(pickle.dumps(batch)) < 10_000 and batch.scored.hidden.shape == (4, 6, 0)
 
 
 def truncated_weights(folder):
