@@ -1,6 +1,7 @@
 """From flags to a task, a model and its tokenizer, refusing what would train wrongly.
 
     set_up(args, ranks) -> task, model, tokenizer, notes for the plan
+    load_benchmarks(args, tokenizer), protocol_of(args) -> what --eval-every measures, and how
 
 What is loaded is checked here, before a folder is made or a step is taken: that prompts and responses fit the
 model's context, that every rank has work, that the folder's weights are complete and its tokenizer its own, and
@@ -14,8 +15,10 @@ from functools import partial
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import benchmarks
 import parallel
 import toy
+from benchmarks import Loaded, Protocol
 from parallel import Ranks
 from rewards import grade_code, grade_math
 from tasks import BadInput, Task, file_task
@@ -99,6 +102,27 @@ def load(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
     if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):  # caps, scales: `grpo.Policy` would train another model
         raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
     return policy, tokenizer
+
+
+def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
+    """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
+    names = benchmarks.names_of(args.bench)
+    files = benchmarks.files_of(args.bench_data, names, "--bench-data")
+    benchmarks.check_sandbox(names, args.sandbox)
+    made = (args.toy_lines, args.toy_kind, args.heldout, args.seed)
+    sets = [
+        benchmarks.embedded(*made) if name == "embedded" else benchmarks.load(name, files.get(name, ()))
+        for name in names
+    ]
+    for loaded in sets:
+        benchmarks.as_task(loaded, protocol_of(args), tokenizer, args.model or "the model")
+    return sets
+
+
+def protocol_of(args: argparse.Namespace) -> Protocol:
+    """How --bench is asked: as the paper does, with the run's own template, limit and graders."""
+    options = dict(template=args.template, grade_timeout=args.grade_timeout, sandbox=args.sandbox)
+    return Protocol(max_tokens=args.max_tokens, **options)
 
 
 def grader(args: argparse.Namespace):

@@ -32,9 +32,11 @@ EMBEDDED = dict(
 SMOKE = dict(steps=4, batch=32, group=4, minibatch=16, max_tokens=64, heldout=8, eval_groups=8, save_every=2)
 SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
 # What a resumed run may be given anew: how long it goes on and how fast it learns, and what the machine asks for.
+# What is measured changes nothing that is learnt.
 # With another value of any but the first three it is the same run, but no longer to the bit.
 MAY_CHANGE = set(
-    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch".split()
+    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch "
+    "eval_every bench bench_data".split()
 )
 # SHEAR's flags: the options of `shear_weights`, which states their defaults, but the list that receives statistics.
 SHEAR = {
@@ -94,6 +96,9 @@ def add_flags(parser: Parser) -> None:
     add = parser.add_argument_group("evaluation").add_argument
     add("--heldout", type=int, default=64, help="problems kept from training; greedy accuracy is over all of them")
     add("--eval-groups", type=int, default=64, help="of these, sampled --group times each")
+    add("--eval-every", type=int, default=0, help="steps between evaluations on --bench, the last included; 0: never")
+    add("--bench", nargs="+", default=[], help="math, code, embedded, or names of benchmarks, see eval.py")
+    add("--bench-data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark, not the hub's")
     add = parser.add_argument_group("checkpoints").add_argument
     add("--save-every", type=int, default=10, help="steps between checkpoints")
     add("--keep", type=int, default=2, help="checkpoints that stay")
@@ -115,6 +120,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """The resolved configuration; raises BadInput."""
     replaced = {"--task embedded": EMBEDDED, "--smoke": SMOKE}
     parser = Parser(
+        prog="train.py",
         description="Train a causal LM with SHEAR or GRPO. Defaults are the paper's recipe.",
         epilog=". ".join(
             f"{by} replaces: " + ", ".join(f"{flag(name)} {value}" for name, value in values.items())
@@ -189,7 +195,7 @@ def check(args: argparse.Namespace) -> None:
     for name in positive.split():
         if not getattr(args, name) > 0:
             raise BadInput(f"{flag(name)} {getattr(args, name)}: must be positive; raise it")
-    for name in ("seed", "threads", "generate_batch", "ranks", "shard_over"):
+    for name in ("seed", "threads", "generate_batch", "ranks", "shard_over", "eval_every"):
         if getattr(args, name) < 0:
             raise BadInput(f"{flag(name)} {getattr(args, name)}: must not be negative; raise it")
     if args.group < 2:
@@ -214,6 +220,8 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
     if args.eval_groups > args.heldout:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
+    if bool(args.eval_every) != bool(args.bench):
+        raise BadInput(f"--eval-every {args.eval_every} needs --bench, and --bench needs --eval-every; give both")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
     if args.device == "cuda" and args.ranks > torch.cuda.device_count():

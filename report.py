@@ -19,6 +19,7 @@ import transformers
 from matplotlib.figure import Figure
 from torch import Tensor
 
+import tables
 from checkpoint import write_whole
 from credit import Batch
 from grpo import Rollouts
@@ -132,6 +133,7 @@ def step_line(m: dict, steps: int) -> str:
         f" | infra {m['infra_errors']} | skipped {m['skipped']} | entropy {m['entropy']:.3f}"
         f" | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
         f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
+        + (f"\n  on benchmarks: {tables.short(m['bench'])}" if "bench" in m else "")
     )
 
 

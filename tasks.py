@@ -195,7 +195,7 @@ def hub_rows(kind: str) -> Iterable[dict]:
             return _table(hub.hf_hub_download(**wanted))
     except Exception as error:  # libraries raise of every kind; the cause stays attached
         raise BadInput(
-            f"--task {kind} without --data: {name}/{file} cannot be loaded from the hub ({_reason(error)}); "
+            f"--task {kind} without --data: {name}/{file} cannot be loaded from the hub ({cause(error)}); "
             "give a local file or folder with --data"
         ) from error
 
@@ -215,7 +215,7 @@ def local_rows(path: Path) -> Iterable[dict] | None:
             return json.loads(text)
     except Exception as error:  # libraries raise of every kind; the cause stays attached
         raise BadInput(
-            f"--data {path}: cannot be read ({_reason(error)}); give a file of JSON lines, .json, .csv or .parquet, or "
+            f"--data {path}: cannot be read ({cause(error)}); give a file of JSON lines, .json, .csv or .parquet, or "
             "a folder of such files or saved by datasets, with a train split"
         ) from error
 
@@ -245,7 +245,7 @@ def _datasets():
     return datasets
 
 
-def _reason(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """The first line of what caused an error, to stand in brackets."""
     while error.__cause__:
         error = error.__cause__

@@ -16,7 +16,7 @@ advantages are known; the steps are then taken by all ranks together, over the r
 
 Flags and their defaults are in `recipe.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row a
 step), samples.jsonl (a group a step, with token weights), curve.png, `start/` (the embedded task's warmed-up model),
-`checkpoints/` and `model/`.
+`checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in metrics.jsonl.
 """
 
 import argparse
@@ -35,17 +35,19 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import logging
 
+import benchmarks
 import checkpoint
 import grpo
 import memory
 import parallel
 import report
 import toy
+from benchmarks import Loaded
 from checkpoint import CheckpointError
 from credit import USES_HIDDEN, Batch, credit, effective_weights, localisation
 from grpo import BARS, Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
 from parallel import Ranks
-from prepare import set_up
+from prepare import load_benchmarks, protocol_of, set_up
 from recipe import SHEAR, parse_args
 from rewards import Verdict, scores_of
 from tasks import BadInput, Task
@@ -113,6 +115,8 @@ def main(argv: list[str] | None = None) -> int:
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
     """Plan, warm-up, and the loop; everything goes to the run's folder."""
     task, model, tokenizer, notes = set_up(args, ranks)
+    sets = load_benchmarks(args, tokenizer) if args.bench else []
+    notes += [note for loaded in sets for note in loaded.notes]
     predicted = memory.predict(model.config, args, ranks.world, memory.size_gb(ranks.device))
     folder = report.make_folder(args, ranks)
     with report.locked(folder, ranks):
@@ -122,10 +126,10 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
             report.print_plan(args, folder, notes)
         if args.task == "embedded" and not args.model and not args.resume:
             warm_up(model, tokenizer, task, args, folder, ranks)
-        return loop(assemble(args, ranks, task, model, tokenizer, folder), predicted["total"])
+        return loop(assemble(args, ranks, task, model, tokenizer, folder), sets, predicted["total"])
 
 
-def loop(run: Run, predicted_gb: float) -> int:
+def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
     """Evaluation, the steps, evaluation; returns the exit status."""
     args, ranks, folder = run.args, run.ranks, run.folder
     before, history = begin(run)
@@ -133,6 +137,8 @@ def loop(run: Run, predicted_gb: float) -> int:
     try:
         for step in tqdm(range(len(history), args.steps), desc="steps", leave=False, disable=BARS):
             metrics, samples = train_step(run, step)
+            if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
+                metrics["bench"] = on_benchmarks(run, sets, step + 1)
             history.append(metrics)
             if ranks.main:
                 report.append(folder / "metrics.jsonl", [metrics])
@@ -387,6 +393,13 @@ def evaluate(run: Run) -> dict:
         "sampled": (*mean_and_error(by_problem), int(np.isfinite(scores).sum())),
     }
     return {**result, **locate(run, problems, batch, token_advantages)} if task.first_error else result
+
+
+def on_benchmarks(run: Run, sets: list[Loaded], step: int) -> dict[str, dict]:
+    """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
+    options = dict(name=run.args.model or "made here", seed=run.args.seed, batch_size=run.args.generate_batch)
+    parts = run.sampler, run.tokenizer, sets, protocol_of(run.args), run.ranks
+    return benchmarks.evaluate_all(*parts, **options, path=run.folder / "eval" / f"step-{step:06d}.jsonl")
 
 
 def attempt(run: Run, problems: list[dict], count: int, temperature: float) -> list[Verdict]:

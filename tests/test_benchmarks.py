@@ -1,0 +1,376 @@
+"""benchmarks.py, rows.py, tables.py: loaders, order and resumption, known answers, written-out numbers.
+
+Run: pytest tests/test_benchmarks.py
+"""
+
+import base64
+import gzip
+import json
+import math
+import os
+import pickle
+import zlib
+
+import huggingface_hub
+import pytest
+import torch
+from datasets import Dataset, config
+
+import benchmarks
+import tables
+import toy
+from benchmarks import BENCHMARKS, Loaded, Protocol, evaluate, load
+from grpo import Rollouts
+from parallel import Ranks
+from rows import livecodebench_row, private_tests
+from tasks import BadInput
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"
+STUB = 'def up(n):\n    """One more."""\n'
+CASES = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}, {"input": "5\n", "output": "6\n", "testtype": "stdin"}]
+CALLS = [{"input": "[1, 2]\n3", "output": "[4, 5]", "testtype": "functional"}]
+
+
+def pack(cases, inner=None) -> str:
+    """Private tests as the hub has them."""
+    return base64.b64encode(zlib.compress(pickle.dumps(inner or json.dumps(cases)))).decode()
+
+
+def contest(date="2025-03-01T00:00:00", private=None, public=None, **columns) -> dict:
+    """A row of LiveCodeBench."""
+    cases = json.dumps(public or CASES[:1])
+    row = dict(question_title="t", question_content="Add one.", platform="atcoder", question_id="abc1", starter_code="")
+    row.update(contest_date=date, public_test_cases=cases, private_test_cases=private or pack(CASES[1:]), metadata="{}")
+    return {**row, **columns}
+
+
+LOOP = "for i in [1]:\n    assert up(i) == i + 1"
+HUMANEVAL = {"task_id": "HumanEval/0", "prompt": STUB, "test": CHECK, "entry_point": "up"}
+MBPP = {"task_id": 2, "prompt": "P", "test_imports": ["import math"], "test_list": ["assert up(1) == 2"], "test": LOOP}
+ROWS = {
+    "aime24": {"id": 60, "problem": "P", "solution": "so 2", "answer": "204", "url": "https://x/2024_AIME_I_Problems"},
+    "aime25": {"question": "P", "answer": "70"},
+    "amc23": {"id": 0, "question": "P", "answer": 27.0, "url": "https://x/2023_AMC_12A"},
+    "math500": {"problem": "P", "solution": "s", "answer": r"\frac12", "subject": "a", "level": 2, "unique_id": "u"},
+    "olympiadbench": {"id": 1, "question": "P", "final_answer": ["$1,3$"], "is_multiple_answer": True, "unit": None},
+    "humaneval": HUMANEVAL,
+    "humaneval+": {**HUMANEVAL, "test": "import numpy as np\n" + CHECK},
+    "mbpp": MBPP,
+    "mbpp+": MBPP,
+    "livecodebench": contest(),
+}
+REFERENCES = {
+    "aime24": "204", "aime25": "70", "amc23": "27", "math500": r"\frac12", "olympiadbench": "$1,3$",
+    "humaneval": {"prompt": STUB, "test": CHECK, "entry_point": "up"},
+    "humaneval+": {"prompt": STUB, "test": "import numpy as np\n" + CHECK, "entry_point": "up"},
+    "mbpp": {"asserts": ["assert up(1) == 2"], "setup": "import math\n"},
+    "mbpp+": {"asserts": [LOOP], "setup": "import math\n"},
+    "livecodebench": {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6\n"]},
+}  # fmt: skip
+
+
+def write(path, rows) -> str:
+    """A JSON-lines file of these rows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def stand_in(monkeypatch, answers, truncated=()) -> list:
+    """Put known responses in place of a model's: the text for the first problem whose prompt holds a key."""
+    calls = []
+
+    def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature, batch_size):
+        texts = [
+            next(text for key, text in answers.items() if key in prompt)
+            for prompt in prompts
+            for _ in range(group_size)
+        ]
+        cut = torch.tensor([any(key in prompt for key in truncated) for prompt in prompts for _ in range(group_size)])
+        ids = torch.ones(len(texts), 3, dtype=torch.long)
+        calls.append(dict(prompts=prompts, max_tokens=max_tokens, temperature=temperature, draw=torch.rand(1).item()))
+        return Rollouts(ids, ids > 0, ids, ids > 0, cut, texts)
+
+    monkeypatch.setattr(benchmarks, "rollout", rollout)
+    return calls
+
+
+def ask(loaded, tiny, protocol=None, **options) -> list[dict]:
+    """`evaluate` with a stand-in for the model."""
+    protocol = protocol or Protocol(template="plain", samples=1)
+    return evaluate(*tiny, loaded, protocol, ALONE, name="some/model", **options)
+
+
+def math_set(count: int, k: int = 1) -> Loaded:
+    """Problems told apart by their number, each asking for it."""
+    problems = [{"id": str(i), "problem": f"Say #{i}.", "answer": str(i)} for i in range(count)]
+    return Loaded(BENCHMARKS["math500"], problems, "made", "0")
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------
+
+
+def rows_of(scores: dict[str, list], seed: int = 0) -> list[dict]:
+    """Generations with these scores."""
+    reasons = {1: "correct", 0: "wrong", None: "infra_error"}
+    return [dict(problem=p, score=s, reason=reasons[s], seed=seed) for p, values in scores.items() for s in values]
+
+
+def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
+    """Problem means 1, 1/2, 0: mean 1/2, standard deviation 1/2, error 1/2 / sqrt(3). Pooled it would be 0.151."""
+    result = tables.summarise(rows_of({"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4}), passes=(1, 2))
+    assert result["mean"] == 0.5 and result["error"] == pytest.approx(0.5 / math.sqrt(3))
+    assert (result["problems"], result["samples"], result["right"]) == (3, 12, 6)
+    assert result["pass@1"] == pytest.approx(0.5)
+    assert result["pass@2"] == pytest.approx((1 + (1 - 1 / 6) + 0) / 3)
+
+
+def test_pass_at_k_is_unbiased():
+    """1 - C(n-c, k) / C(n, k), and so the mean over all draws of k without putting back."""
+    assert tables.pass_at_k(1, 4, 2) == pytest.approx(0.5)
+    assert tables.pass_at_k(2, 5, 3) == pytest.approx(1 - 1 / 10)
+    assert tables.pass_at_k(0, 5, 3) == 0 and tables.pass_at_k(3, 5, 3) == 1
+
+
+def test_what_could_not_be_graded_is_in_no_mean_and_counted():
+    """A problem of which nothing was graded is no problem; shares are of what was."""
+    result = tables.summarise(rows_of({"a": [1, None], "b": [0, 0], "c": [None, None]}))
+    assert (result["mean"], result["problems"], result["samples"], result["infra_errors"]) == (0.5, 2, 3, 3)
+
+
+def test_seeds_give_mean_and_standard_deviation():
+    """Means 1/2 and 1: 3/4 ± 0.354 over seeds."""
+    result = tables.summarise(rows_of({"a": [1], "b": [0]}, seed=0) + rows_of({"a": [1], "b": [1]}, seed=7))
+    assert result["seeds"] == {"0": 0.5, "7": 1.0} and result["seed_mean"] == 0.75
+    assert result["seed_std"] == pytest.approx(math.sqrt(0.125))
+
+
+def test_models_are_compared_problem_by_problem():
+    """Differences 1, 0, 1 have an error of 1/3; unpaired it would be larger."""
+    gap = tables.compare(rows_of({"a": [0], "b": [1], "c": [0]}), rows_of({"a": [1], "b": [1], "c": [1]}))
+    assert gap["difference"] == pytest.approx(2 / 3) and gap["error"] == pytest.approx(1 / 3)
+
+
+def test_the_average_weighs_benchmarks_equally():
+    """As the paper's: 500 problems count as much as 30."""
+    pair = {"x": {"mean": 0.2, "error": 0.03}, "y": {"mean": 0.6, "error": 0.04}}
+    assert tables.average(pair) == (pytest.approx(0.4), pytest.approx(0.025))
+
+
+def test_the_papers_numbers_average_to_what_it_prints():
+    """A misread digit would show. The one average that is not that of its row is the paper's own."""
+    printed = {"Qwen2.5-Math-7B": [49.6, 51.2], "Qwen2.5-Coder-7B": [63.1, 63.9]}
+    printed |= {"Llama3.1-8B-Instruct": [24.7, 26.2, 54.7, 55.8], "Qwen2.5-14B-Base": [45.4, 46.9, 67.1, 67.7]}
+    for name, methods in tables.PAPER.items():
+        suites = [suite for suite in (tables.MATH, tables.CODE) if suite[0] in methods["GRPO"]]
+        means = [sum(methods[method][column] for column in suite) / 5 for suite in suites for method in methods]
+        wrong = [place for place, (a, b) in enumerate(zip(means, printed[name], strict=True)) if abs(a - b) > 0.11]
+        assert wrong == ([1] if name == "Qwen2.5-Math-7B" else []), (name, means)
+
+
+# ---- loaders --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
+    """Question and reference are where the set has them; another count is said aloud."""
+    loaded = load(name, [write(tmp_path / "set.jsonl", [ROWS[name]])])
+    (problem,) = loaded.problems
+    assert problem.get("tests", problem.get("answer")) == REFERENCES[name]
+    assert problem["problem"].startswith({"h": "Complete", "l": "Add one."}.get(name[0], "P"))
+    counts = " or ".join(map(str, BENCHMARKS[name].counts))
+    assert f"1 {'rows' if name == 'livecodebench' else 'problems'}, {counts} expected" in loaded.notes[0]
+    assert loaded.revision.startswith("sha256:") and len(loaded.about(Protocol())["digest"]) == 12
+
+
+def test_the_right_count_is_no_warning(tmp_path):
+    """Thirty of the ninety rows are AIME24, told by their url."""
+    urls = [f"https://x/{year}_AIME" for year in (2022, 2023, 2024) for _ in range(30)]
+    loaded = load("aime24", [write(tmp_path / "a.jsonl", [{**ROWS["aime24"], "url": url} for url in urls])])
+    assert len(loaded.problems) == 30 and not loaded.notes
+    assert len({problem["id"] for problem in loaded.problems}) == 30
+
+
+def test_files_of_other_kinds_and_several(tmp_path, monkeypatch):
+    """gz, a list, parquet; two files are one set."""
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    row = ROWS["aime25"]
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.write(json.dumps(row))
+    (tmp_path / "b.json").write_text(json.dumps([row, row]))
+    Dataset.from_list([row]).to_parquet(tmp_path / "c.parquet")
+    assert len(load("aime25", [str(tmp_path / name) for name in ("a.jsonl.gz", "b.json", "c.parquet")]).problems) == 4
+
+
+def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
+    """The first pattern that fits wins, so a set published twice in one repository is not read twice."""
+    folder = tmp_path / "abcdef0123456789"
+    folder.mkdir()
+    write(folder / "test.jsonl", [ROWS["humaneval"]])
+    write(folder / "train.jsonl", [ROWS["humaneval"]] * 2)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda **options: str(folder))
+    loaded = load("humaneval")
+    assert (
+        len(loaded.problems) == 1 and loaded.revision == "abcdef012345" and "openai/openai_humaneval" in loaded.source
+    )
+
+
+def test_no_hub_is_one_sentence(monkeypatch):
+    """It names the set, the cause and the remedy."""
+
+    def refuse(**options):
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(
+        BadInput, match=r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --data NAME=FILE"
+    ):
+        load("amc23")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("amc23", '{"question": "P"}', r"--data amc23=.*, row 1: needs \"answer\".*math-ai/amc23"),
+        ("olympiadbench", '{"question": "P", "final_answer": []}', 'row 1: needs "final_answer"'),
+        ("humaneval", '{"prompt": "P"}', 'row 1: "tests"'),
+        ("mbpp+", '{"prompt": "P", "test_list": ["assert f()"]}', 'row 1: needs "test"'),
+        ("livecodebench", '{"contest_date": "2025-03-01"}', 'row 1: needs "question_content"'),
+        ("aime24", json.dumps({**ROWS["aime24"], "url": "2023"}), "none of 1 rows"),
+        ("math500", "{", "cannot be read"),
+        ("math500", "", "none of 0 rows"),
+    ],
+)
+def test_bad_files_are_one_sentence(name, content, message, tmp_path):
+    """With the file, the row and the remedy."""
+    (tmp_path / "set.jsonl").write_text(content)
+    with pytest.raises(BadInput, match=message):
+        load(name, [str(tmp_path / "set.jsonl")])
+
+
+def test_unknown_names_are_refused():
+    """The sentence lists those that there are."""
+    assert benchmarks.names_of(["MATH", "humaneval+", "aime24"]) == [*tables.MATH, "humaneval+"]
+    with pytest.raises(BadInput, match="--bench gsm8k: no such benchmark; give math, code, embedded, aime24"):
+        benchmarks.names_of(["gsm8k"])
+    for text in ("amc23=x", "math500", "math500="):
+        with pytest.raises(BadInput, match="give NAME=FILE"):
+            benchmarks.files_of([text], ["math500"])
+
+
+# ---- LiveCodeBench --------------------------------------------------------------------------------------------
+
+
+def test_livecodebench_calls_and_window(tmp_path):
+    """A functional problem becomes a call; contests outside of the window are left out, its days are in it."""
+    call = dict(private=pack(CALLS), public=CALLS, metadata='{"func_name": "add"}', starter_code="class Solution:")
+    days = ("2025-01-31", "2025-02-01T10:00:00", "2025-05-31T23:00:00", "2025-06-01")
+    path = write(tmp_path / "l.jsonl", [contest(day, **call) for day in days])
+    loaded = load("livecodebench", [path])
+    assert loaded.problems[0]["tests"] == {"fn_name": "add", "inputs": [[[1, 2], 3]] * 2, "outputs": [[4, 5]] * 2}
+    assert len(loaded.problems) == 2 and loaded.window == "2025-02-01 to 2025-05-31"
+    assert "class Solution:" in loaded.problems[0]["problem"]
+
+
+class Evil:
+    """A pickle that runs a command when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny):
+    """Nothing in it is run, and its generations are infra errors whatever is answered: no pass, no zero."""
+    payloads = [pack(None, Evil(tmp_path / "ran")), pack(None, 7), "!!!", pack(CASES)[:-9], pack([]), '"text"']
+    rows = [livecodebench_row(contest(private=payload)) for payload in payloads]
+    assert all(row["tests"] is None and "cannot be read" in row["fault"] for row in rows)
+    assert not (tmp_path / "ran").exists()
+    assert private_tests(json.dumps(CASES)) == private_tests(pack(CASES)) == CASES
+    loaded = load("livecodebench", [write(tmp_path / "l.jsonl", [contest(private="!!!"), contest()])])
+    assert "1 problems without a verdict" in loaded.notes[1]
+    program = "```python\nprint(int(input()) + 1)\n```"
+    stand_in(monkeypatch, {"": program})
+    with pytest.warns(RuntimeWarning, match="no verdict"):
+        made = ask(loaded, tiny, Protocol(template="plain", samples=2))
+    assert [row["reason"] for row in made] == ["infra_error"] * 2 + ["correct"] * 2
+    assert tables.summarise(made)["infra_errors"] == 2
+
+
+# ---- evaluate -------------------------------------------------------------------------------------------------
+
+
+def test_known_answers_of_each_kind(tmp_path, monkeypatch, tiny):
+    """Right, wrong, none and cut off, math and three kinds of programs, through the prompts and the graders."""
+    answers = {"#0": r"\boxed{0}", "#1": r"\boxed{2}", "#2": "2", "#3": r"\boxed{3}"}
+    stand_in(monkeypatch, answers, truncated=["#3"])
+    rows = ask(math_set(4), tiny)
+    assert [(row["score"], row["reason"]) for row in rows] == [
+        (1.0, "correct"), (0.0, "wrong"), (0.0, "no_answer"), (0.0, "truncated")
+    ]  # fmt: skip
+    right, wrong = (f"```python\ndef up(n):\n    return n + {more}\n```" for more in (1, 2))
+    for name in ("humaneval", "humaneval+", "mbpp+"):
+        second = {**ROWS[name], "prompt": ROWS[name]["prompt"] + "# second"}
+        loaded = load(name, [write(tmp_path / "s.jsonl", [ROWS[name], second])])
+        stand_in(monkeypatch, {"# second": wrong, "": right})
+        assert [row["score"] for row in ask(loaded, tiny)] == [1.0, 0.0], name
+
+
+def test_what_is_done_is_not_done_again_and_order_does_not_matter(monkeypatch, tiny):
+    """Random numbers are the block's own, so a run that goes on draws what an uninterrupted one would have drawn."""
+    loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
+    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
+    written = []
+    whole = ask(loaded, tiny, protocol, seeds=[0, 5], write=written.append)
+    assert len(whole) == 24 and len(written) == 6 and [len(call["prompts"]) for call in calls] == [2] * 6
+    draws = [call["draw"] for call in calls]
+    assert len(set(draws)) == 6
+    calls.clear()
+    done = [row for row in whole if (row["seed"], row["block"]) in ((0, 0), (5, 1))]
+    again = ask(loaded, tiny, protocol, seeds=[0, 5], done=done)
+    assert [call["draw"] for call in calls] == [draws[place] for place in (1, 2, 3, 5)]
+    key = lambda row: (row["seed"], row["problem"], row["sample"])  # noqa: E731
+    assert sorted(again, key=key) == sorted(whole, key=key)
+
+
+def test_ranks_make_together_what_one_makes(monkeypatch, tiny):
+    """Two ranks take blocks in turn; an odd number leaves the second idle."""
+    loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
+    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
+    alone = ask(loaded, tiny, protocol)
+    draws = [call["draw"] for call in calls]
+    calls.clear()
+    monkeypatch.setattr(benchmarks.parallel, "gather", lambda value, ranks: [value])
+    parts = [evaluate(*tiny, loaded, protocol, Ranks(rank, 2, ALONE.device), name="m") for rank in (0, 1)]
+    assert [call["draw"] for call in calls] == [draws[0], draws[2], draws[1]]
+    assert sorted(parts[0] + parts[1], key=lambda row: (row["problem"], row["sample"])) == alone
+
+
+def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
+    """A long problem gets what its prompt leaves of the context, and none is left out."""
+    model, tokenizer = tiny
+    context = benchmarks.context_of(model)
+    long = Loaded(BENCHMARKS["embedded"], toy.make_problems(0, 2, 2, "chain", 0)[1], "made", "0")
+    problems = [{"id": str(i), **p} for i, p in enumerate(long.problems)]
+    problems.append({"id": "2", "problem": "1" * context, "answer": "1"})
+    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
+    rows = ask(Loaded(BENCHMARKS["embedded"], problems, "made", "0"), tiny, Protocol(samples=1))
+    lengths = {len(tokenizer(p["problem"])["input_ids"]) for p in problems[:2]}
+    assert {call["max_tokens"] for call in calls} == {context - length for length in lengths}
+    assert [row["reason"] for row in rows if row["problem"] == "2"] == ["truncated"]
+
+
+def test_the_embedded_set_is_what_training_holds_out():
+    """The same problems, so before and after are measured on none that was trained on."""
+    train, heldout = toy.make_problems(640, 20, 3, "chain", 4)
+    loaded = benchmarks.embedded(3, "chain", 20, 4)
+    assert [problem["problem"] for problem in loaded.problems] == [problem["problem"] for problem in heldout]
+    assert not {problem["problem"] for problem in loaded.problems} & {problem["problem"] for problem in train}
+
+
+def test_another_models_tokenizer_is_refused_for_the_embedded_set():
+    """It would read the problems in other tokens."""
+    with pytest.raises(BadInput, match="not a model of the embedded task"):
+        benchmarks.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), ["one symbol"], "m")

@@ -1,0 +1,221 @@
+"""eval.py and results.py, run in process as a user would: tables, files, going on, and what train.py writes.
+
+Run: pytest tests/test_eval.py
+"""
+
+import json
+import math
+
+import pytest
+
+import benchmarks
+import eval as command
+import prepare
+import toy
+import train
+from grpo import rollout
+
+SMALL = "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1".split()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of two untrained models of the embedded task."""
+    folders = []
+    for seed in (0, 1):
+        folder = tmp_path_factory.mktemp("models") / f"m{seed}"
+        toy.make_model(1, seed=seed).save_pretrained(folder)
+        toy.make_tokenizer().save_pretrained(folder)
+        folders.append(str(folder))
+    return folders
+
+
+def rows(path) -> list[dict]:
+    """A JSON-lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def refuse(*args, **options):
+    """What must not be called."""
+    raise AssertionError("must not be called")
+
+
+def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsys):
+    """The printed numbers are those of the file, and of results.json."""
+    out = tmp_path / "out"
+    flags = ["--out", str(out), "--seeds", "0", "3", "--pass-at", "1", "2"]
+    assert command.main(["--model", *models, *SMALL, *flags]) == 0
+    printed = capsys.readouterr().out
+    made = rows(out / "generations.jsonl")
+    assert len(made) == 2 * 2 * 20 * 2
+    assert set(made[0]) == {
+        "model", "benchmark", "seed", "block", "problem", "sample", "score", "reason", "tokens", "limit", "response"
+    }  # fmt: skip
+    results = json.loads((out / "results.json").read_text())
+    first, second = results["results"]
+    mine = [row for row in made if row["model"] == first]
+    found = results["results"][first]["embedded"]
+    assert found["mean"] == pytest.approx(sum(row["score"] for row in mine) / 80) and found["samples"] == 80
+    assert found["pass@1"] == pytest.approx(found["mean"]) and found["pass@2"] >= found["pass@1"]
+    assert set(found["seeds"]) == {"0", "3"} and found["missing"] == 0
+    assert results["differences"][second]["embedded"]["problems"] == 20
+    assert results["data"]["embedded"]["revision"] == "chain-1-0" and "side by side" in printed
+    assert f"| embedded  | @2  | {100 * found['mean']:.1f} ± " in printed
+
+
+def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypatch):
+    """Also where the last line was cut off; what is whole is not made again, and then nothing is."""
+    flags = ["--model", models[0], *SMALL, "--out"]
+    assert command.main([*flags, str(tmp_path / "whole")]) == 0
+    whole = (tmp_path / "whole" / "generations.jsonl").read_text()
+    blocks, made = [], []
+
+    def stop(*args, **options):
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        blocks.append(args)
+        return rollout(*args, **options)
+
+    monkeypatch.setattr(benchmarks, "rollout", stop)
+    assert command.main([*flags, str(tmp_path / "part")]) == 130
+    path = tmp_path / "part" / "generations.jsonl"
+    assert whole.startswith(path.read_text()) and len(rows(path)) == 32
+    path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
+    monkeypatch.setattr(benchmarks, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
+    assert command.main([*flags, str(tmp_path / "part")]) == 0
+    assert path.read_text() == whole and len(made) == 2
+    monkeypatch.setattr(benchmarks, "rollout", refuse)
+    assert command.main([*flags, str(tmp_path / "part")]) == 0
+
+
+def test_a_table_is_made_again_without_a_model(models, tmp_path, monkeypatch, capsys):
+    """From the folder alone; a sample that is missing is said aloud."""
+    out = tmp_path / "out"
+    assert command.main(["--model", models[0], *SMALL, "--out", str(out)]) == 0
+    first, printed = (out / "results.json").read_text(), capsys.readouterr().out
+    monkeypatch.setattr(prepare, "load", refuse)
+    assert command.main(["--from", str(out)]) == 0
+    assert (out / "results.json").read_text() == first and capsys.readouterr().out == printed
+    lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
+    (out / "generations.jsonl").write_text("".join(lines[:-3]))
+    assert command.main(["--from", str(out)]) == 0
+    assert "embedded: 3 samples are missing" in capsys.readouterr().out
+
+
+def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, capsys):
+    """Neither another temperature, nor other problems, nor other weights of the same name."""
+    out = ["--out", str(tmp_path / "out")]
+    assert command.main(["--model", models[0], *SMALL, *out]) == 0
+    for flags, words in ((["--greedy"], "protocol temperature"), (["--toy-seed", "5"], "data embedded")):
+        assert command.main(["--model", models[0], *SMALL, *out, *flags]) == 2
+        assert words in capsys.readouterr().err
+    toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
+    toy.make_tokenizer().save_pretrained(tmp_path / "copy" / "m0")
+    label = command.label_of(models[0])
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+    settings["models"][command.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
+    (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
+    assert command.main(["--model", str(tmp_path / "copy" / "m0"), *SMALL, *out]) == 2
+    assert "holds generations of models" in capsys.readouterr().err
+
+
+def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
+    """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289."""
+    lines = [
+        {"group": 0, "solution": r"\boxed{7}", "gold": "7"},
+        {"group": 0, "solution": r"\boxed{8}", "gold": "7"},
+        {"group": 1, "response": r"\boxed{7}", "answer": "7", "truncated": True},
+        {"group": 1, "response": "7", "answer": "7"},
+        {"group": 2, "response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}},
+        {"group": 2, "response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}},
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]["replay"].values()
+    assert (found["mean"], found["samples"], found["right"]) == (0.5, 6, 3)
+    assert found["error"] == pytest.approx(0.5 / math.sqrt(3))
+    assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 6)
+    assert "50.0 ± 28.9" in capsys.readouterr().out
+
+
+def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys):
+    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after --resume.
+
+    The best checkpoint is said to be selected on the test sets, beside the last.
+    """
+    size = "--toy-lines 1 --heldout 16 --eval-groups 4 --batch 32 --minibatch 16 --save-every 1 --keep 9".split()
+    flags = ["--task", "embedded", "--model", models[0], *size, "--out", str(tmp_path), "--name", "run"]
+    assert train.main([*flags, "--steps", "2", "--eval-every", "2", "--bench", "embedded"]) == 0
+    assert train.main(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
+    assert "on benchmarks: embedded " in capsys.readouterr().out
+    steps = [row for row in rows(tmp_path / "run" / "metrics.jsonl") if "bench" in row]
+    assert [row["step"] for row in steps] == [2, 3]
+    found = steps[0]["bench"]["embedded"]
+    assert found["samples"] == 64 and found["revision"] == "chain-1-0" and found["window"] is None
+    run = str(tmp_path / "run")
+    limit = ["--max-tokens", str(toy.response_tokens(1)), "--threads", "1"]
+    assert command.main(["--model", run, "--select", "best", "--out", str(tmp_path / "out"), *limit]) == 0
+    printed = capsys.readouterr().out
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(results["results"]) == [f"run/step-{step:06d}" for step in (1, 2, 3)]
+    assert results["results"]["run/step-000002"]["embedded"]["mean"] == found["mean"]
+    texts = [row["response"] for row in rows(tmp_path / "run" / "eval" / "step-000002.jsonl")]
+    made = [row for row in rows(tmp_path / "out" / "generations.jsonl") if row["model"] == "run/step-000002"]
+    assert [row["response"] for row in made] == texts
+    assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
+    monkeypatch.setattr(prepare, "load", refuse)
+    assert command.main(["--runs", run, run, "--select", "best"]) == 0
+    assert "last" in capsys.readouterr().out
+
+
+def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):
+    """A folder in runs/ has no name that tells; without this, base and trained would be asked differently."""
+    for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
+        (tmp_path / name / "model").mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text(json.dumps({"toy_lines": 5, "model": origin}))
+    assert command.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
+    assert command.origin_of("some/model") == "some/model"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "give one of --model, --from, --replay and --runs"),
+        (["--model", "M", "--from", "D"], "give one of"),
+        (["--model", "M", "--bench", "gsm8k"], "--bench gsm8k: no such benchmark"),
+        (["--model", "M", "--bench", "math500", "--data", "amc23=f"], "--data amc23=f: give NAME=FILE"),
+        (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
+        (["--model", "/no/model", *SMALL], "--model /no/model: cannot be loaded"),
+        (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
+        (["--model", "M", "--select", "best"], "M is no run of train.py"),
+        (["--model", "M", "--seeds", "1", "1"], "--seeds 1 1: must be different"),
+        (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be positive"),
+        (["--model", "M", "--lcb-window", "May", "June"], "--lcb-window May June: "),
+        (["--model", "M", "--speed"], "see python eval.py --help"),
+        (["--from", "/no/folder"], "--from /no/folder: cannot be read"),
+        (["--runs", "/no/run"], "--runs /no/run: cannot be read"),
+        (["--replay", "/no/file"], "--replay /no/file: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, capsys):
+    """Exit status 2, and a line that names what is wrong."""
+    monkeypatch.chdir(tmp_path)
+    assert command.main(flags) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--eval-every", "2"], "needs --bench"),
+        (["--bench", "math500"], "needs --eval-every"),
+        (["--eval-every", "1", "--bench", "x"], "--bench x: no such"),
+        (["--eval-every", "1", "--bench", "math500", "--bench-data", "y=z"], "--bench-data y=z"),
+    ],
+)
+def test_train_refuses_benchmarks_that_it_cannot_ask(flags, words, models, tmp_path, capsys):
+    """Before a step is taken."""
+    usual = ["--task", "embedded", "--model", models[0], "--toy-lines", "1", "--heldout", "16", "--eval-groups", "4"]
+    assert train.main([*usual, *flags, "--out", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err and not list(tmp_path.iterdir())
