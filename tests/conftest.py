@@ -1,5 +1,11 @@
 """What several test files need: one thread, a seed for each test, small models. Nothing is downloaded."""
 
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
@@ -66,3 +72,25 @@ def taught(tmp_path_factory):
     model.save_pretrained(folder)
     toy.make_tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+def pytest_collection_finish(session):
+    """The one test that trains for most of a minute does so in a process of its own, beside the others."""
+    wanted = any(item.name == "test_shear_learns_the_embedded_task" for item in session.items)
+    if wanted and not session.config.option.collectonly:
+        folder = Path(tempfile.mkdtemp())
+        # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
+        flags = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 450 --steps 30 --lr 2e-4"
+        command = [sys.executable, toy.__file__.replace("toy.py", "train.py"), *flags.split(), "--out", str(folder)]
+        with (folder / "printed").open("w") as printed:
+            process = subprocess.Popen([*command, "--name", "small"], stdout=printed, stderr=subprocess.STDOUT)
+        session.config.learning = process, folder
+
+
+def pytest_sessionfinish(session):
+    """It does not outlive the tests."""
+    if hasattr(session.config, "learning"):
+        process, folder = session.config.learning
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)

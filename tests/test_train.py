@@ -22,8 +22,6 @@ from parallel import Ranks
 from rewards import Verdict, scores_of
 from sandbox import SandboxError
 
-# Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
-SMALL = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64".split()
 QUICK = "--toy-lines 2 --heldout 16 --eval-groups 4 --batch 64".split()  # for what has nothing to learn
 
 
@@ -53,18 +51,19 @@ def rows(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_shear_learns_the_embedded_task(tmp_path, capsys):
+def test_shear_learns_the_embedded_task(request):
     """From a warm-up to a better policy: held-out greedy accuracy up by .10, and weights that find the error.
 
-    Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
+    Fails if credit, loss or update pull the wrong way: then accuracy stays or falls. conftest.py started the run.
     """
-    assert run(tmp_path, *SMALL, "--warmup-steps", "450", "--steps", "30", "--lr", "2e-4", "--name", "small") == 0
-    first, *_, last = rows(tmp_path / "small" / "metrics.jsonl")
+    process, folder = request.config.learning
+    assert process.wait() == 0, (folder / "printed").read_text()
+    first, *_, last = rows(folder / "small" / "metrics.jsonl")
     before, after = first["before"], last["after"]
     assert after["greedy"][0] >= before["greedy"][0] + 0.10
     assert after["sampled"][0] > before["sampled"][0]
     assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
-    printed = capsys.readouterr().out
+    printed = (folder / "printed").read_text()
     assert "held-out accuracy after" in printed and "<- first error" in printed
 
 
