@@ -31,9 +31,8 @@ EMBEDDED = dict(
 # What --smoke replaces: every size, to prove a set-up in about a minute. (Rewards in training are drawn then.)
 SMOKE = dict(steps=4, batch=32, group=4, minibatch=16, max_tokens=64, heldout=8, eval_groups=8, save_every=2)
 SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
-# What a resumed run may be given anew: how long it goes on and how fast it learns, and what the machine asks for.
-# What is measured changes nothing that is learnt.
-# With another value of any but the first three it is the same run, but no longer to the bit.
+# What a resumed run may be given anew: how long it goes on, what is saved and measured on the way, how fast it learns,
+# and what the machine asks for. With another value of the last two it is no longer the same run to the bit.
 MAY_CHANGE = set(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch "
     "eval_every bench bench_data".split()
