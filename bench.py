@@ -248,7 +248,7 @@ def one_step(run: train.Run, problems: list[dict], number: int) -> Measured:
     """`train.train_step`, with a lap for the refresh and without its files."""
     torch.manual_seed(train.seed_of(run.args.seed, number))
     clock = Clock(run.ranks.device)
-    batch, token_advantages, _ = train.experience(run, problems, clock)
+    batch, token_advantages, _ = train.experience(run, problems, clock, number)
     figures = train.update(run, batch.rollouts, batch.scored.logp, token_advantages, number)
     clock.lap("train")
     parallel.refresh(run.policy, run.sampler, run.ranks)

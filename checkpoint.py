@@ -27,6 +27,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+import lora
 from grpo import Policy
 from parallel import Ranks, gather
 
@@ -50,8 +51,7 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
     _wait()
     dcp.save(_state(policy, optimizer, ranks), checkpoint_id=draft / "state")
     if ranks.main:
-        sampler.save_pretrained(draft / "model")
-        tokenizer.save_pretrained(draft / "model")
+        lora.save(sampler, tokenizer, draft / "model")
     _wait()
     names = sorted(str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file())
     names = gather(names, ranks)[0]  # one list for all: shared file systems show new files late

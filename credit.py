@@ -1,25 +1,56 @@
-"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T).
+"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached.
 
-    credit("grpo", batch)  ->  A_i on every token
-    credit("shear", batch) ->  A_i * omega_t, Alg. 1 line 18
+    credit("grpo", batch, {})  ->  A_i on every token
+    credit("shear", batch, {}) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
 
-To add a method, write one function that takes a `Batch` and its options, returns token advantages (B, T), and
-enter it in METHODS. `train.py` has no other line in which methods differ. What a method wants logged it puts
-into `batch.stats`, a number a name.
+    group, entropies       grpo, entropy, hapo
+    hidden states          shear, first
+    further passes         oar-g, oar-p, rlsd, attention; arca, which also needs a LoRA adapter      salience.py
+    another model          prm, pure                                                                 prm.py
+    controls               oracle (a task whose true first error is known), position, random
 
-Below the door are the measures of where credit went, the same for every method: `effective_weights`, and
-`localisation`, which needs a task whose true first error is known.
+To add a method, write one function that takes a `Batch` and its options (keyword-only, with defaults), returns token
+advantages (B, T), and enter it in METHODS. `train.py` has no other line in which methods differ, and a method pays for
+its own passes. What it wants logged it puts into `batch.stats`, a number a name.
+
+All but `pure` keep the sign of A. Weights are constants for autograd. Where a source is silent the docstring says
+"inferred". Where credit went, once given, is measured in `measures.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from grpo import Rollouts, Scored
-from shear import shear_advantages
+import prm as process_rewards
+import salience
+from grpo import Policy, Rollouts, Scored
+from measures import effective_weights
+from shear import first_weights, shear_advantages
+from tasks import Task
+
+RESCALINGS = ("none", "mean1")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a batch comes from, for methods that need more than its numbers. It stays on its rank."""
+
+    policy: Policy  # that sampled, its weights whole
+    tokenizer: object
+    task: Task
+    problems: list[dict]  # one a group
+    step: int  # steps done
+    steps: int  # of the whole run
+    temperature: float
+    micro_tokens: int
+    prm: tuple | None = None  # what `prm.load` returns
+
+    @property
+    def limits(self) -> dict:
+        """How `grpo.score` is called."""
+        return dict(temperature=self.temperature, micro_tokens=self.micro_tokens)
 
 
 @dataclass(frozen=True)
@@ -31,6 +62,7 @@ class Batch:
     rollouts: Rollouts  # ids, mask (B, T); the mask is empty where there is no verdict
     scored: Scored  # logp, entropies (B, T), hidden (B, T, d) on the CPU
     group_size: int
+    source: Source | None = None
     stats: dict[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -44,7 +76,7 @@ class Batch:
             Rollouts.cat([part.rollouts for part in parts]),
             Scored.cat([part.scored for part in parts]),
             parts[0].group_size,
-            {name: sum(values) / len(values) for name, values in known.items()},
+            stats={name: sum(values) / len(values) for name, values in known.items()},
         )
 
     @property
@@ -52,14 +84,77 @@ class Batch:
         """(B,) bool, the right rollouts."""
         return self.rewards > 0.5
 
+    @property
+    def problems(self) -> list[dict]:
+        """The problem of each rollout."""
+        return [problem for problem in self.source.problems for _ in range(self.group_size)]
+
+
+def credit(
+    method: str, batch: Batch, options: dict[str, object], *, negative_scale: float = 1.0, rescale: str = "none"
+) -> Tensor:
+    """Token advantages (B, T) of a method with its options, 0 outside of the mask.
+
+    `negative_scale` multiplies those of all wrong rollouts: a control, as methods differ in how much they punish.
+    `rescale` "mean1" then divides a group's by their mean weight, so that methods differ in direction and not in the
+    size of the step; groups without any weight stay as they are.
+    """
+    token_advantages = METHODS[method](batch, **options).detach() * batch.rollouts.mask  # (B, T)
+    token_advantages = torch.where(batch.correct[:, None], 1.0, negative_scale) * token_advantages
+    if rescale == "mean1":
+        counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
+        weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)
+        mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
+        token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
+    return token_advantages
+
+
+def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's group."""
+    # float64: a mean of equal values must be that value, or what is left over it is standardised
+    values, mask = (part.reshape(-1, group_size * part.shape[1]) for part in (values.double(), mask))  # (groups, G T)
+    count = mask.sum(1, keepdim=True).clamp_min(1)  # (groups, 1)
+    mean = torch.where(mask, values, 0.0).sum(1, keepdim=True) / count
+    std = (torch.where(mask, values - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
+    return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(group_size, 0)
+
+
+# ---- group and entropies --------------------------------------------------------------------------------------
+
 
 def grpo(batch: Batch) -> Tensor:
-    """Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
+    """A_t = A. Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
     return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
 
 
+def entropy(batch: Batch, *, alpha: float = 0.4, kappa: float = 2.0) -> Tensor:
+    """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758; alpha as for GRPO).
+
+    Rewards grow and penalties shrink where the policy was unsure. Inferred: the entropy is that of the distribution
+    that was sampled from, at the training temperature, and not of every later update's.
+    """
+    scale = batch.advantages[:, None]  # (B, 1)
+    return scale + torch.minimum(alpha * batch.scored.entropies, scale.abs() / kappa)
+
+
+def hapo(batch: Batch, *, alpha: float = 0.2, phi: float = 2.0) -> Tensor:
+    """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of arXiv 2604.11056.
+
+    mu, sigma are of the entropies of the group's tokens. Version 1 of the paper calls it EAPO; inferred: version 2,
+    which names it HAPO, has the same formula.
+    """
+    scale = batch.advantages[:, None]  # (B, 1)
+    mean, std = group_moments(batch.scored.entropies, batch.rollouts.mask, batch.group_size)
+    bound = scale.abs() / phi
+    standing = ((batch.scored.entropies - mean) / std.clamp_min(1e-8)).clamp(-bound, bound)  # (B, T)
+    return scale + alpha * scale.sign() * standing
+
+
+# ---- hidden states --------------------------------------------------------------------------------------------
+
+
 def shear(batch: Batch, **options) -> Tensor:
-    """SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are those of `shear.shear_weights`."""
+    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are those of `shear.shear_weights`."""
     solved = []
     mask, hidden = batch.rollouts.mask, batch.scored.hidden
     token_advantages = shear_advantages(
@@ -71,49 +166,210 @@ def shear(batch: Batch, **options) -> Tensor:
     return token_advantages
 
 
-METHODS = {"grpo": grpo, "shear": shear}
-USES_HIDDEN = {"shear"}  # methods that read `scored.hidden`; for the others it is not kept
+def first(batch: Batch, **options) -> Tensor:
+    """A_t = A where it goes wrong, by SHEAR's distances; ours. `options` are those of `shear.first_weights`.
 
-
-def credit(method: str, batch: Batch, options: dict[str, dict]) -> Tensor:
-    """Token advantages (B, T) of a method; `options` holds each method's own, by name."""
-    return METHODS[method](batch, **options.get(method, {}))
-
-
-def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(B, T): what each token's advantage was multiplied by; 1 where A = 0, 0 where the mask is 0."""
-    scale = advantages[:, None]
-    return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
-
-
-def localisation(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str, float] | None:
-    """How well token weights (B, T) tell tokens before the true first error from those at or after it.
-
-    first_error (B,) int64 is the first token of the wrong step, -1 for rollouts that do not count (SHEAR:
-    right ones, and those of groups that are not mixed). AUC 0.5 is chance, 1 a perfect order. `auc` pools all
-    tokens; `auc_rollout` is the mean over rollouts that have tokens on both sides; `auc_position` is what the
-    token's position alone achieves, and any weight should be read beside it. None where no rollout has both.
+    Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, judge it beside
+    `--negative-scale`, which does that without looking.
     """
-    position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-    counts = mask & (first_error >= 0)[:, None]  # (B, T)
-    after = position >= first_error[:, None]  # (B, T)
-    each = [_auc(weights[row][counts[row]], after[row][counts[row]]) for row in (first_error >= 0).nonzero().flatten()]
-    known = [auc for auc in each if auc is not None]
-    if not known:
-        return None
-    return {
-        "auc": _auc(weights[counts], after[counts]),
-        "auc_rollout": sum(known) / len(known),
-        "auc_position": _auc(position[counts].float(), after[counts]),
-        "weight_before": weights[counts & ~after].mean().item(),
-        "weight_after": weights[counts & after].mean().item(),
-        "rollouts": len(known),
-    }
+    parts = (batch.scored.hidden, batch.rollouts.mask, batch.correct)
+    groups = zip(*(part.split(batch.group_size) for part in parts), strict=True)
+    return batch.advantages[:, None] * torch.cat([first_weights(*group, **options) for group in groups])
 
 
-def _auc(values: Tensor, positive: Tensor) -> float | None:
-    """Chance that a positive's value exceeds a negative's, ties counting half; None if a side is empty."""
-    high, low = values[positive].cpu().numpy(), values[~positive].cpu().numpy()
-    if not len(high) or not len(low):
-        return None
-    return float(mannwhitneyu(high, low, method="asymptotic").statistic / (len(high) * len(low)))
+# ---- further passes of the policy -----------------------------------------------------------------------------
+
+
+def oar_g(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str = "kl", noise: float = 1e-3) -> Tensor:
+    """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G, arXiv 2601.07408).
+
+    quantile, beta, noise are those of the authors' page; the paper's own are not known. Their code multiplies by the
+    embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
+    """
+    answers = salience.answer_places(batch.source.tokenizer, batch.rollouts)
+    importance = salience.importance_by_gradient(
+        batch.source.policy, batch.rollouts, answers, noise=noise, probe=probe, micro_tokens=batch.source.micro_tokens
+    )
+    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, quantile, beta)
+
+
+def oar_p(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str = "kl") -> Tensor:
+    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token."""
+    source, mask = batch.source, batch.rollouts.mask
+    answers = salience.answer_places(source.tokenizer, batch.rollouts)
+    answers = [place if scale else None for place, scale in zip(answers, batch.advantages.tolist(), strict=True)]
+    pad = source.tokenizer.pad_token_id if source.tokenizer.pad_token_id is not None else source.tokenizer.eos_token_id
+    importance = salience.importance_by_masking(
+        source.policy, batch.rollouts, answers, pad=pad, probe=probe, micro_tokens=source.micro_tokens
+    )
+    return batch.advantages[:, None] * outcome_weights(importance, answers, mask, quantile, beta)
+
+
+def outcome_weights(
+    importance: Tensor, answers: list[salience.Answer | None], mask: Tensor, quantile: float, beta: float
+) -> Tensor:
+    """OAR's bi-level reshaping: importance (B, T) -> omega (B, T), summing to the rollout's length.
+
+    Of the reasoning's tokens, those below the quantile theta of n = log(1 + I), scaled to [0, 1], are suppressed to
+    max(n / theta, 0.1), the others boosted to 1 + beta (n - theta) / (1 - theta). All others keep 1, as do
+    rollouts without an answer.
+    """
+    omega = mask.float()  # (B, T)
+    for row, answer in enumerate(answers):
+        if not answer or not answer.reasoning:
+            continue
+        scores = importance[row, : answer.reasoning].log1p()  # (R,)
+        scores = (scores - scores.min()) / (scores.max() - scores.min()).clamp_min(1e-30)
+        theta = scores.quantile(quantile)
+        low = (scores / theta.clamp_min(1e-30)).clamp_min(0.1)
+        high = 1 + beta * (scores - theta) / (1 - theta).clamp_min(1e-30)
+        weights = torch.where(scores < theta, low, high)
+        omega[row, : answer.reasoning] = weights * len(weights) / weights.sum()
+    return omega
+
+
+def rlsd(batch: Batch, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2) -> Tensor:
+    """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))).
+
+    RLSD (arXiv 2604.03128): pi', the policy that also sees the final answer, teaches pi; lam falls from `mix` to 0
+    over the first `steps`. From third-party notes. Inferred: pi' is the policy of this step (theirs lags up to 10
+    steps behind), and the answer stands before the problem (`Task.hint`).
+    """
+    source, scale = batch.source, batch.advantages[:, None]
+    share = mix * max(0.0, 1 - source.step / steps)
+    prompts = [source.task.prompt(source.task.informed(problem)) for problem in batch.problems]
+    informed = salience.informed_logp(source.policy, batch.rollouts, source.tokenizer, prompts, **source.limits)
+    ratio = (scale.sign() * (informed - batch.scored.logp)).exp()  # (B, T)
+    return scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
+
+
+def attention(batch: Batch, *, slope: float = 1.0) -> Tensor:
+    """A_t = A omega_t, omega_t by how widely token t looks back: from focused tokens to wide ones during training.
+
+    Attention entropy (arXiv 2605.07660) names the signal, the middle layer's entropy over log of the context, and
+    the direction of the shift. Inferred, as neither weights nor schedule are public: omega is 2 sigmoid(c z), z
+    standardised in the group, c rising from -slope to slope over the run, scaled to mean 1 over the group's tokens.
+    """
+    source, mask = batch.source, batch.rollouts.mask
+    values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=source.micro_tokens)  # (B, T)
+    mean, std = group_moments(values, mask, batch.group_size)
+    pull = slope * (2 * source.step / max(1, source.steps) - 1)
+    omega = 2 * torch.sigmoid(pull * (values - mean) / std.clamp_min(1e-8))  # (B, T)
+    return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
+
+
+def arca(batch: Batch, *, floor: float = 1e-6) -> Tensor:
+    """A_t = A T w_t, w_t = (a_t + floor) / sum (a + floor), a_t = ||h_adapted - h_base||, Eqs. (8), (15) of 2606.00257.
+
+    h is the last hidden state with the LoRA adapter and without. T w_t has mean 1 in a rollout; an adapter that is
+    still nothing gives weight 1. Inferred: the floor, of which ARCA (arXiv 2606.00257) says that it is small.
+    """
+    source, mask = batch.source, batch.rollouts.mask
+    change = salience.adapter_residual(source.policy, batch.rollouts, batch.scored.hidden, **source.limits)
+    change = (change + floor) * mask  # (B, T)
+    return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / change.sum(1, keepdim=True).clamp_min(floor)
+
+
+# ---- another model --------------------------------------------------------------------------------------------
+
+
+def judged(batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """For each rollout P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
+    source = batch.source
+    questions = [problem["problem"] for problem in batch.problems]
+    return process_rewards.judge_steps(
+        source.prm, questions, batch.rollouts, source.tokenizer, source.task.step_end, source.micro_tokens
+    )
+
+
+def prm(batch: Batch) -> Tensor:
+    """A_t = A omega_t, omega_t = p_k for A > 0 and 1 - p_k for A < 0, p_k the score at the end of the step of token t.
+
+    "PRM-based advantage reshaping", SHEAR's baseline with backward-filled scores. Inferred: the formula, of which
+    the paper says no more; p_k for both signs would punish the good steps of wrong rollouts most.
+    """
+    omega = batch.rollouts.mask.float()  # (B, T)
+    for row, (good, step) in enumerate(judged(batch)):
+        filled = good[step]  # (T_i,)
+        omega[row, : len(step)] = filled if batch.advantages[row] > 0 else 1 - filled
+    return batch.advantages[:, None] * omega
+
+
+def pure(batch: Batch, *, temperature: float = 0.1, outcome: float = 1.0) -> Tensor:
+    """A_t = G_t - baseline, whitened: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in place of A.
+
+    r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature), whose sum tends to the
+    smallest r_k; G_t the sum of r*_k over the step of token t and all later ones, plus `outcome` times the verdict.
+    The baseline is the mean of G over the tokens of the group's other rollouts, rollout by rollout. Inferred: their
+    code divides by the padded width and whitens over the batch; ours divides by true lengths and by the group's
+    standard deviation, so that credit depends neither on padding nor on the number of ranks.
+    """
+    mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
+    for row, (good, step) in enumerate(judged(batch)):
+        rewards = 2 * good - 1  # (K,)
+        shares = rewards * (-rewards / temperature).softmax(0)  # r*, (K,)
+        returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
+    returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
+    known = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
+    means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(known.shape)
+    others = (means.sum(1, keepdim=True) - means) / (known.sum(1, keepdim=True) - 1).clamp_min(1)  # leave one out
+    centred = returns - others.view(-1, 1)
+    return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(1e-6)
+
+
+# ---- controls -------------------------------------------------------------------------------------------------
+
+
+def true_errors(batch: Batch, first_error: Callable, problems: list[dict]) -> Tensor:
+    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 without one, or if A is 0."""
+    places = torch.full((len(batch.advantages), 2), -1, device=batch.advantages.device)
+    for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
+        error = first_error(problems[row // batch.group_size], batch.rollouts.texts[row])
+        if error:
+            places[row] = places.new_tensor([error.token, error.end])
+    return places
+
+
+def oracle(batch: Batch) -> Tensor:
+    """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could give."""
+    source, position = batch.source, torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)
+    start, end = true_errors(batch, source.task.first_error, source.problems).unbind(1)  # (B,), (B,)
+    inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
+    return batch.advantages[:, None] * (inside | (start < 0)[:, None])
+
+
+def position(batch: Batch) -> Tensor:
+    """A_t = A t / T: later tokens get more, whatever they say."""
+    mask = batch.rollouts.mask
+    return batch.advantages[:, None] * mask.cumsum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+
+
+def random(batch: Batch, *, window: int = 100) -> Tensor:
+    """A_t = A u, u uniform in [0, 2] and the same for `window` tokens in a row."""
+    omega = batch.rollouts.mask.float()  # (B, T)
+    for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
+        draws = 2 * torch.rand(-(-length // window))
+        omega[row, :length] = draws.repeat_interleave(window)[:length].to(omega)
+    return batch.advantages[:, None] * omega
+
+
+METHODS = {
+    "grpo": grpo,
+    "shear": shear,
+    "first": first,
+    "entropy": entropy,
+    "hapo": hapo,
+    "oar-g": oar_g,
+    "oar-p": oar_p,
+    "arca": arca,
+    "prm": prm,
+    "pure": pure,
+    "rlsd": rlsd,
+    "attention": attention,
+    "oracle": oracle,
+    "position": position,
+    "random": random,
+}
+USES_HIDDEN = {"shear", "first", "arca"}  # methods that read `scored.hidden`; for the others it is not kept
+USES_PRM = {"prm", "pure"}
+USES_ANSWER = {"oar-g", "oar-p", "rlsd"}  # a final answer, in a box

@@ -105,6 +105,22 @@ def cat_padded(parts: Sequence[Tensor], left: bool = False, fill: int = 0) -> Te
     return padded
 
 
+def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
+    """Where in the text of `ids` each token starts, so that what is found in a text is found in the sampled ids.
+
+    Byte-level tokens may be parts of one character; each of these starts where the character does.
+    """
+    starts, before, shown = [], 0, 0  # tokens ids[:before] are whole characters, `shown` of them
+    context = 0  # a token before, as some tokenizers drop the space of a text's first one
+    for end in range(1, len(ids) + 1):
+        starts.append(shown)
+        known, text = (tokenizer.decode(ids[context:upto]) for upto in (before, end))
+        if not text.endswith("\ufffd") or end - before > 4:  # else the character goes on; none has over four bytes
+            shown += len(text) - len(known)
+            context, before = before, end
+    return starts
+
+
 def stop_ids(model, tokenizer) -> list[int]:
     """Every token id that ends a response, by the model's folder, by its tokenizer, or by its chat template.
 
@@ -144,7 +160,7 @@ def rollout(
     stops = stop_ids(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0] if stops else 0
     encoded = [ids for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"] for _ in range(group_size)]
-    prompt_ids, prompt_mask = _pad_left(encoded, pad, model.device)  # (B, P), (B, P)
+    prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     fast = model.device.type == "cuda" and decode.supported(model)
     if not batch_size:
         batch_size = 512
@@ -214,7 +230,7 @@ class Policy(torch.nn.Module):
         With `details`, for scoring, also entropies (b, T) float32 and hidden states (b, T, d). Token y_t is predicted
         from the state one position before it, and *is* the state at its own position.
         """
-        ids, inside = _end_to_end(rollouts)  # (b, S), (b, S)
+        ids, inside = end_to_end(rollouts)  # (b, S), (b, S)
         states = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
         before = states[:, :-1][inside[:, 1:]]  # (n, d), n response tokens
         head = self.model.get_output_embeddings()
@@ -249,7 +265,7 @@ def _recomputed(forward):
     return run
 
 
-def _end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
     """Prompt and response of each rollout without a gap, (b, S) ids, and (b, S) where the response lies.
 
     All padding is then on the right, where causal attention never looks, so no attention mask is needed.
@@ -358,7 +374,7 @@ def policy_loss(
     return loss, metrics
 
 
-def _pad_left(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_left(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Token lists -> ids (B, P) int64 and mask (B, P) bool, padded on the left."""
     width = max(len(row) for row in rows)
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)

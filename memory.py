@@ -15,7 +15,7 @@ Sampling adds the cache, or scoring, or credit; training adds the gathered weigh
     cache       keys and values of the rollouts generated at a time, and four float32 copies of a token's logits
     prefill     beside the cache, a forward pass over the first prompts
     scoring     one forward pass of micro_tokens; nothing is kept
-    credit      SHEAR's states and token-token distances of one group
+    credit      SHEAR's states and token-token distances of one group; or another method's largest pass
     gathered    FSDP's whole weights in the dtype of compute: embeddings, head and two layers; gradients of the same
     inputs      what each layer keeps of micro_tokens tokens: its input, or without recomputation all that it saves
     layer       what one layer holds while it is recomputed and differentiated
@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from credit import USES_HIDDEN
+import lora
 from decode import PREFILL, SHARE, row_bytes
 from grpo import HEAD_CHUNK, layers_of
 
@@ -47,7 +47,7 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     Where --generate-batch does not say how many rollouts are sampled at a time, those whose cache fits into `room`.
     """
     text = config.get_text_config()
-    total, layer, rest = parameters(config)
+    total, layer, rest, trained = parameters(config, args.lora_rank)
     hidden, layers = text.hidden_size, text.num_hidden_layers
     wide = getattr(text, "intermediate_size", None) or 4 * hidden
     size = 4 if args.dtype == "float32" else 2  # bytes of a number that is computed with
@@ -56,7 +56,7 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     rollouts = -(-args.batch // args.group // world) * args.group  # of the rank with most; at a time, if they fit
     width = PROMPT + args.max_tokens
     row = row_bytes(config, width, size)
-    always = (12 / shards + size * split) * total
+    always = (4 / shards + size * split) * total + 8 / shards * trained
     fit = max(1, int(min(rollouts, SHARE * (room * 1e9 - always) // row)))
     rows = min(args.generate_batch or fit, rollouts)
     # Tokens of a forward pass: no more than there are; a rollout longer than micro_tokens goes alone.
@@ -66,19 +66,26 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     saved = 11 * hidden + 4 * wide  # numbers a token that autograd saves in a layer; counted on Qwen2
     forward = 6 * hidden + 3 * wide  # numbers a token that a layer holds at once where nothing is saved
     logits = 3 * 4 * HEAD_CHUNK * text.vocab_size
+    # bfloat16 twice, float32 once; half of the group against the other half, which is the most there can be
+    distances = group * hidden * (2 * size + 4) + 4 * (group / 2) ** 2 + CREDIT_CHUNKS
+    inputs = layers * (hidden if args.recompute else saved) * size  # a token
+    credit = {
+        "shear": distances,
+        "first": distances,
+        "oar-g": scored * (inputs + (saved + 3 * wide) * size),
+        "attention": scored * text.num_attention_heads * width * (2 * size + 8),  # weights, their logarithms
+    }
     parts = {
         "weights": 4 * total / shards,
-        "moments": 8 * total / shards,
-        "gradients": 4 * total / shards,
+        "moments": 8 * trained / shards,
+        "gradients": 4 * trained / shards,
         "copy": size * total * split,
         "cache": rows * row,
         "prefill": min(rows * PROMPT, PREFILL) * forward * size,
         "scoring": max(scored * forward * size, logits),
-        # bfloat16 twice, float32 once; half of the group against the other half, which is the most there can be
-        "credit": (group * hidden * (2 * size + 4) + 4 * (group / 2) ** 2 + CREDIT_CHUNKS)
-        * (args.method in USES_HIDDEN),
+        "credit": credit.get(args.method, 0),
         "gathered": size * (2 * rest + 3 * layer) * split,  # embeddings and head, gradients; two layers, one gradient
-        "inputs": layers * tokens * (hidden if args.recompute else saved) * size,
+        "inputs": tokens * inputs,
         "layer": tokens * (saved + 3 * wide) * size,  # and the gradients of gate, up and their product
         "head": logits,
         "reduction": 4 * max(rest, layer) * (1 + 1 / shards) * split,  # what goes in, what comes out
@@ -89,13 +96,19 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     return {**parts, "total": max(parts["sampling"], parts["training"])}
 
 
-def parameters(config) -> tuple[int, int, int]:
-    """Parameters of the whole model, of its largest decoder layer, and of what is in no layer; allocates nothing."""
+def parameters(config, rank: int = 0) -> tuple[int, int, int, int]:
+    """Parameters of the whole model, of its largest decoder layer, of what is in no layer, and those that are trained.
+
+    `rank` is that of a LoRA adapter, 0 without one. Allocates nothing.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
+        if rank:
+            lora.add(model, rank, seed=0)
     total = sum(parameter.numel() for parameter in model.parameters())  # tied weights once
     layers = [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers_of(model)]
-    return total, max(layers, default=0), total - sum(layers)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return total, max(layers, default=0), total - sum(layers), trained
 
 
 def plan_line(parts: dict[str, float]) -> str:

@@ -1,7 +1,7 @@
 """From flags to a task, a model and its tokenizer, refusing what would train wrongly.
 
-    set_up(args, ranks) -> task, model, tokenizer, notes for the plan
-    load_benchmarks(args, tokenizer), protocol_of(args) -> what --eval-every measures, and how
+    set_up(args, ranks)   -> Ready: task, model, tokenizer, ..., and notes for the plan
+    protocol_of(args)     -> how --eval-every asks its benchmarks
 
 What is loaded is checked here, before a folder is made or a step is taken: that prompts and responses fit the
 model's context, that every rank has work, that the folder's weights are complete and its tokenizer its own, and
@@ -11,12 +11,14 @@ that its logits are the head of its last hidden state, which `grpo.Policy` build
 import argparse
 import math
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import benchmarks
 import parallel
+import prm
 import toy
 from benchmarks import Loaded, Protocol
 from parallel import Ranks
@@ -26,8 +28,19 @@ from tasks import BadInput, Task, file_task
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
 
 
-def set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Module, object, list[str]]:
-    """Task, model and tokenizer, and what to tell the user about them; raises BadInput, on all ranks alike."""
+class Ready(NamedTuple):
+    """What a run starts from."""
+
+    task: Task
+    model: torch.nn.Module
+    tokenizer: object
+    notes: list[str]  # for the user, about what was loaded
+    prm: tuple | None  # --prm, loaded
+    sets: list[Loaded]  # of --bench
+
+
+def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
+    """Everything that is loaded, checked; raises BadInput, on all ranks alike."""
     ready = problem = None
     try:
         ready = _set_up(args, ranks)
@@ -39,7 +52,7 @@ def set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Modul
     return ready
 
 
-def _set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Module, object, list[str]]:
+def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     """`set_up` on one rank."""
     compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
     notes = [f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads each"]
@@ -78,7 +91,10 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> tuple[Task, torch.nn.Modu
     size = sum(p.numel() for p in model.parameters())
     notes.append(f"model {args.model or 'made here'}: {type(model).__name__}, {size:,} parameters, context {context}")
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
-    return task, model, tokenizer, notes
+    sets = load_benchmarks(args, tokenizer) if args.bench else []
+    notes += [note for loaded in sets for note in loaded.notes]
+    judge = prm.load(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
+    return Ready(task, model, tokenizer, notes, judge, sets)
 
 
 def load(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
@@ -141,5 +157,12 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
             f"--toy-lines {args.toy_lines}: too few different problems for --heldout {args.heldout}; raise it"
         )
     return Task(
-        "embedded", train, heldout, lambda problem: problem["problem"], grader(args), first_error=toy.first_error
+        "embedded",
+        train,
+        heldout,
+        lambda problem: problem["problem"],
+        grader(args),
+        first_error=toy.first_error,
+        step_end="\n",
+        hint="\\boxed{{{}}}\n",
     )

@@ -10,16 +10,18 @@ where it acts). `--task embedded`, the default without `--model`, replaces those
 import argparse
 import inspect
 import json
+import math
 from pathlib import Path
 
 import torch
 
 import checkpoint
 import grpo
+import salience
 import sandbox
 import shear
 import toy
-from credit import METHODS
+from credit import METHODS, RESCALINGS, USES_ANSWER, USES_PRM
 from sandbox import SandboxError
 from tasks import TEMPLATES, BadInput
 
@@ -37,12 +39,38 @@ MAY_CHANGE = set(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch "
     "eval_every bench bench_data".split()
 )
-# SHEAR's flags: the options of `shear_weights`, which states their defaults, but the list that receives statistics.
-SHEAR = {
-    name: option.default
-    for name, option in inspect.signature(shear.shear_weights).parameters.items()
-    if option.kind == option.KEYWORD_ONLY and name != "stats"
+# What a flag of a credit method must lie between.
+BOUNDS = {
+    "negative_scale": (0, math.inf),
+    "lora_rank": (0, math.inf),
+    "oar_quantile": (0, 1),
+    "oar_beta": (0, math.inf),
+    "pure_outcome": (0, math.inf),
+    "rlsd_mix": (0, 1),
+    "rlsd_bound": (0, 1),
 }
+
+
+def own_options(method: str) -> dict[str, object]:
+    """A credit method's keyword options with their defaults, as its function states them."""
+    function = {"shear": shear.shear_weights, "first": shear.first_weights}.get(method, METHODS[method])
+    options = inspect.signature(function).parameters.values()
+    return {option.name: option.default for option in options if option.kind == option.KEYWORD_ONLY}
+
+
+def name_of(method: str, option: str) -> str:
+    """The argument that gives a method's option: SHEAR's by their own names, also where others share them."""
+    return option if option in SHEAR else f"{method.split('-')[0]}_{option}"
+
+
+SHEAR = {option: default for option, default in own_options("shear").items() if option != "stats"}
+OPTIONS = {method: [name for name in own_options(method) if name != "stats"] for method in METHODS}
+DEFAULTS = {name_of(method, name): own_options(method)[name] for method in METHODS for name in OPTIONS[method]}
+
+
+def method_options(args: argparse.Namespace) -> dict[str, object]:
+    """The options of the run's method, from the flags."""
+    return {option: getattr(args, name_of(args.method, option)) for option in OPTIONS[args.method]}
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,11 +87,16 @@ def add_flags(parser: Parser) -> None:
     add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
     add("--data", help="local problems, a file or folder; if not given: the paper's training set, from the hub")
     add("--template", choices=TEMPLATES, default="auto", help="of prompts; auto: qwen-math, else chat, else plain")
-    add("--method", choices=tuple(METHODS), default="shear", help="credit method")
     add("--seed", type=int, default=0, help="problems, weights of a new model, sampling, shuffling")
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
+    add = parser.add_argument_group("credit").add_argument
+    add("--method", choices=tuple(METHODS), default="shear", help="who gets credit, see credit.py")
+    add("--negative-scale", type=float, default=1.0, help="factor on all advantages of wrong rollouts")
+    add("--rescale", choices=RESCALINGS, default="none", help="mean1: a group's mean weight becomes 1")
+    add("--lora-rank", type=int, default=0, help="train an adapter of this rank; 0: the whole model; arca needs one")
+    add("--prm", help="process reward model of prm and pure; embedded: if not given, a tiny one is made and taught")
     add = parser.add_argument_group("SHEAR").add_argument
     add("--window", type=int, help="span length w, tokens")
     add("--stride", type=int, help="distance s between span starts, tokens")
@@ -74,7 +107,24 @@ def add_flags(parser: Parser) -> None:
     add("--pool", choices=shear.POOLINGS, help="how a token pools the spans that cover it")
     add("--max-iters", type=int, help="Sinkhorn iterations at most")
     add("--tol", type=float, help="marginal error at which a pair of spans stops")
-    parser.set_defaults(**SHEAR)
+    add = parser.add_argument_group("other credit methods").add_argument
+    add("--first-threshold", type=float, help="first: distance at which a wrong rollout has gone wrong")
+    add("--entropy-alpha", type=float, help="entropy: advantage a nat")
+    add("--entropy-kappa", type=float, help="entropy: at most |A| / this is added")
+    add("--hapo-alpha", type=float, help="hapo: advantage a standard deviation of entropy")
+    add("--hapo-phi", type=float, help="hapo: at most |A| / this many standard deviations count")
+    add("--oar-quantile", type=float, help="oar-g, oar-p: share of a rollout's tokens that are suppressed")
+    add("--oar-beta", type=float, help="oar-g, oar-p: what the most important token gets on top of 1")
+    add("--oar-probe", choices=salience.PROBES, help="oar-g, oar-p: how the answer's change is measured")
+    add("--oar-noise", type=float, help="oar-g: standard deviation of the noise on embeddings")
+    add("--arca-floor", type=float, help="arca: added to every token's salience")
+    add("--pure-temperature", type=float, help="pure: of the soft minimum over steps")
+    add("--pure-outcome", type=float, help="pure: what a right verdict adds")
+    add("--rlsd-mix", type=float, help="rlsd: share of the teacher at the start")
+    add("--rlsd-steps", type=int, help="rlsd: steps until it is 0")
+    add("--rlsd-bound", type=float, help="rlsd: weights lie within 1 +- this")
+    add("--attention-slope", type=float, help="attention: c goes from - this to + this")
+    parser.set_defaults(**DEFAULTS)
     add = parser.add_argument_group("rollouts").add_argument
     add("--batch", type=int, default=512, help="rollouts a step")
     add("--group", type=int, default=8, help="rollouts a problem, G")
@@ -189,7 +239,8 @@ def check(args: argparse.Namespace) -> None:
     """Everything that can be known to be wrong before a model is loaded; raises BadInput."""
     positive = (
         "batch max_tokens temperature steps lr minibatch micro_tokens max_grad_norm eps max_iters tol heldout "
-        "eval_groups warmup_steps window stride clip_low clip_high save_every keep"
+        "eval_groups warmup_steps window stride clip_low clip_high save_every keep first_threshold entropy_alpha "
+        "entropy_kappa hapo_alpha hapo_phi oar_noise arca_floor pure_temperature rlsd_steps attention_slope"
     )
     for name in positive.split():
         if not getattr(args, name) > 0:
@@ -197,6 +248,10 @@ def check(args: argparse.Namespace) -> None:
     for name in ("seed", "threads", "generate_batch", "ranks", "shard_over", "eval_every"):
         if getattr(args, name) < 0:
             raise BadInput(f"{flag(name)} {getattr(args, name)}: must not be negative; raise it")
+    for name, (low, high) in BOUNDS.items():
+        if not low <= getattr(args, name) <= high:
+            raise BadInput(f"{flag(name)} {getattr(args, name)}: must lie between {low} and {high}; change it")
+    check_method(args)
     if args.group < 2:
         raise BadInput(f"--group {args.group}: advantages compare the rollouts of a group; give 2 or more")
     for name, whole in (("batch", "minibatch"), ("minibatch", "group")):
@@ -225,3 +280,25 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
     if args.device == "cuda" and args.ranks > torch.cuda.device_count():
         raise BadInput(f"--ranks {args.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it")
+
+
+def check_method(args: argparse.Namespace) -> None:
+    """What the credit method needs and does not have; raises BadInput."""
+    method, embedded = args.method, args.task == "embedded"
+    if method == "arca" and not args.lora_rank:
+        raise BadInput(f"--method {method} compares the model with and without an adapter; give --lora-rank")
+    if method in USES_PRM and not (args.prm or embedded):
+        raise BadInput(f"--method {method} needs a process reward model; give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B")
+    if args.prm and method not in USES_PRM:
+        raise BadInput(f"--prm {args.prm}: --method {method} uses none; leave it out")
+    if method in USES_ANSWER and args.task == "code":
+        raise BadInput(f"--method {method}: programs have no final answer in a box; choose another method")
+    if method == "oracle" and not embedded:
+        raise BadInput(f"--method {method}: the first error is known in --task embedded only; choose another method")
+    if method == "pure" and args.rescale != "none":
+        raise BadInput(f"--rescale {args.rescale}: pure has advantages of its own, and no weights; leave it out")
+    if args.entropy_kappa <= 1 or args.hapo_alpha >= args.hapo_phi:
+        raise BadInput(
+            f"--entropy-kappa {args.entropy_kappa}, --hapo-alpha {args.hapo_alpha}, --hapo-phi {args.hapo_phi}: "
+            "advantages would change their sign; kappa must exceed 1, and phi alpha"
+        )

@@ -23,6 +23,7 @@ import tables
 from checkpoint import write_whole
 from credit import Batch
 from grpo import Rollouts
+from measures import concentration
 from parallel import Ranks, gather
 from tasks import BadInput, Task
 
@@ -105,11 +106,10 @@ def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None
     print("  " + " ".join(f"{name}={value}" for name, value in vars(args).items()), flush=True)
 
 
-def step_metrics(batch: Batch, weights: Tensor) -> dict[str, float]:
+def step_metrics(batch: Batch, token_advantages: Tensor) -> dict[str, float]:
     """What a step says about its rollouts and its credit."""
     mask, rewards = batch.rollouts.mask, batch.rewards.cpu().numpy()
     groups = rewards.reshape(-1, batch.group_size)
-    mixed = weights[mask & (batch.advantages != 0)[:, None]]  # weights that matter: A is not 0
     return {
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
@@ -118,8 +118,7 @@ def step_metrics(batch: Batch, weights: Tensor) -> dict[str, float]:
         "length": mask.sum(1).float().mean().item(),
         "truncated": batch.rollouts.truncated.float().mean().item(),
         "entropy": batch.scored.entropies[mask].mean().item(),
-        "weight_mean": mixed.mean().item() if len(mixed) else 1.0,
-        "weight_std": mixed.std().item() if len(mixed) else 0.0,
+        **concentration(token_advantages, batch.advantages, mask),
         **batch.stats,
     }
 
@@ -132,7 +131,8 @@ def step_line(m: dict, steps: int) -> str:
         f" | equal {m['equal_groups']:.2f} | len {m['length']:.0f} | trunc {m['truncated']:.2f}"
         f" | infra {m['infra_errors']} | skipped {m['skipped']} | entropy {m['entropy']:.3f}"
         f" | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
-        f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
+        f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} ess {m['ess']:.2f} gini {m['gini']:.2f}"
+        f" top10 {m['top_tenth']:.2f} flip {m['sign_changes']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
         + (f"\n  on benchmarks: {tables.short(m['bench'])}" if "bench" in m else "")
     )
 
@@ -190,7 +190,7 @@ def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> N
             print(
                 f"weights against the true first error, {when}: AUC {place['auc']:.3f} pooled, "
                 f"{place['auc_rollout']:.3f} the mean of {place['rollouts']} rollouts; "
-                f"position alone {place['auc_position']:.3f}; "
+                f"position alone {place['auc_position']:.3f}; the wrong step alone {place['auc_step']:.3f}; "
                 f"mean weight {place['weight_before']:.2f} before it, {place['weight_after']:.2f} from it on"
             )
     if after.get("example"):

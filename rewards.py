@@ -125,14 +125,20 @@ def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
 
 def last_box(text: str) -> str | None:
     """What stands in the last `\\boxed{...}`, None if there is none or its brace is never closed."""
-    start = max((match.end() for match in re.finditer(r"\\boxed\s*\{", text)), default=None)
-    if start is None:
+    place = box_place(text)
+    return text[place[1] : place[2]] if place else None
+
+
+def box_place(text: str) -> tuple[int, int, int] | None:
+    """Where the last `\\boxed{...}` starts, and its inside starts and ends; None as in `last_box`."""
+    box = max(re.finditer(r"\\boxed\s*\{", text), key=re.Match.end, default=None)
+    if box is None:
         return None
     depth = 1
-    for brace in re.finditer(r"\\.|[{}]", text[start:], re.S):  # \{ and \} are printed braces, not groups
+    for brace in re.finditer(r"\\.|[{}]", text[box.end() :], re.S):  # \{ and \} are printed braces, not groups
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return text[start : start + brace.start()]
+            return box.start(), box.end(), box.end() + brace.start()
     return None
 
 

@@ -18,7 +18,7 @@ A group whose verdicts are all equal has no opposing side and keeps weight 1 (it
     Phat_k                             | Spans.mass
     Eq. (3)  the cost ||x - y||        | `token_distances` in _span_distances
     Eq. (10) W_eps(P, Q)               | sinkhorn.sinkhorn
-    Eq. (4)  opposing set O_i          | `right`, `wrong` in shear_weights
+    Eq. (4)  opposing set O_i          | `right`, `wrong` in group_distances
     Alg. 1 line 5   d_k, Step 1        | opposing_distances
     Alg. 1 line 10  nbar, Step 2       | mean_norm
     Alg. 1 line 14  omega_t, Step 3    | token_weights
@@ -36,6 +36,8 @@ tested in low dimension (tests/test_theory.py). Theorem 2 (ii), (iii) and Prop. 
 they bound the minimum over J opposing spans by the expectation for one of them, and fail for large J; subtracting
 M sqrt(2 ln J / n) repairs them. Max pooling spreads a span's distance over up to window - 1 tokens before
 the first one that differs (App. H.1).
+
+`first_weights` is ours, for comparison: the same distances, used only to find where a wrong rollout goes wrong.
 
 Left out: Triton kernels and pruned minima. Every pair of spans is solved, in chunks; with G = 8, T = 3000
 and d = 3584 the peak stays below 2 GB on top of the hidden states.
@@ -70,6 +72,19 @@ class Spans:
     def mass(self) -> Tensor:
         """(K, w) float32: the uniform measure Phat_k on each span's tokens."""
         return self.inside / self.inside.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class GroupDistances:
+    """Of one group: each span's distance to the closest opposing span, in units of nbar."""
+
+    right: Tensor  # (G, T) bool, tokens of right rollouts
+    wrong: Tensor  # (G, T) bool
+    right_spans: Spans
+    wrong_spans: Spans
+    of_right: Tensor  # (K+,) float32
+    of_wrong: Tensor  # (K-,) float32
+    solved: dict[str, Tensor]  # iterations (pairs,) and error (pairs,), where there was something to solve
 
 
 def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
@@ -122,6 +137,65 @@ def shear_weights(
     token ("max", "mean"). A list given as `stats` receives {"iterations": (pairs,), "error": (pairs,)} of a
     group that was solved. Raises ValueError for an option that is not one of these, or a state that is not finite.
     """
+    check_options(window, stride, reading, distance, normalize, pool)
+    omega = mask.float()  # (G, T), Alg. 1 line 16
+    solver = dict(eps=eps, max_iters=max_iters, tol=tol)
+    found = group_distances(hidden, mask.bool(), correct.bool(), window, stride, distance, reading, solver)
+    if found is None:
+        return omega
+    omega[found.right] = token_weights(found.of_right, found.right_spans, pool)
+    omega[found.wrong] = token_weights(found.of_wrong, found.wrong_spans, pool)
+    if stats is not None and found.solved:
+        stats.append(found.solved)
+    return _even_out(omega, mask.bool()) if normalize == "rollout" else omega
+
+
+@torch.no_grad()
+def first_weights(
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    *,
+    threshold: float = 0.03,
+    window: int = 100,
+    stride: int = 25,
+    eps: float = 0.05,
+    max_iters: int = 100,
+    tol: float = 1e-3,
+) -> Tensor:
+    """Not the paper's: the same distances, used once. Weights (G, T) float32 of 0 and 1 for one group.
+
+    Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose distance (of the
+    reading "cost", in units of nbar) exceeds `threshold`: the span's last `stride` tokens are what it does not share
+    with the spans before it, and the weight is 1 from `stride` tokens before these to `stride` after. Without such a
+    span all its weights are 0. Shapes, the other options and errors are those of `shear_weights`.
+    """
+    check_options(window, stride)
+    omega = mask.float()  # (G, T)
+    solver = dict(eps=eps, max_iters=max_iters, tol=tol)
+    found = group_distances(hidden, mask.bool(), correct.bool(), window, stride, "w1", "cost", solver)
+    if found is None:
+        return omega
+    omega[found.wrong] = 0.0
+    distances = iter(found.of_wrong.tolist())
+    for row, length in enumerate(found.wrong.sum(1).tolist()):
+        bounds = span_bounds(length, window, stride)
+        far = [end for (_, end), distance in zip(bounds, distances, strict=False) if distance > threshold]
+        if far:
+            onset = far[0] - stride
+            omega[row, max(0, onset - stride) : min(onset + 2 * stride, length)] = 1.0
+    return omega
+
+
+def check_options(
+    window: int,
+    stride: int,
+    reading: str = "value",
+    distance: str = "w1",
+    normalize: str = "group",
+    pool: str = "max",
+) -> None:
+    """Raises ValueError for an option of `shear_weights` that is not one of those that there are."""
     for name, choice, known in (
         ("reading", reading, READINGS),
         ("distance", distance, DISTANCES),
@@ -131,12 +205,25 @@ def shear_weights(
         if choice not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, got {choice!r}")
     span_bounds(0, window, stride)  # raises for a bad window or stride
-    mask, correct = mask.bool(), correct.bool()
-    omega = mask.float()  # (G, T), Alg. 1 line 16
+
+
+def group_distances(
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    window: int,
+    stride: int,
+    distance: str,
+    reading: str,
+    solver: dict,
+) -> GroupDistances | None:
+    """Alg. 1 lines 1-10 for one group: hidden (G, T, d), mask (G, T) bool, correct (G,) bool; None for one side only.
+
+    `solver` holds eps, max_iters and tol. Raises ValueError for a state that is not finite.
+    """
     right, wrong = mask & correct[:, None], mask & ~correct[:, None]  # (G, T), Eq. (4)
     if not right.any() or not wrong.any():
-        return omega
-
+        return None
     hidden = hidden.to(mask.device)
     x, y = hidden[right], hidden[wrong]  # (N+, d), (N-, d), rollouts end to end
     if not (x.isfinite().all() and y.isfinite().all()):
@@ -145,14 +232,10 @@ def shear_weights(
         _spans([n for n in side.sum(1).tolist() if n], window, stride, mask.device) for side in (right, wrong)
     )
     nbar = mean_norm(x, y)  # Alg. 1 line 10, Step 2, first because eps is in its units
-    solver = dict(eps=eps * nbar, max_iters=max_iters, tol=tol)
+    solver = {**solver, "eps": solver["eps"] * nbar}
     x_distance, y_distance, solved = opposing_distances(x, y, x_spans, y_spans, distance, reading, solver)
     unit = 1.0 if distance in SCALE_FREE else nbar
-    omega[right] = token_weights(x_distance / unit, x_spans, pool)
-    omega[wrong] = token_weights(y_distance / unit, y_spans, pool)
-    if stats is not None and solved:
-        stats.append(solved)
-    return _even_out(omega, mask) if normalize == "rollout" else omega
+    return GroupDistances(right, wrong, x_spans, y_spans, x_distance / unit, y_distance / unit, solved)
 
 
 def opposing_distances(

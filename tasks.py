@@ -72,8 +72,14 @@ class Task:
     prompt: Callable[[dict], str]
     grade: Callable[[str, object], Verdict]
     reference: str = "answer"
-    # The first wrong step of a response, (token, kind) or None, where a task knows it.
-    first_error: Callable[[dict, str], tuple[int, str] | None] | None = None
+    # The first wrong step of a response, a `toy.FirstError` or None, where a task knows it.
+    first_error: Callable[[dict, str], tuple[int, str, int] | None] | None = None
+    step_end: str = "\n\n"  # what ends a step of a response
+    hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # the answer, told before the problem
+
+    def informed(self, problem: dict) -> dict:
+        """The same problem with its answer told."""
+        return {**problem, "problem": self.hint.format(problem[self.reference]) + problem["problem"]}
 
     def draw(self, step: int, count: int, seed: int) -> list[dict]:
         """The `count` problems of a step (from 0): consecutive ones of an endless row of shuffled epochs."""

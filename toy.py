@@ -18,18 +18,26 @@ The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless
 as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
 and slip elsewhere now and then, always going on consistently from the wrong value.
 
+Process rewards need a second model, `make_prm`, which learns from such demonstrations which lines come before the
+first error. It knows only what it was shown: a fault that no demonstration has (a line left out or repeated, a
+wrong box) it may well call good.
+
 Left out: problems with several answers, right answers by a wrong way, self-correction. One line is 12 tokens
 long, so spans of `--window 12` compare about a line of work.
 """
 
+import copy
 import itertools
 import random
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from prm import SEPARATOR, ProcessRewardModel, encode
 
 KINDS = ("chain", "tree", "shortcut")
 LABELS = "abcdefgh"
@@ -43,6 +51,7 @@ BOX = re.compile(r"\\boxed\{(\d)\}")
 MISCONCEPTION = 0.55  # chance that a demonstration does * as +
 SLIP = 0.05  # chance of another mistake in any other line
 SHORTCUT, STAY_SHORT, SHORT_RIGHT = 0.15, 0.9, 0.35
+NO_RESULT = -100  # in place of a line's right result, for a line without work
 
 
 class FirstError(NamedTuple):
@@ -50,6 +59,7 @@ class FirstError(NamedTuple):
 
     token: int  # index in the response's tokens of the step's first token
     kind: str  # format, repeat, copy, order, lookup, operator, arith, shortcut or final
+    end: int  # index after the step's last token
 
 
 def apply(op: str, left: int, right: int) -> int:
@@ -145,10 +155,12 @@ def first_error(problem: dict, response: str) -> FirstError | None:
             fault = "final" if box else "format"
         else:
             fault = _line_fault(line, definitions, values)
+        start = len(SYMBOL.findall(response[:offset]))
         if fault:
-            return FirstError(len(SYMBOL.findall(response[:offset])), fault)
+            return FirstError(start, fault, start + len(SYMBOL.findall(line)))
         offset += len(line)
-    return FirstError(len(SYMBOL.findall(response)), "format")  # no box: wrong where it should have stood
+    end = len(SYMBOL.findall(response))
+    return FirstError(end, "format", end + 1)  # no box: wrong where it should have stood
 
 
 def _line_fault(line: str, definitions: dict[str, str], values: dict[str, int]) -> str | None:
@@ -226,19 +238,85 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
     """Teach the model careless work: `steps` batches of 32 fresh demonstrations; returns the last loss.
 
     `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
-    they are what has to be learned, the rest is copying. Adam at 2e-3, up over 30 steps, down over the last
-    fifth.
+    they are what has to be learned, the rest is copying.
     """
     rng = random.Random(f"demonstrations {seed}")
+
+    def batch_loss() -> torch.Tensor:
+        rows, weights = [], []
+        for problem, text in _demonstrations(lines, kind, forbidden, rng):
+            prompt, response = SYMBOL.findall(problem["problem"]), SYMBOL.findall(text)
+            after_equals = [3.0 if a == "=" and b.isdigit() else 1.0 for a, b in itertools.pairwise(response)]
+            rows.append([IDS[symbol] for symbol in (*prompt, *response, "<eos>")])
+            weights.append([0.0] * len(prompt) + [1.0, *after_equals, 1.0])
+        ids, weights = _padded(rows, IDS["<pad>"], model.device), _padded(weights, 0.0, model.device)  # (32, L) each
+        logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+
+    return _teach(model, batch_loss, steps, "warm-up")
+
+
+def make_prm(
+    policy, lines: int, kind: str, forbidden: set[str], *, steps: int, seed: int
+) -> tuple[ProcessRewardModel, Qwen2Tokenizer]:
+    """A process reward model of the task with its tokenizer, a pair like that of `prm.load`.
+
+    It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh demonstrations of
+    1 to `lines` lines; `forbidden` prompts are never shown. Whether a result is right depends on three symbols at
+    once, which a label of one bit hardly teaches: so at each separator it also learns to say the right result.
+    """
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken(SEPARATOR, normalized=False, special=True)])
+    tokenizer.chat_template = "{% for turn in messages if turn.role != 'system' %}{{ turn.content }}{% endfor %}"
+    torch.manual_seed(seed)
+    model = ProcessRewardModel(copy.deepcopy(policy.config))
+    model.model.load_state_dict(policy.base_model.state_dict())
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.to(policy.device)
+    rng = random.Random(f"process rewards {seed}")
+
+    def batch_loss() -> torch.Tensor:
+        rows, good, results = [], [], []
+        for problem, text in _demonstrations(rng.randint(1, lines), kind, forbidden, rng):
+            rows.append(encode((model, tokenizer), problem["problem"], text.splitlines()))
+            good += good_lines(problem, text)
+            results += [_right_result(line) for line in text.splitlines(keepends=True)]
+        ids = _padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
+        states = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (32, L, d)
+        states = states[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]  # (n, d), n lines in all
+        said = states @ model.get_input_embeddings().weight.T  # (n, V)
+        good, results = (torch.tensor(each, device=model.device).long() for each in (good, results))  # (n,), (n,)
+        cross_entropy = torch.nn.functional.cross_entropy
+        return cross_entropy(model.score(states), good) + cross_entropy(said, results, ignore_index=NO_RESULT)
+
+    _teach(model, batch_loss, steps, "process rewards")
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def good_lines(problem: dict, response: str) -> list[bool]:
+    """Of each line of a response, whether it comes before the first error."""
+    error, begin, good = first_error(problem, response), 0, []
+    for line in response.splitlines(keepends=True):
+        good.append(error is None or begin < error.token)
+        begin += len(SYMBOL.findall(line))
+    return good
+
+
+def _right_result(line: str) -> int:
+    """The id of the digit that a line of work should end with, given the values it puts in."""
+    full = LINE.fullmatch(line)
+    return IDS[str(apply(full[4], int(full[6]), int(full[8])))] if full else NO_RESULT
+
+
+def _teach(model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str) -> float:
+    """Adam at 2e-3, up over 30 steps, down over the last fifth; returns the last batch's loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 30, max(1, steps - step) / max(1, steps // 5))
     )
-    for _ in (bar := tqdm(range(steps), desc="warm-up", leave=False, disable=None)):
-        ids, weights = _demonstration_batch(lines, kind, forbidden, rng, model.device)
-        logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        loss = (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+    for _ in (bar := tqdm(range(steps), desc=name, leave=False, disable=None)):
+        loss = batch_loss()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
@@ -249,17 +327,17 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
     return loss.item()
 
 
-def _demonstration_batch(lines: int, kind: str, forbidden: set[str], rng: random.Random, device):
-    """32 demonstrations: ids (32, L) int64, loss weights (32, L), 0 on prompts and padding."""
-    rows, weights = [], []
-    while len(rows) < 32:
+def _demonstrations(lines: int, kind: str, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
+    """32 problems that are not forbidden, each with a careless response."""
+    pairs = []
+    while len(pairs) < 32:
         problem = make_problem(rng, lines, kind)
-        if problem["problem"] in forbidden:
-            continue
-        prompt, response = SYMBOL.findall(problem["problem"]), SYMBOL.findall(demonstrate(problem, rng, kind))
-        after_equals = [3.0 if a == "=" and b.isdigit() else 1.0 for a, b in itertools.pairwise(response)]
-        rows.append([IDS[symbol] for symbol in (*prompt, *response, "<eos>")])
-        weights.append([0.0] * len(prompt) + [1.0, *after_equals, 1.0])
+        if problem["problem"] not in forbidden:
+            pairs.append((problem, demonstrate(problem, rng, kind)))
+    return pairs
+
+
+def _padded(rows: list[list], fill: float, device) -> torch.Tensor:
+    """Lists of numbers -> (rows, length of the longest), filled up on the right."""
     width = max(map(len, rows))
-    ids = torch.tensor([row + [IDS["<pad>"]] * (width - len(row)) for row in rows], device=device)
-    return ids, torch.tensor([row + [0.0] * (width - len(row)) for row in weights], device=device)
+    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)

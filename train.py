@@ -38,21 +38,25 @@ from transformers.utils import logging
 import benchmarks
 import checkpoint
 import grpo
+import lora
 import memory
 import parallel
+import prm
 import report
 import toy
 from benchmarks import Loaded
 from checkpoint import CheckpointError
-from credit import USES_HIDDEN, Batch, credit, effective_weights, localisation
+from credit import USES_HIDDEN, USES_PRM, Batch, Source, credit, true_errors
 from grpo import BARS, Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
+from measures import effective_weights, localisation
 from parallel import Ranks
-from prepare import load_benchmarks, protocol_of, set_up
-from recipe import SHEAR, parse_args
+from prepare import protocol_of, set_up
+from recipe import method_options, parse_args
 from rewards import Verdict, scores_of
 from tasks import BadInput, Task
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
+PRM_STEPS = 200  # that teach the embedded task's process reward model
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 
 
@@ -70,8 +74,10 @@ class Run:
     tokenizer: object
     policy: Policy  # trained: float32 weights, sharded where there are several ranks
     sampler: object  # samples and scores: a whole copy in the dtype of compute, or the policy's own model
+    scorer: Policy  # `sampler` as a policy, for scores and for what a credit method asks
     optimizer: torch.optim.Optimizer
     folder: Path
+    prm: tuple | None = None  # process reward model and its tokenizer
     skipped: int = 0  # updates in a row that were not finite
 
 
@@ -114,9 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
     """Plan, warm-up, and the loop; everything goes to the run's folder."""
-    task, model, tokenizer, notes = set_up(args, ranks)
-    sets = load_benchmarks(args, tokenizer) if args.bench else []
-    notes += [note for loaded in sets for note in loaded.notes]
+    task, model, tokenizer, notes, judge, sets = set_up(args, ranks)
     predicted = memory.predict(model.config, args, ranks.world, memory.size_gb(ranks.device))
     folder = report.make_folder(args, ranks)
     with report.locked(folder, ranks):
@@ -126,7 +130,11 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
             report.print_plan(args, folder, notes)
         if args.task == "embedded" and not args.model and not args.resume:
             warm_up(model, tokenizer, task, args, folder, ranks)
-        return loop(assemble(args, ranks, task, model, tokenizer, folder), sets, predicted["total"])
+        if args.method in USES_PRM and not args.prm:
+            judge = own_prm(model, task, args, folder, ranks)
+        if args.lora_rank:
+            lora.add(model, args.lora_rank, args.seed)
+        return loop(assemble(args, ranks, task, model, tokenizer, folder, judge), sets, predicted["total"])
 
 
 def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
@@ -146,7 +154,7 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
                 tqdm.write(report.step_line(metrics, args.steps))
             if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
                 save(run, step + 1)
-        after = evaluate(run)
+        after = evaluate(run, args.steps)
     except KeyboardInterrupt:
         if ranks.world > 1:  # the others may be anywhere: no step can be ended together
             raise
@@ -154,8 +162,7 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
         status = 130
     if ranks.main:
         report.finish(args, folder, before, after, history, predicted_gb)
-        run.sampler.save_pretrained(folder / "model")
-        run.tokenizer.save_pretrained(folder / "model")
+        lora.save(run.sampler, run.tokenizer, folder / "model")
         print(f"saved to {folder}/")
     return status
 
@@ -172,14 +179,26 @@ def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path
     parallel.broadcast(model, ranks)
 
 
-def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path) -> Run:
+def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> tuple:
+    """The embedded task's process reward model, taught by one rank for all; a resumed run has it already."""
+    if ranks.main and not args.resume:
+        forbidden = {problem["problem"] for problem in task.heldout}
+        for part in toy.make_prm(model, args.toy_lines, args.toy_kind, forbidden, steps=PRM_STEPS, seed=args.seed):
+            part.save_pretrained(folder / "prm")
+    parallel.gather(None, ranks)  # until it is there
+    return prm.load(str(folder / "prm"), ranks.device, torch.float32)
+
+
+def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, judge=None) -> Run:
     """Policy, sampler and optimizer from a model."""
     dtype = getattr(torch, args.dtype)
     policy, sampler = parallel.shard(model, ranks, dtype, recompute=args.recompute, shard_over=args.shard_over)
     # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike change little.
     fused = ranks.device.type == "cuda"
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=args.lr, weight_decay=0.0, fused=fused)
-    return Run(args, ranks, task, tokenizer, policy, sampler, optimizer, folder)
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=args.lr, weight_decay=0.0, fused=fused)
+    scorer = policy if sampler is policy.model else Policy(sampler, args.recompute)
+    return Run(args, ranks, task, tokenizer, policy, sampler, scorer, optimizer, folder, judge)
 
 
 def begin(run: Run) -> tuple[dict, list[dict]]:
@@ -187,7 +206,7 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
     if run.args.resume:
         return go_on(run)
     parallel.refresh(run.policy, run.sampler, run.ranks)
-    before = evaluate(run)
+    before = evaluate(run, 0)
     if run.ranks.main:
         report.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
         report.print_accuracy("before", before)
@@ -228,12 +247,12 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
     problems = run.task.draw(step, args.batch // args.group, args.seed)  # on every rank the same
     clock = report.Clock(run.ranks.device)
-    batch, token_advantages, verdicts = experience(run, problems, clock, drawn=args.smoke)
+    batch, token_advantages, verdicts = experience(run, problems, clock, step, drawn=args.smoke)
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")
     weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
-    metrics = {"step": step + 1, **report.step_metrics(batch, weights), **updates, "seconds": clock.laps}
+    metrics = {"step": step + 1, **report.step_metrics(batch, token_advantages), **updates, "seconds": clock.laps}
     if run.ranks.device.type == "cuda":
         metrics["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
@@ -241,11 +260,13 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     return metrics, report.sample_rows(step, run.tokenizer, run.task, problems, batch, verdicts, weights)
 
 
-def experience(run: Run, problems: list[dict], clock, drawn: bool = False) -> tuple[Batch, Tensor, list[Verdict]]:
+def experience(
+    run: Run, problems: list[dict], clock, step: int, drawn: bool = False
+) -> tuple[Batch, Tensor, list[Verdict]]:
     """G rollouts to each problem with their verdicts and token advantages (B, T), the same on every rank.
 
-    `drawn` verdicts alternate whatever was said, for --smoke: responses cut off so early are never right, and groups
-    of equal rewards would prove neither weights nor updates.
+    `step` steps are done. `drawn` verdicts alternate whatever was said, for --smoke: responses cut off so early are
+    never right, and groups of equal rewards would prove neither weights nor updates.
     """
     args = run.args
     mine = parallel.share(problems, run.ranks)  # whole groups
@@ -257,10 +278,13 @@ def experience(run: Run, problems: list[dict], clock, drawn: bool = False) -> tu
     clock.lap("grade")
     scored = score_all(run, rollouts)
     clock.lap("score")
-    batch = as_batch(rollouts, verdicts, scored, args.group)
-    token_advantages = credit(args.method, batch, method_options(args))  # the one line in which methods differ
+    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
+    source = Source(run.scorer, run.tokenizer, run.task, mine, step, args.steps, **limits, prm=run.prm)
+    batch = as_batch(rollouts, verdicts, scored, args.group, source)
+    controls = dict(negative_scale=args.negative_scale, rescale=args.rescale)
+    token_advantages = credit(args.method, batch, method_options(args), **controls)  # the one line where methods differ
     clock.lap("weights")
-    parts = parallel.gather((without_hidden(batch), token_advantages, verdicts), run.ranks)
+    parts = parallel.gather((light(batch), token_advantages, verdicts), run.ranks)
     clock.lap("wait")
     batches, advantages, verdicts = zip(*parts, strict=True)
     return Batch.cat(batches), grpo.cat_padded(advantages), [verdict for part in verdicts for verdict in part]
@@ -280,31 +304,27 @@ def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Ro
 
 def score_all(run: Run, rollouts: Rollouts) -> Scored:
     """What the sampler says of its rollouts; hidden states only for methods that read them."""
-    policy = run.policy if run.sampler is run.policy.model else Policy(run.sampler)
     keep = run.args.method in USES_HIDDEN
     limits = dict(temperature=run.args.temperature, micro_tokens=run.args.micro_tokens)
-    return score(policy, rollouts, **limits, keep_hidden=keep)
+    return score(run.scorer, rollouts, **limits, keep_hidden=keep)
 
 
-def as_batch(rollouts: Rollouts, verdicts: list, scored: Scored, group_size: int) -> Batch:
+def as_batch(
+    rollouts: Rollouts, verdicts: list, scored: Scored, group_size: int, source: Source | None = None
+) -> Batch:
     """Verdicts become advantages, Eq. (1), and everything goes into the one thing that methods see.
 
     A rollout without a verdict (score None) loses its mask: it is in no set and in no loss.
     """
     rewards = torch.tensor(scores_of(verdicts), device=rollouts.ids.device).float()  # (B,) float32
     rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
-    return Batch(group_advantages(rewards, group_size), rewards, rollouts, scored, group_size)
+    return Batch(group_advantages(rewards, group_size), rewards, rollouts, scored, group_size, source)
 
 
-def without_hidden(batch: Batch) -> Batch:
-    """A batch light enough to be sent around. (Not hidden[..., :0]: a view is sent with all that it views.)"""
+def light(batch: Batch) -> Batch:
+    """A batch that can be sent around. (Not hidden[..., :0]: a view is sent with all that it views.)"""
     nothing = batch.scored.hidden.new_empty(*batch.scored.logp.shape, 0)
-    return dataclasses.replace(batch, scored=dataclasses.replace(batch.scored, hidden=nothing))
-
-
-def method_options(args: argparse.Namespace) -> dict[str, dict]:
-    """Every method's own flags."""
-    return {"shear": {name: getattr(args, name) for name in SHEAR}}
+    return dataclasses.replace(batch, source=None, scored=dataclasses.replace(batch.scored, hidden=nothing))
 
 
 def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Tensor, step: int) -> dict[str, float]:
@@ -375,14 +395,17 @@ def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dic
         )
 
 
-def evaluate(run: Run) -> dict:
-    """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and credit's place."""
+def evaluate(run: Run, step: int) -> dict:
+    """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and credit's place.
+
+    `step` steps are done.
+    """
     args, task, ranks = run.args, run.task, run.ranks
     torch.manual_seed(seed_of(args.seed, EVALUATION, ranks.rank))
     right = scores_of(attempt(run, task.heldout, 1, 0.0))
     problems = task.heldout[: args.eval_groups]
     if task.first_error:
-        batch, token_advantages, verdicts = experience(run, problems, report.Clock(ranks.device))
+        batch, token_advantages, verdicts = experience(run, problems, report.Clock(ranks.device), step)
     else:
         verdicts = attempt(run, problems, args.group, args.temperature)
     scores = scores_of(verdicts)
@@ -418,13 +441,10 @@ def mean_and_error(scores: np.ndarray) -> tuple[float, float]:
 def locate(run: Run, problems: list[dict], batch: Batch, token_advantages: Tensor) -> dict:
     """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups."""
     weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
-    first = torch.full_like(batch.correct, -1, dtype=torch.long)  # (B,) first wrong token, -1: does not count
-    for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
-        error = run.task.first_error(problems[row // batch.group_size], batch.rollouts.texts[row])
-        first[row] = error[0] if error else -1
+    wrong_step = true_errors(batch, run.task.first_error, problems)  # (B, 2)
     return {
-        "localisation": localisation(weights, batch.rollouts.mask, first),
-        "example": report.example(run.tokenizer, batch.rollouts, weights, first),
+        "localisation": localisation(weights, batch.rollouts.mask, wrong_step),
+        "example": report.example(run.tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
     }
 
 

@@ -31,12 +31,14 @@ def flags(**changes) -> argparse.Namespace:
     recipe = dict(
         dtype="bfloat16", micro_tokens=16_384, batch=512, minibatch=512, group=8, max_tokens=3000, recompute=True
     )
-    return argparse.Namespace(**{**recipe, "shard_over": 0, "generate_batch": 0, "method": "grpo", **changes})
+    return argparse.Namespace(
+        **{**recipe, "shard_over": 0, "lora_rank": 0, "generate_batch": 0, "method": "grpo", **changes}
+    )
 
 
 def test_parameters_are_those_of_the_model():
     """By hand for a tiny one; the published counts for the real shapes; tied weights count once."""
-    assert memory.parameters(TINY) == (3 * LAYER + REST, LAYER, REST)
+    assert memory.parameters(TINY) == (3 * LAYER + REST, LAYER, REST, 3 * LAYER + REST)
     assert memory.parameters(bench.architecture("7b"))[0] == 7_615_616_512
     assert memory.parameters(bench.architecture("1.5b"))[0] == 1_543_714_304
 

@@ -1,45 +1,216 @@
-"""credit.py: methods differ in their advantages and in nothing else; the measures against written-out numbers.
+"""credit.py: what holds for every method, and each method against numbers written out by its formula.
 
 Run: pytest tests/test_credit.py
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+import credit as methods
+import grpo
+import lora
+import salience
 import shear
-from credit import METHODS, Batch, credit, effective_weights, localisation
-from grpo import Rollouts, Scored, group_advantages, policy_loss
+import toy
+from credit import METHODS, Batch, Source, credit, outcome_weights, true_errors
+from grpo import Policy, Rollouts, Scored, group_advantages, policy_loss, score
+from measures import effective_weights
+from prepare import embedded_task
+from recipe import parse_args
+from salience import Answer
+
+FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
+OPTIONS = {"shear": dict(window=6, stride=3), "first": dict(window=6, stride=3), "random": dict(window=5)}
+WEIGHING = [method for method in METHODS if method != "pure"]  # they multiply or bend A, and keep its sign
 
 
-def batch_of(seed: int = 0) -> Batch:
-    """Two groups of four rollouts, the first mixed, the second all wrong."""
+def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
+    """Groups of random numbers without a model: rewards as given, lengths 5 to 10, six hidden dimensions."""
     generator = torch.Generator().manual_seed(seed)
-    mask = torch.arange(10)[None] < torch.tensor([10, 7, 9, 10, 5, 10, 10, 3])[:, None]
+    rewards = torch.tensor(scores).flatten()
+    count, size = len(rewards), len(scores[0])
+    lengths = torch.randint(5, 11, (count, 1), generator=generator)
+    mask = torch.arange(10) < lengths
+    rollouts = Rollouts(None, None, torch.zeros(count, 10).long(), mask, torch.zeros(count).bool(), [""] * count)
+    entropies, hidden = (torch.rand(count, 10, *more, generator=generator) for more in ((), (6,)))
+    return Batch(group_advantages(rewards, size), rewards, rollouts, Scored(0 * entropies, entropies, hidden), size)
+
+
+@pytest.fixture
+def told(tiny, monkeypatch) -> Batch:
+    """Two groups of four worked responses to embedded problems, scored by a tiny model; verdicts are drawn.
+
+    The second group is all wrong. The adapter has been trained a little; the process reward model is made up.
+    """
+    model, tokenizer = tiny
+    lora.add(model, 2, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    task = embedded_task(parse_args(FLAGS), tokenizer)
+    problems = [task.train[0], task.train[1]]
+    rng = toy.random.Random(1)
+    texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(4)]
+    texts[6] = texts[6][:9]  # without a box
+    rollouts = rollouts_of(tokenizer, [problem["problem"] for problem in problems for _ in range(4)], texts)
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
-    rollouts = Rollouts(None, None, torch.zeros(8, 10, dtype=torch.long), mask, torch.zeros(8).bool(), [""] * 8)
-    hidden = torch.randn(8, 10, 6, generator=generator)
-    scored = Scored(torch.zeros(8, 10), torch.zeros(8, 10), hidden)
-    return Batch(group_advantages(rewards, 4), rewards, rollouts, scored, 4)
+    policy = Policy(model)
+    scored = score(policy, rollouts, temperature=1.0, micro_tokens=300)
+    monkeypatch.setattr(methods.process_rewards, "judge_steps", judge_lines)
+    source = Source(policy, tokenizer, task, problems, 3, 40, temperature=1.0, micro_tokens=300, prm=())
+    return Batch(group_advantages(rewards, 4), rewards, rollouts, scored, 4, source)
 
 
-OPTIONS = {"shear": dict(window=4, stride=2)}
+def rollouts_of(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
+    """As if these texts had been sampled, each with its stop token."""
+    ids, mask = grpo.pad_left(tokenizer(prompts)["input_ids"], 0, "cpu")
+    rows = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    response, inside = (part.flip(1) for part in grpo.pad_left([row[::-1] for row in rows], 0, "cpu"))
+    return Rollouts(ids, mask, response, inside, torch.zeros(len(texts)).bool(), texts)
+
+
+def judge_lines(prm, questions, rollouts, tokenizer, step_end, micro_tokens):
+    """A process reward model that likes long texts and early lines."""
+    judged = []
+    for text, inside in zip(rollouts.texts, rollouts.mask, strict=True):
+        lines = text.split(step_end)
+        step = torch.tensor([min(text[:t].count(step_end), len(lines) - 1) for t in range(int(inside.sum()))])
+        judged.append((torch.tensor([1 / (k + 2) + len(text) / 1000 for k in range(len(lines))]), step.long()))
+    return judged
+
+
+def wider(batch: Batch, by: int) -> Batch:
+    """The same batch with more padding on both sides, which holds garbage."""
+
+    def pad(values, left=0, right=by, fill=3):
+        return torch.nn.functional.pad(values, (left, right), value=fill)
+
+    old, scores = batch.rollouts, batch.scored
+    rollouts = replace(
+        old,
+        prompt_ids=pad(old.prompt_ids, by, 0),
+        prompt_mask=pad(old.prompt_mask, by, 0, False),
+        ids=pad(old.ids),
+        mask=pad(old.mask, fill=False),
+    )
+    hidden = torch.nn.functional.pad(scores.hidden, (0, 0, 0, by), value=7.0)
+    return replace(batch, rollouts=rollouts, scored=Scored(pad(scores.logp), pad(scores.entropies), hidden))
+
+
+def reordered(batch: Batch, order: list[int]) -> Batch:
+    """Other groups first, other rollouts first within them."""
+    rows = torch.tensor(order)
+    rollouts = replace(
+        batch.rollouts,
+        **{name: getattr(batch.rollouts, name)[rows] for name in ("prompt_ids", "prompt_mask", "ids", "mask")},
+        texts=[batch.rollouts.texts[row] for row in order],
+    )
+    scored = Scored(*(part[rows] for part in (batch.scored.logp, batch.scored.entropies, batch.scored.hidden)))
+    groups = [row // batch.group_size for row in order[:: batch.group_size]]
+    source = replace(batch.source, problems=[batch.source.problems[group] for group in groups])
+    return Batch(batch.advantages[rows], batch.rewards[rows], rollouts, scored, batch.group_size, source)
+
+
+# ---- every method ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_finite_detached_token_advantages(method):
-    """(B, T), no gradient, and nothing for a group without contrast."""
-    batch = batch_of()
-    ours = credit(method, batch, OPTIONS)
-    assert ours.shape == batch.rollouts.mask.shape and not ours.requires_grad
-    assert ours.isfinite().all() and ours[4:].abs().max() == 0 and ours[:4].abs().max() > 0
+def test_every_method_gives_finite_detached_token_advantages(method, told):
+    """(B, T), no gradient, 0 outside of the mask; nothing for a group without contrast, but from pure."""
+    ours = credit(method, told, OPTIONS.get(method, {}))
+    assert ours.shape == told.rollouts.mask.shape and not ours.requires_grad
+    assert ours.isfinite().all() and ours[:4].abs().max() > 0
+    assert ours[~told.rollouts.mask].abs().max() == 0
+    assert (ours[4:].abs().max() == 0) == (method != "pure")
+
+
+@pytest.mark.parametrize("method", WEIGHING)
+def test_no_method_but_pure_changes_a_sign(method, told):
+    """Tokens of right rollouts are never punished, of wrong ones never rewarded."""
+    ours = credit(method, told, OPTIONS.get(method, {}))
+    assert (ours * told.advantages[:, None] >= 0).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_credit_depends_neither_on_padding_nor_on_the_order_of_the_batch(method, told):
+    """More padding, filled with garbage; groups and rollouts exchanged. (Random draws follow the order.)"""
+    options = OPTIONS.get(method, {})
+    torch.manual_seed(5)
+    ours = credit(method, told, options)
+    torch.manual_seed(5)
+    padded = credit(method, wider(told, 3), options)
+    torch.testing.assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
+    assert padded[:, -3:].abs().max() == 0
+    if method != "random":
+        order = [6, 5, 4, 7, 3, 0, 1, 2]
+        exchanged = credit(method, reordered(told, order), options)
+        # the gradient of a KL of 1e-7 nats has four digits in float32
+        torch.testing.assert_close(exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4)
+
+
+PASSES = {"oar-g": 2, "rlsd": 1, "attention": 1, "arca": 1}  # of the whole batch; oar-p's depend on lengths
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, told):
+    """Forward passes are counted in tokens; `.grad` of every parameter is what it was, and so is every weight."""
+    model = told.source.policy.model
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    trainable = [parameter.requires_grad for parameter in model.parameters()]
+    seen = []
+
+    def count(module, inputs, kwargs):
+        given = kwargs.get("input_ids", kwargs.get("inputs_embeds"))
+        seen.append(given.shape[0] * given.shape[1])
+
+    model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    credit(method, replace(told, source=replace(told.source, micro_tokens=100_000)), OPTIONS.get(method, {}))
+    if method == "oar-p":
+        assert len(seen) == 2 * 4  # of the mixed group's rollouts: as it is, and all masked versions at once
+    else:
+        assert len(seen) == PASSES.get(method, 0)
+    seen.clear()
+    credit(method, replace(told, source=replace(told.source, micro_tokens=90)), OPTIONS.get(method, {}))
+    assert all(tokens <= 90 for tokens in seen)
+    assert all((parameter.grad == 1).all() for parameter in model.parameters())
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert trainable == [parameter.requires_grad for parameter in model.parameters()]
+
+
+# ---- the door -------------------------------------------------------------------------------------------------
+
+
+def test_negative_scale_multiplies_wrong_rollouts_only():
+    """Half the punishment, the same reward."""
+    batch = batch_of([[1, 0, 0, 1]])
+    ours = credit("grpo", batch, {}, negative_scale=0.5)
+    expected = batch.advantages * torch.tensor([1, 0.5, 0.5, 1])
+    assert torch.equal(ours, expected[:, None] * batch.rollouts.mask)
+
+
+@pytest.mark.parametrize("method", ["shear", "entropy", "position", "first"])
+def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
+    """Over the tokens of the group; the weights' proportions stay."""
+    batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1]])
+    plain = credit(method, batch, OPTIONS.get(method, {}), negative_scale=0.3)
+    ours = credit(method, batch, OPTIONS.get(method, {}), negative_scale=0.3, rescale="mean1")
+    weights = effective_weights(ours, batch.advantages, batch.rollouts.mask)
+    for group in (slice(0, 4), slice(4, 8)):
+        assert weights[group][batch.rollouts.mask[group]].mean() == pytest.approx(1, abs=1e-5)
+        assert torch.allclose(ours[group] * plain[group].abs().sum(), plain[group] * ours[group].abs().sum(), atol=1e-4)
+    assert ours[8:].abs().max() == 0
 
 
 def test_shear_is_the_rollout_advantage_times_its_weights():
     """The door adds nothing to Algorithm 1, and reports how the solver fared."""
-    batch = batch_of()
-    ours = credit("shear", batch, OPTIONS)
+    batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
+    ours = credit("shear", batch, OPTIONS["shear"])
     mask, hidden = batch.rollouts.mask, batch.scored.hidden
-    omega = shear.shear_weights(hidden[:4], mask[:4], batch.correct[:4], window=4, stride=2)
+    omega = shear.shear_weights(hidden[:4], mask[:4], batch.correct[:4], window=6, stride=3)
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
     assert 1 <= batch.stats["sinkhorn_iterations"] <= 100 and batch.stats["sinkhorn_error"] >= 0
 
@@ -51,51 +222,226 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(monkeypatch):
         return mask.float()
 
     monkeypatch.setattr(shear, "shear_weights", ones)
-    batch = batch_of()
+    batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
     old = torch.randn(8, 10)
     results = []
     for method in ("grpo", "shear"):
         logp = (old + 0.3 * torch.sin(torch.arange(80.0)).view(8, 10)).requires_grad_()
-        loss, metrics = policy_loss(logp, old, credit(method, batch, OPTIONS), batch.rollouts.mask, 64)
+        loss, metrics = policy_loss(logp, old, credit(method, batch, {}), batch.rollouts.mask, 64)
         loss.backward()
         results.append((loss.detach(), logp.grad, metrics))
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
     assert results[0][2] == results[1][2]
 
 
-def test_effective_weights_recover_what_multiplied_the_advantage():
-    """omega where A is not 0, 1 where it is, 0 outside the mask."""
-    batch = batch_of()
-    mask = batch.rollouts.mask
-    omega = shear.shear_weights(batch.scored.hidden[:4], mask[:4], batch.correct[:4], window=4, stride=2)
-    ours = effective_weights(credit("shear", batch, OPTIONS), batch.advantages, mask)
-    torch.testing.assert_close(ours[:4], omega, atol=1e-6, rtol=0)
-    assert torch.equal(ours[4:], mask[4:].float())
-    assert torch.equal(effective_weights(credit("grpo", batch, OPTIONS), batch.advantages, mask), mask.float())
+# ---- formulas -------------------------------------------------------------------------------------------------
 
 
-def test_localisation_against_written_out_numbers():
-    """Two counted rollouts, one uncounted; AUC with a tie, pooled and a rollout, and that of position alone."""
-    weights = torch.tensor([[0.1, 0.2, 0.2, 0.9], [0.5, 0.4, 0.0, 0.0], [9.0, 9.0, 9.0, 9.0]])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
-    ours = localisation(weights, mask, torch.tensor([2, 1, -1]))
-    # after: .2 .9 | .4; before: .1 .2 | .5. Pairs won: (.2: 1.5 of 3), (.9: 3), (.4: 2); of 9
-    assert ours["auc"] == pytest.approx(6.5 / 9)
-    assert ours["auc_rollout"] == pytest.approx(((1.5 + 2) / 4 + 0) / 2)
-    # positions after: 2, 3, 1; before: 0, 1, 0. Pairs won: 3, 3, 2.5; of 9
-    assert ours["auc_position"] == pytest.approx(8.5 / 9)
-    assert ours["weight_before"] == pytest.approx(0.8 / 3) and ours["weight_after"] == pytest.approx(1.5 / 3)
-    assert ours["rollouts"] == 2
-
-
-def test_localisation_without_anything_to_locate_is_none():
-    """No counted rollout, or an error at the first token only: no number that looks like one."""
+def test_entropy_adds_at_most_half_the_advantage():
+    """A + min(.4 H, |A| / 2): A is +-.5 (1e6 delta aside), so 1.25 |A| nats reach the bound; penalties shrink."""
+    batch = batch_of([[1, 0]])
+    scale = batch.advantages.tolist()
+    entropies = torch.tensor([0.0, 0.1, 2.0]).repeat(2, 1)
     mask = torch.ones(2, 3).bool()
-    for first in ([-1, -1], [0, 0]):
-        assert localisation(torch.rand(2, 3), mask, torch.tensor(first)) is None
+    batch = replace(
+        batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=entropies)
+    )
+    ours = credit("entropy", batch, {})
+    expected = [[a, a + 0.04, a + abs(a) / 2] for a in scale]
+    torch.testing.assert_close(ours, torch.tensor(expected))
 
 
-def test_uniform_weights_locate_nothing():
-    """GRPO's weights are all equal: every AUC is exactly one half."""
-    ours = localisation(torch.ones(4, 9), torch.ones(4, 9).bool(), torch.tensor([2, 5, 1, -1]))
-    assert ours["auc"] == ours["auc_rollout"] == 0.5
+def test_hapo_stays_within_its_bound_and_knows_the_group():
+    """Entropies 0 0 1 | 1 of one group: mean .5, deviation .5, z = -1, -1, 1 | 1; clipped at |A| / 2, times .2."""
+    batch = batch_of([[1, 0]])
+    scale = batch.advantages.tolist()
+    entropies = torch.tensor([[0.0, 0, 1], [1.0, 99, 99]])
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
+    batch = replace(
+        batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=entropies)
+    )
+    ours = credit("hapo", batch, {})
+    bend = 0.2 * abs(scale[0]) / 2
+    expected = [[scale[0] - bend, scale[0] - bend, scale[0] + bend], [scale[1] - bend, 0, 0]]
+    torch.testing.assert_close(ours, torch.tensor(expected))
+    mild = credit("hapo", replace(batch, advantages=10 * batch.advantages), {"alpha": 1.0})
+    torch.testing.assert_close(mild[0], 10 * scale[0] + torch.tensor([-1.0, -1, 1]))
+
+
+def test_hapo_of_equal_entropies_is_grpo():
+    """No deviation, no bend, no NaN."""
+    batch = batch_of([[1, 0, 0, 1]])
+    flat = replace(batch, scored=replace(batch.scored, entropies=torch.full_like(batch.scored.entropies, 0.3)))
+    torch.testing.assert_close(credit("hapo", flat, {}), credit("grpo", flat, {}), atol=1e-4, rtol=0)
+
+
+def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
+    """Two rollouts equal up to token 12 of 24, then far apart: spans of 6 by 3 tokens, [9, 15) is the first far one."""
+    hidden = torch.zeros(2, 24, 2)
+    hidden[..., 0] = 1
+    hidden[1, 12:] = torch.tensor([0.0, 1.0])
+    mask = torch.ones(2, 24).bool()
+    ours = shear.first_weights(hidden, mask, torch.tensor([True, False]), window=6, stride=3)
+    assert ours[0].tolist() == [1] * 24
+    assert ours[1].tolist() == [0] * 9 + [1] * 9 + [0] * 6  # its last 3 tokens are [12, 15), 3 more on each side
+    near = shear.first_weights(hidden, mask, torch.tensor([True, False]), window=6, stride=3, threshold=2.0)
+    assert near[1].abs().max() == 0
+    assert torch.equal(shear.first_weights(hidden, mask, torch.tensor([True, True])), mask.float())
+
+
+def test_first_reads_each_wrong_rollout_s_own_spans():
+    """Two wrong rollouts of other lengths that leave the right one at other places."""
+    hidden = torch.zeros(3, 24, 2)
+    hidden[..., 0] = 1
+    hidden[1, 3:], hidden[2, 18:] = (torch.tensor([0.0, 1.0]) for _ in range(2))
+    mask = torch.arange(24) < torch.tensor([24, 14, 24])[:, None]
+    ours = shear.first_weights(hidden, mask, torch.tensor([True, False, False]), window=6, stride=3)
+    assert ours[1].nonzero().flatten().tolist() == list(range(9))  # the span [0, 6) is far: onset at 3
+    assert ours[2].nonzero().flatten().tolist() == list(range(15, 24))  # [15, 21): onset at 18
+
+
+def test_outcome_weights_against_written_out_numbers():
+    """Importances whose log1p is 0, 1, 2, 4: n = 0, .25, .5, 1; theta, the quarter quantile, .1875; beta 1."""
+    importance = torch.tensor([0.0, 1, 2, 4, 9]).expm1()[None]
+    mask = torch.ones(1, 6).bool()
+    ours = outcome_weights(torch.nn.functional.pad(importance, (0, 1)), [Answer(4, 4, 5)], mask, 0.25, 1.0)
+    raw = torch.tensor([0.1, 1 + 0.0625 / 0.8125, 1 + 0.3125 / 0.8125, 2])
+    expected = torch.cat([raw * 4 / raw.sum(), torch.ones(2)])
+    torch.testing.assert_close(ours[0], expected)
+    assert ours.sum().item() == pytest.approx(6)
+
+
+def test_outcome_weights_of_flat_importance_or_no_answer_are_one():
+    """Nothing to tell tokens apart: no division by nothing."""
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    importance = torch.full((3, 4), 0.7)
+    ours = outcome_weights(importance, [Answer(3, 3, 4), None, Answer(0, 1, 2)], mask, 0.25, 1.0)
+    torch.testing.assert_close(ours, mask.float())
+
+
+def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkeypatch):
+    """T w_t: mean 1 in each rollout; proportional to how far the adapter moves a state."""
+    change = torch.rand(told.rollouts.mask.shape) + 0.1
+    monkeypatch.setattr(salience, "adapter_residual", lambda *inputs, **limits: change)
+    weights = effective_weights(credit("arca", told, {}), told.advantages, told.rollouts.mask)
+    for row in range(4):
+        inside = told.rollouts.mask[row]
+        expected = change[row][inside] / change[row][inside].sum() * inside.sum()
+        torch.testing.assert_close(weights[row][inside], expected, atol=1e-4, rtol=1e-4)
+    monkeypatch.setattr(salience, "adapter_residual", lambda *inputs, **limits: 0 * change)
+    torch.testing.assert_close(credit("arca", told, {}), credit("grpo", told, {}))
+
+
+def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
+    """log-ratios .1 and -9 of right and wrong rollouts; lam .5 at step 0, .25 at 25, 0 from step 50 on."""
+    delta = torch.full_like(told.scored.logp, 0.1)
+    delta[:, 1::2] = -9
+    monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: told.scored.logp + delta)
+    for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
+        now = replace(told, source=replace(told.source, step=step))
+        weights = effective_weights(credit("rlsd", now, {}), told.advantages, told.rollouts.mask)
+        right, wrong = weights[0], weights[1]
+        up, down = torch.tensor([0.1, -0.1]).exp()
+        for got, ratio in ((right[0], up), (right[1], 0.8), (wrong[0], down), (wrong[1], 1.2)):
+            assert got.item() == pytest.approx(1 - share + share * float(ratio), abs=1e-5)
+
+
+def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
+    """Before the middle of the run low entropies weigh more, after it high ones, in the middle none; mean 1."""
+    values = torch.rand(told.rollouts.mask.shape)
+    monkeypatch.setattr(salience, "attention_entropy", lambda *inputs, **limits: values)
+    inside = told.rollouts.mask[:4]
+    z = (values[:4] - values[:4][inside].mean()) / values[:4][inside].std(correction=0)
+    for step, slope in ((0, -1), (20, 0), (40, 1)):
+        now = replace(told, source=replace(told.source, step=step))
+        weights = effective_weights(credit("attention", now, {}), told.advantages, told.rollouts.mask)[:4][inside]
+        expected = torch.sigmoid(slope * z[inside])
+        torch.testing.assert_close(weights, expected / expected.mean(), atol=1e-5, rtol=1e-4)
+
+
+def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
+    """Each token has the score of its own step; the stop token that of the last."""
+    weights = effective_weights(credit("prm", told, {}), told.advantages, told.rollouts.mask)
+    judged = judge_lines(None, None, told.rollouts, None, "\n", 0)
+    for row in range(4):
+        good, step = judged[row]
+        expected = good[step] if told.advantages[row] > 0 else 1 - good[step]
+        torch.testing.assert_close(weights[row, : len(step)], expected)
+        assert weights[row, 0] != weights[row, 13]  # lines are 12 tokens
+
+
+def test_pure_against_a_loop_by_its_formula(told):
+    """r*, suffix sums, leave-one-out baseline and the group's deviation, one number at a time in float64."""
+    ours = credit("pure", told, {})
+    judged = judge_lines(None, None, told.rollouts, None, "\n", 0)
+    for group in (range(4), range(4, 8)):
+        returns = {}
+        for row in group:
+            good, step = judged[row]
+            r = [2 * p - 1 for p in good.tolist()]
+            powers = [2.718281828459045 ** (-x / 0.1) for x in r]
+            star = [x * power / sum(powers) for x, power in zip(r, powers, strict=True)]
+            assert min(r) - 1e-9 <= sum(star) <= sum(r) / len(r) + 1e-9
+            returns[row] = [sum(star[k:]) + told.rewards[row].item() for k in step.tolist()]
+        means = {row: sum(values) / len(values) for row, values in returns.items()}
+        centred = {
+            row: [value - sum(means[j] for j in group if j != row) / 3 for value in values]
+            for row, values in returns.items()
+        }
+        flat = [value for values in centred.values() for value in values]
+        mean = sum(flat) / len(flat)
+        std = (sum((value - mean) ** 2 for value in flat) / len(flat)) ** 0.5
+        for row in group:
+            expected = torch.tensor(centred[row]) / std
+            torch.testing.assert_close(ours[row, : len(expected)], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_pure_tends_to_the_worst_step(told):
+    """The sum of r* goes to min r as the temperature goes to 0."""
+    good = torch.tensor([0.9, 0.2, 0.6])
+    for temperature, gap in ((0.1, 0.01), (0.01, 1e-6)):
+        shares = (2 * good - 1) * (-(2 * good - 1) / temperature).softmax(0)
+        assert shares.sum().item() == pytest.approx(-0.6, abs=gap)
+
+
+def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
+    """The others are as in a group without it."""
+    mask = told.rollouts.mask.clone()
+    mask[1] = False
+    rewards = told.rewards.clone()
+    rewards[1] = torch.nan
+    parts = dict(rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=replace(told.rollouts, mask=mask))
+    ours = credit("pure", replace(told, **parts), {})
+    assert ours[1].abs().max() == 0 and ours.isfinite().all()
+    other = told.rollouts.mask.clone()
+    other[1] = False
+    few = mask[[0, 2, 3]].sum(1)
+    means = torch.stack([ours[row, :count].mean() for row, count in zip((0, 2, 3), few.tolist(), strict=True)])
+    assert abs(means.sum().item()) < 1e-4  # each rollout's mean less the mean of the two others: they add up to 0
+
+
+def test_true_errors_and_the_oracle(told):
+    """Wrong rollouts keep A on their first wrong step alone, and where none is known on every token."""
+    tokenizer, problem = told.source.tokenizer, told.source.problems[0]
+    careful = toy.demonstrate(problem, toy.random.Random(0), careless=False)
+    digit = str((int(careful[11 - 1]) + 1) % 10)
+    texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
+    rollouts = rollouts_of(tokenizer, [problem["problem"]] * 4, texts)
+    rewards = torch.tensor([1.0, 0, 0, 1])
+    source = replace(told.source, problems=[problem])
+    batch = replace(told, advantages=group_advantages(rewards, 4), rewards=rewards, rollouts=rollouts, source=source)
+    places = true_errors(batch, source.task.first_error, source.problems)
+    assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
+    weights = effective_weights(credit("oracle", batch, {}), batch.advantages, rollouts.mask)
+    assert weights[1].tolist() == [1] * 12 + [0] * 16
+    assert torch.equal(weights[[0, 2, 3]], rollouts.mask[[0, 2, 3]].float())
+
+
+def test_position_and_random_are_what_they_say(told):
+    """t / T of each rollout's own length; runs of equal draws within [0, 2]."""
+    weights = effective_weights(credit("position", told, {}), told.advantages, told.rollouts.mask)
+    length = int(told.rollouts.mask[0].sum())
+    torch.testing.assert_close(weights[0, :length], torch.arange(1, length + 1) / length)
+    weights = effective_weights(credit("random", told, {"window": 5}), told.advantages, told.rollouts.mask)[0, :length]
+    assert all(len(run.unique()) == 1 for run in weights.split(5)) and len(weights.unique()) == -(-length // 5)
+    assert weights.min() >= 0 and weights.max() <= 2

@@ -206,7 +206,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     model, _ = any_positions
     rollouts = sampled(any_positions)
     pulls = torch.randn(rollouts.ids.shape)
-    ids, inside = grpo._end_to_end(rollouts)
+    ids, inside = grpo.end_to_end(rollouts)
     expected = (model(ids).logits[:, :-1] / 0.7).log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)[inside[:, 1:]]
     (expected * pulls[rollouts.mask]).sum().backward()
     plain = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -255,7 +255,7 @@ def test_rollouts_laid_end_to_end_have_no_gap(tiny):
     """Prompt, response, then padding; an emptied mask leaves the prompt alone."""
     rollouts = sampled(tiny)
     rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & (torch.arange(8) != 3)[:, None])
-    ids, inside = grpo._end_to_end(widen(rollouts, 3, 4))
+    ids, inside = grpo.end_to_end(widen(rollouts, 3, 4))
     for row in range(8):
         prompt, response = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.ids[row][rollouts.mask[row]]
         assert torch.equal(ids[row, : len(prompt) + len(response)], torch.cat([prompt, response]))

@@ -38,12 +38,13 @@ def step():
 def test_step_metrics_are_those_of_the_batch(step):
     """Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers pass."""
     *_, batch, weights = step
-    metrics = report.step_metrics(batch, weights)
+    metrics = report.step_metrics(batch, weights * batch.advantages[:, None])
     assert metrics["reward"] == 0.25 and metrics["solved"] == 0.5 and metrics["equal_groups"] == 0.5
     assert metrics["length"] == 16 and metrics["truncated"] == 0.25 and metrics["entropy"] == 0.25
     mixed = weights[2:]
     assert metrics["weight_mean"] == pytest.approx(mixed.mean().item())
     assert metrics["weight_std"] == pytest.approx(mixed.std().item())
+    assert 0.5 < metrics["ess"] < 1 and metrics["sign_changes"] == 0
     assert metrics["sinkhorn_error"] == 0.5
 
 
@@ -53,7 +54,7 @@ def test_samples_are_of_the_first_mixed_group(step):
     verdicts = [Verdict(0.0, "wrong")] * 2 + [Verdict(1.0, "correct"), Verdict(0.0, "wrong")]
     right, wrong = report.sample_rows(6, tokenizer, task, problems, batch, verdicts, weights)
     assert (right["response"], right["reason"], right["first_error"]) == (RIGHT, "correct", None)
-    assert (wrong["response"], wrong["score"], wrong["first_error"]) == (WRONG, 0.0, (0, "arith"))
+    assert (wrong["response"], wrong["score"], wrong["first_error"]) == (WRONG, 0.0, (0, "arith", 12))
     assert wrong["step"] == 7 and "".join(wrong["tokens"]) == WRONG + "<eos>"
     assert wrong["weights"] == pytest.approx([0.1] * 12 + [0.9] * 4) and wrong["advantage"] < 0
 
@@ -70,7 +71,12 @@ def test_the_step_line_holds_what_it_names(step):
     """One plain line, nothing rounded to something else."""
     *_, batch, weights = step
     updates = {"clip_share": 0.012, "abs_log_ratio": 3e-7, "grad_norm": 0.456, "loss": 0.0, "skipped": 1}
-    metrics = {"step": 3, **report.step_metrics(batch, weights), **updates, "seconds": {"generate": 1.23}}
+    metrics = {
+        "step": 3,
+        **report.step_metrics(batch, weights * batch.advantages[:, None]),
+        **updates,
+        "seconds": {"generate": 1.23},
+    }
     line = report.step_line(metrics, 40)
     for part in (
         "step 3/40",

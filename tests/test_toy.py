@@ -80,21 +80,37 @@ def test_first_error_names_token_and_kind(change, token, kind):
     """One change to a right response a row; the token is the first of the changed step."""
     assert toy.first_error(PROBLEM, RIGHT) is None
     assert change[0] in RIGHT
-    assert toy.first_error(PROBLEM, RIGHT.replace(*change)) == (token, kind)
+    assert toy.first_error(PROBLEM, RIGHT.replace(*change))[:2] == (token, kind)
+
+
+@pytest.mark.parametrize(
+    ("change", "end"),
+    [
+        (("b=3+a=3+7=0", "b=3+a=3+7=1"), 24),  # a line of 12 tokens, its end of line among them
+        (("c=b*7=0*7=0\n", "c=4\n"), 28),
+        (("c=b*7=0*7=0\n", "c=b*7=0*7\n"), 34),
+        (("boxed{0}", "boxed{1}"), 39),
+        (("\\boxed{0}", ""), 37),  # the stop token stands where the box should
+    ],
+)
+def test_first_error_tells_where_the_wrong_step_ends(change, end):
+    """The index after its last token, by hand."""
+    assert change[0] in RIGHT
+    assert toy.first_error(PROBLEM, RIGHT.replace(*change)).end == end
 
 
 def test_steps_after_an_error_are_judged_by_the_response_s_own_values():
     """A consistent continuation adds no second error; another mistake before it moves the first one."""
     consistent = "a=3-6=3-6=5\nb=3+a=3+5=8\nc=b*7=8*7=6\n\\boxed{6}"
-    assert toy.first_error(PROBLEM, consistent) == (0, "arith")
+    assert toy.first_error(PROBLEM, consistent)[:2] == (0, "arith")
     later = "a=3-6=3-6=7\nb=3+a=3+7=1\nc=b*7=1*7=7\n\\boxed{7}"
-    assert toy.first_error(PROBLEM, later) == (12, "arith")
+    assert toy.first_error(PROBLEM, later)[:2] == (12, "arith")
 
 
 def test_special_tokens_in_a_response_are_tokens_and_faults():
     """A sampled <pad> counts as one token, so that the index is that of the sampled ids."""
-    assert toy.first_error(PROBLEM, RIGHT.replace("b=3+a", "b=3+<pad>a")) == (12, "format")
-    assert toy.first_error(PROBLEM, "<pad>" + RIGHT[:12] + "x") == (0, "format")
+    assert toy.first_error(PROBLEM, RIGHT.replace("b=3+a", "b=3+<pad>a"))[:2] == (12, "format")
+    assert toy.first_error(PROBLEM, "<pad>" + RIGHT[:12] + "x")[:2] == (0, "format")
 
 
 def test_a_right_shortcut_is_no_error():

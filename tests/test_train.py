@@ -42,7 +42,7 @@ def run(tmp_path, *flags: str) -> int:
 def assembled(flags: list[str], folder=None) -> train.Run:
     """What `train.train` assembles from these flags, on one rank."""
     args, ranks = train.parse_args(flags), Ranks(0, 1, torch.device("cpu"))
-    task, model, tokenizer, _ = train.set_up(args, ranks)
+    task, model, tokenizer, *_ = train.set_up(args, ranks)
     return train.assemble(args, ranks, task, model, tokenizer, folder)
 
 
@@ -265,7 +265,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     verdicts = [Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error"), Verdict(0.0, "wrong")]
     batch = train.as_batch(rollouts, verdicts, scored, 4)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
-    ours = credit("shear", batch, {"shear": dict(window=3, stride=3)})
+    ours = credit("shear", batch, dict(window=3, stride=3))
     rest = torch.tensor([0, 1, 3])
     alone = shear.shear_weights(scored.hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
@@ -292,7 +292,7 @@ def test_what_ranks_send_is_light():
     mask = torch.ones(4, 6).bool()
     rollouts = Rollouts(None, None, torch.zeros(4, 6).long(), mask, torch.zeros(4).bool(), [""] * 4)
     scored = Scored(torch.zeros(4, 6), torch.zeros(4, 6), torch.randn(4, 6, 10_000))
-    batch = train.without_hidden(train.as_batch(rollouts, [Verdict(1.0, "correct")] * 4, scored, 4))
+    batch = train.light(train.as_batch(rollouts, [Verdict(1.0, "correct")] * 4, scored, 4))
     assert len(pickle.dumps(batch)) < 10_000 and batch.scored.hidden.shape == (4, 6, 0)
 
 

@@ -1,0 +1,88 @@
+"""Where credit went: how strong, how concentrated, and how well placed it is; the same for every method.
+
+    effective_weights   what each token's advantage was multiplied by
+    concentration       mean weight, effective share of tokens, Gini, mass of the top tenth, changed signs
+    localisation        weights against the true first wrong step, where a task knows it
+
+"Concentrated" is meant within a rollout, so it does not see that one rollout got more than another; the mean and the
+spread of the weights do. A number here describes credit, it does not praise it: uniform credit (GRPO) has an effective
+share of 1, a Gini of 0, a tenth of the mass on the top tenth, and an AUC of one half.
+"""
+
+import math
+
+import torch
+from scipy.stats import mannwhitneyu
+from torch import Tensor
+
+
+def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """(B, T): what each token's advantage was multiplied by; 1 where A = 0, 0 where the mask is 0."""
+    scale = advantages[:, None]
+    return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
+
+
+def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
+    """How strong and how concentrated token advantages (B, T) are, beside rollout advantages A (B,).
+
+    `weight_mean`, `weight_std` are over the tokens whose A is not 0, as is `sign_changes`, the share of tokens whose
+    advantage has the opposite sign of A. The others are means over the rollouts that have any advantage, of |advantage|
+    v_1..v_T: `ess`, (sum v)^2 / (T sum v^2), in (0, 1], also called effective-token ratio (arXiv 2601.07408,
+    2606.00257); `gini`, 0 for uniform; `top_tenth`, the share of the sum on the ceil(T / 10) largest.
+    The formulas are the usual ones: the papers name the measures and do not write them out.
+    """
+    counts = mask & (advantages != 0)[:, None]  # (B, T)
+    weights = effective_weights(token_advantages, advantages, mask)[counts]
+    rows = [row[inside].abs().double() for row, inside in zip(token_advantages, mask, strict=True)]
+    rows = [row.sort().values for row in rows if row.any()]
+    places = [torch.arange(1, len(row) + 1, device=row.device) for row in rows]
+    each = {
+        "ess": [row.sum() ** 2 / (len(row) * row.square().sum()) for row in rows],
+        "gini": [
+            2 * (place * row).sum() / (len(row) * row.sum()) - (len(row) + 1) / len(row)
+            for place, row in zip(places, rows, strict=True)
+        ],
+        "top_tenth": [row[-math.ceil(len(row) / 10) :].sum() / row.sum() for row in rows],
+    }
+    return {
+        "weight_mean": weights.mean().item() if len(weights) else 1.0,
+        "weight_std": weights.std().item() if len(weights) > 1 else 0.0,
+        "sign_changes": (weights < 0).float().mean().item() if len(weights) else 0.0,
+        **{name: torch.stack(values).mean().item() if rows else math.nan for name, values in each.items()},
+    }
+
+
+def localisation(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict[str, float] | None:
+    """How well token weights (B, T) tell tokens before the true first error from those at or after it.
+
+    wrong_step (B, 2) int64 is where the first wrong step starts and ends, -1 for rollouts that do not count (right
+    ones, and those of groups that are not mixed). AUC 0.5 is chance, 1 a perfect order. `auc` pools all tokens;
+    `auc_rollout` is the mean over rollouts that have tokens on both sides; `auc_position` is what the token's
+    position alone achieves, and any weight should be read beside it; `auc_step` tells the tokens of the wrong step
+    from all others, before and after. None where no rollout has both sides.
+    """
+    position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    start, end = wrong_step.unbind(1)  # (B,), (B,)
+    counts = mask & (start >= 0)[:, None]  # (B, T)
+    after = position >= start[:, None]  # (B, T)
+    each = [_auc(weights[row][counts[row]], after[row][counts[row]]) for row in (start >= 0).nonzero().flatten()]
+    known = [auc for auc in each if auc is not None]
+    if not known:
+        return None
+    return {
+        "auc": _auc(weights[counts], after[counts]),
+        "auc_rollout": sum(known) / len(known),
+        "auc_position": _auc(position[counts].float(), after[counts]),
+        "auc_step": _auc(weights[counts], (after & (position < end[:, None]))[counts]),
+        "weight_before": weights[counts & ~after].mean().item(),
+        "weight_after": weights[counts & after].mean().item(),
+        "rollouts": len(known),
+    }
+
+
+def _auc(values: Tensor, positive: Tensor) -> float | None:
+    """Chance that a positive's value exceeds a negative's, ties counting half; None if a side is empty."""
+    high, low = values[positive].cpu().numpy(), values[~positive].cpu().numpy()
+    if not len(high) or not len(low):
+        return None
+    return float(mannwhitneyu(high, low, method="asymptotic").statistic / (len(high) * len(low)))

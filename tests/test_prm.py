@@ -1,0 +1,271 @@
+r"""prm.py: a score for each step, read where the step ends, and the step of each of the policy's tokens.
+
+Run: pytest tests/test_prm.py
+"""
+
+import json
+import random
+import shutil
+
+import pytest
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+import prm
+import toy
+from grpo import Rollouts, cat_padded
+from prm import SEPARATOR, ProcessRewardModel, judge_steps
+from tasks import BadInput
+
+CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
+SYMBOLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)
+DEVICE = torch.device("cpu")
+STOP = 2  # <|im_end|>
+
+RESPONSES = [  # text, its steps, the first character of each
+    ("One.\n\nTwo é€😀.\n\nThree.", ["One.", "Two é€😀.", "Three."], [0, 6, 16]),
+    ("One.\n\n\n\n \n\nTwo.\n\n", ["One.", "Two."], [0, 11]),
+    ("\n\nOne.\nStill.", ["One.\nStill."], [2]),
+    ("\n\n", [""], [0]),
+    ("", [""], [0]),
+]
+
+
+def make_tokenizer(separator: bool = True, template: str | None = CHAT) -> Qwen2Tokenizer:
+    """Bytes and the tokens of turns, with <extra_0> or without."""
+    vocab = {symbol: i for i, symbol in enumerate(SYMBOLS)}
+    extra = ["<|im_start|>", *[SEPARATOR] * separator]
+    tokens = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>", extra_special_tokens=extra)
+    tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[], **tokens)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def save(folder, model, tokenizer) -> str:
+    """A folder with the two; its name."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A random model in a folder that is laid out, and names its classes, as Qwen2.5-Math-PRM-7B does."""
+    torch.manual_seed(0)
+    config = Qwen2Config(vocab_size=len(SYMBOLS) + 1, max_position_embeddings=400, initializer_range=0.3, **SIZES)
+    path = tmp_path_factory.mktemp("models") / "prm"
+    save(path, ProcessRewardModel(config), make_tokenizer())
+    about = json.loads((path / "config.json").read_text())
+    about |= {"architectures": ["Qwen2ForProcessRewardModel"], "num_labels": 2}
+    about["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
+    (path / "config.json").write_text(json.dumps(about))
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(folder):
+    """That folder, loaded."""
+    return prm.load(str(folder), DEVICE, torch.float32)
+
+
+def respond(texts: list[str], stop: bool = True) -> Rollouts:
+    """Rollouts of these texts, a token a byte, and the stop token."""
+    encoded = make_tokenizer(separator=False)(texts)["input_ids"]
+    rows = [torch.tensor([[*row, *[STOP] * stop]], dtype=torch.long) for row in encoded]
+    mask = cat_padded([torch.ones_like(row) for row in rows]).bool()
+    prompts = torch.zeros(len(texts), 1, dtype=torch.long)
+    truncated = torch.full((len(texts),), not stop)
+    return Rollouts(prompts, prompts.bool(), cat_padded(rows), mask, truncated, texts)
+
+
+def judge(pair, texts, questions=None, micro_tokens=1000, stop=True):
+    """judge_steps for texts whose steps end with an empty line."""
+    questions = questions or [f"What is {i} + {i}?" for i in range(len(texts))]
+    return judge_steps(pair, questions, respond(texts, stop), make_tokenizer(separator=False), "\n\n", micro_tokens)
+
+
+def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
+    """P(good) of each step: the conversation spelt out, scores read at the separators."""
+    model, tokenizer = pair
+    said = "".join(f"{step}{SEPARATOR}" for step in steps)
+    turns = (("system", SYSTEM), ("user", question), ("assistant", said))
+    ids = tokenizer("".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns))["input_ids"]
+    with torch.no_grad():
+        states = model.model(torch.tensor([ids])).last_hidden_state[0]  # (L, h)
+    first, second = model.score[0], model.score[2]
+    logits = (states @ first.weight.T + first.bias).relu() @ second.weight.T + second.bias  # (L, 2)
+    places = [place for place, id in enumerate(ids) if tokenizer.decode([id]) == SEPARATOR]
+    return torch.stack([(logits[place, 1] - logits[place, 0]).sigmoid() for place in places])
+
+
+def test_scores_are_those_read_by_hand(pair):
+    """One response at a time, its steps written by hand; scores differ, or nothing would be compared."""
+    texts = [text for text, *_ in RESPONSES]
+    judged = judge(pair, texts)
+    for i, ((_, steps, _), (good, _)) in enumerate(zip(RESPONSES, judged, strict=True)):
+        torch.testing.assert_close(good, by_hand(pair, f"What is {i} + {i}?", steps))
+    assert judged[0][0].std() > 1e-3
+    assert all(good.dtype == torch.float32 and step.dtype == torch.int64 for good, step in judged)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, stop):
+    """A token a byte, so that a character's step is that of all of its bytes; the stop token ends the last step."""
+    texts = [text for text, *_ in RESPONSES if stop or text]  # without the stop token the last has no token at all
+    judged = judge(pair, texts, stop=stop)
+    for (text, _, begins), (_, step) in zip(RESPONSES[: len(texts)], judged, strict=True):
+        expected = []
+        for place, character in enumerate(text):
+            at = max(0, sum(begin <= place for begin in begins) - 1)
+            expected += [at] * len(character.encode())
+        assert step.tolist() == expected + [len(begins) - 1] * stop
+
+
+def test_micro_batches_and_order_do_not_matter(pair):
+    """Alone, together, backwards: the same scores and steps."""
+    texts, questions = [row[0] for row in RESPONSES], [f"{i}?" for i in range(len(RESPONSES))]
+    together = judge(pair, texts, questions, 10**6)
+    for other in (
+        judge(pair, texts, questions, 1),
+        judge(pair, texts, questions, 450),
+        judge(pair, texts[::-1], questions[::-1], 450)[::-1],
+    ):
+        for (good, step), (good_too, step_too) in zip(together, other, strict=True):
+            torch.testing.assert_close(good, good_too)
+            assert torch.equal(step, step_too)
+
+
+def test_no_more_than_micro_tokens_at_a_time(pair, monkeypatch):
+    """Padding included."""
+    sizes, forward = [], ProcessRewardModel.forward
+    monkeypatch.setattr(
+        ProcessRewardModel, "forward", lambda self, ids: sizes.append(tuple(ids.shape)) or forward(self, ids)
+    )
+    judge(pair, [row[0] for row in RESPONSES] * 2, micro_tokens=450)
+    assert sum(rows for rows, _ in sizes) == 10 and 1 < len(sizes) < 10
+    assert all(rows * width <= 450 for rows, width in sizes)
+
+
+def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair, monkeypatch):
+    """An empty mask gives two empty tensors; the others' scores stay."""
+    texts = [row[0] for row in RESPONSES[:3]]
+    rollouts, expected = respond(texts), judge(pair, texts, ["?"] * 3)
+    rollouts.mask[1] = False
+    judged = judge_steps(pair, ["?"] * 3, rollouts, make_tokenizer(False), "\n\n", 1000)
+    assert [part.shape for part in judged[1]] == [(0,), (0,)]
+    for i in (0, 2):
+        torch.testing.assert_close(judged[i], expected[i])
+    rollouts.mask[:] = False
+    assert all(
+        not good.numel() and not step.numel()
+        for good, step in judge_steps(pair, ["?"] * 3, rollouts, make_tokenizer(False), "\n\n", 1000)
+    )
+
+
+@pytest.mark.parametrize("spelt", [SEPARATOR, "<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
+def test_a_spelt_separator_adds_no_score(pair, spelt):
+    """Neither in the question nor in the response; the number of steps is that of the text without it."""
+    plain = "One.\n\nTwo.\n\nThree."
+    texts = [plain, plain.replace("Two.", f"Two{spelt}."), plain]
+    judged = judge(pair, texts, ["?", "?", f"?{spelt}"])
+    assert [len(good) for good, _ in judged] == [3, 3 + spelt.count("\n\n"), 3]
+    for text, (good, step) in zip(texts, judged, strict=True):
+        assert len(step) == len(text) + 1 and step.max() == len(good) - 1
+    torch.testing.assert_close(judged[1][0][0], judged[0][0][0])  # the first step was not moved
+
+
+def test_what_exceeds_the_context_takes_the_last_score(pair):
+    """400 tokens: a step that is cut, and all behind it, take the last score; if there is none, one half."""
+    steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
+    (good, step), (unread, _) = judge(pair, ["\n\n".join(steps), "\n\n".join(steps[2:])], ["?", "?"])
+    expected = by_hand(pair, "?", steps[:2])
+    torch.testing.assert_close(good, torch.cat([expected, expected[-1:].expand(3)]))
+    assert unread.tolist() == [0.5] * 3
+    assert step[-1] == 4
+
+
+def test_a_template_that_loses_steps_is_refused(folder, tmp_path):
+    """Scores would belong to other steps."""
+    shutil.copytree(folder, tmp_path / "prm")
+    make_tokenizer(template=CHAT.replace("m['content']", "m['content'][:30]")).save_pretrained(tmp_path / "prm")
+    with pytest.raises(BadInput, match=r"--prm .*prm: .* 1 separators of 2 steps"):
+        prm.load(str(tmp_path / "prm"), DEVICE, torch.float32)
+
+
+def test_folders_that_cannot_judge_are_refused(folder, tmp_path):
+    """Each in a sentence that begins with the flag and the folder."""
+    config = Qwen2Config(vocab_size=len(SYMBOLS) + 1, **SIZES)
+    model = ProcessRewardModel(config)
+    small = ProcessRewardModel(Qwen2Config(vocab_size=len(SYMBOLS), **SIZES))
+    folders = {
+        str(tmp_path / "missing"): "cannot be loaded",
+        save(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"lacks weights \(score",
+        save(tmp_path / "other", model, make_tokenizer(separator=False)): "<extra_0> is not one token",
+        save(tmp_path / "plain", model, make_tokenizer(template=None)): "no chat template",
+        save(tmp_path / "small", small, make_tokenizer()): "another model's",
+    }
+    for name, reason in folders.items():
+        with pytest.raises(BadInput, match=f"^--prm {name}: .*{reason}"):
+            prm.load(name, DEVICE, torch.float32)
+
+
+def test_a_loaded_model_is_ready(folder, pair):
+    """In the dtype asked for, not in training, without gradients, and with the folder's weights under its names."""
+    model, _ = prm.load(str(folder), DEVICE, torch.bfloat16)
+    assert model.dtype == torch.bfloat16 and not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    names = set(pair[0].state_dict())
+    assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias", "model.norm.weight"} <= names
+    (good, _), (exact, _) = judge((model, pair[1]), ["One."])[0], judge(pair, ["One."])[0]
+    assert good.dtype == torch.float32
+    torch.testing.assert_close(good, exact, atol=0.05, rtol=0.05)
+
+
+def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
+    """One-line programs: three in four lines are good, a short teaching does better; loaded, it says the same."""
+    rng = random.Random("judged")
+    problems = [toy.make_problem(rng, 1) for _ in range(128)]
+    questions = [problem["problem"] for problem in problems]
+    policy, words = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
+    pair = toy.make_prm(policy, 1, "chain", set(), steps=70, seed=0)  # of 230 problems none can be spared
+    assert policy.config.vocab_size == len(words) and all(
+        p.requires_grad and p.grad is None for p in policy.parameters()
+    )
+    texts = [toy.demonstrate(problem, rng) for problem in problems]
+    ids = cat_padded([torch.tensor([words(text)["input_ids"]]) for text in texts])
+    prompts = torch.zeros(len(texts), 1, dtype=torch.long)
+    rollouts = Rollouts(prompts, prompts.bool(), ids, ids > 0, torch.ones(len(texts)), texts)
+    judged = judge_steps(pair, questions, rollouts, words, "\n", 4000)
+    good = torch.cat([good for good, _ in judged])
+    true = torch.tensor([each for row in zip(problems, texts, strict=True) for each in toy.good_lines(*row)])
+    assert 0.6 < true.float().mean() < 0.85
+    assert ((good > 0.5) == true).float().mean() > 0.87
+    assert judged[0][1].tolist() == [0] * 12 + [1] * 3
+    loaded = prm.load(save(tmp_path / "toy", *pair), DEVICE, torch.float32)
+    for (good, _), (again, _) in zip(judged, judge_steps(loaded, questions, rollouts, words, "\n", 4000), strict=True):
+        assert torch.equal(good, again)
+
+
+@pytest.mark.parametrize("lines", [1, 3])
+def test_toy_labels_are_bad_from_the_first_error_on(lines):
+    """The verifier's first wrong token, counted in lines; the box counts as one."""
+    rng, seen = random.Random(lines), set()
+    for _ in range(200):
+        problem = toy.make_problem(rng, lines)
+        text = toy.demonstrate(problem, rng)
+        error = toy.first_error(problem, text)
+        right = error.token // 12 if error else lines + 1  # a line is 12 tokens
+        assert toy.good_lines(problem, text) == [True] * right + [False] * (lines + 1 - right)
+        seen.add(right)
+    assert {0, lines + 1} <= seen
+
+
+def test_forbidden_prompts_are_not_demonstrated():
+    """Neither to the policy nor to the process reward model: both draw their demonstrations here."""
+    forbidden = {problem["problem"] for problem, _ in toy._demonstrations(1, "chain", set(), random.Random(1))}
+    for seed in range(20):
+        shown = {problem["problem"] for problem, _ in toy._demonstrations(1, "chain", forbidden, random.Random(seed))}
+        assert not shown & forbidden
