@@ -56,7 +56,7 @@ from rewards import Verdict, scores_of
 from tasks import BadInput, Task
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
-PRM_STEPS = 200  # that teach the embedded task's process reward model
+PRM_STEPS = 400  # that teach the embedded task's process reward model
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 
 

@@ -1,0 +1,204 @@
+"""Every credit method under the same loop, as one table.
+
+    python compare.py --seeds 0 1                              # the embedded task, every row of ROWS
+    python compare.py --methods grpo shear first --jobs 2      # some of them, two runs at a time
+    python compare.py --methods grpo shear --model PATH ...    # any flags of train.py
+
+Each row is a run of `train.py` a seed. On the embedded task the first one of a seed warms a model up, and all others
+start from it; all see the same problems. Runs lie in `--out`, each with its log; finished ones are not repeated, so
+the same command goes on where it was interrupted. Then, on the embedded task, a few steps of each row are timed, one
+row after the other and again, in this process; the extra cost is the median step's beside that of the first row.
+
+The table has means over the seeds. Weight and effective share are of all training steps; the AUCs are of the policy
+before training, the same for every row, and after. The error of an accuracy is clustered by problem and holds no
+variation between seeds, which the single results behind it show. `--negative-scale` and `--rescale` rows are controls:
+methods differ in how much they punish, and in the size of the step.
+
+Left out: tuning. Every row has the defaults of its method and the same learning rate, but adapters, which need more.
+"""
+
+import argparse
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from transformers.utils import logging
+
+import lora
+import report
+import tables
+import train
+from parallel import Ranks
+from prepare import set_up
+from recipe import Parser, parse_args
+from tasks import BadInput
+
+ROWS = {
+    "grpo": "--method grpo",
+    "grpo-wrong-.12": "--method grpo --negative-scale 0.12",
+    "shear": "--method shear",
+    "shear-mean1": "--method shear --rescale mean1",
+    "first": "--method first",
+    "entropy": "--method entropy",
+    "hapo": "--method hapo",
+    "oar-g": "--method oar-g",
+    "oar-p": "--method oar-p",
+    "prm": "--method prm",
+    "pure": "--method pure",
+    "rlsd": "--method rlsd",
+    "attention": "--method attention",
+    "oracle": "--method oracle",
+    "position": "--method position",
+    "random": "--method random",
+    "grpo-lora": "--method grpo --lora-rank 16 --lr 1e-3",
+    "arca-lora": "--method arca --lora-rank 16 --lr 1e-3",
+}
+TIMED = 3  # steps of each row
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 1 where a run failed, 2 for bad input."""
+    parser = Parser(prog="compare.py", description="Train with every credit method; one table.", epilog=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--methods", nargs="+", default=list(ROWS), choices=list(ROWS), help="rows of the table, the first one's first")
+    add("--seeds", nargs="+", type=int, default=[0, 1], help="a run each")
+    add("--jobs", type=int, default=1, help="runs at a time")
+    add("--out", type=Path, default=Path("runs/compare"), help="folder of the runs, the logs and table.md")
+    logging.disable_progress_bar()
+    try:
+        flags, rest = parser.parse_known_args(argv)
+        made = "--model" not in rest
+        flags.out.mkdir(parents=True, exist_ok=True)
+        train_all(flags, rest, made)
+        costs = time_steps(flags, rest) if made else {}
+        table = make_table(flags, costs)
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    (flags.out / "table.md").write_text(table + "\n")
+    print(table)
+    return 0
+
+
+def train_all(flags: argparse.Namespace, rest: list[str], made: bool) -> None:
+    """The runs that are not there yet: of each seed the first row, then the others from the model that it made."""
+    first, *others = flags.methods
+    with ThreadPoolExecutor(flags.jobs) as pool:
+        for methods in ([first], others):
+            jobs = [(method, seed) for seed in flags.seeds for method in methods]
+            start = made and method_start(flags, first)
+            futures = [pool.submit(train_one, flags, rest, start if methods is others else None, *job) for job in jobs]
+            for future in futures:
+                future.result()
+
+
+def method_start(flags: argparse.Namespace, first: str) -> str:
+    """Where the first row's runs leave the model that they started from, the seed left open."""
+    return str(flags.out / f"{first}-{{}}" / "start")
+
+
+def train_one(flags: argparse.Namespace, rest: list[str], start: str | None, method: str, seed: int) -> None:
+    """One run of train.py, its lines in a log; raises RuntimeError where it fails."""
+    name = f"{method}-{seed}"
+    log, command = flags.out / f"{name}.log", [*flags_of(flags, rest, start, method, seed), "--name", name]
+    if finished(flags.out / name):
+        return
+    if (flags.out / name).exists():
+        command = ["--resume", str(flags.out / name)]
+    began = time.perf_counter()
+    print(f"{name}: starts", flush=True)
+    with log.open("a") as file:
+        path = Path(train.__file__)
+        status = subprocess.run([sys.executable, str(path), *command], stdout=file, stderr=file).returncode
+    if status:
+        raise RuntimeError(f"{name}: train.py ends with status {status}; see {log}")
+    print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def flags_of(flags: argparse.Namespace, rest: list[str], start: str | None, method: str, seed: int) -> list[str]:
+    """train.py's flags of a row and a seed."""
+    model = ["--task", "embedded", "--model", start.format(seed)] if start else []
+    return [*rest, *ROWS[method].split(), *model, "--seed", str(seed), "--out", str(flags.out)]
+
+
+def finished(folder: Path) -> bool:
+    """Whether a run has come to its end."""
+    path = folder / "metrics.jsonl"
+    return path.exists() and any("after" in row for row in report.rows(path))
+
+
+def time_steps(flags: argparse.Namespace, rest: list[str]) -> dict[str, float]:
+    """Median seconds of a step of each row, from the first seed's start; rows by turns, so that drift hits all."""
+    runs, seed = {}, flags.seeds[0]
+    start = method_start(flags, flags.methods[0])
+    with tempfile.TemporaryDirectory() as folder:
+        for method in flags.methods:
+            own = flags.out / f"{method}-{seed}" / "prm"
+            judge = ["--prm", str(own)] if own.exists() else []
+            args = parse_args([*flags_of(flags, rest, start, method, seed), *judge])
+            ranks = Ranks(0, 1, torch.device(args.device))
+            torch.set_num_threads(args.threads or torch.get_num_threads())
+            task, model, tokenizer, _, judge, _ = set_up(args, ranks)
+            if args.lora_rank:
+                lora.add(model, args.lora_rank, args.seed)
+            runs[method] = train.assemble(args, ranks, task, model, tokenizer, Path(folder), judge)
+        seconds = {method: [] for method in runs}
+        for step in range(1 + TIMED):
+            for method, run in runs.items():
+                began = time.perf_counter()
+                train.train_step(run, step)
+                seconds[method].append(time.perf_counter() - began)
+    return {method: statistics.median(values[1:]) for method, values in seconds.items()}  # the first step warms up
+
+
+def make_table(flags: argparse.Namespace, costs: dict[str, float]) -> str:
+    """Markdown; a row a method, means over the seeds."""
+    names = "method|extra cost|weight|effective share|AUC|AUC, wrong step|greedy before|after|sampled before|after"
+    lines = []
+    for method in flags.methods:
+        runs = [report.rows(flags.out / f"{method}-{seed}" / "metrics.jsonl") for seed in flags.seeds]
+        steps = [row for rows in runs for row in rows if "step" in row]
+        before = [row["before"] for rows in runs for row in rows if "before" in row]
+        after = [row["after"] for rows in runs for row in rows if "after" in row]
+        extra = f"{costs[method] / costs[flags.methods[0]] - 1:+.0%}" if costs else "-"
+        cells = [extra, mean_of(steps, "weight_mean"), mean_of(steps, "ess")]
+        for name in ("auc", "auc_step"):
+            pairs = [placed(results, name) for results in (before, after)]
+            cells.append(" / ".join(pairs))
+        for name in ("greedy", "sampled"):
+            cells += [accuracy(results, name) for results in (before, after)]
+        lines.append([method, *cells])
+    return "\n".join(tables.lay_out(names.split("|"), lines))
+
+
+def mean_of(steps: list[dict], name: str) -> str:
+    """A step's measure, over all steps that have it."""
+    values = [row[name] for row in steps if not math.isnan(row[name])]
+    return f"{statistics.mean(values):.2f}" if values else "-"
+
+
+def placed(results: list[dict], name: str) -> str:
+    """A measure of `localisation`, over the evaluations that have it."""
+    values = [result["localisation"][name] for result in results if result.get("localisation")]
+    return f"{statistics.mean(values):.2f}" if values else "-"
+
+
+def accuracy(results: list[dict], name: str) -> str:
+    """Mean over the seeds with its standard error, and each seed's own."""
+    means, errors, _ = zip(*(result[name] for result in results), strict=True)
+    error = math.sqrt(sum(error**2 for error in errors)) / len(errors)
+    return f"{statistics.mean(means):.3f} ± {error:.3f} ({' '.join(f'{mean:.2f}' for mean in means)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
