@@ -216,7 +216,7 @@ def outcome_weights(
     """
     omega = mask.float()  # (B, T)
     for row, answer in enumerate(answers):
-        if not answer or not answer.reasoning:
+        if not answer:
             continue
         scores = importance[row, : answer.reasoning].log1p()  # (R,)
         scores = (scores - scores.min()) / (scores.max() - scores.min()).clamp_min(1e-30)

@@ -35,11 +35,11 @@ class Answer(NamedTuple):
 
 
 def answer_places(tokenizer, rollouts: Rollouts) -> list[Answer | None]:
-    """The last box of each response, None where there is none with anything in it."""
+    """The last box of each response, None where there is none with anything in it and before it."""
     places = []
     for ids, inside, text in zip(rollouts.ids, rollouts.mask, rollouts.texts, strict=True):
         box = box_place(text)
-        if not box or box[1] == box[2] or not inside.any():
+        if not box or box[0] == 0 or box[1] == box[2] or not inside.any():
             places.append(None)
             continue
         starts = char_starts(tokenizer, ids[inside].tolist())

@@ -315,7 +315,7 @@ def test_outcome_weights_of_flat_importance_or_no_answer_are_one():
     """Nothing to tell tokens apart: no division by nothing."""
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
     importance = torch.full((3, 4), 0.7)
-    ours = outcome_weights(importance, [Answer(3, 3, 4), None, Answer(0, 1, 2)], mask, 0.25, 1.0)
+    ours = outcome_weights(importance, [Answer(3, 3, 4), None, Answer(1, 1, 2)], mask, 0.25, 1.0)
     torch.testing.assert_close(ours, mask.float())
 
 

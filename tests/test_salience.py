@@ -1,0 +1,238 @@
+"""salience.py: every signal against a slow computation of its own, one rollout and one token at a time.
+
+Run: pytest tests/test_salience.py
+"""
+
+import copy
+
+import pytest
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import Qwen2Tokenizer
+
+import grpo
+import lora
+import salience
+import toy
+from grpo import Policy, Rollouts, char_starts, score
+from salience import Answer, answer_places
+
+TEXTS = [
+    "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",
+    "a=1+2=1+2=3\nb=a*7",
+    "b=a*7=4\n\\boxed{23}",
+    "\\boxed{5}",
+    "\\boxed{}",
+]
+
+
+@pytest.fixture
+def asked(tiny):
+    """A tiny model and responses of several lengths: with a box, without, with two digits, nothing but a box."""
+    model, tokenizer = tiny
+    prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
+    prompt_ids, prompt_mask = grpo.pad_left(tokenizer(prompts[:5])["input_ids"], 0, "cpu")
+    rows = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in TEXTS]
+    ids, mask = (part.flip(1) for part in grpo.pad_left([row[::-1] for row in rows], 0, "cpu"))
+    return Policy(model), tokenizer, Rollouts(prompt_ids, prompt_mask, ids, mask, torch.zeros(5).bool(), TEXTS)
+
+
+def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
+    """Prompt and response of one rollout, (S,), and where the response starts."""
+    prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
+    return torch.cat([prompt, rollouts.ids[row][rollouts.mask[row]]]), len(prompt)
+
+
+# ---- where the answer stands ----------------------------------------------------------------------------------
+
+
+def test_answer_places_of_one_symbol_tokens(asked):
+    """The box is one token, and so is each digit: 24 tokens of work, the box, and the digits after it.
+
+    A box with nothing before it, or nothing in it, is no answer that could have been worked out.
+    """
+    _, tokenizer, rollouts = asked
+    assert answer_places(tokenizer, rollouts) == [Answer(24, 25, 26), None, Answer(8, 9, 11), None, None]
+
+
+def test_answer_places_where_tokens_hold_more_than_the_answer():
+    """Tokens that end in the box's brace, or begin in the answer and run past it, belong to the answer."""
+    symbols = ["<|endoftext|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "{\\", "}}"]
+    merges = [("{", "\\"), ("}", "}")]
+    tokenizer = Qwen2Tokenizer(
+        vocab={s: i for i, s in enumerate(symbols)}, merges=merges, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    text = "So é: \\boxed{7} no, \\boxed{\\pi{2}}"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    one = torch.tensor([ids])
+    rollouts = Rollouts(one[:, :0], one[:, :0].bool(), one, torch.ones_like(one).bool(), torch.zeros(1).bool(), [text])
+    ((reasoning, start, end),) = answer_places(tokenizer, rollouts)
+    assert tokenizer.decode(ids[:reasoning]) == "So é: \\boxed{7} no, "
+    assert tokenizer.convert_ids_to_tokens(ids[start:end]) == ["{\\", "p", "i", "{", "2", "}}"]
+
+
+def test_char_starts_of_characters_in_several_tokens():
+    """Bytes of one character start where it does; broken ones do not shift what follows."""
+    symbols = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
+    tokenizer = Qwen2Tokenizer(vocab={s: i for i, s in enumerate(symbols)}, merges=[], eos_token="<|endoftext|>")
+    ids = tokenizer("aé😀 b\n中x")["input_ids"]
+    assert char_starts(tokenizer, ids) == [0, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 6, 6, 7]
+    broken = ids[:2] + ids[7:]  # é without its second byte: one replacement character, then the space
+    assert tokenizer.decode(broken)[2] == " " and char_starts(tokenizer, broken)[-6:] == [3, 4, 5, 5, 5, 6]
+
+
+# ---- importance for the answer --------------------------------------------------------------------------------
+
+
+def slow_importance(policy, rollouts, row, answer, pad, probe) -> list[float]:
+    """Hide one token, run everything, compare: float64, no batches."""
+    model, (ids, offset) = copy.deepcopy(policy.model).double(), whole(rollouts, row)
+    places = range(offset + answer.start - 1, offset + answer.end - 1)
+    importance = []
+    clean = model(ids[None]).logits[0].log_softmax(-1)
+    for token in range(answer.reasoning):
+        masked = ids.clone()
+        masked[offset + token] = pad
+        other = model(masked[None]).logits[0].log_softmax(-1)
+        if probe == "kl":
+            changes = [(clean[place].exp() * (clean[place] - other[place])).sum().item() for place in places]
+        else:
+            changes = [(clean[place] - other[place])[ids[place + 1]].item() for place in places]
+        importance.append(max(0.0, sum(changes) / len(changes)))
+    return importance
+
+
+@pytest.mark.parametrize("probe", salience.PROBES)
+def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
+    """Also with masked copies in micro-batches of two; 0 outside of the reasoning."""
+    policy, tokenizer, rollouts = asked
+    answers = answer_places(tokenizer, rollouts)
+    for micro_tokens in (100, 100_000):
+        ours = salience.importance_by_masking(policy, rollouts, answers, pad=0, probe=probe, micro_tokens=micro_tokens)
+        for row, answer in enumerate(answers):
+            expected = torch.zeros(ours.shape[1])
+            if answer:
+                slow = slow_importance(policy, rollouts, row, answer, 0, probe)
+                expected[: answer.reasoning] = torch.tensor(slow)
+            torch.testing.assert_close(ours[row], expected, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("probe", salience.PROBES)
+def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked, probe):
+    """|<dJ/de, e>| by central differences of J(e + noise + step * e_t) in float64, one token at a time."""
+    policy, tokenizer, rollouts = asked
+    answers = answer_places(tokenizer, rollouts)
+    noise = 1e-2
+    ours = salience.importance_by_gradient(policy, rollouts, answers, noise=noise, probe=probe, micro_tokens=100)
+    model = copy.deepcopy(policy.model).double()
+    for row in (0, 2):
+        answer, (ids, offset) = answers[row], whole(rollouts, row)
+        places = torch.arange(offset + answer.start - 1, offset + answer.end - 1)
+        embeddings = model.get_input_embeddings()(ids).detach()
+        moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float()).double()
+        clean = model(inputs_embeds=embeddings[None]).logits[0, places].log_softmax(-1)
+
+        for token in (0, 3, answer.reasoning - 1):
+            changes = []
+            for step in (1e-2, -1e-2):  # norms and softmax stay float32 in a float64 model
+                noisy = embeddings.clone()
+                noisy[offset : offset + answer.reasoning] += moved
+                noisy[offset + token] += step * embeddings[offset + token]
+                difference = clean - model(inputs_embeds=noisy[None]).logits[0, places].log_softmax(-1)
+                if probe == "kl":
+                    changes.append((clean.exp() * difference).sum(-1).mean().item())
+                else:
+                    changes.append(difference.gather(-1, ids[places + 1][:, None]).mean().item())
+            slope = abs(changes[0] - changes[1]) / 2e-2
+            assert ours[row, token].item() == pytest.approx(slope, rel=2e-2, abs=1e-6)
+        assert ours[row, : answer.reasoning].min() > 0 and ours[row, answer.reasoning :].abs().max() == 0
+    assert ours[1].abs().max() == 0
+
+
+def test_noise_of_a_token_does_not_depend_on_what_follows():
+    """Or a rollout's importance would depend on the longest of its batch."""
+    like = torch.zeros(1, 7)
+    assert torch.equal(salience._fixed_noise(40, like)[:3], salience._fixed_noise(3, like))
+    assert salience._fixed_noise(400, like).std().item() == pytest.approx(1, abs=0.05)
+
+
+# ---- other passes ---------------------------------------------------------------------------------------------
+
+
+def test_adapter_residual_is_the_distance_of_two_models(asked):
+    """With the adapter and without, 0 while it is nothing; afterwards the adapter is on again."""
+    policy, _, rollouts = asked
+    plain = copy.deepcopy(policy.model)
+    lora.add(policy.model, 2, seed=0)
+    limits = dict(temperature=1.0, micro_tokens=100)
+    hidden = score(policy, rollouts, **limits).hidden
+    assert salience.adapter_residual(policy, rollouts, hidden, **limits).abs().max() == 0
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    hidden = score(policy, rollouts, **limits).hidden
+    ours = salience.adapter_residual(policy, rollouts, hidden, **limits)
+    for row in range(5):
+        ids, offset = whole(rollouts, row)
+        states = [model.base_model(ids[None]).last_hidden_state[0, offset:] for model in (policy.model, plain)]
+        inside = rollouts.mask[row]
+        torch.testing.assert_close(ours[row][inside], (states[0] - states[1]).norm(dim=-1), atol=1e-4, rtol=1e-4)
+        assert ours[row][inside].min() > 0 and ours[row][~inside].sum() == 0
+
+
+def test_informed_logp_is_that_of_the_same_response_after_another_prompt(asked):
+    """Prompts of other lengths, the responses' ids untouched."""
+    policy, tokenizer, rollouts = asked
+    prompts = [f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2) for row in range(5)]
+    ours = salience.informed_logp(policy, rollouts, tokenizer, prompts, temperature=0.7, micro_tokens=100)
+    for row, prompt in enumerate(prompts):
+        response = rollouts.ids[row][rollouts.mask[row]]
+        start = tokenizer(prompt)["input_ids"]
+        logits = policy.model(torch.tensor([[*start, *response.tolist()]])).logits[0, len(start) - 1 : -1]
+        expected = (logits / 0.7).log_softmax(-1).gather(-1, response[:, None])[:, 0]
+        torch.testing.assert_close(ours[row, : len(response)], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_attention_entropy_is_that_of_the_middle_layer(asked):
+    """Against the weights that transformers hands out, row by row; afterwards attention is as it was."""
+    policy, _, rollouts = asked
+    ours = salience.attention_entropy(policy, rollouts, micro_tokens=150)
+    assert (
+        policy.model.config._attn_implementation == "sdpa" and not policy.model.model.layers[1].self_attn._forward_hooks
+    )
+    plain = copy.deepcopy(policy.model)
+    plain.set_attn_implementation("eager")
+    for row in range(5):
+        ids, offset = whole(rollouts, row)
+        weights = plain(ids[None], output_attentions=True).attentions[1][0].double()  # (heads, S, S)
+        for token in range(int(rollouts.mask[row].sum())):
+            looks = weights[:, offset + token, : offset + token + 1]
+            entropy = -(looks * looks.clamp_min(1e-300).log()).sum(-1).mean()
+            expected = entropy / torch.tensor(offset + token + 1.0).log()
+            assert ours[row, token].item() == pytest.approx(expected.item(), abs=1e-5)
+            assert 0 <= ours[row, token] <= 1
+
+
+def test_attention_is_restored_after_a_failure(asked, monkeypatch):
+    """A pass that runs out of memory leaves neither the hook nor the plain kernel behind."""
+    policy, _, rollouts = asked
+    monkeypatch.setattr(salience, "end_to_end", lambda part: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        salience.attention_entropy(policy, rollouts, micro_tokens=150)
+    assert policy.model.config._attn_implementation == "sdpa"
+    assert not any(layer.self_attn._forward_hooks for layer in policy.model.model.layers)
+
+
+def test_signals_see_the_whole_model_once_more_without_touching_it(asked):
+    """Scores before and after every signal are the same to the bit."""
+    policy, tokenizer, rollouts = asked
+    limits = dict(temperature=1.0, micro_tokens=100)
+    before = score(policy, rollouts, **limits)
+    answers = answer_places(tokenizer, rollouts)
+    salience.importance_by_gradient(policy, rollouts, answers, noise=1e-3, probe="kl", micro_tokens=100)
+    salience.importance_by_masking(policy, rollouts, answers, pad=toy.IDS["<pad>"], probe="kl", micro_tokens=500)
+    salience.attention_entropy(policy, rollouts, micro_tokens=100)
+    after = score(policy, rollouts, **limits)
+    assert torch.equal(before.logp, after.logp) and torch.equal(before.hidden, after.hidden)
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in policy.model.parameters())
