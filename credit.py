@@ -25,7 +25,7 @@ from torch import Tensor
 
 import prm as process_rewards
 import salience
-from grpo import Policy, Rollouts, Scored
+from grpo import Policy, Rollouts, Scored, pad_id
 from measures import effective_weights
 from shear import first_weights, shear_advantages
 from tasks import Task
@@ -99,7 +99,7 @@ def credit(
     `rescale` "mean1" then divides a group's by their mean weight, so that methods differ in direction and not in the
     size of the step; groups without any weight stay as they are.
     """
-    token_advantages = METHODS[method](batch, **options).detach() * batch.rollouts.mask  # (B, T)
+    token_advantages = torch.where(batch.rollouts.mask, METHODS[method](batch, **options).detach(), 0.0)  # (B, T)
     token_advantages = torch.where(batch.correct[:, None], 1.0, negative_scale) * token_advantages
     if rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
@@ -185,24 +185,26 @@ def oar_g(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str
 
     quantile, beta, noise are those of the authors' page; the paper's own are not known. Their code multiplies by the
     embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
+    Much of the "kl" importance is the draw of the noise, anew in each step; probe "logp" hardly depends on it.
     """
-    answers = salience.answer_places(batch.source.tokenizer, batch.rollouts)
-    importance = salience.importance_by_gradient(
-        batch.source.policy, batch.rollouts, answers, noise=noise, probe=probe, micro_tokens=batch.source.micro_tokens
-    )
+    source, answers = batch.source, answers_that_count(batch)
+    options = dict(noise=noise, seed=source.step, probe=probe, micro_tokens=source.micro_tokens)
+    importance = salience.importance_by_gradient(source.policy, batch.rollouts, answers, **options)
     return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, quantile, beta)
 
 
 def oar_p(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str = "kl") -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token."""
-    source, mask = batch.source, batch.rollouts.mask
-    answers = salience.answer_places(source.tokenizer, batch.rollouts)
-    answers = [place if scale else None for place, scale in zip(answers, batch.advantages.tolist(), strict=True)]
-    pad = source.tokenizer.pad_token_id if source.tokenizer.pad_token_id is not None else source.tokenizer.eos_token_id
-    importance = salience.importance_by_masking(
-        source.policy, batch.rollouts, answers, pad=pad, probe=probe, micro_tokens=source.micro_tokens
-    )
-    return batch.advantages[:, None] * outcome_weights(importance, answers, mask, quantile, beta)
+    source, answers = batch.source, answers_that_count(batch)
+    options = dict(pad=pad_id(source.tokenizer), probe=probe, micro_tokens=source.micro_tokens)
+    importance = salience.importance_by_masking(source.policy, batch.rollouts, answers, **options)
+    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, quantile, beta)
+
+
+def answers_that_count(batch: Batch) -> list[salience.Answer | None]:
+    """Where each rollout answers; None without an answer, and where A is 0."""
+    answers = salience.answer_places(batch.source.tokenizer, batch.rollouts)
+    return [answer if scale else None for answer, scale in zip(answers, batch.advantages.tolist(), strict=True)]
 
 
 def outcome_weights(
@@ -237,6 +239,8 @@ def rlsd(batch: Batch, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2)
     """
     source, scale = batch.source, batch.advantages[:, None]
     share = mix * max(0.0, 1 - source.step / steps)
+    if not share:
+        return grpo(batch)
     prompts = [source.task.prompt(source.task.informed(problem)) for problem in batch.problems]
     informed = salience.informed_logp(source.policy, batch.rollouts, source.tokenizer, prompts, **source.limits)
     ratio = (scale.sign() * (informed - batch.scored.logp)).exp()  # (B, T)
@@ -296,13 +300,14 @@ def prm(batch: Batch) -> Tensor:
 
 
 def pure(batch: Batch, *, temperature: float = 0.1, outcome: float = 1.0) -> Tensor:
-    """A_t = G_t - baseline, whitened: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in place of A.
+    """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in place of A.
 
     r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature), whose sum tends to the
     smallest r_k; G_t the sum of r*_k over the step of token t and all later ones, plus `outcome` times the verdict.
     The baseline is the mean of G over the tokens of the group's other rollouts, rollout by rollout. Inferred: their
     code divides by the padded width and whitens over the batch; ours divides by true lengths and by the group's
-    standard deviation, so that credit depends neither on padding nor on the number of ranks.
+    standard deviation, so that credit depends neither on padding nor on the number of ranks. That deviation counts as
+    0.1 at least, or groups of equal verdicts would make large advantages of small differences between scores.
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
     for row, (good, step) in enumerate(judged(batch)):
@@ -313,8 +318,9 @@ def pure(batch: Batch, *, temperature: float = 0.1, outcome: float = 1.0) -> Ten
     known = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
     means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(known.shape)
     others = (means.sum(1, keepdim=True) - means) / (known.sum(1, keepdim=True) - 1).clamp_min(1)  # leave one out
-    centred = returns - others.view(-1, 1)
-    return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(1e-6)
+    compared = (known.sum(1, keepdim=True) > 1).expand_as(known).reshape(-1, 1)  # one alone has no baseline
+    centred = torch.where(compared, returns - others.view(-1, 1), 0.0)
+    return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
 
 
 # ---- controls -------------------------------------------------------------------------------------------------

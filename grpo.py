@@ -105,6 +105,12 @@ def cat_padded(parts: Sequence[Tensor], left: bool = False, fill: int = 0) -> Te
     return padded
 
 
+def pad_id(tokenizer) -> int:
+    """What stands where no token does; any id will do where a mask or causality hides it."""
+    known = (id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None)
+    return next(known, 0)
+
+
 def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
     """Where in the text of `ids` each token starts, so that what is found in a text is found in the sampled ids.
 
@@ -158,7 +164,7 @@ def rollout(
     what is graded is what was sampled.
     """
     stops = stop_ids(model, tokenizer)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0] if stops else 0
+    pad = pad_id(tokenizer)
     encoded = [ids for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"] for _ in range(group_size)]
     prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     fast = model.device.type == "cuda" and decode.supported(model)

@@ -1,6 +1,7 @@
 """From flags to a task, a model and its tokenizer, refusing what would train wrongly.
 
     set_up(args, ranks)   -> Ready: task, model, tokenizer, ..., and notes for the plan
+    warm_up, own_prm      -> what the embedded task makes itself: its policy's start, its process reward model
     protocol_of(args)     -> how --eval-every asks its benchmarks
 
 What is loaded is checked here, before a folder is made or a step is taken: that prompts and responses fit the
@@ -10,7 +11,9 @@ that its logits are the head of its last hidden state, which `grpo.Policy` build
 
 import argparse
 import math
+import time
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -94,6 +97,9 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     sets = load_benchmarks(args, tokenizer) if args.bench else []
     notes += [note for loaded in sets for note in loaded.notes]
     judge = prm.load(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
+    if judge:
+        size = sum(p.numel() * p.element_size() for p in judge[0].parameters()) / 1e9
+        notes.append(f"process reward model {args.prm}: {size:.1f} GB a GPU, besides what is predicted")
     return Ready(task, model, tokenizer, notes, judge, sets)
 
 
@@ -118,6 +124,28 @@ def load(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
     if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):  # caps, scales: `grpo.Policy` would train another model
         raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
     return policy, tokenizer
+
+
+def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:
+    """The embedded task's supervised start, on one rank for all."""
+    if ranks.main:
+        forbidden = {problem["problem"] for problem in task.heldout}
+        started = time.perf_counter()
+        loss = toy.warm_up(model, args.toy_lines, args.toy_kind, forbidden, steps=args.warmup_steps, seed=args.seed)
+        print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
+        model.save_pretrained(folder / "start")
+        tokenizer.save_pretrained(folder / "start")
+    parallel.broadcast(model, ranks)
+
+
+def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> tuple:
+    """The embedded task's process reward model, taught by one rank for all; a resumed run has it already."""
+    if ranks.main and not args.resume:
+        forbidden = {problem["problem"] for problem in task.heldout}
+        for part in toy.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed):
+            part.save_pretrained(folder / "prm")
+    parallel.gather(None, ranks)  # until it is there
+    return prm.load(str(folder / "prm"), ranks.device, torch.float32)
 
 
 def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:

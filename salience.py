@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import lora
-from grpo import BARS, Policy, Rollouts, char_starts, end_to_end, layers_of, pack, pad_left, score
+from grpo import BARS, Policy, Rollouts, char_starts, end_to_end, layers_of, pack, pad_id, pad_left, score
 from rewards import box_place
 
 PROBES = ("kl", "logp")
@@ -43,8 +43,8 @@ def answer_places(tokenizer, rollouts: Rollouts) -> list[Answer | None]:
             places.append(None)
             continue
         starts = char_starts(tokenizer, ids[inside].tolist())
-        before, start, end = bisect_left(starts, box[0]), bisect_right(starts, box[1]) - 1, bisect_left(starts, box[2])
-        places.append(Answer(before, start, end))
+        first = starts[bisect_right(starts, box[1]) - 1]  # of the token that holds it, or of a character's bytes
+        places.append(Answer(bisect_left(starts, box[0]), bisect_left(starts, first), bisect_left(starts, box[2])))
     return places
 
 
@@ -78,17 +78,25 @@ def importance_by_masking(
 
 
 def importance_by_gradient(
-    policy: Policy, rollouts: Rollouts, answers: list[Answer | None], *, noise: float, probe: str, micro_tokens: int
+    policy: Policy,
+    rollouts: Rollouts,
+    answers: list[Answer | None],
+    *,
+    noise: float,
+    seed: int,
+    probe: str,
+    micro_tokens: int,
 ) -> Tensor:
     """I_t = |<dJ/de_t, e_t>|, J the change of the answer's distribution, e_t the embedding of token t; (B, T) float32.
 
     J compares with itself under small noise on the reasoning's embeddings, as KL has no gradient at zero. The noise
-    is the same for every rollout, so that importance depends on nothing else in the batch.
+    is drawn from `seed`, the same for every rollout, so that importance depends on nothing else in the batch.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     rows = [row for row, answer in enumerate(answers) if answer]
     embed = policy.model.get_input_embeddings()
-    moved = noise * _fixed_noise(max((answers[row].reasoning for row in rows), default=0), embed.weight)  # (R, d)
+    longest = max((answers[row].reasoning for row in rows), default=0)
+    moved = noise * _fixed_noise(longest, embed.weight, seed)  # (R, d)
     for batch in pack(rows, rollouts.lengths, micro_tokens)[0] if rows else ():
         part, some = rollouts.take(batch), [answers[row] for row in batch.tolist()]
         ids, inside = end_to_end(part)  # (b, S), (b, S)
@@ -127,8 +135,7 @@ def informed_logp(
 ) -> Tensor:
     """Log-probabilities (B, T) float32 of the same responses after other prompts, one a rollout."""
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    ids, mask = pad_left(encoded, pad, rollouts.ids.device)
+    ids, mask = pad_left(encoded, pad_id(tokenizer), rollouts.ids.device)
     informed = replace(rollouts, prompt_ids=ids, prompt_mask=mask)
     return score(policy, informed, temperature=temperature, micro_tokens=micro_tokens, keep_hidden=False).logp
 
@@ -148,8 +155,8 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
 
     usual = policy.model.config._attn_implementation
     hook = layers[len(layers) // 2].self_attn.register_forward_hook(keep)
-    policy.model.set_attn_implementation("eager")
     try:
+        policy.model.set_attn_implementation("eager")
         for batch in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)[0]:
             part = rollouts.take(batch)
             ids, inside = end_to_end(part)  # (b, S), (b, S)
@@ -180,8 +187,8 @@ def _change(clean: Tensor, other: Tensor, tokens: Tensor, probe: str) -> Tensor:
     return difference.gather(-1, tokens[:, None]).squeeze(-1)
 
 
-def _fixed_noise(count: int, like: Tensor) -> Tensor:
+def _fixed_noise(count: int, like: Tensor, seed: int) -> Tensor:
     """Standard normal (count, d); the first rows do not depend on how many follow."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     rows = [torch.randn(like.shape[1], generator=generator) for _ in range(count)]
     return torch.stack(rows).to(like) if rows else like.new_zeros(0, like.shape[1])

@@ -258,7 +258,7 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
 
 
 def make_prm(
-    policy, lines: int, kind: str, forbidden: set[str], *, steps: int, seed: int
+    policy, lines: int, kind: str, forbidden: set[str], *, steps: int = 400, seed: int
 ) -> tuple[ProcessRewardModel, Qwen2Tokenizer]:
     """A process reward model of the task with its tokenizer, a pair like that of `prm.load`.
 

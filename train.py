@@ -25,7 +25,6 @@ import math
 import os
 import random
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,22 +40,19 @@ import grpo
 import lora
 import memory
 import parallel
-import prm
 import report
-import toy
 from benchmarks import Loaded
 from checkpoint import CheckpointError
 from credit import USES_HIDDEN, USES_PRM, Batch, Source, credit, true_errors
 from grpo import BARS, Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
 from measures import effective_weights, localisation
 from parallel import Ranks
-from prepare import protocol_of, set_up
+from prepare import own_prm, protocol_of, set_up, warm_up
 from recipe import method_options, parse_args
 from rewards import Verdict, scores_of
 from tasks import BadInput, Task
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
-PRM_STEPS = 400  # that teach the embedded task's process reward model
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 
 
@@ -165,28 +161,6 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
         lora.save(run.sampler, run.tokenizer, folder / "model")
         print(f"saved to {folder}/")
     return status
-
-
-def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:
-    """The embedded task's supervised start, on one rank for all."""
-    if ranks.main:
-        forbidden = {problem["problem"] for problem in task.heldout}
-        started = time.perf_counter()
-        loss = toy.warm_up(model, args.toy_lines, args.toy_kind, forbidden, steps=args.warmup_steps, seed=args.seed)
-        print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
-        model.save_pretrained(folder / "start")
-        tokenizer.save_pretrained(folder / "start")
-    parallel.broadcast(model, ranks)
-
-
-def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> tuple:
-    """The embedded task's process reward model, taught by one rank for all; a resumed run has it already."""
-    if ranks.main and not args.resume:
-        forbidden = {problem["problem"] for problem in task.heldout}
-        for part in toy.make_prm(model, args.toy_lines, args.toy_kind, forbidden, steps=PRM_STEPS, seed=args.seed):
-            part.save_pretrained(folder / "prm")
-    parallel.gather(None, ranks)  # until it is there
-    return prm.load(str(folder / "prm"), ranks.device, torch.float32)
 
 
 def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, judge=None) -> Run:

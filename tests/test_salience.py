@@ -124,13 +124,15 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
     policy, tokenizer, rollouts = asked
     answers = answer_places(tokenizer, rollouts)
     noise = 1e-2
-    ours = salience.importance_by_gradient(policy, rollouts, answers, noise=noise, probe=probe, micro_tokens=100)
+    ours = salience.importance_by_gradient(
+        policy, rollouts, answers, noise=noise, seed=4, probe=probe, micro_tokens=100
+    )
     model = copy.deepcopy(policy.model).double()
     for row in (0, 2):
         answer, (ids, offset) = answers[row], whole(rollouts, row)
         places = torch.arange(offset + answer.start - 1, offset + answer.end - 1)
         embeddings = model.get_input_embeddings()(ids).detach()
-        moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float()).double()
+        moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float(), 4).double()
         clean = model(inputs_embeds=embeddings[None]).logits[0, places].log_softmax(-1)
 
         for token in (0, 3, answer.reasoning - 1):
@@ -153,8 +155,8 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
 def test_noise_of_a_token_does_not_depend_on_what_follows():
     """Or a rollout's importance would depend on the longest of its batch."""
     like = torch.zeros(1, 7)
-    assert torch.equal(salience._fixed_noise(40, like)[:3], salience._fixed_noise(3, like))
-    assert salience._fixed_noise(400, like).std().item() == pytest.approx(1, abs=0.05)
+    assert torch.equal(salience._fixed_noise(40, like, 0)[:3], salience._fixed_noise(3, like, 0))
+    assert salience._fixed_noise(400, like, 0).std().item() == pytest.approx(1, abs=0.05)
 
 
 # ---- other passes ---------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def test_signals_see_the_whole_model_once_more_without_touching_it(asked):
     limits = dict(temperature=1.0, micro_tokens=100)
     before = score(policy, rollouts, **limits)
     answers = answer_places(tokenizer, rollouts)
-    salience.importance_by_gradient(policy, rollouts, answers, noise=1e-3, probe="kl", micro_tokens=100)
+    salience.importance_by_gradient(policy, rollouts, answers, noise=1e-3, seed=0, probe="kl", micro_tokens=100)
     salience.importance_by_masking(policy, rollouts, answers, pad=toy.IDS["<pad>"], probe="kl", micro_tokens=500)
     salience.attention_entropy(policy, rollouts, micro_tokens=100)
     after = score(policy, rollouts, **limits)
