@@ -18,25 +18,29 @@ Left out: tuning. Every row has the defaults of its method and the same learning
 """
 
 import argparse
+import json
 import math
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
 from transformers.utils import logging
 
+import checkpoint
 import lora
 import report
 import tables
 import train
+from credit import USES_PRM
 from parallel import Ranks
 from prepare import set_up
-from recipe import Parser, parse_args
+from recipe import MAY_CHANGE, Parser, flag, parse_args
 from tasks import BadInput
 
 ROWS = {
@@ -59,76 +63,114 @@ ROWS = {
     "grpo-lora": "--method grpo --lora-rank 16 --lr 1e-3",
     "arca-lora": "--method arca --lora-rank 16 --lr 1e-3",
 }
+OURS = "--method --seed --name --out --resume --prm".split()  # flags of train.py that are set here, row by row
 TIMED = 3  # steps of each row
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 where a run failed, 2 for bad input."""
-    parser = Parser(prog="compare.py", description="Train with every credit method; one table.", epilog=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = parser.add_argument
-    add("--methods", nargs="+", default=list(ROWS), choices=list(ROWS), help="rows of the table, the first one's first")
-    add("--seeds", nargs="+", type=int, default=[0, 1], help="a run each")
-    add("--jobs", type=int, default=1, help="runs at a time")
-    add("--out", type=Path, default=Path("runs/compare"), help="folder of the runs, the logs and table.md")
+    """Exit status: 0, 1 where a run failed, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
     try:
-        flags, rest = parser.parse_known_args(argv)
-        made = "--model" not in rest
-        flags.out.mkdir(parents=True, exist_ok=True)
-        train_all(flags, rest, made)
-        costs = time_steps(flags, rest) if made else {}
+        flags = parse(argv)
+        train_all(flags)
+        costs = time_steps(flags) if flags.made else {}
         table = make_table(flags, costs)
-    except BadInput as error:
+    except (BadInput, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RuntimeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, BadInput) else 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
     (flags.out / "table.md").write_text(table + "\n")
     print(table)
     return 0
 
 
-def train_all(flags: argparse.Namespace, rest: list[str], made: bool) -> None:
-    """The runs that are not there yet: of each seed the first row, then the others from the model that it made."""
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """This command's flags; `rest` are train.py's. Every run's configuration is resolved once; raises BadInput."""
+    parser = Parser(prog="compare.py", description="Train with every credit method; one table.", allow_abbrev=False)
+    parser.epilog = "Flags of train.py that are not set here can be added."
+    add = parser.add_argument
+    add("--methods", nargs="+", default=list(ROWS), choices=list(ROWS), help="rows of the table, the first one's first")
+    add("--seeds", nargs="+", type=int, default=[0, 1], help="a run each")
+    add("--jobs", type=int, default=1, help="runs at a time")
+    add("--out", type=Path, default=Path("runs/compare"), help="folder of the runs, the logs and table.md")
+    add("--prm", help="of the rows that need a process reward model; embedded: if not given, each makes its own")
+    flags, flags.rest = parser.parse_known_args(argv)
+    for part in flags.rest:
+        if part.split("=")[0] in OURS:
+            raise BadInput(f"{part}: compare.py sets it for every run; leave it out")
+    if flags.jobs < 1:
+        raise BadInput(f"--jobs {flags.jobs}: must be positive; raise it")
+    flags.methods, flags.seeds = (list(dict.fromkeys(values)) for values in (flags.methods, flags.seeds))
+    flags.made = parse_args([*flags.rest, *own_flags(flags, flags.methods[0], flags.seeds[0])]).model is None
+    for method in flags.methods:
+        for seed in flags.seeds:
+            check_finished(flags, method, seed)
+    return flags
+
+
+def own_flags(flags: argparse.Namespace, method: str, seed: int) -> list[str]:
+    """train.py's flags of a row and a seed, but for the model that it starts from."""
+    row = ROWS[method].split()
+    judge = ["--prm", flags.prm] if flags.prm and row[1] in USES_PRM else []
+    return [*row, *judge, "--seed", str(seed), "--out", str(flags.out)]
+
+
+def started_flags(flags: argparse.Namespace, method: str, seed: int) -> list[str]:
+    """The same with the model: on the embedded task, that of the first row's run."""
+    made = flags.made and method != flags.methods[0]
+    start = ["--task", "embedded", "--model", str(flags.out / f"{flags.methods[0]}-{seed}" / "start")] if made else []
+    return [*flags.rest, *own_flags(flags, method, seed), *start]
+
+
+def check_finished(flags: argparse.Namespace, method: str, seed: int) -> None:
+    """Refuse flags that are wrong, and a run in the folder that had others; raises BadInput."""
+    folder, wanted = flags.out / f"{method}-{seed}", vars(parse_args(started_flags(flags, method, seed)))
+    if not (folder / "config.json").exists():
+        return
+    had = json.loads((folder / "config.json").read_text())
+    for name, value in wanted.items():
+        free = (MAY_CHANGE - {"steps", "lr", "max_grad_norm"}) | {"name", "out", "model"}
+        if name not in free and value != had.get(name):
+            raise BadInput(
+                f"{flag(name)} {value}: the run in {folder} has {had.get(name)}; remove it or choose another --out"
+            )
+
+
+def train_all(flags: argparse.Namespace) -> None:
+    """The runs that are not there yet: of each seed the first row's, then the others."""
     first, *others = flags.methods
-    with ThreadPoolExecutor(flags.jobs) as pool:
+    pool = ThreadPoolExecutor(flags.jobs)
+    try:
         for methods in ([first], others):
             jobs = [(method, seed) for seed in flags.seeds for method in methods]
-            start = made and method_start(flags, first)
-            futures = [pool.submit(train_one, flags, rest, start if methods is others else None, *job) for job in jobs]
-            for future in futures:
+            futures = [pool.submit(train_one, flags, *job) for job in jobs]
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
                 future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def method_start(flags: argparse.Namespace, first: str) -> str:
-    """Where the first row's runs leave the model that they started from, the seed left open."""
-    return str(flags.out / f"{first}-{{}}" / "start")
-
-
-def train_one(flags: argparse.Namespace, rest: list[str], start: str | None, method: str, seed: int) -> None:
+def train_one(flags: argparse.Namespace, method: str, seed: int) -> None:
     """One run of train.py, its lines in a log; raises RuntimeError where it fails."""
     name = f"{method}-{seed}"
-    log, command = flags.out / f"{name}.log", [*flags_of(flags, rest, start, method, seed), "--name", name]
-    if finished(flags.out / name):
+    folder, log = flags.out / name, flags.out / f"{name}.log"
+    if finished(folder):
         return
-    if (flags.out / name).exists():
-        command = ["--resume", str(flags.out / name)]
+    command = [*started_flags(flags, method, seed), "--name", name]
+    if checkpoint.complete(folder):
+        command = ["--resume", str(folder)]
+    elif folder.exists():
+        shutil.rmtree(folder)  # cut before its first checkpoint
     began = time.perf_counter()
     print(f"{name}: starts", flush=True)
+    flags.out.mkdir(parents=True, exist_ok=True)
     with log.open("a") as file:
-        path = Path(train.__file__)
-        status = subprocess.run([sys.executable, str(path), *command], stdout=file, stderr=file).returncode
+        status = subprocess.run([sys.executable, train.__file__, *command], stdout=file, stderr=file).returncode
     if status:
         raise RuntimeError(f"{name}: train.py ends with status {status}; see {log}")
     print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-
-
-def flags_of(flags: argparse.Namespace, rest: list[str], start: str | None, method: str, seed: int) -> list[str]:
-    """train.py's flags of a row and a seed."""
-    model = ["--task", "embedded", "--model", start.format(seed)] if start else []
-    return [*rest, *ROWS[method].split(), *model, "--seed", str(seed), "--out", str(flags.out)]
 
 
 def finished(folder: Path) -> bool:
@@ -137,15 +179,15 @@ def finished(folder: Path) -> bool:
     return path.exists() and any("after" in row for row in report.rows(path))
 
 
-def time_steps(flags: argparse.Namespace, rest: list[str]) -> dict[str, float]:
-    """Median seconds of a step of each row, from the first seed's start; rows by turns, so that drift hits all."""
+def time_steps(flags: argparse.Namespace) -> dict[str, float]:
+    """Median seconds of a step of each row, all from the first run's start; rows by turns, so that drift hits all."""
     runs, seed = {}, flags.seeds[0]
-    start = method_start(flags, flags.methods[0])
+    start = ["--task", "embedded", "--model", str(flags.out / f"{flags.methods[0]}-{seed}" / "start")]
     with tempfile.TemporaryDirectory() as folder:
         for method in flags.methods:
             own = flags.out / f"{method}-{seed}" / "prm"
             judge = ["--prm", str(own)] if own.exists() else []
-            args = parse_args([*flags_of(flags, rest, start, method, seed), *judge])
+            args = parse_args([*flags.rest, *own_flags(flags, method, seed), *start, *judge])
             ranks = Ranks(0, 1, torch.device(args.device))
             torch.set_num_threads(args.threads or torch.get_num_threads())
             task, model, tokenizer, _, judge, _ = set_up(args, ranks)
@@ -168,15 +210,11 @@ def make_table(flags: argparse.Namespace, costs: dict[str, float]) -> str:
     for method in flags.methods:
         runs = [report.rows(flags.out / f"{method}-{seed}" / "metrics.jsonl") for seed in flags.seeds]
         steps = [row for rows in runs for row in rows if "step" in row]
-        before = [row["before"] for rows in runs for row in rows if "before" in row]
-        after = [row["after"] for rows in runs for row in rows if "after" in row]
+        before, after = ([row[when] for rows in runs for row in rows if when in row] for when in ("before", "after"))
         extra = f"{costs[method] / costs[flags.methods[0]] - 1:+.0%}" if costs else "-"
         cells = [extra, mean_of(steps, "weight_mean"), mean_of(steps, "ess")]
-        for name in ("auc", "auc_step"):
-            pairs = [placed(results, name) for results in (before, after)]
-            cells.append(" / ".join(pairs))
-        for name in ("greedy", "sampled"):
-            cells += [accuracy(results, name) for results in (before, after)]
+        cells += [f"{placed(before, name)} / {placed(after, name)}" for name in ("auc", "auc_step")]
+        cells += [accuracy(results, name) for name in ("greedy", "sampled") for results in (before, after)]
         lines.append([method, *cells])
     return "\n".join(tables.lay_out(names.split("|"), lines))
 

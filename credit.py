@@ -10,8 +10,9 @@
     controls               oracle (a task whose true first error is known), position, random
 
 To add a method, write one function that takes a `Batch` and its options (keyword-only, with defaults), returns token
-advantages (B, T), and enter it in METHODS. `train.py` has no other line in which methods differ, and a method pays for
-its own passes. What it wants logged it puts into `batch.stats`, a number a name.
+advantages (B, T), and enter it in METHODS; in USES_HIDDEN or USES_PRM if it needs what these say. `train.py` has no
+other line in which methods differ, and a method pays for its own passes. What it wants logged it puts into
+`batch.stats`, a number a name.
 
 All but `pure` keep the sign of A. Weights are constants for autograd. Where a source is silent the docstring says
 "inferred". Where credit went, once given, is measured in `measures.py`.

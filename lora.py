@@ -5,7 +5,8 @@
     save(model, tokenizer, folder)  an ordinary Hugging Face folder, the adapter added to the weights
 
 `--lora-rank` works with every method; ARCA needs it, as it compares the model with and without its adapter. An adapter
-starts as nothing (B = 0), and is scaled by 1. Left out: dropout, other targets, adapters saved by themselves.
+starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs from the one that samples by the
+rounding of W + B A. Left out: dropout, other targets, adapters saved by themselves.
 """
 
 import contextlib

@@ -9,6 +9,7 @@
     moments     AdamW's two, 8 bytes
     gradients   float32, 4 bytes; while training
     copy        the whole model that samples, in the dtype of compute; none where one rank computes in float32
+    judge       the process reward model of prm and pure
 
 Sampling adds the cache, or scoring, or credit; training adds the gathered weights and one of its moments (`_together`):
 
@@ -41,10 +42,13 @@ PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data 
 CREDIT_CHUNKS = 0.4e9  # bytes of the span pairs that are solved together
 
 
-def predict(config, args: argparse.Namespace, world: int, room: float = math.inf) -> dict[str, float]:
+def predict(
+    config, args: argparse.Namespace, world: int, room: float = math.inf, judge: float = 0.0
+) -> dict[str, float]:
     """GB (1e9 bytes) a GPU, by part and by phase; `world` ranks share the work.
 
     Where --generate-batch does not say how many rollouts are sampled at a time, those whose cache fits into `room`.
+    `judge` is the size of a process reward model, in GB.
     """
     text = config.get_text_config()
     total, layer, rest, trained = parameters(config, args.lora_rank)
@@ -56,7 +60,7 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     rollouts = -(-args.batch // args.group // world) * args.group  # of the rank with most; at a time, if they fit
     width = PROMPT + args.max_tokens
     row = row_bytes(config, width, size)
-    always = (4 / shards + size * split) * total + 8 / shards * trained
+    always = (4 / shards + size * split) * total + 8 / shards * trained + 1e9 * judge
     fit = max(1, int(min(rollouts, SHARE * (room * 1e9 - always) // row)))
     rows = min(args.generate_batch or fit, rollouts)
     # Tokens of a forward pass: no more than there are; a rollout longer than micro_tokens goes alone.
@@ -72,7 +76,8 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     credit = {
         "shear": distances,
         "first": distances,
-        "oar-g": scored * (inputs + (saved + 3 * wide) * size),
+        "oar-g": scored * (inputs + (saved + 3 * wide) * size) + logits,
+        "oar-p": scored * forward * size + logits,
         "attention": scored * text.num_attention_heads * width * (2 * size + 8),  # weights, their logarithms
     }
     parts = {
@@ -80,6 +85,7 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
         "moments": 8 * trained / shards,
         "gradients": 4 * trained / shards,
         "copy": size * total * split,
+        "judge": 1e9 * judge,
         "cache": rows * row,
         "prefill": min(rows * PROMPT, PREFILL) * forward * size,
         "scoring": max(scored * forward * size, logits),
@@ -132,8 +138,8 @@ def notes(parts: dict[str, float], device: torch.device, model, folder: Path, ar
     has = size_gb(device)
     if parts["total"] > has:
         lines.append(f"WARNING: this GPU has {has:.0f} GB; lower --micro-tokens or --max-tokens, or use more GPUs")
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    each = numbers * (12 + (4 if args.dtype == "float32" else 2)) / 1e9
+    numbers, _, _, trained = parameters(model.config, args.lora_rank)
+    each = (numbers * (4 + (4 if args.dtype == "float32" else 2)) + 8 * trained) / 1e9
     free = shutil.disk_usage(folder).free / 1e9
     lines.append(f"a checkpoint takes {each:.2g} GB, {args.keep} stay; {free:.0f} GB of the disk are free")
     if (args.keep + 1) * each > free:
@@ -143,7 +149,7 @@ def notes(parts: dict[str, float], device: torch.device, model, folder: Path, ar
 
 def _together() -> dict[str, list[tuple[str, ...]]]:
     """Which parts are in memory together: the moments of each phase, one of which is its largest."""
-    always = ("weights", "moments", "copy")
+    always = ("weights", "moments", "copy", "judge")
     training = (*always, "gradients", "gathered")
     return {
         "sampling": [(*always, "cache", "prefill"), (*always, "scoring"), (*always, "credit")],

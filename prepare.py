@@ -24,6 +24,7 @@ import parallel
 import prm
 import toy
 from benchmarks import Loaded, Protocol
+from grpo import layers_of
 from parallel import Ranks
 from rewards import grade_code, grade_math
 from tasks import BadInput, Task, file_task
@@ -79,16 +80,20 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     room = context - args.max_tokens  # for the prompt
     if room < 1:
         raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
+    told = args.method == "rlsd"  # prompts must fit with their answer, too
+    if args.method == "attention" and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
+        raise BadInput(f"--model {args.model}: its layers have no self_attn; choose another --method than attention")
     if args.task == "embedded":
-        if room < toy.prompt_tokens(args.toy_lines):
+        longest = toy.prompt_tokens(args.toy_lines) + toy.HINT_TOKENS * told
+        if room < longest:
             raise BadInput(
-                f"--max-tokens {args.max_tokens}: with a prompt of {toy.prompt_tokens(args.toy_lines)} tokens it "
+                f"--max-tokens {args.max_tokens}: with a prompt of {longest} tokens it "
                 f"exceeds the model's context of {context}; lower it"
             )
         task = embedded_task(args, tokenizer)
     else:
         sizes = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
-        names = dict(template=args.template, model_name=args.model)
+        names = dict(template=args.template, model_name=args.model, told=told)
         task, about = file_task(args.task, args.data, tokenizer, grader(args), **names, **sizes)
         notes += about
     size = sum(p.numel() for p in model.parameters())
@@ -97,9 +102,6 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     sets = load_benchmarks(args, tokenizer) if args.bench else []
     notes += [note for loaded in sets for note in loaded.notes]
     judge = prm.load(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
-    if judge:
-        size = sum(p.numel() * p.element_size() for p in judge[0].parameters()) / 1e9
-        notes.append(f"process reward model {args.prm}: {size:.1f} GB a GPU, besides what is predicted")
     return Ready(task, model, tokenizer, notes, judge, sets)
 
 
@@ -192,5 +194,5 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         grader(args),
         first_error=toy.first_error,
         step_end="\n",
-        hint="\\boxed{{{}}}\n",
+        hint=toy.HINT,
     )

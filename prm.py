@@ -112,6 +112,11 @@ def judge_steps(
     return judged
 
 
+def size_gb(prm: tuple[ProcessRewardModel, object] | None) -> float:
+    """What the model's weights take, in 1e9 bytes; 0 without one."""
+    return sum(weight.numel() * weight.element_size() for weight in prm[0].parameters()) / 1e9 if prm else 0.0
+
+
 def find_steps(text: str, step_end: str) -> list[tuple[int, int]]:
     """Where in a text its steps begin and end; a piece of white space is none, but a text of nothing else is one."""
     bounds, begin = [], 0

@@ -10,7 +10,6 @@ where it acts). `--task embedded`, the default without `--model`, replaces those
 import argparse
 import inspect
 import json
-import math
 from pathlib import Path
 
 import torch
@@ -41,11 +40,11 @@ MAY_CHANGE = set(
 )
 # What a flag of a credit method must lie between.
 BOUNDS = {
-    "negative_scale": (0, math.inf),
-    "lora_rank": (0, math.inf),
+    "negative_scale": (0, 1e6),
+    "lora_rank": (0, 10**6),
     "oar_quantile": (0, 1),
-    "oar_beta": (0, math.inf),
-    "pure_outcome": (0, math.inf),
+    "oar_beta": (0, 1e6),
+    "pure_outcome": (0, 1e6),
     "rlsd_mix": (0, 1),
     "rlsd_bound": (0, 1),
 }
@@ -170,7 +169,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     replaced = {"--task embedded": EMBEDDED, "--smoke": SMOKE}
     parser = Parser(
         prog="train.py",
-        description="Train a causal LM with SHEAR or GRPO. Defaults are the paper's recipe.",
+        description="Train a causal LM with SHEAR, GRPO, or a neighbour. Defaults are the paper's recipe.",
         epilog=". ".join(
             f"{by} replaces: " + ", ".join(f"{flag(name)} {value}" for name, value in values.items())
             for by, values in replaced.items()
@@ -207,13 +206,13 @@ def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -
         saved = json.loads((run / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"--resume {first.resume}: {error}; give a run's folder, or another checkpoint") from error
+    defaults = {name: parser.get_default(name) for name in vars(first)}
     parser.set_defaults(**{name: saved[name] for name in vars(first) if name in saved})
     args = parser.parse_args(argv)
     for name, value in vars(args).items():
-        if name not in MAY_CHANGE and value != saved.get(name):
-            raise BadInput(
-                f"{flag(name)} {value}: the run in --resume {first.resume} has {saved.get(name)}; leave the flag out"
-            )
+        before = saved.get(name, defaults.get(name))  # a run may be older than a flag
+        if name not in MAY_CHANGE and value != before:
+            raise BadInput(f"{flag(name)} {value}: the run in --resume {first.resume} has {before}; leave the flag out")
     args.out, args.name, args.resume = str(run.parent), run.name, str(path)
     if args.steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
@@ -250,7 +249,7 @@ def check(args: argparse.Namespace) -> None:
             raise BadInput(f"{flag(name)} {getattr(args, name)}: must not be negative; raise it")
     for name, (low, high) in BOUNDS.items():
         if not low <= getattr(args, name) <= high:
-            raise BadInput(f"{flag(name)} {getattr(args, name)}: must lie between {low} and {high}; change it")
+            raise BadInput(f"{flag(name)} {getattr(args, name)}: must be at least {low} and at most {high}; change it")
     check_method(args)
     if args.group < 2:
         raise BadInput(f"--group {args.group}: advantages compare the rollouts of a group; give 2 or more")
@@ -287,12 +286,14 @@ def check_method(args: argparse.Namespace) -> None:
     method, embedded = args.method, args.task == "embedded"
     if method == "arca" and not args.lora_rank:
         raise BadInput(f"--method {method} compares the model with and without an adapter; give --lora-rank")
-    if method in USES_PRM and not (args.prm or embedded):
+    if method in USES_PRM and not (args.prm or embedded or args.task == "code"):
         raise BadInput(f"--method {method} needs a process reward model; give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B")
     if args.prm and method not in USES_PRM:
         raise BadInput(f"--prm {args.prm}: --method {method} uses none; leave it out")
-    if method in USES_ANSWER and args.task == "code":
-        raise BadInput(f"--method {method}: programs have no final answer in a box; choose another method")
+    if method in USES_ANSWER | USES_PRM and args.task == "code":
+        raise BadInput(
+            f"--method {method}: made for steps and answers in a box, not for programs; choose another method"
+        )
     if method == "oracle" and not embedded:
         raise BadInput(f"--method {method}: the first error is known in --task embedded only; choose another method")
     if method == "pure" and args.rescale != "none":

@@ -20,10 +20,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 import lora
-from grpo import BARS, Policy, Rollouts, char_starts, end_to_end, layers_of, pack, pad_id, pad_left, score
+from grpo import BARS, HEAD_CHUNK, Policy, Rollouts, char_starts, end_to_end, layers_of, pack, pad_id, pad_left, score
 from rewards import box_place
 
 PROBES = ("kl", "logp")
+ANSWER_TOKENS = 32  # of an answer, at most, that are probed: their distributions exist all at once
 
 
 class Answer(NamedTuple):
@@ -35,7 +36,10 @@ class Answer(NamedTuple):
 
 
 def answer_places(tokenizer, rollouts: Rollouts) -> list[Answer | None]:
-    """The last box of each response, None where there is none with anything in it and before it."""
+    """The last box of each response, None where there is none with anything in it and before it.
+
+    Of a longer answer, its first ANSWER_TOKENS tokens.
+    """
     places = []
     for ids, inside, text in zip(rollouts.ids, rollouts.mask, rollouts.texts, strict=True):
         box = box_place(text)
@@ -44,7 +48,9 @@ def answer_places(tokenizer, rollouts: Rollouts) -> list[Answer | None]:
             continue
         starts = char_starts(tokenizer, ids[inside].tolist())
         first = starts[bisect_right(starts, box[1]) - 1]  # of the token that holds it, or of a character's bytes
-        places.append(Answer(bisect_left(starts, box[0]), bisect_left(starts, first), bisect_left(starts, box[2])))
+        start = bisect_left(starts, first)
+        end = min(bisect_left(starts, box[2]), start + ANSWER_TOKENS)
+        places.append(Answer(bisect_left(starts, box[0]), start, end))
     return places
 
 
@@ -68,7 +74,7 @@ def importance_by_masking(
         tokens = part.ids[0, answer.start : answer.end]
         clean = _say(policy, [(0, place) for place in places], input_ids=ids)  # (n, V)
         hidden = torch.arange(offset, offset + answer.reasoning, device=ids.device)
-        for some in hidden.split(max(1, micro_tokens // ids.shape[1])):
+        for some in hidden.split(max(1, min(micro_tokens // ids.shape[1], HEAD_CHUNK // len(places)))):
             masked = ids.repeat(len(some), 1)  # (b, S)
             masked[torch.arange(len(some)), some] = pad
             other = _say(policy, [(copy, place) for copy in range(len(some)) for place in places], input_ids=masked)
@@ -144,7 +150,8 @@ def informed_logp(
 def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) -> Tensor:
     """Entropy of each token's attention in the middle layer, mean over the heads, over log of the context's length.
 
-    (B, T) float32 in [0, 1]. Attention is computed the plain way for this one pass, as fused kernels keep no weights.
+    (B, T) float32 in [0, 1]. The context is all that came before, also where a layer sees only a window of it.
+    Attention is computed the plain way for this one pass, as fused kernels keep no weights.
     """
     entropy = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     layers, seen = layers_of(policy.model), []
@@ -161,7 +168,7 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
             part = rollouts.take(batch)
             ids, inside = end_to_end(part)  # (b, S), (b, S)
             policy.model.base_model(input_ids=ids, use_cache=False)
-            context = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens that a token can look at
+            context = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
             normed = seen.pop() / context.float().log().clamp_min(1e-6)
             entropy[batch, : part.ids.shape[1]] = torch.zeros_like(part.mask, dtype=torch.float).masked_scatter(
                 part.mask, normed[inside]

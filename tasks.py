@@ -37,7 +37,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpo import BARS, Rollouts
@@ -55,6 +55,7 @@ HUB = {
     "code": ("PRIME-RL/Eurus-2-RL-Data", "train.parquet", 25_276),
 }
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
+HINT = "The final answer is \\boxed{{{}}}.\n\n"
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 
 
@@ -75,7 +76,7 @@ class Task:
     # The first wrong step of a response, a `toy.FirstError` or None, where a task knows it.
     first_error: Callable[[dict, str], tuple[int, str, int] | None] | None = None
     step_end: str = "\n\n"  # what ends a step of a response
-    hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # the answer, told before the problem
+    hint: str = HINT  # the answer, told before the problem
 
     def informed(self, problem: dict) -> dict:
         """The same problem with its answer told."""
@@ -113,11 +114,13 @@ def file_task(
     heldout: int,
     seed: int,
     max_prompt_tokens: float,
+    told: bool = False,
 ) -> tuple[Task, list[str]]:
     """Problems of `path`, or of the hub, "math" or "code"; `heldout` of them (drawn by the seed) kept for evaluation.
 
-    Problems whose prompt exceeds `max_prompt_tokens` are dropped. The notes, for the user, say where the problems
-    come from, how many were left out or dropped and why, and which template is used. Raises BadInput.
+    Problems whose prompt exceeds `max_prompt_tokens` are dropped, if `told` also those that do so with the answer told.
+    The notes, for the user, say where the problems come from, how many were left out or dropped and why, and which
+    template is used. Raises BadInput.
     """
     chosen = choose_template(template, model_name, tokenizer)
     problems, notes = load_problems(kind, path)
@@ -125,7 +128,9 @@ def file_task(
     def prompt(problem: dict) -> str:
         return render(chosen, problem["problem"], INSTRUCTIONS[kind], tokenizer)
 
-    ids = tokenizer([prompt(problem) for problem in problems], add_special_tokens=False)["input_ids"]
+    task = Task(kind, [], [], prompt, grade, REFERENCES[kind])
+    longest = [prompt(task.informed(problem) if told else problem) for problem in problems]
+    ids = tokenizer(longest, add_special_tokens=False)["input_ids"]
     fitting = [problem for problem, tokens in zip(problems, ids, strict=True) if len(tokens) <= max_prompt_tokens]
     if len(fitting) <= heldout:
         raise BadInput(
@@ -136,7 +141,7 @@ def file_task(
         notes.append(f"{len(problems) - len(fitting):,} problems dropped: prompts of over {max_prompt_tokens} tokens")
     notes.append(f"template {chosen}" + (" (chosen by model and tokenizer)" if template == "auto" else " (asked for)"))
     random.Random(f"heldout {seed}").shuffle(fitting)
-    return Task(kind, fitting[heldout:], fitting[:heldout], prompt, grade, REFERENCES[kind]), notes
+    return replace(task, train=fitting[heldout:], heldout=fitting[:heldout]), notes
 
 
 # ---- templates ------------------------------------------------------------------------------------------------

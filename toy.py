@@ -51,6 +51,7 @@ BOX = re.compile(r"\\boxed\{(\d)\}")
 MISCONCEPTION = 0.55  # chance that a demonstration does * as +
 SLIP = 0.05  # chance of another mistake in any other line
 SHORTCUT, STAY_SHORT, SHORT_RIGHT = 0.15, 0.9, 0.35
+HINT, HINT_TOKENS = "\\boxed{{{}}}\n", 4  # how a prompt tells the answer
 NO_RESULT = -100  # in place of a line's right result, for a line without work
 
 

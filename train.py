@@ -1,4 +1,4 @@
-"""Train a language model with SHEAR, or with plain GRPO: the loop.
+"""Train a language model with SHEAR, with plain GRPO, or with a neighbour: the loop.
 
     python train.py                                              # the embedded task, minutes on two CPU cores
     python train.py --model Qwen/Qwen2.5-Math-7B --method shear  # the paper's run, on every GPU of the node
@@ -40,6 +40,7 @@ import grpo
 import lora
 import memory
 import parallel
+import prm
 import report
 from benchmarks import Loaded
 from checkpoint import CheckpointError
@@ -117,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
     """Plan, warm-up, and the loop; everything goes to the run's folder."""
     task, model, tokenizer, notes, judge, sets = set_up(args, ranks)
-    predicted = memory.predict(model.config, args, ranks.world, memory.size_gb(ranks.device))
+    predicted = memory.predict(model.config, args, ranks.world, memory.size_gb(ranks.device), prm.size_gb(judge))
     folder = report.make_folder(args, ranks)
     with report.locked(folder, ranks):
         if ranks.main:

@@ -404,6 +404,33 @@ def test_pure_tends_to_the_worst_step(told):
         assert shares.sum().item() == pytest.approx(-0.6, abs=gap)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_groups_with_one_verdict_or_none_get_no_credit(method, told):
+    """Nothing to compare: no NaN, and no division by the deviation of a single rollout."""
+    rewards = torch.tensor([1.0, torch.nan, torch.nan, torch.nan] + [torch.nan] * 4)
+    rollouts = replace(told.rollouts, mask=told.rollouts.mask & ~rewards.isnan()[:, None])
+    batch = replace(told, rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=rollouts)
+    for rescale in ("none", "mean1"):
+        assert credit(method, batch, OPTIONS.get(method, {}), rescale=rescale).abs().max() == 0
+
+
+def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
+    """A group of equal verdicts whose scores differ by a hundredth: advantages stay of that order, not of order 1."""
+    even = [
+        (torch.full_like(good, 0.5 + 0.001 * row), step)
+        for row, (good, step) in enumerate(judge_lines(None, None, told.rollouts, None, "\n", 0))
+    ]
+    monkeypatch.setattr(methods.process_rewards, "judge_steps", lambda *inputs: even)
+    assert 0 < credit("pure", told, {})[4:].abs().max() < 0.2
+
+
+def test_rlsd_without_a_share_asks_nobody(told, monkeypatch):
+    """After its last step it is GRPO, at GRPO's cost."""
+    monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: 1 / 0)
+    late = replace(told, source=replace(told.source, step=50))
+    assert torch.equal(credit("rlsd", late, {}), credit("grpo", late, {}))
+
+
 def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
     """The others are as in a group without it."""
     mask = told.rollouts.mask.clone()
@@ -413,8 +440,6 @@ def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
     parts = dict(rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=replace(told.rollouts, mask=mask))
     ours = credit("pure", replace(told, **parts), {})
     assert ours[1].abs().max() == 0 and ours.isfinite().all()
-    other = told.rollouts.mask.clone()
-    other[1] = False
     few = mask[[0, 2, 3]].sum(1)
     means = torch.stack([ours[row, :count].mean() for row, count in zip((0, 2, 3), few.tolist(), strict=True)])
     assert abs(means.sum().item()) < 1e-4  # each rollout's mean less the mean of the two others: they add up to 0

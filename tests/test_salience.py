@@ -72,6 +72,21 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
     assert tokenizer.convert_ids_to_tokens(ids[start:end]) == ["{\\", "p", "i", "{", "2", "}}"]
 
 
+def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
+    """All tokens of the character that it starts with; the first ANSWER_TOKENS of a box that holds a whole solution."""
+    symbols = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
+    tokenizer = Qwen2Tokenizer(vocab={s: i for i, s in enumerate(symbols)}, merges=[], eos_token="<|endoftext|>")
+    for text, answer in (
+        ("So \\boxed{π}", "π"),
+        ("So \\boxed{" + "12" * 90 + "}", "12" * (salience.ANSWER_TOKENS // 2)),
+    ):
+        one = torch.tensor([tokenizer(text)["input_ids"]])
+        inside = torch.ones_like(one).bool()
+        rollouts = Rollouts(one[:, :0], inside[:, :0], one, inside, torch.zeros(1).bool(), [text])
+        ((reasoning, start, end),) = answer_places(tokenizer, rollouts)
+        assert tokenizer.decode(one[0, :reasoning]) == "So " and tokenizer.decode(one[0, start:end]) == answer
+
+
 def test_char_starts_of_characters_in_several_tokens():
     """Bytes of one character start where it does; broken ones do not shift what follows."""
     symbols = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
