@@ -88,6 +88,27 @@ def test_parts_follow_the_flags():
     )
 
 
+def test_an_adapter_is_all_that_has_moments_and_a_judge_stays():
+    """Rank 2 beside every linear map: 2 (in + out) numbers each. A process reward model adds its size, no more."""
+    adapter = 3 * 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)  # layers; q, k, v, o, gate, up, down
+    assert memory.parameters(TINY, 2) == (3 * LAYER + REST + adapter, LAYER + adapter // 3, REST, adapter)
+    parts = memory.predict(TINY, flags(lora_rank=2), 4)
+    assert parts["moments"] == pytest.approx(2 * adapter / 1e9) and parts["gradients"] == parts["moments"] / 2
+    assert parts["weights"] == pytest.approx((3 * LAYER + REST + adapter) / 1e9)
+    config = bench.architecture("7b")
+    plain, judged = memory.predict(config, flags(), 8), memory.predict(config, flags(method="prm"), 8, judge=14.0)
+    for phase in ("sampling", "training"):
+        assert judged[phase] == pytest.approx(plain[phase] + 14)
+
+
+@pytest.mark.parametrize("method", ["shear", "first", "oar-g", "oar-p", "attention"])
+def test_a_method_s_own_passes_are_counted(method):
+    """For the others credit takes what scoring takes."""
+    config = bench.architecture("7b")
+    assert memory.predict(config, flags(method=method), 8)["credit"] > 1
+    assert memory.predict(config, flags(method="hapo"), 8)["credit"] == 0
+
+
 def test_one_rank_in_float32_has_no_copy():
     """It trains the model that samples; nothing is gathered or reduced. Head sizes of their own are read."""
     plain = memory.predict(TINY, flags(dtype="float32"), 1)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import lora
 import parallel
 import toy
 import train
@@ -33,6 +34,8 @@ CASES = {
     "shear": ["--method", "shear"],
     "replicas": ["--method", "shear", "--shard-over", "1"],
     "recompute": ["--method", "shear", "--recompute"],
+    "adapter": ["--method", "arca", "--lora-rank", "2", "--lr", "1e-2"],
+    "attention": ["--method", "attention"],
     "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
 }
 
@@ -47,7 +50,13 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
     args = train.parse_args([*FLAGS, *flags])
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
     task = Task("embedded", problems, problems, None, grade, first_error=lambda problem, response: None)
-    run = train.assemble(args, ranks, task, toy.make_model(2, seed=1).eval(), toy.make_tokenizer(), None)
+    model = toy.make_model(2, seed=1).eval()
+    if args.lora_rank:
+        lora.add(model, args.lora_rank, args.seed)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # or the adapter is nothing yet, and credit uniform
+                torch.nn.init.normal_(parameter, std=0.1)
+    run = train.assemble(args, ranks, task, model, toy.make_tokenizer(), None)
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, args.seed)]
 
     def given(run, mine, count, temperature):
@@ -142,7 +151,9 @@ def test_two_ranks_make_the_update_of_one(two, case):
     size = sum(change.square().sum() for change in ours.values()).sqrt()
     apart = sum((ours[name] - other[name]).square().sum() for name in ours).sqrt()
     assert size > 0.05 and apart / size < (0.5 if case == "bfloat16" else 1e-4)
-    assert all(other[name].dtype == torch.float32 and other[name].abs().max() > 0 for name in ours)
+    for name in ours:
+        assert other[name].dtype == torch.float32
+        assert bool(other[name].any()) == (case != "adapter" or ".lora_" in name)  # what is trained moves
     assert metrics["infra_errors"] == seen[case]["infra_errors"] > 0
     for name in ("reward", "loss", "grad_norm", "abs_log_ratio", "weight_mean", "length", "clip_share"):
         assert seen[case][name] == pytest.approx(
