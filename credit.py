@@ -312,8 +312,7 @@ def pure(batch: Batch, *, temperature: float = 0.1, outcome: float = 1.0) -> Ten
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
     for row, (good, step) in enumerate(judged(batch)):
-        rewards = 2 * good - 1  # (K,)
-        shares = rewards * (-rewards / temperature).softmax(0)  # r*, (K,)
+        shares = min_form(good, temperature)  # (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
     returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
     known = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
@@ -322,6 +321,12 @@ def pure(batch: Batch, *, temperature: float = 0.1, outcome: float = 1.0) -> Ten
     compared = (known.sum(1, keepdim=True) > 1).expand_as(known).reshape(-1, 1)  # one alone has no baseline
     centred = torch.where(compared, returns - others.view(-1, 1), 0.0)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
+
+
+def min_form(good: Tensor, temperature: float) -> Tensor:
+    """PURE's r*, (K,), of P(good) (K,): its sum lies between the smallest r and their mean, and tends to the former."""
+    rewards = 2 * good - 1  # r, (K,)
+    return rewards * (-rewards / temperature).softmax(0)
 
 
 # ---- controls -------------------------------------------------------------------------------------------------

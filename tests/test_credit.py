@@ -396,12 +396,12 @@ def test_pure_against_a_loop_by_its_formula(told):
             torch.testing.assert_close(ours[row, : len(expected)], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_pure_tends_to_the_worst_step(told):
-    """The sum of r* goes to min r as the temperature goes to 0."""
+def test_the_min_form_tends_to_the_worst_step():
+    """Its sum lies within [min r, mean r], and goes to min r as the temperature goes to 0."""
     good = torch.tensor([0.9, 0.2, 0.6])
-    for temperature, gap in ((0.1, 0.01), (0.01, 1e-6)):
-        shares = (2 * good - 1) * (-(2 * good - 1) / temperature).softmax(0)
-        assert shares.sum().item() == pytest.approx(-0.6, abs=gap)
+    sums = [methods.min_form(good, temperature).sum().item() for temperature in (1e4, 0.3, 0.1, 0.01)]
+    assert sums[0] == pytest.approx(0.4 / 3, abs=1e-3) and sums[-1] == pytest.approx(-0.6, abs=1e-6)
+    assert sums == sorted(sums, reverse=True) and -0.6 <= sums[2] <= -0.59
 
 
 @pytest.mark.parametrize("method", METHODS)
