@@ -138,16 +138,17 @@ def shear_weights(
     group that was solved. Raises ValueError for an option that is not one of these, or a state that is not finite.
     """
     check_options(window, stride, reading, distance, normalize, pool)
+    mask, correct = mask.bool(), correct.bool()
     omega = mask.float()  # (G, T), Alg. 1 line 16
     solver = dict(eps=eps, max_iters=max_iters, tol=tol)
-    found = group_distances(hidden, mask.bool(), correct.bool(), window, stride, distance, reading, solver)
+    found = group_distances(hidden, mask, correct, window, stride, distance, reading, solver)
     if found is None:
         return omega
     omega[found.right] = token_weights(found.of_right, found.right_spans, pool)
     omega[found.wrong] = token_weights(found.of_wrong, found.wrong_spans, pool)
     if stats is not None and found.solved:
         stats.append(found.solved)
-    return _even_out(omega, mask.bool()) if normalize == "rollout" else omega
+    return _even_out(omega, mask) if normalize == "rollout" else omega
 
 
 @torch.no_grad()
@@ -171,9 +172,10 @@ def first_weights(
     span all its weights are 0. Shapes, the other options and errors are those of `shear_weights`.
     """
     check_options(window, stride)
+    mask, correct = mask.bool(), correct.bool()
     omega = mask.float()  # (G, T)
     solver = dict(eps=eps, max_iters=max_iters, tol=tol)
-    found = group_distances(hidden, mask.bool(), correct.bool(), window, stride, "w1", "cost", solver)
+    found = group_distances(hidden, mask, correct, window, stride, "w1", "cost", solver)
     if found is None:
         return omega
     omega[found.wrong] = 0.0

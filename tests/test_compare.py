@@ -23,6 +23,7 @@ def runs(monkeypatch):
         return subprocess.CompletedProcess(command, train.main(command[2:]))
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(compare, "TIMED", 1)
     return commands
 
 
