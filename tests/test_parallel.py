@@ -101,13 +101,13 @@ def on_two_ranks(folder: Path, taught: str) -> None:
         seen["differs"] = str(error)
     finally:
         parallel.checksum = kept
-    # Three whole runs in this process group: four steps; two steps; two more.
+    # Three whole runs in this process group: two steps; one step; one more.
     parallel.leave = lambda: None
     sizes = [*TINY, "--out", str(folder), "--save-every", "1", "--model"]
     statuses = [
-        train.main([*sizes, taught, "--steps", "4", "--name", "whole"]),
-        train.main([*sizes, taught, "--steps", "2", "--name", "parts"]),
-        train.main(["--resume", str(folder / "parts"), "--steps", "4"]),
+        train.main([*sizes, taught, "--steps", "2", "--name", "whole"]),
+        train.main([*sizes, taught, "--steps", "1", "--name", "parts"]),
+        train.main(["--resume", str(folder / "parts"), "--steps", "2"]),
     ]
     assert parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2  # and both have written what they write
     with contextlib.redirect_stderr(io.StringIO()) as said:  # a folder that one rank alone cannot read
@@ -175,13 +175,13 @@ def test_the_checksum_is_logged_and_a_difference_ends_the_run(two):
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
 
-def test_two_steps_on_two_ranks_and_two_more_are_four(two):
+def test_a_step_on_two_ranks_and_one_more_are_two(two):
     """To the bit: weights, metrics but seconds, samples; and the folder is one that transformers loads."""
     folder, _, _ = two
     ours, theirs = (AutoModelForCausalLM.from_pretrained(folder / name / "model") for name in ("parts", "whole"))
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
     ours, theirs = (train.report.rows(folder / name / "metrics.jsonl") for name in ("parts", "whole"))
-    assert len(ours) == 6 and len({row["checksum"] for row in ours[1:5]}) > 2
+    assert len(ours) == 4 and len({row["checksum"] for row in ours[1:3]}) == 2
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (folder / "parts" / "samples.jsonl").read_text() == (folder / "whole" / "samples.jsonl").read_text()
 
