@@ -13,7 +13,7 @@ Run: pytest tests/test_cheats.py
 import pytest
 
 import sandbox
-from rewards import grade_code
+from rewards import grade_all, grade_code
 from sandbox import SandboxError
 
 SCRIPT = {"inputs": ["3\n1 2 3\n"], "outputs": ["6\n"]}
@@ -423,9 +423,21 @@ def strict():
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def verdicts(request) -> dict:
+    """Of all cheats that are to be tested, several at a time, as in training."""
+    asked = {item.callspec.params["name"] for item in request.session.items if "a_cheat_scores_zero" in item.name}
+    names, programs, tests = zip(*(row for row in CHEATS if row[0] in asked), strict=True)
+
+    def grade(program, named_tests):
+        name, tests = named_tests
+        timeout_s = 1.0 if name in SLOW else 10.0
+        return grade_code(f"```python\n{program}\n```", tests, timeout_s=timeout_s, level="strict")
+
+    return dict(zip(names, grade_all(grade, programs, list(zip(names, tests, strict=True))), strict=True))
+
+
 @pytest.mark.parametrize("name, program, tests", CHEATS, ids=[name for name, *_ in CHEATS])
-def test_a_cheat_scores_zero(name, program, tests):
+def test_a_cheat_scores_zero(name, program, tests, verdicts):
     """Zero, and not None: a cheat must not leave its group either."""
-    timeout_s = 1.0 if name in SLOW else 10.0
-    verdict = grade_code(f"```python\n{program}\n```", tests, timeout_s=timeout_s, level="strict")
-    assert verdict.score == 0.0
+    assert verdicts[name].score == 0.0

@@ -8,7 +8,7 @@ Run: pytest tests/test_honest.py
 import pytest
 
 import sandbox
-from rewards import grade_code
+from rewards import grade_all, grade_code
 from sandbox import SandboxError
 
 SCRIPT = {"inputs": ["3\n1 2 3\n", "1\n6\n"], "outputs": ["6\n", "6\n"]}
@@ -503,8 +503,16 @@ def level():
         pytest.skip(str(error))
 
 
+@pytest.fixture(scope="module")
+def verdicts(request) -> dict:
+    """Of all programs that are to be tested, several at a time, as in training."""
+    asked = {item.callspec.params["name"] for item in request.session.items if "honest_program_passes" in item.name}
+    names, texts, tests = zip(*(row for row in HONEST if row[0] in asked), strict=True)
+    responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for text in texts]
+    return dict(zip(names, grade_all(grade_code, responses, tests, timeout_s=20.0), strict=True))
+
+
 @pytest.mark.parametrize("name, text, tests", HONEST, ids=[name for name, *_ in HONEST])
-def test_an_honest_program_passes(name, text, tests):
+def test_an_honest_program_passes(name, text, tests, verdicts):
     """Whatever its style."""
-    response = text if "```" in text or "~~~" in text else f"```python\n{text}\n```"
-    assert grade_code(response, tests, timeout_s=20.0) == (1.0, "correct")
+    assert verdicts[name] == (1.0, "correct")
