@@ -119,9 +119,13 @@ def own_flags(flags: argparse.Namespace, method: str, seed: int) -> list[str]:
 
 def started_flags(flags: argparse.Namespace, method: str, seed: int) -> list[str]:
     """The same with the model: on the embedded task, that of the first row's run."""
-    made = flags.made and method != flags.methods[0]
-    start = ["--task", "embedded", "--model", str(flags.out / f"{flags.methods[0]}-{seed}" / "start")] if made else []
+    start = start_flags(flags, seed) if flags.made and method != flags.methods[0] else []
     return [*flags.rest, *own_flags(flags, method, seed), *start]
+
+
+def start_flags(flags: argparse.Namespace, seed: int) -> list[str]:
+    """train.py's flags for the model that the first row's run of a seed has made and started from."""
+    return ["--task", "embedded", "--model", str(flags.out / f"{flags.methods[0]}-{seed}" / "start")]
 
 
 def check_finished(flags: argparse.Namespace, method: str, seed: int) -> None:
@@ -130,8 +134,8 @@ def check_finished(flags: argparse.Namespace, method: str, seed: int) -> None:
     if not (folder / "config.json").exists():
         return
     had = json.loads((folder / "config.json").read_text())
+    free = (MAY_CHANGE - {"steps", "lr", "max_grad_norm"}) | {"name", "out", "model"}
     for name, value in wanted.items():
-        free = (MAY_CHANGE - {"steps", "lr", "max_grad_norm"}) | {"name", "out", "model"}
         if name not in free and value != had.get(name):
             raise BadInput(
                 f"{flag(name)} {value}: the run in {folder} has {had.get(name)}; remove it or choose another --out"
@@ -182,12 +186,11 @@ def finished(folder: Path) -> bool:
 def time_steps(flags: argparse.Namespace) -> dict[str, float]:
     """Median seconds of a step of each row, all from the first run's start; rows by turns, so that drift hits all."""
     runs, seed = {}, flags.seeds[0]
-    start = ["--task", "embedded", "--model", str(flags.out / f"{flags.methods[0]}-{seed}" / "start")]
     with tempfile.TemporaryDirectory() as folder:
         for method in flags.methods:
             own = flags.out / f"{method}-{seed}" / "prm"
             judge = ["--prm", str(own)] if own.exists() else []
-            args = parse_args([*flags.rest, *own_flags(flags, method, seed), *start, *judge])
+            args = parse_args([*flags.rest, *own_flags(flags, method, seed), *start_flags(flags, seed), *judge])
             ranks = Ranks(0, 1, torch.device(args.device))
             torch.set_num_threads(args.threads or torch.get_num_threads())
             task, model, tokenizer, _, judge, _ = set_up(args, ranks)

@@ -186,7 +186,7 @@ def oar_g(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str
 
     quantile, beta, noise are those of the authors' page; the paper's own are not known. Their code multiplies by the
     embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
-    Much of the "kl" importance is the draw of the noise, anew in each step; probe "logp" hardly depends on it.
+    With either probe a part of the importance is the draw of the noise, which is made anew in each step.
     """
     source, answers = batch.source, answers_that_count(batch)
     options = dict(noise=noise, seed=source.step, probe=probe, micro_tokens=source.micro_tokens)

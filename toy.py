@@ -244,6 +244,7 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
     rng = random.Random(f"demonstrations {seed}")
 
     def batch_loss() -> torch.Tensor:
+        """Of the next token of 32 demonstrations."""
         rows, weights = [], []
         for problem, text in _demonstrations(lines, kind, forbidden, rng):
             prompt, response = SYMBOL.findall(problem["problem"]), SYMBOL.findall(text)
@@ -278,6 +279,7 @@ def make_prm(
     rng = random.Random(f"process rewards {seed}")
 
     def batch_loss() -> torch.Tensor:
+        """Of 32 demonstrations' verdicts and right results, at the separators."""
         rows, good, results = [], [], []
         for problem, text in _demonstrations(rng.randint(1, lines), kind, forbidden, rng):
             rows.append(encode((model, tokenizer), problem["problem"], text.splitlines()))
