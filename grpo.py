@@ -150,14 +150,14 @@ def stop_ids(model, tokenizer) -> list[int]:
 def rollout(
     model,
     tokenizer,
-    prompts: list[str],
+    prompts: list[str] | list[list[int]],
     group_size: int,
     *,
     max_tokens: int,
     temperature: float,
     batch_size: int,
 ) -> Rollouts:
-    """Sample `group_size` responses to each prompt; temperature 0 is greedy decoding.
+    """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is greedy decoding.
 
     `batch_size` rollouts are generated at a time (0: as many as the device's free memory holds), those with
     prompts of like length together. Texts hold every sampled token but the stop token, special ones spelt out:
@@ -165,7 +165,9 @@ def rollout(
     """
     stops = stop_ids(model, tokenizer)
     pad = pad_id(tokenizer)
-    encoded = [ids for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"] for _ in range(group_size)]
+    given = isinstance(prompts[0], list)  # ids: what was sampled is never encoded again
+    encoded = prompts if given else tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    encoded = [ids for ids in encoded for _ in range(group_size)]
     prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     fast = model.device.type == "cuda" and decode.supported(model)
     if not batch_size:

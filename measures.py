@@ -3,6 +3,7 @@
     effective_weights   what each token's advantage was multiplied by
     concentration       mean weight, effective share of tokens, Gini, mass of the top tenth, changed signs
     localisation        weights against the true first wrong step, where a task knows it
+    peak, around        how far off the largest weight lies; the mean weight token by token around a place
 
 "Concentrated" is meant within a rollout, so it does not see that one rollout got more than another; the mean and the
 spread of the weights do. A number here describes credit, it does not praise it: uniform credit (GRPO) has an effective
@@ -80,9 +81,37 @@ def localisation(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict[str,
     }
 
 
+def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
+    """Tokens from the first error's start to the (first) largest weight: quartiles, negative where it lies before.
+
+    Shapes are those of `localisation`. A rollout with one weight everywhere has no peak; None where none has one.
+    """
+    own = {row: weights[row][mask[row]] for row in (wrong_step[:, 0] >= 0).nonzero().flatten().tolist()}
+    offsets = [
+        (each.argmax() - wrong_step[row, 0]).item() for row, each in own.items() if each.max() - each.min() > 1e-6
+    ]
+    if not offsets:
+        return None
+    quartiles = torch.tensor(offsets).double().quantile(torch.tensor([0.25, 0.5, 0.75]).double())
+    return {"quartiles": quartiles.tolist(), "rollouts": len(offsets)}
+
+
+def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[float | None]:
+    """Mean weight at each offset from -reach to reach of a place in each rollout; None where none has the token.
+
+    weights (B, T) and mask (B, T) as above; place (B,), below 0 for rollouts that do not count.
+    """
+    offset = torch.arange(mask.shape[1], device=mask.device) - place[:, None]  # (B, T)
+    known = mask & (place >= 0)[:, None]  # (B, T)
+    means = [weights[known & (offset == each)].mean().item() for each in range(-reach, reach + 1)]
+    return [None if math.isnan(mean) else mean for mean in means]
+
+
 def _auc(values: Tensor, positive: Tensor) -> float | None:
     """Chance that a positive's value exceeds a negative's, ties counting half; None if a side is empty."""
     high, low = values[positive].cpu().numpy(), values[~positive].cpu().numpy()
     if not len(high) or not len(low):
         return None
+    if min(high.min(), low.min()) == max(high.max(), low.max()):
+        return 0.5  # which scipy would say with a warning
     return float(mannwhitneyu(high, low, method="asymptotic").statistic / (len(high) * len(low)))

@@ -84,6 +84,7 @@ class GroupDistances:
     wrong_spans: Spans
     of_right: Tensor  # (K+,) float32
     of_wrong: Tensor  # (K-,) float32
+    matrix: Tensor  # (K+, K-) float32, of which they are the minima
     solved: dict[str, Tensor]  # iterations (pairs,) and error (pairs,), where there was something to solve
 
 
@@ -235,15 +236,15 @@ def group_distances(
     )
     nbar = mean_norm(x, y)  # Alg. 1 line 10, Step 2, first because eps is in its units
     solver = {**solver, "eps": solver["eps"] * nbar}
-    x_distance, y_distance, solved = opposing_distances(x, y, x_spans, y_spans, distance, reading, solver)
-    unit = 1.0 if distance in SCALE_FREE else nbar
-    return GroupDistances(right, wrong, x_spans, y_spans, x_distance / unit, y_distance / unit, solved)
+    matrix, solved = opposing_distances(x, y, x_spans, y_spans, distance, reading, solver)
+    matrix = matrix / (1.0 if distance in SCALE_FREE else nbar)
+    return GroupDistances(right, wrong, x_spans, y_spans, matrix.amin(1), matrix.amin(0), matrix, solved)
 
 
 def opposing_distances(
     x: Tensor, y: Tensor, x_spans: Spans, y_spans: Spans, distance: str, reading: str, solver: dict
-) -> tuple[Tensor, Tensor, dict]:
-    """Alg. 1 line 5, Step 1: each span's distance to the closest opposing span, (K+,) and (K-,).
+) -> tuple[Tensor, dict]:
+    """Alg. 1 line 5, Step 1: the distance of each right span to each wrong one, (K+, K-), in the states' own units.
 
     W_eps is symmetric, so one matrix serves both sides: row minima the right rollouts, column minima the wrong.
     """
@@ -257,7 +258,7 @@ def opposing_distances(
         matrix = (1 - normalized(x_mean, dim=-1) @ normalized(y_mean, dim=-1).T).clamp_min(0.0)
     else:
         matrix, stats = _span_distances(x, y, x_spans, y_spans, distance, reading, solver)
-    return matrix.amin(1), matrix.amin(0), stats
+    return matrix, stats
 
 
 def mean_norm(*states: Tensor) -> float:

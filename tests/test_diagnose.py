@@ -1,0 +1,382 @@
+"""diagnose.py and its prefixes, truth and figures: planted effects are found, and none where none is; files and flags.
+
+Run: pytest tests/test_diagnose.py
+"""
+
+import functools
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import diagnose
+import figures
+import prefixes
+import toy
+from credit import METHODS
+from grpo import Rollouts, pad_left, rollout
+from measures import around, peak
+from prefixes import SPANS, Group
+from rewards import Verdict
+from tasks import Task
+
+SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
+TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
+FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10", "fig_11", "rollout"}
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch):
+    """Pictures that are quickly written."""
+    monkeypatch.setattr(figures, "DPI", 20)
+
+
+def table(rows: list[tuple]) -> dict[str, np.ndarray]:
+    """Rows of (group, rollout, right, end, distance, success) as the table that figures take."""
+    return dict(zip(SPANS, np.array(rows, dtype=float).T, strict=True))
+
+
+def made(effect: float, seed: int = 0, rollouts: int = 60) -> dict[str, np.ndarray]:
+    """Rollouts of 10 prefixes; with effect 1 distance is what success lacks, and right rollouts have more success."""
+    rng, rows = np.random.default_rng(seed), []
+    for number in range(rollouts):
+        right, success = number % 2, rng.uniform(0.4, 0.6)
+        for end in range(10, 110, 10):
+            success = np.clip(success + rng.choice((-1, 0, 1)) / 16 + effect * (0.05 if right else -0.08), 0, 1)
+            distance = effect * (1 - success) + (1 - effect) * rng.uniform()
+            rows.append((number // 8, number, right, end, distance, success))
+    return table(rows)
+
+
+# ---- statistics -----------------------------------------------------------------------------------------------
+
+
+def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
+    """Means written out; a length with too few prefixes is left out; no correlation of what does not change."""
+    rows = [(0, 0, 1, end, end / 100, 1 - end / 50 + 0.1) for end in (10, 20, 30, 40)]
+    rows += [(0, 1, 0, end, end / 50, 1 - end / 50 - 0.1) for end in (10, 20, 30, 40)] + [(0, 1, 0, 50, 9.0, 1.0)]
+    found = figures.fig_1a_position(table(rows), tmp_path / "a.png", least=2)
+    assert found["ends"] == [10, 20, 30, 40] and found["spearman"] == pytest.approx(-1) and found["n"] == 4
+    assert found["success"] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert found["distance"] == pytest.approx([0.15, 0.3, 0.45, 0.6])
+    assert found["success_right"] == pytest.approx([0.9, 0.7, 0.5, 0.3])
+    flat = table([(0, row, 1, end, end, 0.5) for row in range(3) for end in (10, 20, 30)])
+    assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
+
+
+def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
+    """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
+    ninth, small = 9 / 16, 1 / 17
+    rows = [(0, 0, 1, 10, 0.1, 0.5), (0, 0, 1, 20, 0.4, 0.25), (0, 0, 1, 30, 0.3, ninth), (0, 0, 1, 40, 9.0, ninth)]
+    rows += [(0, 1, 0, 10, 0.7, 0.0), (0, 1, 0, 20, 0.8, 1 / 16), (0, 1, 0, 30, 5.0, 1 / 16 + small)]
+    success, distance = figures.changes(table(rows), 1 / 16)
+    assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx([0.3, -0.1, 0.1])
+    found = figures.fig_1b_changes(table(rows), tmp_path / "a.png")
+    expected = spearmanr([-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1])
+    assert found["n"] == 3 and found["spearman"] == pytest.approx(expected.statistic)
+    assert found["p"] == pytest.approx(expected.pvalue) and found["beyond_noise"]["n"] == 2
+
+
+def test_fig_3_auc_and_densities_of_each_bin(tmp_path):
+    """Two bins by hand: success tells nothing among near spans and everything among far ones, ties counting half."""
+    near = [(0, 0, right, 10, 0.1, success) for right, success in ((1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0))]
+    far = [(0, 0, right, 10, 0.9, success) for right, success in ((1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75))]
+    found = figures.fig_3_separation(table(near + far), tmp_path / "a.png", bins=2)
+    assert found["auc"] == [0.5, pytest.approx(5.5 / 6)]
+    assert found["right"] == [2, 2] and found["wrong"] == [2, 3]
+    for side in ("right", "wrong"):
+        assert all(sum(shares) == pytest.approx(1) for shares in found[f"density_{side}"])
+    assert found["density_wrong"][1][0] == pytest.approx(1 / 3) and found["density_right"][1][-1] == pytest.approx(
+        1 / 2
+    )
+    alone = figures.fig_3_separation(table(near[:2]), tmp_path / "b.png", bins=2)
+    assert alone["auc"] == [None]  # nobody to compare with
+
+
+def test_planted_effects_are_found_and_none_where_none_is_planted(tmp_path):
+    """The figures of spans on made rollouts."""
+    path, rng = tmp_path / "x.png", np.random.default_rng(2)
+    changes, depth = (make(made(1.0), path) for make in (figures.fig_1b_changes, figures.fig_9_depth))
+    assert changes["spearman"] < -0.95 and changes["p"] < 1e-20
+    assert all(each["spearman"] < -0.99 and each["p"] < 1e-6 for each in depth["bins"])
+    assert all(each["means"] == sorted(each["means"], reverse=True) for each in depth["bins"])
+    assert depth["bins"][-1]["auc_distance"] > 0.95
+    far, right = rng.uniform(size=1600), rng.integers(0, 2, 1600)  # the farther, the better success tells right ones
+    success = 0.5 + (right - 0.5) * far + rng.normal(0, 0.1, 1600)
+    parted = table([(0, 0, *row) for row in zip(right, 0 * right, far, success, strict=True)])
+    aucs = figures.fig_3_separation(parted, path)["auc"]
+    assert len(aucs) == 8 and aucs[0] < 0.75 and aucs[-1] > 0.97 and spearmanr(aucs, range(8)).statistic > 0.9
+    changes, depth = (make(made(0.0), path) for make in (figures.fig_1b_changes, figures.fig_9_depth))
+    assert abs(changes["spearman"]) < 0.15 and changes["p"] > 0.01 and changes["n"] > 200
+    assert all(abs(each["spearman"]) < 0.2 and 0.35 < each["auc_distance"] < 0.65 for each in depth["bins"])
+    assert all(0.35 < auc < 0.65 for auc in figures.fig_3_separation(made(0.0, rollouts=400), path)["auc"])
+
+
+def test_fig_9_holds_depth_fixed(tmp_path):
+    """Distance and success that both follow depth, and nothing else, correlate overall and not within a bin."""
+    rng = np.random.default_rng(1)
+    ends = np.repeat([10, 20, 30, 40], 200)
+    rows = [
+        (0, i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02))
+        for i, end in enumerate(ends)
+    ]
+    spans = table(rows)
+    assert figures.correlation(spans["distance"], spans["success"])["spearman"] < -0.9
+    found = figures.fig_9_depth(spans, tmp_path / "a.png")["bins"]
+    assert [(each["from"], each["to"], each["n"]) for each in found] == [(end, end, 200) for end in (10, 20, 30, 40)]
+    assert all(abs(each["spearman"]) < 0.2 for each in found)
+
+
+def test_fig_10_and_11_count_and_average(tmp_path):
+    """Mixed groups are those with an accuracy between 0 and 1; minima are over the other rollout's spans."""
+    found = figures.fig_10_accuracies(np.array([0, 0.25, 0.25, 0.5, 1, 1]), tmp_path / "a.png")
+    assert found == {"mixed": 0.5, "accuracies": [0, 0.25, 0.5, 1], "groups": [1, 2, 1, 2]}
+    pairs = {"one": (np.array([[0.0, 1.0], [2.0, 5.0]]), [4, 6], 1), "two": (np.ones((2, 3)), [4, 6, 8], None)}
+    found = figures.fig_11_matrices(pairs, tmp_path / "b.png")
+    assert found == {"one": {"mean": 2, "mean_minimum": 0.5}, "two": {"mean": 1, "mean_minimum": 1}}
+
+
+def test_where_the_peak_lies_and_what_is_around_a_place():
+    """Offsets by hand; constant rows and rows without an error do not count."""
+    weights = torch.tensor([[0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]]).float()
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[1, 4] = False
+    places = torch.tensor([[2, 3], [2, 3], [2, 3], [-1, -1]])
+    assert peak(weights, mask, places) == {"quartiles": [-1.25, -0.5, 0.25], "rollouts": 2}
+    assert peak(weights[2:], mask[2:], places[2:]) is None
+    assert around(weights, mask, places[:, 0], 2) == pytest.approx([7 / 3, 1, 4 / 3, 2, 2])
+    assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
+
+
+def test_where_weights_begin_to_rise(tmp_path):
+    """Curves written out, offsets -6 to 6 and spans of 3 tokens; nothing further ahead than a span counts as a rise."""
+    pooled = [0.1, 0.15, 0.12, 0.1, 0.3, 0.5, 0.5, 0.9, 0.9, 0.9, 1.5, None, None]
+    late = [0.1] * 7 + [0.9, 0.5, 0.5, 0.5, None, None]
+    found = figures.pooling_smear({"max": pooled, "mean": late}, 3, tmp_path / "a.png")
+    assert [(each["begins"], each["half"]) for each in found.values()] == [(-2, -1), (1, 1)]
+    assert (found["max"]["base"], found["max"]["top"]) == (0.1, 0.9) and found["mean"]["weights"] == late
+    short = [None, None, 0.2, 0.4, None]
+    short = figures.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")
+    assert [short["max"][name] for name in ("base", "top", "begins")] == [0.2, 0.4, 1]
+
+
+# ---- prefixes -------------------------------------------------------------------------------------------------
+
+
+def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
+    """Lengths written out; the prefix that holds the whole reasoning is left out, and with it the box."""
+    assert prefixes.prefix_ends(64, 60, 12, 6) == [12, 18, 24, 30, 36, 42, 48, 54]
+    assert prefixes.prefix_ends(64, 61, 12, 6)[-1] == 60
+    assert prefixes.prefix_ends(64, None, 12, 6)[-1] == 60 and prefixes.prefix_ends(60, None, 12, 6)[-1] == 54
+    assert prefixes.prefix_ends(200, 150, 100, 25) == [100, 125]
+    assert prefixes.prefix_ends(12, None, 12, 6) == prefixes.prefix_ends(7, None, 12, 6) == []
+    _, tokenizer = tiny
+    text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
+    ids = tokenizer(text)["input_ids"]
+    rollouts = prefixes.as_rollouts([1], [ids, ids[:24]], [text, text[:24]], [False, True], tokenizer, "cpu")
+    group = prefixes.as_group(
+        SimpleNamespace(window=8, stride=4), tokenizer, {}, rollouts, [Verdict(1.0, ""), Verdict(0.0, "")]
+    )
+    assert group.ends == [[8, 12, 16, 20], [8, 12, 16, 20]] and tokenizer.decode(ids[24]) == r"\boxed{"
+
+
+def test_rollout_takes_ids_as_they_are(tiny):
+    """Ids and the text they stand for give the same greedy responses; prompts of several lengths may be mixed."""
+    model, tokenizer = tiny
+    texts = ["a=3-6;a?\n", "a=1+2;b=a+3;b?\n"]
+    ids = tokenizer(texts)["input_ids"]
+    options = dict(max_tokens=5, temperature=0.0, batch_size=2)
+    by_text, by_ids = (rollout(model, tokenizer, prompts, 2, **options) for prompts in (texts, ids))
+    assert torch.equal(by_text.ids, by_ids.ids) and by_text.texts == by_ids.texts
+    assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
+
+
+def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded(tiny, monkeypatch):
+    """Of a text whose ids are not the tokenizer's own: prompt and prefix reach the sampler untouched, with what is
+    left of the length limit; what is graded is prefix and continuation, without the stop; each verdict finds its place.
+    """
+    model, tokenizer = tiny
+    prompt, responses = [5, 6, 7], [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
+    group = Group(
+        {"problem": "?", "answer": "1"},
+        prompt,
+        responses,
+        ["", ""],
+        [False] * 2,
+        [1.0, 0.0],
+        ["", ""],
+        [[2, 4], [2]],
+        [],
+    )
+    asked, graded = [], []
+
+    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, batch_size):
+        asked.append((prompts, count, max_tokens, temperature))
+        rows = len(prompts) * count
+        ids = torch.tensor([[20 + row, 1] for row in range(rows)])  # a token of its own, and the stop
+        padded = pad_left([ids for ids in prompts for _ in range(count)], 0, "cpu")
+        return Rollouts(*padded, ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(rows).bool(), [""] * rows)
+
+    def grade(text, reference):
+        graded.append(text)
+        return Verdict(float(len(graded)), "counted")
+
+    monkeypatch.setattr(prefixes, "rollout", sampler)
+    monkeypatch.setattr("tasks.grade_all", lambda grade, texts, references: list(map(grade, texts, references)))
+    args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0)
+    found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
+    assert asked == [([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
+    assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])
+    assert graded[4] == tokenizer.decode([4, 5, 6, 7, 20])
+    assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
+    spans = prefixes.table_of([found], [[[0.1, 0.2, 0.3], [0.4]]])
+    assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [0.1, 0.2, 0.4]
+    assert spans["right"].tolist() == [1, 1, 0] and spans["end"].tolist() == [2, 4, 2]
+
+
+# ---- the command ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monkeypatch, capsys):
+    """PNGs, keys and a page; the same command again reads the disk; a missing group alone is made again, and is the
+    same; other flags are refused.
+    """
+    flags = ["--model", taught, *SIZES, "--groups", "2", "--continuations", "3", "--out", str(tmp_path)]
+    made = []
+    # the one line of this model's programs would be the error, from its first token on: say that it starts later
+    monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "arith", 12))
+    monkeypatch.setattr(toy, "make_prm", functools.partial(toy.make_prm, steps=2))
+    monkeypatch.setattr(prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options))
+    assert diagnose.main([*flags, "--html", str(tmp_path / "page.html")]) == 0 and made
+    results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
+    assert results.keys() >= FIGURES | {"methods", "settings", "pooling", "paper", "flags", "left_out"}
+    pictures = {path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
+    assert pictures == FIGURES | {"truth_methods", "truth_settings", "pooling"}
+    groups = [Group(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))]
+    ends = [each for group in groups if group.mixed for each in group.ends]
+    assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
+    assert "-0.96" in printed and "left out: arca" in printed and "Not comparable" in printed
+    assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
+    assert set(results["pooling"]) == {"max", "mean"} and "as given" in results["settings"]
+    assert set(results["methods"]) == set(METHODS) - {"arca"}
+    shown = json.loads((tmp_path / "page.html").read_text().split('id="data">')[1].split("</script>")[0])
+    assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
+    row = shown[0][0]  # a token's weight is the largest distance of its spans
+    covering = [max(far for start, end, far in row["spans"] if start <= t < end) for t in range(len(row["tokens"]))]
+    assert row["weights"] == pytest.approx(covering, abs=2e-4)
+    made.clear()
+
+    def stop(*parts):
+        raise KeyboardInterrupt  # what comes after sampling is not of interest again
+
+    monkeypatch.setattr(diagnose, "scored", stop)
+    assert diagnose.main(flags) == 130 and not made
+    gone = tmp_path / "group-0001.json"
+    before = gone.read_text()
+    gone.unlink()
+    assert diagnose.main(flags) == 130 and made and gone.read_text() == before
+    capsys.readouterr()
+    assert diagnose.main([*flags, "--continuations", "5"]) == 2
+    message = capsys.readouterr().err
+    assert "--continuations 5" in message and "have 3" in message and message.count("\n") == 1
+
+
+def solutions(path, rows: int = 4, **changed) -> list[str]:
+    """A file of one mixed group and one that is not; the flags that read it."""
+    problems = [("1+1?", [1, 0, 1, 0]), ("2+2?", [1] * 4)]
+    lines = [
+        {
+            "problem": problem,
+            "solution": TEXT.format(i),
+            "label": label,
+            "extra": 0,
+        }
+        for problem, labels in problems
+        for i, label in enumerate(labels[:rows])
+    ]
+    lines[0] |= changed
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return ["--rollouts", str(path), "--window", "16", "--stride", "8", "--max-iters", "10"]
+
+
+def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, tmp_path, monkeypatch, capsys):
+    """Figs. 10 and 11 and a shaded rollout; what needs continuations or a first error is left out, and named."""
+    flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(prefixes, "rollout", None)  # nothing may be sampled
+    assert diagnose.main(flags) == 0
+    printed, results = capsys.readouterr().out, json.loads((tmp_path / "out" / "diagnose.json").read_text())
+    assert "left out: Figs. 1(a), 1(b), 3, 9: they need --continuations" in printed and "first error" in printed
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10", "fig_11", "rollout"}
+    assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
+    group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
+    text = TEXT.format(1)
+    assert group.texts[1] == text and len(group.responses[1]) == len(text) and group.scores == [1, 0, 1, 0]
+    assert bytes(group.problem["problem"], "utf8") == b"1+1?" and group.ends[1][-1] < text.index("\\boxed")
+
+
+def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypatch):
+    """With an answer to grade against, each prefix has its continuations' verdicts."""
+    asked = []
+    monkeypatch.setattr(
+        diagnose, "grader", lambda args: lambda *parts, **options: asked.append(parts) or Verdict(1.0, "")
+    )
+    flags = [
+        *solutions(tmp_path / "s.jsonl"),
+        "--continuations",
+        "2",
+        "--max-tokens",
+        "30",
+        "--model",
+        str(qwen_folder),
+    ]
+    path = tmp_path / "s.jsonl"
+    path.write_text(path.read_text().replace('"extra": 0', '"answer": "1"'))
+    monkeypatch.setattr("tasks.grade_all", lambda grade, texts, answers: list(map(grade, texts, answers)))
+    assert diagnose.main([*flags, "--out", str(tmp_path / "out")]) == 0
+    group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
+    assert [len(each) for each in group.continued] == [len(ends) for ends in group.ends]
+    assert {len(scores) for each in group.continued for scores in each} == {2}
+    assert all(answer == "1" and text.startswith("Step ") for text, answer in asked)
+    assert (tmp_path / "out" / "fig_1a.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "names"),
+    [
+        (dict(label=2), ["line 1", '"label" is 2', "0 or 1"]),
+        (dict(solution=7), ["line 1", '"solution"']),
+        (dict(problem="once?", label=0), ["no problem"]),
+    ],
+)
+def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, capsys):
+    """Status 2 and no folder; the last: the changed row was the mixed group's only right one."""
+    flags = solutions(tmp_path / "s.jsonl", rows=2, **changed)
+    assert diagnose.main([*flags, "--model", str(qwen_folder), "--out", str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: --rollouts") and message.count("\n") == 1
+    assert all(name in message for name in names) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        ("--groups 0", ["--groups 0", "raise it"]),
+        ("--continuations -1", ["--continuations -1"]),
+        ("--groups 513", ["--groups 513", "--heldout 512"]),
+        ("--method grpo", ["--method", "leave it out"]),
+        ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
+        ("--rollouts nowhere.jsonl --model x", ["--rollouts nowhere.jsonl", "cannot be read"]),
+        ("--stride 13", ["--stride 13", "--window"]),
+        ("--stepz 1", ["--stepz"]),
+        ("--samples x.jsonl", ["--samples x.jsonl", "--html"]),
+    ],
+)
+def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, capsys):
+    """Status 2, no folder, no traceback."""
+    assert diagnose.main(["--out", str(tmp_path / "out"), *flags.split()]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1 and all(name in message for name in names)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,94 @@
+"""Credit against the true first error, where a task knows it: which method, which setting, how early, how late.
+
+    against_truth(args, task, batches, judge, out, ...) -> numbers, and three pictures in `out`
+
+Of the wrong rollouts of mixed groups: `measures.localisation`, which is how well weights tell the tokens from the first
+error on from those before it, and how far off the largest weight lies, for every method of `credit.py` that gives
+weights and for SHEAR with one option changed at a time. And how far ahead of the error the weights rise: a span that
+ends beyond it starts up to w - 1 tokens before it, and gives these its distance (App. H.1 of arXiv 2604.23318), whole
+by max pooling, in part by mean pooling. The error is a step here; the last token is the first that every wrong step
+has wrong, or has behind it, so tokens are counted from there.
+
+Left out: `arca`, whose weights need a trained adapter, which no saved model has any more (`lora.save` merges it).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import figures
+import shear
+from credit import METHODS, USES_PRM, Batch, credit, true_errors
+from grpo import BARS, cat_padded
+from measures import around, effective_weights, localisation, peak
+from recipe import SHEAR, method_options
+from tasks import Task
+
+
+def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:
+    """What a method multiplies each token's advantage by, (G, T), with the flags' options but for those `changed`."""
+    torch.manual_seed(args.seed)
+    options = method_options(argparse.Namespace(**{**vars(args), "method": method})) | changed
+    return effective_weights(credit(method, batch, options), batch.advantages, batch.rollouts.mask)
+
+
+def errors_in(batch: Batch, task: Task) -> Tensor:
+    """`credit.true_errors`, (G, 2); -1 everywhere where the task does not know."""
+    known = task.first_error or (lambda problem, text: None)
+    return true_errors(batch, known, batch.source.problems)
+
+
+def against_truth(
+    args: argparse.Namespace, task: Task, batches: list[Batch], own: list[Tensor], out: Path, left_out: list[str]
+) -> dict:
+    """Every method and setting against the true first errors, and how far ahead weights rise.
+
+    `own` are SHEAR's weights (G, T) of each batch, with the flags' options. What cannot be told goes to `left_out`.
+    """
+    places = torch.cat([errors_in(batch, task) for batch in batches])  # (B, 2)
+    mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
+    judged = batches[0].source.prm is not None
+    methods = {name: (name, {}) for name in METHODS if name != "arca" and (judged or name not in USES_PRM)}
+    left_out.append("arca against the truth: its weights need an adapter that was trained, and is no longer there")
+    if not judged:
+        left_out.append(f"{', '.join(sorted(USES_PRM))} against the truth: they need --prm")
+    settings = {name: ("shear", changed) for name, changed in settings_of(args).items()}
+    found, curves = {"methods": {}, "settings": {}}, {}
+    for part, calls in (("methods", methods), ("settings", settings)):
+        for name, (method, changed) in tqdm(calls.items(), part, leave=False, disable=BARS):
+            known = method == "shear" and not changed
+            weights = own if known else [weights_of(method, batch, args, **changed) for batch in batches]
+            weights = cat_padded(weights)  # (B, T)
+            place = localisation(weights, mask, places)
+            if place is None:
+                left_out.append("credit against the truth: no rollout has tokens before and after its first error")
+                return {}
+            found[part][name] = place | {"peak": peak(weights, mask, places)}
+            if method == "shear" and set(changed) <= {"pool"}:
+                curves[changed.get("pool", args.pool)] = around(weights, mask, places[:, 1] - 1, 2 * args.window)
+        figures.credit_placement(found[part], out / f"truth_{part}.png")
+    smear = figures.pooling_smear(dict(sorted(curves.items())), args.window, out / "pooling.png")
+    return {**found, "pooling": smear}
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, dict]:
+    """SHEAR as the flags have it, and with one option changed at a time."""
+    half, double = max(1, args.window // 2), 2 * args.window
+    changed = [dict(window=half, stride=min(args.stride, half)), dict(window=double)]
+    changed += [dict(stride=stride) for stride in (max(1, args.stride // 2), min(2 * args.stride, args.window))]
+    changed += [dict(eps=args.eps / 5), dict(eps=args.eps * 5)]
+    for name, known in (("pool", shear.POOLINGS), ("reading", shear.READINGS), ("distance", shear.DISTANCES)):
+        changed += [{name: value} for value in known]
+    has = {name: getattr(args, name) for name in SHEAR}
+    others = [each for each in changed if any(has[name] != value for name, value in each.items())]
+    return {"as given": {}} | {spelled(each): each for each in others}
+
+
+def spelled(options: dict) -> str:
+    """Options as text."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in options.items()
+    )
