@@ -247,8 +247,9 @@ def finish(
 
 def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:
     """Reward of each step, held-out accuracy at both ends, and the weights' mean and spread."""
-    figure = Figure(figsize=(9, 3.2), layout="constrained")  # not pyplot: needs no display and no backend
+    figure = Figure(figsize=(9, 3.2))  # not pyplot: needs no display and no backend
     left, right = figure.subplots(1, 2)
+    figure.subplots_adjust(left=0.05, right=0.99, bottom=0.15, top=0.91, wspace=0.15)
     steps = [m["step"] for m in history]
     left.plot(steps, [m["reward"] for m in history], label="reward, training batch")
     for name, marker in (("greedy", "o"), ("sampled", "s")):
