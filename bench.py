@@ -1,5 +1,6 @@
 """Measure, on this machine, what the parts of training cost against what they could cost at best.
 
+    python bench.py                                           # SHEAR's distances beside their peers, see peers.py
     python bench.py --step                                    # a step of Qwen2.5-Math-7B's shape, SHEAR beside GRPO
     python bench.py --step --size 1.5b                        # the 1.5B's shape, with its optimizer
     python bench.py --step --size tiny --tokens 32 --problems 4 --group 4   # seconds on a CPU: proves the command
@@ -20,14 +21,11 @@ Ceilings are measured in the same run: a large matrix product in the dtype of co
 
 import argparse
 import dataclasses
-import datetime
 import math
 import os
-import platform
 import random
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -39,9 +37,11 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 import grpo
 import memory
 import parallel
+import peers
 import report
 import train
 from decode import token_bytes
+from peers import copy_ceiling, hardware, matmul_ceiling
 from recipe import Parser, parse_args
 from rewards import Verdict
 from tasks import BadInput
@@ -125,6 +125,9 @@ class Measured:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input."""
+    argv = sys.argv[1:] if argv is None else argv
+    if "--step" not in argv:
+        return peers.main(argv)
     transformers.utils.logging.disable_progress_bar()
     ranks = None
     try:
@@ -165,8 +168,6 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, argpars
     add("--warm-up", type=int, default=16, help="response tokens of a first step that does not count")
     add("--no-optimizer", action="store_true", help="leave AdamW and its moments out")
     flags, others = parser.parse_known_args(argv)
-    if not flags.step:
-        raise BadInput("nothing to measure; add --step")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("--step measures one rank; start it without torchrun")
     for name in ("problems", "group", "tokens", "repeat", "warm_up"):
@@ -188,7 +189,7 @@ def step_table(flags: argparse.Namespace, by_method: dict, ranks: parallel.Ranks
     """Measure and print; what is known is printed as soon as it is, since a step may take minutes."""
     args, device = by_method[METHODS[0]], ranks.device
     dtype = getattr(torch, args.dtype)
-    print(hardware(device, args))
+    print(hardware(device, args.dtype))
     ceilings = {"matmul": matmul_ceiling(device, dtype), "copy": copy_ceiling(device)}
     figures = f"{ceilings['matmul'] / 1e12:.3g} TFLOP/s, copy {ceilings['copy'] / 1e12:.3g} TB/s"
     print(f"ceilings: matrix product in {args.dtype} {figures}")
@@ -360,43 +361,6 @@ def notes(flags: argparse.Namespace, args: argparse.Namespace, steps: dict[str, 
     if torch.cuda.is_available():
         lines.append(f"torch holds {torch.cuda.memory_reserved() / 1e9:.1f} GB at the end, used or not.")
     return [f"- {line}" for line in lines]
-
-
-def hardware(device: torch.device, args: argparse.Namespace) -> str:
-    """What it was measured on, with what, and when."""
-    if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}, {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
-    else:
-        name = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, python {platform.python_version()}"
-    return f"{name}; {args.dtype}; {versions}; {datetime.date.today()}"
-
-
-def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large matrix product."""
-    size = 8192 if device.type == "cuda" else 512
-    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    return 2 * size**3 / seconds_of(lambda: a @ b, device)
-
-
-def copy_ceiling(device: torch.device) -> float:
-    """Bytes/s of a copy on the device, those read and those written."""
-    source = torch.zeros(2**31 if device.type == "cuda" else 2**26, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
-
-
-def seconds_of(call, device: torch.device) -> float:
-    """Median seconds of a call, after those that do not count; fewer on a CPU, where nothing is claimed."""
-    aside, times = (3, 10) if device.type == "cuda" else (1, 3)
-    seconds = []
-    for _ in range(aside + times):
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds[aside:])
 
 
 if __name__ == "__main__":

@@ -9,10 +9,11 @@ which ends at token `end`; rows of a rollout are adjacent and in order. Every fu
 its numbers; None stands for what cannot be told, such as the correlation of constants. Blue is right, orange wrong:
 colours that nobody confuses.
 
-One thing to know about Fig. 1(a). Continuations are drawn from the policy that drew the prefix, so the mean
-continuation success of the prefixes of length t is, but for chance and for what groups are kept, the accuracy itself,
-whatever t is (the tower property). It can fall with t only where rollouts leave: right ones are shorter, or answer
-sooner. Right and wrong rollouts apart do move, and are drawn beside it.
+One thing to know about Fig. 1(a). Continuations are drawn from the policy that drew the prefix, so over all rollouts
+the mean continuation success of the prefixes of length t is, but for chance, the accuracy itself, whatever t is (the
+tower property). It moves with t where rollouts leave, as right ones do that are shorter; and because only mixed groups
+are kept: given that, an easy problem's success drifts down and a hard one's up. Right and wrong rollouts apart move
+most, and are drawn beside it.
 
 Left out: the paper's case studies, and every figure about training, which `report.py` and `compare.py` make.
 """
@@ -25,7 +26,9 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
-from scipy.stats import mannwhitneyu, rankdata, spearmanr
+from scipy.stats import rankdata, spearmanr
+
+from measures import auc
 
 RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#999999"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#FFFFFF", "#FDE3CC", "#F4A259", WRONG, "#7F2704"])
@@ -40,15 +43,6 @@ def correlation(x: np.ndarray, y: np.ndarray) -> dict[str, float | int | None]:
         return {"spearman": None, "p": None, "n": len(x)}
     found = spearmanr(x, y)
     return {"spearman": float(found.statistic), "p": float(found.pvalue), "n": len(x)}
-
-
-def auc(high: np.ndarray, low: np.ndarray) -> float | None:
-    """Chance that one of `high` exceeds one of `low`, ties counting half."""
-    if not len(high) or not len(low):
-        return None
-    if min(high.min(), low.min()) == max(high.max(), low.max()):
-        return 0.5  # which scipy would say with a warning
-    return float(mannwhitneyu(high, low, method="asymptotic").statistic / (len(high) * len(low)))
 
 
 def equal_bins(values: np.ndarray, count: int) -> np.ndarray:
@@ -126,8 +120,8 @@ def changes(spans: dict[str, np.ndarray], least: float) -> tuple[np.ndarray, np.
 def fig_1b_changes(spans: dict[str, np.ndarray], path: Path, least: float = 1 / 16) -> dict:
     """Fig. 1(b): stride-wise changes of success and distance, events with |change| >= 1/16; rho, p-value, count.
 
-    1/16 is one continuation of the paper's 16, the smallest change that they can show; by chance alone, two shares of
-    16 differ by up to 0.18 (one standard deviation). So `beyond_noise` has the same of changes of 1/4 and more.
+    1/16 is one continuation of the paper's 16, the smallest change that they can show; the difference of two such
+    shares has a standard deviation of up to 0.18. So `at_least_quarter` has the same of changes of 1/4 and more.
     """
     success, distance = changes(spans, least)
     found = correlation(success, distance)
@@ -145,24 +139,27 @@ def fig_1b_changes(spans: dict[str, np.ndarray], path: Path, least: float = 1 / 
     axes.set(xlabel=f"change of {SUCCESS}", ylabel=f"change of {DISTANCE}")
     axes.set_title(f"Fig. 1(b): {found['n']} local changes, {told}")
     save(figure, path)
-    return {**found, "least": least, "beyond_noise": correlation(*changes(spans, 0.25))}
+    return {**found, "least": least, "at_least_quarter": correlation(*changes(spans, 0.25))}
 
 
 def fig_3_separation(spans: dict[str, np.ndarray], path: Path, bins: int = 8) -> dict:
     """Fig. 3: within each distance bin, the AUC of continuation success for spans of right against wrong rollouts.
 
-    Also the two densities of success in each bin, as shares of 9 levels, the counts and the mean distance. The bins
-    hold about equally many spans.
+    Also the two densities of success in each bin, one level for each share of 16; counts, mean distance and mean
+    position (`end`), as late spans are far and decided; and, for both kinds of rollouts apart, how success goes with
+    distance. The bins hold about equally many spans.
     """
     which = equal_bins(spans["distance"], bins)
-    rows, levels = [], np.linspace(0, 1, 10)
+    rows, levels = [], np.arange(18) / 16 - 1 / 32
     for bin in range(which.max() + 1):
         right, wrong = (spans["success"][(which == bin) & (spans["right"] == side)] for side in (1, 0))
         shares = [np.histogram(part, levels)[0] / max(1, len(part)) for part in (right, wrong)]
         rows.append((auc(right, wrong), len(right), len(wrong), *(share.tolist() for share in shares)))
     names = "auc right wrong density_right density_wrong".split()
     found = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-    found["distance"] = [float(spans["distance"][which == bin].mean()) for bin in range(len(rows))]
+    for name in ("distance", "end"):
+        found[name] = [float(spans[name][which == bin].mean()) for bin in range(len(rows))]
+    found |= within(spans)
     figure = Figure(figsize=(11, 6.2), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=[1.7, 1])
     dots, line = upper.subplots(1, 2)
@@ -191,15 +188,21 @@ def fig_3_separation(spans: dict[str, np.ndarray], path: Path, bins: int = 8) ->
     return found
 
 
+def within(spans: dict[str, np.ndarray]) -> dict[str, dict]:
+    """Success against distance, among the spans of right rollouts and among those of wrong ones."""
+    sides = {"within_right": spans["right"] == 1, "within_wrong": spans["right"] == 0}
+    return {name: correlation(spans["distance"][kept], spans["success"][kept]) for name, kept in sides.items()}
+
+
 def fig_9_depth(spans: dict[str, np.ndarray], path: Path, bins: int = 4) -> dict:
     """Fig. 9: success against distance within position bins, so that depth alone cannot make the relation.
 
-    Of each of (about) `bins` position bins: rho of the two, and mean success by quarter of distance; the AUC by which
-    distance tells wrong rollouts from right ones is added.
+    Of each of (about) `bins` position bins: rho of the two, of all spans and of right and wrong rollouts' apart, and
+    mean success by quarter of distance; the AUC by which distance tells wrong rollouts from right ones is added.
     """
     which = equal_bins(spans["end"], bins)
     figure, (left, right) = sheet(9.6, 3.8, 1, 2)
-    found = []
+    shades, found = [HEAT(0.4 + 0.6 * bin / max(1, which.max())) for bin in np.unique(which)], []
     for bin in np.unique(which):
         part = {name: values[which == bin] for name, values in spans.items()}
         quarter = equal_bins(part["distance"], 4)
@@ -207,12 +210,15 @@ def fig_9_depth(spans: dict[str, np.ndarray], path: Path, bins: int = 4) -> dict
         tells = auc(part["distance"][part["right"] == 0], part["distance"][part["right"] == 1])
         first, last = int(part["end"].min()), int(part["end"].max())
         found.append({"from": first, "to": last, "means": means, "auc_distance": tells})
-        found[-1] |= correlation(part["distance"], part["success"])
-        shade = HEAT(0.4 + 0.6 * bin / max(1, which.max()))
-        left.plot(range(1, len(means) + 1), means, "o-", color=shade, lw=2, label=f"tokens {first}-{last}")
+        found[-1] |= correlation(part["distance"], part["success"]) | within(part)
+        left.plot(range(1, len(means) + 1), means, "o-", color=shades[bin], lw=2, label=f"tokens {first}-{last}")
     names = [f"{each['from']}-{each['to']}" for each in found]
-    shades = [HEAT(0.4 + 0.6 * bin / max(1, which.max())) for bin in np.unique(which)]
-    right.bar(names, [each["spearman"] or 0 for each in found], color=shades, width=0.6)
+    right.bar(names, [each["spearman"] or 0 for each in found], color=shades, width=0.6, label="all")
+    for side, colour, offset in (("right", RIGHT, -0.15), ("wrong", WRONG, 0.15)):
+        rhos = [each[f"within_{side}"]["spearman"] for each in found]
+        places = [(place + offset, rho) for place, rho in enumerate(rhos) if rho is not None]
+        right.scatter(*zip(*places, strict=True) if places else ([], []), color=colour, s=42, label=f"{side} rollouts")
+    right.legend(fontsize=8, frameon=False)
     right.axhline(0, color=FAINT, lw=0.8)
     left.set(xlabel="quarter of distance, near to far", ylabel=f"mean {SUCCESS}", ylim=(0, 1), xticks=range(1, 5))
     left.set_title("Fig. 9: at equal depth")
@@ -303,10 +309,10 @@ def credit_placement(results: dict[str, dict], path: Path) -> None:
 
 
 def pooling_smear(curves: dict[str, list[float | None]], window: int, path: Path) -> dict:
-    """Ours, of App. H.1: mean weight by token offset from the wrong step's last token, by pooling; where it rises.
+    """Ours, of App. H.1: mean weight by token offset from the wrong step's last token, by pooling; where half is risen.
 
-    A curve (2 r + 1,) has offsets -r to r. Its base is its least value further ahead than a window reaches, its top
-    its largest in the window after the step; `begins` where 5% of the way between them is done, `half` where half is.
+    A curve (2 r + 1,) has offsets -r to r. Its base is its largest value where no span reaches the wrong step's end, w
+    tokens ahead and more, its top its largest in the w tokens after it; None where a curve lacks these.
     """
     figure, axes = sheet(6.4, 3.8)
     found = {}
@@ -314,12 +320,11 @@ def pooling_smear(curves: dict[str, list[float | None]], window: int, path: Path
         reach, values = len(curve) // 2, np.array(curve, dtype=float)
         offsets, known = np.arange(-reach, reach + 1), ~np.isnan(values)
         before, after = known & (offsets <= -window), known & (offsets > 0) & (offsets <= window)
-        base = values[before if before.any() else known].min()
-        top = values[after if after.any() else known].max()
-        found[name] = {"base": float(base), "top": float(top), "offsets": offsets.tolist(), "weights": curve}
-        for what, share in (("begins", 0.05), ("half", 0.5)):
-            risen = known & ~before & (values >= base + share * (top - base))
-            found[name][what] = int(offsets[risen].min()) if risen.any() else None
+        found[name] = {"half_risen": None, "offsets": offsets.tolist(), "weights": curve}
+        if before.any() and after.any():
+            base, top = values[before].max(), values[after].max()
+            risen = known & (offsets > -window) & (values >= (base + top) / 2)
+            found[name] |= {"base": float(base), "top": float(top), "half_risen": int(offsets[risen].min())}
         axes.plot(offsets, values, "o-", color=colour, ms=4, lw=2, label=f"{name} pooling")
     axes.axvline(0, color=INK, ls="--", lw=1)
     axes.axvspan(1 - window, 0, color=FAINT, alpha=0.15, lw=0, label="w - 1 tokens ahead")

@@ -12,6 +12,7 @@ share of 1, a Gini of 0, a tenth of the mass on the top tenth, and an AUC of one
 
 import math
 
+import numpy as np
 import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
@@ -108,8 +109,12 @@ def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[flo
 
 
 def _auc(values: Tensor, positive: Tensor) -> float | None:
-    """Chance that a positive's value exceeds a negative's, ties counting half; None if a side is empty."""
-    high, low = values[positive].cpu().numpy(), values[~positive].cpu().numpy()
+    """`auc` of the positives' values against the negatives'."""
+    return auc(values[positive].cpu().numpy(), values[~positive].cpu().numpy())
+
+
+def auc(high: np.ndarray, low: np.ndarray) -> float | None:
+    """Chance that one of `high` exceeds one of `low`, ties counting half; None if a side is empty."""
     if not len(high) or not len(low):
         return None
     if min(high.min(), low.min()) == max(high.max(), low.max()):

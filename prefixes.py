@@ -19,6 +19,7 @@ Left out: the texts of continuations, of which only the verdicts are kept.
 import argparse
 import dataclasses
 import json
+import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ class Group:
 
 
 def read(path: Path, graded: bool) -> list[list[dict]]:
-    """The groups of a JSON-lines file that hold right and wrong solutions, by problem; raises BadInput.
+    """The groups of a JSON-lines file, by problem; raises BadInput where none holds right and wrong solutions.
 
     Rows are {"problem", "solution", "label"}, label 0 or 1; with `graded` also "answer" (or "gold"), for continuations.
     """
@@ -91,10 +92,9 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
         if row.get("label") not in (0, 1):
             raise BadInput(f'--rollouts {path}, line {number}: "label" is {row.get("label")!r}; give 0 or 1')
         groups.setdefault(row["problem"], []).append(row)
-    mixed = [rows for rows in groups.values() if len({row["label"] for row in rows}) == 2]
-    if not mixed:
+    if all(len({row["label"] for row in rows}) == 1 for rows in groups.values()):
         raise BadInput(f"--rollouts {path}: no problem has a right and a wrong solution; give another file")
-    return mixed
+    return list(groups.values())
 
 
 # ---- sampling -------------------------------------------------------------------------------------------------
@@ -112,7 +112,10 @@ def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Gr
             if group.mixed and flags.continuations:
                 group = continued(group, flags.continuations, args, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
-        groups.append(Group(**json.loads(path.read_text())))
+        try:
+            groups.append(Group(**json.loads(path.read_text())))
+        except (ValueError, TypeError) as error:
+            raise BadInput(f"--out {flags.out}: {path.name} is damaged ({error}); delete it") from error
     return groups
 
 
@@ -131,12 +134,16 @@ def given(args, task: Task, model, tokenizer, rows: list[dict]) -> Group:
     prompt = tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"]
     texts = [row["solution"] for row in rows]
     responses = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or np.inf
-    longest = len(prompt) + max(map(len, responses))
+    longest, context = len(prompt) + max(map(len, responses)), context_of(model)
     if longest > context:
         raise BadInput(f"--rollouts: one has {longest} tokens, the model's context is {context}; leave its problem out")
     rollouts = as_rollouts(prompt, responses, texts, [False] * len(rows), tokenizer, model.device)
     return as_group(args, tokenizer, problem, rollouts, [Verdict(float(row["label"]), "label") for row in rows])
+
+
+def context_of(model) -> float:
+    """The most tokens that a model takes."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def as_rollouts(prompt: list[int], responses: list[list[int]], texts, truncated, tokenizer, device) -> Rollouts:
@@ -170,13 +177,24 @@ def prefix_ends(length: int, reasoning: int | None, window: int, stride: int) ->
 
 
 def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> Group:
-    """`count` completions of every prefix, graded: those of one length together, from the sampled ids."""
+    """`count` completions of every prefix, graded: those of one length together, from the sampled ids.
+
+    Raises BadInput for solutions from a file that the limits leave no room to complete.
+    """
+    longest, context = max(map(len, group.responses)), context_of(model)
+    if longest > args.max_tokens:
+        raise BadInput(f"--max-tokens {args.max_tokens}: a solution has {longest} tokens; raise it")
+    if (asked := len(group.prompt)) + args.max_tokens > context:
+        raise BadInput(
+            f"--max-tokens {args.max_tokens}: with a prompt of {asked} tokens it exceeds the model's context "
+            f"of {context}; lower it"
+        )
     stops, verdicts = set(stop_ids(model, tokenizer)), [[[] for _ in ends] for ends in group.ends]
     for end in sorted({end for ends in group.ends for end in ends}):
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prompts = [group.prompt + group.responses[row][:end] for row in rows]
         rollouts = rollout(
-            model, tokenizer, prompts, count, max_tokens=max(1, args.max_tokens - end),
+            model, tokenizer, prompts, count, max_tokens=args.max_tokens - end,
             temperature=args.temperature, batch_size=args.generate_batch,
         )  # fmt: skip
         whole = []

@@ -63,6 +63,12 @@ class FirstError(NamedTuple):
     end: int  # index after the step's last token
 
 
+def correction(line: str) -> str:
+    """What a line of work whose arithmetic is wrong should have said."""
+    left, op, right, said = LINE.fullmatch(line).group(6, 7, 8, 9)
+    return f"{left}{op}{right} is {apply(op, int(left), int(right))} (mod 10), not {said}"
+
+
 def apply(op: str, left: int, right: int) -> int:
     """left op right, mod 10."""
     return {"+": left + right, "-": left - right, "*": left * right}[op] % 10

@@ -2,12 +2,16 @@
 
     against_truth(args, task, batches, judge, out, ...) -> numbers, and three pictures in `out`
 
-Of the wrong rollouts of mixed groups: `measures.localisation`, which is how well weights tell the tokens from the first
-error on from those before it, and how far off the largest weight lies, for every method of `credit.py` that gives
-weights and for SHEAR with one option changed at a time. And how far ahead of the error the weights rise: a span that
-ends beyond it starts up to w - 1 tokens before it, and gives these its distance (App. H.1 of arXiv 2604.23318), whole
-by max pooling, in part by mean pooling. The error is a step here; the last token is the first that every wrong step
-has wrong, or has behind it, so tokens are counted from there.
+Of the wrong rollouts of mixed groups that have tokens before their first error: `measures.localisation`, which is how
+well weights tell the tokens from the first error on from those before it, and how far off the largest weight lies, for
+every method of `credit.py` that gives weights and for SHEAR with one option changed at a time. "From the error on" is
+the end of a rollout, so within one rollout any weight that grows with position is perfect: read the pooled AUC, beside
+that of position alone.
+
+And how far ahead of the error the weights rise: a span that ends beyond it starts up to w - 1 tokens before it, and
+gives these its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part by mean pooling. Only at the
+wrong step's last token is every kind of error behind us, so tokens are counted from there; rollouts count that have a
+window of tokens before the step.
 
 Left out: `arca`, whose weights need a trained adapter, which no saved model has any more (`lora.save` merges it).
 """
@@ -49,6 +53,8 @@ def against_truth(
     `own` are SHEAR's weights (G, T) of each batch, with the flags' options. What cannot be told goes to `left_out`.
     """
     places = torch.cat([errors_in(batch, task) for batch in batches])  # (B, 2)
+    places = torch.where(places[:, :1] > 0, places, -1)
+    ends = torch.where(places[:, 0] >= args.window, places[:, 1] - 1, -1)  # (B,)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     judged = batches[0].source.prm is not None
     methods = {name: (name, {}) for name in METHODS if name != "arca" and (judged or name not in USES_PRM)}
@@ -68,7 +74,7 @@ def against_truth(
                 return {}
             found[part][name] = place | {"peak": peak(weights, mask, places)}
             if method == "shear" and set(changed) <= {"pool"}:
-                curves[changed.get("pool", args.pool)] = around(weights, mask, places[:, 1] - 1, 2 * args.window)
+                curves[changed.get("pool", args.pool)] = around(weights, mask, ends, 2 * args.window)
         figures.credit_placement(found[part], out / f"truth_{part}.png")
     smear = figures.pooling_smear(dict(sorted(curves.items())), args.window, out / "pooling.png")
     return {**found, "pooling": smear}

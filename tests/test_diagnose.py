@@ -21,7 +21,7 @@ from grpo import Rollouts, pad_left, rollout
 from measures import around, peak
 from prefixes import SPANS, Group
 from rewards import Verdict
-from tasks import Task
+from tasks import BadInput, Task
 
 SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
@@ -77,7 +77,7 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
     found = figures.fig_1b_changes(table(rows), tmp_path / "a.png")
     expected = spearmanr([-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1])
     assert found["n"] == 3 and found["spearman"] == pytest.approx(expected.statistic)
-    assert found["p"] == pytest.approx(expected.pvalue) and found["beyond_noise"]["n"] == 2
+    assert found["p"] == pytest.approx(expected.pvalue) and found["at_least_quarter"]["n"] == 2
 
 
 def test_fig_3_auc_and_densities_of_each_bin(tmp_path):
@@ -151,16 +151,15 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
 
 
-def test_where_weights_begin_to_rise(tmp_path):
-    """Curves written out, offsets -6 to 6 and spans of 3 tokens; nothing further ahead than a span counts as a rise."""
-    pooled = [0.1, 0.15, 0.12, 0.1, 0.3, 0.5, 0.5, 0.9, 0.9, 0.9, 1.5, None, None]
-    late = [0.1] * 7 + [0.9, 0.5, 0.5, 0.5, None, None]
-    found = figures.pooling_smear({"max": pooled, "mean": late}, 3, tmp_path / "a.png")
-    assert [(each["begins"], each["half"]) for each in found.values()] == [(-2, -1), (1, 1)]
-    assert (found["max"]["base"], found["max"]["top"]) == (0.1, 0.9) and found["mean"]["weights"] == late
+def test_where_half_of_the_rise_is_done(tmp_path):
+    """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the middle."""
+    early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
+    line = [place / 10 for place in range(13)]
+    found = figures.pooling_smear({"max": early, "mean": line}, 3, tmp_path / "a.png")
+    assert [each["half_risen"] for each in found.values()] == [-1, 0]
+    assert (found["max"]["base"], found["max"]["top"]) == (0.15, 0.9) and found["mean"]["weights"] == line
     short = [None, None, 0.2, 0.4, None]
-    short = figures.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")
-    assert [short["max"][name] for name in ("base", "top", "begins")] == [0.2, 0.4, 1]
+    assert figures.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")["max"]["half_risen"] is None
 
 
 # ---- prefixes -------------------------------------------------------------------------------------------------
@@ -192,6 +191,23 @@ def test_rollout_takes_ids_as_they_are(tiny):
     by_text, by_ids = (rollout(model, tokenizer, prompts, 2, **options) for prompts in (texts, ids))
     assert torch.equal(by_text.ids, by_ids.ids) and by_text.texts == by_ids.texts
     assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
+
+
+def test_each_group_has_random_numbers_of_its_own(tmp_path, monkeypatch):
+    """That of its seed and number: not those of another group, and the same when it is made alone."""
+
+    def draw(*parts):
+        return Group({}, [], [torch.randint(10**6, (3,)).tolist()], [""], [False], [1.0], [""], [[]], [])
+
+    monkeypatch.setattr(prefixes, "sampled", draw)
+    flags, args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0), SimpleNamespace(seed=1)
+    groups = prefixes.collect(flags, args, None, None, None, [{}, {}])
+    assert groups[0] != groups[1]
+    (tmp_path / "group-0001.json").unlink()
+    assert prefixes.collect(flags, args, None, None, None, [{}, {}]) == groups
+    (tmp_path / "group-0001.json").write_text("{")
+    with pytest.raises(BadInput, match=r"group-0001.json is damaged .*; delete it"):
+        prefixes.collect(flags, args, None, None, None, [{}, {}])
 
 
 def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded(tiny, monkeypatch):
@@ -232,7 +248,8 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])
     assert graded[4] == tokenizer.decode([4, 5, 6, 7, 20])
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
-    spans = prefixes.table_of([found], [[[0.1, 0.2, 0.3], [0.4]]])
+    unsure = Group({}, prompt, responses, ["", ""], [False] * 2, [None, 0.0], ["", ""], [[2], []], [])
+    spans = prefixes.table_of([found, unsure], [[[0.1, 0.2, 0.3], [0.4]], [[0.5], []]])  # no verdict, no row
     assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [0.1, 0.2, 0.4]
     assert spans["right"].tolist() == [1, 1, 0] and spans["end"].tolist() == [2, 4, 2]
 
@@ -258,12 +275,19 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     groups = [Group(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))]
     ends = [each for group in groups if group.mixed for each in group.ends]
     assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
-    assert "-0.96" in printed and "left out: arca" in printed and "Not comparable" in printed
+    assert "-0.96" in printed and "left out: arca" in printed and "not comparable" in printed
     assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
     assert set(results["pooling"]) == {"max", "mean"} and "as given" in results["settings"]
     assert set(results["methods"]) == set(METHODS) - {"arca"}
+    settings = {name: each["weight_after"] for name, each in results["settings"].items()}
+    assert (
+        len(set(settings.values())) == len(settings) - 1
+    )  # a window of one line or two: every change changes something
+    assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
     shown = json.loads((tmp_path / "page.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
+    late = [row["weights"][11] for rows in shown for row in rows if row["score"] == 0]  # the wrong step's last token
+    assert results["pooling"]["max"]["weights"][8] == pytest.approx(sum(late) / len(late), abs=1e-4)
     row = shown[0][0]  # a token's weight is the largest distance of its spans
     covering = [max(far for start, end, far in row["spans"] if start <= t < end) for t in range(len(row["tokens"]))]
     assert row["weights"] == pytest.approx(covering, abs=2e-4)
@@ -310,6 +334,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, t
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out" / "diagnose.json").read_text())
     assert "left out: Figs. 1(a), 1(b), 3, 9: they need --continuations" in printed and "first error" in printed
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10", "fig_11", "rollout"}
+    assert results["fig_10"] == {"mixed": 0.5, "accuracies": [0.5, 1], "groups": [1, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
     group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     text = TEXT.format(1)
@@ -317,20 +342,16 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, t
     assert bytes(group.problem["problem"], "utf8") == b"1+1?" and group.ends[1][-1] < text.index("\\boxed")
 
 
-def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypatch):
-    """With an answer to grade against, each prefix has its continuations' verdicts."""
+def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypatch, capsys):
+    """With an answer to grade against, each prefix has its continuations' verdicts, if the limits leave them room."""
     asked = []
     monkeypatch.setattr(
         diagnose, "grader", lambda args: lambda *parts, **options: asked.append(parts) or Verdict(1.0, "")
     )
     flags = [
         *solutions(tmp_path / "s.jsonl"),
-        "--continuations",
-        "2",
-        "--max-tokens",
-        "30",
-        "--model",
-        str(qwen_folder),
+        *("--continuations", "2", "--max-tokens", "50"),
+        *("--model", str(qwen_folder)),
     ]
     path = tmp_path / "s.jsonl"
     path.write_text(path.read_text().replace('"extra": 0', '"answer": "1"'))
@@ -341,6 +362,11 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     assert {len(scores) for each in group.continued for scores in each} == {2}
     assert all(answer == "1" and text.startswith("Step ") for text, answer in asked)
     assert (tmp_path / "out" / "fig_1a.png").exists()
+    capsys.readouterr()
+    for limit, names in (("40", ["40", "has 41 tokens", "raise it"]), ("600", ["600", "context of 512", "lower it"])):
+        assert diagnose.main([*flags, "--max-tokens", limit, "--out", str(tmp_path / limit)]) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("error: --max-tokens") and all(name in message for name in names)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,408 @@
+"""SHEAR's distances beside those who could compute them: one command, one run, ratios side by side.
+
+    python bench.py                                          # a group of the embedded model, and a synthetic one
+    python bench.py --states states.safetensors              # and groups of states: groupN.rolloutK.right or .wrong
+    python bench.py --tokens 300 1000 3000 --width 896 3584 --group 8 16      # the sizes that a GPU takes by default
+
+Ours is `shear.group_distances`: from hidden states to each span's distance to the closest opposing span, everything
+included. The peers get the cost blocks of their pairs ready-made, of full spans only, and of at most `--pairs` pairs;
+their seconds are then those of all pairs in proportion. That favours them. Rounds go by turns, so that what drifts hits
+all; a ratio is of one round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of
+minima (ours) or pairs (peers), against sinkhorn.py in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs.
+`emd2` solves another problem, exactly: no error.
+
+The floor is what this machine cannot go below: states read, costs written and read once, at the rate of a copy; or the
+products between states, an exponential an entry of each tile and two multiply-adds an entry and iteration, for the
+iterations that our race took, at the rates of a matrix product and of `exp` in float32.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import geomloss
+import ot
+import ot.batch
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+import prefixes
+import shear
+import tables
+from grpo import BARS, Policy
+from parallel import Ranks
+from prepare import set_up, warm_up
+from recipe import Parser, parse_args
+from sinkhorn import sinkhorn
+from tasks import BadInput
+
+SEED = 0
+CHECKED = 128  # pairs; at least one row of them
+GROWTH = {"tokens": (150, 300, 600), "group": (4, 8, 16), "window": (50, 100, 200)}  # one at a time, on a CPU
+GROWTH_CUDA = {"tokens": (750, 1500, 3000), "group": (4, 8, 16), "window": (50, 100, 200)}
+
+
+class States(NamedTuple):
+    """A group to measure."""
+
+    name: str
+    hidden: Tensor  # (G, T, d)
+    mask: Tensor  # (G, T) bool
+    correct: Tensor  # (G,) bool
+    window: int
+    stride: int
+
+
+class Blocks(NamedTuple):
+    """Some pairs of a group's spans, their costs ready-made; `x` and `y` are the states, for who computes costs."""
+
+    costs: Tensor  # (P, n, m) float32
+    a: Tensor  # (P, n)
+    b: Tensor  # (P, m)
+    x: Tensor  # (P, n, d)
+    y: Tensor  # (P, m, d)
+    eps: float
+
+
+# ---- peers: Blocks -> Eq. (10) of each pair, (P,), or what they have in its place -----------------------------
+
+
+def every_pair(blocks: Blocks) -> Tensor:
+    """sinkhorn.py, each pair to its own stop."""
+    return sinkhorn(blocks.costs, blocks.a, blocks.b, eps=blocks.eps).value
+
+
+def pot_batch(blocks: Blocks) -> Tensor:
+    """POT's batch solver, 50 iterations in the log domain."""
+    options = dict(reg=blocks.eps, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach")
+    return ot.batch.solve_batch(blocks.costs, a=blocks.a, b=blocks.b, **options).value
+
+
+def pot_loop(blocks: Blocks) -> Tensor:
+    """`ot.sinkhorn2` pair by pair, with our limits; <P, C>, to which the KL term is added."""
+    values = []
+    for costs, a, b in zip(blocks.costs, blocks.a, blocks.b, strict=True):
+        options = dict(method="sinkhorn_log", numItermax=100, stopThr=1e-3)
+        plan = ot.sinkhorn(a, b, costs, blocks.eps, **options)
+        density = plan / (a[:, None] * b)
+        values.append((plan * costs).sum() + blocks.eps * torch.xlogy(plan, density).sum())
+    return torch.stack(values)
+
+
+def geomloss_batch(blocks: Blocks) -> Tensor:
+    """GeomLoss, annealed to the same eps; it computes the costs itself."""
+    loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=blocks.eps, debias=False, backend="tensorized")
+    return loss(blocks.a, blocks.x, blocks.b, blocks.y)
+
+
+def exact_loop(blocks: Blocks) -> Tensor:
+    """`ot.emd2` pair by pair, on a CPU: W1 itself."""
+    cpu = [part.double().cpu().numpy() for part in (blocks.a, blocks.b, blocks.costs)]
+    return torch.tensor([ot.emd2(*each) for each in zip(*cpu, strict=True)])
+
+
+PEERS = {  # and of how many pairs, at most, as a share of --pairs
+    "every pair, sinkhorn.py": (every_pair, 1.0),
+    "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, 1.0),
+    "POT `ot.sinkhorn`, a loop": (pot_loop, 1 / 8),
+    "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, 1 / 4),
+    "POT `ot.emd2`, a loop, exact": (exact_loop, 1 / 2),
+}
+
+
+# ---- the command ----------------------------------------------------------------------------------------------
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 2 for bad input."""
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        flags = parse(argv)
+        device = torch.device(flags.device)
+        print(hardware(device, "float32"), flush=True)
+        rates = ceilings(device)
+        for states in groups(flags, device):
+            print("\n" + "\n".join(table(states, flags, rates)), flush=True)
+        print("\n" + "\n".join(growth(flags, device)))
+    except BadInput as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags; raises BadInput."""
+    parser = Parser(prog="bench.py", description="SHEAR's distances beside POT, GeomLoss and exact transport.")
+    parser.epilog = "--step measures a step of training instead: see python bench.py --step --help"
+    add, cuda = parser.add_argument, torch.cuda.is_available()
+    add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
+    add("--model", help="a folder of the embedded task's model; if not given, one is made and warmed up")
+    add("--tokens", type=int, nargs="*", default=[300, 1000, 3000] if cuda else [300], help="of synthetic responses")
+    add("--width", type=int, nargs="*", default=[896, 3584] if cuda else [896], help="of synthetic states")
+    add("--group", type=int, nargs="*", default=[8, 16] if cuda else [8], help="rollouts of a synthetic group")
+    add("--window", type=int, default=100, help="of synthetic and of --states groups, as all below but --rounds")
+    add("--stride", type=int, default=25, help="between spans")
+    add("--pairs", type=int, default=4096 if cuda else 256, help="that a peer solves at most")
+    add("--rounds", type=int, default=3, help="times that each is measured")
+    add("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
+    flags = parser.parse_args(argv)
+    for name in ("window", "stride", "rounds"):
+        if getattr(flags, name) < 1:
+            raise BadInput(f"--{name} {getattr(flags, name)}: must be positive; raise it")
+    for name, least in (("tokens", 1), ("width", 1), ("group", 2)):
+        for value in getattr(flags, name):
+            if value < least:
+                raise BadInput(f"--{name} {value}: must be at least {least}; raise it")
+    if flags.pairs < 8:
+        raise BadInput(f"--pairs {flags.pairs}: must be at least 8; raise it")
+    if flags.stride > flags.window:
+        raise BadInput(f"--stride {flags.stride} exceeds --window {flags.window}: tokens go uncovered; lower it")
+    if flags.device == "cuda" and not cuda:
+        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
+    return flags
+
+
+# ---- states ---------------------------------------------------------------------------------------------------
+
+
+def groups(flags: argparse.Namespace, device: torch.device):
+    """The groups to measure, one after the other."""
+    yield embedded(flags, device)
+    for size in flags.group:
+        for width in flags.width:
+            for tokens in flags.tokens:
+                yield synthetic(size, tokens, width, flags.window, flags.stride, device)
+    if flags.states:
+        yield from real(flags, device)
+
+
+def synthetic(size: int, tokens: int, width: int, window: int, stride: int, device: torch.device) -> States:
+    """Random walks of norm sqrt(d), half of them right; bfloat16 on a GPU, as a model's states are there."""
+    generator = torch.Generator().manual_seed(SEED)
+    hidden = torch.randn(size, tokens, width, generator=generator).mul_(0.3).cumsum_(1)
+    hidden += torch.randn(size, 1, width, generator=generator)
+    hidden = torch.nn.functional.rms_norm(hidden, (width,)).to(
+        device, torch.bfloat16 if device.type == "cuda" else None
+    )
+    mask = torch.ones(size, tokens, dtype=torch.bool, device=device)
+    name = f"random walks, G {size}, T {tokens:,}, d {width:,}"
+    return States(name, hidden, mask, torch.arange(size, device=device) % 2 == 0, window, stride)
+
+
+def embedded(flags: argparse.Namespace, device: torch.device) -> States:
+    """The first mixed group of the embedded model, with the task's own spans."""
+    args = parse_args(["--task", "embedded", *(["--model", flags.model] if flags.model else [])])
+    args.device, ranks = device.type, Ranks(0, 1, device)
+    task, model, tokenizer, *_ = set_up(args, ranks)
+    if not flags.model:
+        print(f"warming up the embedded model, {args.warmup_steps} steps", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            warm_up(model, tokenizer, task, args, Path(folder), ranks)
+    model = model.eval().to(device)
+    torch.manual_seed(SEED)
+    for problem in task.heldout:
+        group = prefixes.sampled(args, task, model, tokenizer, problem)
+        if group.mixed:
+            break
+    else:
+        raise BadInput(f"--model {flags.model}: none of its groups holds right and wrong rollouts; give another")
+    batch = prefixes.scored(group, Policy(model), task, tokenizer, args)
+    hidden, mask = batch.scored.hidden.to(device), batch.rollouts.mask
+    name = f"the embedded model, G {args.group}, T {mask.shape[1]}, d {hidden.shape[-1]}"
+    return States(name, hidden, mask, batch.correct, args.window, args.stride)
+
+
+def real(flags: argparse.Namespace, device: torch.device):
+    """The groups of --states; raises BadInput."""
+    found = {}
+    try:
+        with safe_open(flags.states, "pt", device=str(device)) as file:
+            for name in sorted(file.keys()):
+                group, _, side = name.split(".")
+                found.setdefault(group, []).append((file.get_tensor(name), {"right": True, "wrong": False}[side]))
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        raise BadInput(f"--states {flags.states}: {reason}; name tensors groupN.rolloutK.right or .wrong") from error
+    for group, rollouts in found.items():
+        parts, sides = zip(*rollouts, strict=True)
+        lengths = torch.tensor([len(part) for part in parts], device=device)
+        mask = torch.arange(int(lengths.max()), device=device) < lengths[:, None]  # (G, T)
+        hidden = parts[0].new_zeros(*mask.shape, parts[0].shape[1])
+        hidden[mask] = torch.cat(parts)
+        correct = torch.tensor(sides, device=device)
+        name = f"{flags.states.name} {group}, {sum(sides)} right, {len(sides) - sum(sides)} wrong"
+        yield States(name, hidden, mask, correct, flags.window, flags.stride)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------
+
+
+def ours(states: States) -> shear.GroupDistances:
+    """What SHEAR asks for."""
+    defaults = dict(eps=0.05, max_iters=100, tol=1e-3)
+    return shear.group_distances(*states[1:4], states.window, states.stride, "w1", "value", defaults)
+
+
+def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
+    """Seconds of a group, ratios to ours, errors and memory."""
+    sides = shear.two_sides(*states[1:4], states.window, states.stride)
+    shape = len(sides.x_spans.tokens), len(sides.y_spans.tokens)
+    total = shape[0] * shape[1]
+    found = ours(states)
+    counts = {name: max(1, min(total, int(flags.pairs * share))) for name, (_, share) in PEERS.items()}
+    full = [spans.inside.all(1).nonzero().flatten() for spans in (sides.x_spans, sides.y_spans)]
+    blocks = blocks_of(sides, *full, max(counts.values()))
+    counts = {name: min(count, len(blocks.costs)) for name, count in counts.items()}
+    seconds = {name: [] for name in ("ours", *PEERS)}
+    peaks, values = dict.fromkeys(seconds, 0.0), {}
+    for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=BARS):
+        seconds["ours"].append(timed(lambda: ours(states), states.mask.device, peaks, "ours")[0])
+        for name, (solve, _) in PEERS.items():
+            part = Blocks(*(each[: counts[name]] for each in blocks[:-1]), blocks.eps)
+            once, values[name] = timed(lambda: solve(part), states.mask.device, peaks, name)  # noqa: B023
+            seconds[name].append(once * total / counts[name])
+    errors = accuracy(sides, found, blocks, values)
+    body = []
+    for name, times in seconds.items():
+        ratios = [each / own for each, own in zip(times, seconds["ours"], strict=True)]
+        ratio = "" if name == "ours" else f"{median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
+        memory = f"{peaks[name]:.2f}" if states.hidden.is_cuda else "-"
+        solved = f"{total:,}" if name == "ours" else f"{counts[name]:,}"
+        body.append([name, f"{median(times):.3g}", ratio, solved, errors.get(name, "-"), memory])
+    least, bound = floor(states, sides, found, rates)
+    body.append(["floor: " + bound, f"{least:.2g}", f"{least / median(seconds['ours']):.3f}", "", "", ""])
+    iterations, error = (found.solved[name].float() for name in ("iterations", "error"))
+    heads = ["", "s a group", "times ours", "pairs measured", "largest error", "GB"]
+    return [
+        f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, of which {len(error) / total:.1%} are "
+        f"solved to the end, {iterations.mean():.1f} iterations a pair",
+        *tables.lay_out(heads, body),
+    ]
+
+
+def blocks_of(sides: shear.Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks:
+    """The first `count` pairs of these spans, row by row, with ready-made costs."""
+    k, l = (part.flatten()[:count] for part in torch.meshgrid(rows, columns, indexing="ij"))  # noqa: E741
+    i, j = sides.x_spans.tokens[k], sides.y_spans.tokens[l]  # (P, n), (P, m)
+    costs = shear.token_distances(sides.x, sides.y)[i[:, :, None], j[:, None]]  # (P, n, m)
+    masses = sides.x_spans.mass[k], sides.y_spans.mass[l]
+    return Blocks(costs, *masses, sides.x[i].float(), sides.y[j].float(), 0.05 * sides.nbar)
+
+
+def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tuple[float, object]:
+    """Seconds and result of a call, after one that does not count; the memory it takes on a GPU goes to `peaks`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # POT says that it has not converged, which the table does, too
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        held, started = torch.cuda.memory_allocated() if device.type == "cuda" else 0, time.perf_counter()
+        result = call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            peaks[name] = max(peaks[name], (torch.cuda.max_memory_allocated() - held) / 1e9)
+    return time.perf_counter() - started, result
+
+
+def accuracy(sides: shear.Sides, found: shear.GroupDistances, part: Blocks, values: dict[str, Tensor]) -> dict:
+    """The largest relative error of Eq. (10) against float64: ours of the minima of whole rows, peers' of pairs."""
+
+    def truth(blocks: Blocks, count: int) -> Tensor:
+        parts = (each[:count].double() for each in blocks[:3])
+        return sinkhorn(*parts, eps=blocks.eps, max_iters=20_000, tol=1e-7).value
+
+    every = [torch.arange(len(spans.tokens), device=sides.x.device) for spans in (sides.x_spans, sides.y_spans)]
+    rows = every[0][: max(1, CHECKED // len(every[1]))]
+    count = len(rows) * len(every[1])
+    minima = truth(blocks_of(sides, rows, every[1], count), count).view(len(rows), -1).amin(1)
+    errors = {"ours": (found.of_right[rows] * sides.nbar / minima - 1).abs().max().item()}
+    pairs = truth(part, CHECKED)
+    for name, value in values.items():
+        known = value[:CHECKED].to(pairs)
+        errors[name] = (known / pairs[: len(known)] - 1).abs().max().item()
+    return {name: f"{error:.0e}" for name, error in errors.items() if PEERS.get(name, (None,))[0] is not exact_loop}
+
+
+def floor(states: States, sides: shear.Sides, found: shear.GroupDistances, rates: dict) -> tuple[float, str]:
+    """Seconds below which this machine cannot go, and what sets them."""
+    rows, columns, width = len(sides.x), len(sides.y), sides.x.shape[1]
+    entries = sides.x_spans.tokens.shape[1] * sides.y_spans.tokens.shape[1]
+    moved = (rows + columns) * width * sides.x.element_size() + 2 * 4 * rows * columns
+    exponentials = entries * len(found.solved["iterations"])
+    products = 2 * rows * columns * width + 4 * entries * int(found.solved["iterations"].sum())
+    seconds = {"copy": moved / rates["copy"], "compute": exponentials / rates["exp"] + products / rates["matmul"]}
+    largest = max(seconds, key=seconds.get)
+    return seconds[largest], largest
+
+
+def growth(flags: argparse.Namespace, device: torch.device) -> list[str]:
+    """How our seconds grow with T, G and w, one at a time."""
+    swept, rows = GROWTH_CUDA if device.type == "cuda" else GROWTH, []
+    middle = {name: values[1] for name, values in swept.items()}
+    for name, values in swept.items():
+        for value in values:
+            sizes = middle | {name: value}
+            states = synthetic(sizes["group"], sizes["tokens"], 896, sizes["window"], sizes["window"] // 4, device)
+            times = [timed(lambda: ours(states), device, {"": 0.0}, "")[0] for _ in range(flags.rounds)]  # noqa: B023
+            spread = f"{median(times):.3g} ({min(times):.2g}-{max(times):.2g})"
+            rows.append([f"{name} {value:,}", f"{sizes['tokens']:,} x {sizes['group']}, w {sizes['window']}", spread])
+    return ["ours by size, random walks, d 896, stride w / 4", *tables.lay_out(["", "T x G", "s a group"], rows)]
+
+
+# ---- the machine ----------------------------------------------------------------------------------------------
+
+
+def hardware(device: torch.device, dtype: str) -> str:
+    """What it was measured on, with what, and when."""
+    if device.type == "cuda":
+        name = f"{torch.cuda.get_device_name(device)}, {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
+    else:
+        name = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, python {platform.python_version()}"
+    return f"{name}; {dtype}; {versions}; {datetime.date.today()}"
+
+
+def ceilings(device: torch.device) -> dict[str, float]:
+    """FLOP/s of a float32 matrix product, exponentials/s in float32, bytes/s of a copy."""
+    numbers = torch.randn(2**22, device=device)
+    exponentials = len(numbers) / seconds_of(lambda: numbers.exp(), device)
+    return {"matmul": matmul_ceiling(device, torch.float32), "exp": exponentials, "copy": copy_ceiling(device)}
+
+
+def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large matrix product."""
+    size = 8192 if device.type == "cuda" else 512
+    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
+    return 2 * size**3 / seconds_of(lambda: a @ b, device)
+
+
+def copy_ceiling(device: torch.device) -> float:
+    """Bytes/s of a copy on the device, those read and those written."""
+    source = torch.zeros(2**31 if device.type == "cuda" else 2**26, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
+
+
+def seconds_of(call, device: torch.device) -> float:
+    """Median seconds of a call, after those that do not count; fewer on a CPU, where nothing is claimed."""
+    aside, times = (3, 10) if device.type == "cuda" else (1, 3)
+    seconds = []
+    for _ in range(aside + times):
+        started = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return median(seconds[aside:])

@@ -1,0 +1,188 @@
+"""race.py against solving every pair with sinkhorn.py, and shear.py's token distances against float64.
+
+Run: pytest tests/test_race.py
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import race as module
+import shear
+from race import advance, race
+from shear import opposing_distances, token_distances, two_sides
+from sinkhorn import sinkhorn
+
+SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
+
+
+def text(generator, rollouts, length, dim, words=12):
+    """States (G, T, d) as of a text: few words, each near its own point, and a slow drift. Hard to match in parts."""
+    points = 3 * torch.randn(words, dim, generator=generator)
+    drift = 0.1 * torch.randn(rollouts, length, dim, generator=generator).cumsum(1)
+    noise = 0.3 * torch.randn(rollouts, length, dim, generator=generator)
+    return points[torch.randint(words, (rollouts, length), generator=generator)] + drift + noise
+
+
+def case(name, seed=0):
+    """Hidden states (6, 40, 8), mask and verdicts of one group, of a kind that could mislead a race."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, lengths = text(generator, 6, 40, 8), torch.full((6,), 40)
+    if name == "clustered":
+        centres = 4 * torch.randn(5, 8, generator=generator)
+        hidden = centres[torch.randint(5, (6, 40), generator=generator)] + 1e-3 * hidden
+    elif name == "identical":
+        hidden = hidden[:1].expand(6, -1, -1).clone()
+    elif name == "shared prefix":
+        hidden[:, :25] = hidden[:1, :25]
+    elif name == "one point":
+        hidden = torch.ones(6, 40, 8)
+    elif name == "tiny":
+        hidden = 1e-12 * hidden
+    elif name == "huge":
+        hidden = 1e12 * hidden
+    elif name == "outliers":  # costs of thousands of eps beside small ones
+        hidden[:, ::7] *= 1000
+    elif name == "ragged":
+        lengths = torch.tensor([40, 13, 5, 26, 37, 1])
+    elif name == "nearly tied":  # every wrong rollout is the same but for a breath
+        hidden[1::2] = hidden[1:2] + 1e-3 * torch.randn(3, 40, 8, generator=generator)
+    mask = torch.arange(40)[None] < lengths[:, None]
+    return hidden, mask, torch.tensor([True, False] * 3)
+
+
+CASES = "text", "clustered", "identical", "shared prefix", "one point", "tiny", "huge", "outliers", "ragged"
+CASES += ("nearly tied",)
+
+
+def problem(name, seed=0, window=8, stride=4):
+    """Arguments for `race` and, of all pairs solved, values (K+, K-) and iterations (K+, K-)."""
+    sides = two_sides(*case(name, seed), window, stride)
+    spans = sides.x_spans.tokens, sides.x_spans.mass, sides.y_spans.tokens, sides.y_spans.mass
+    matrix, solved = opposing_distances(sides, "w1", "value", SOLVER)
+    options = {**SOLVER, "eps": SOLVER["eps"] * sides.nbar}
+    return (token_distances(sides.x, sides.y), *spans), options, matrix * sides.nbar, solved["iterations"]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed, window, stride", [(0, 8, 4), (1, 20, 3), (2, 1, 1)])
+def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
+    """To 1e-5 of the minimum; runners-up further away than that show that the same pairs have won."""
+    arguments, options, matrix, _ = problem(name, seed, window, stride)
+    found = race(*arguments, **options)
+    slack = 1e-6 * options["eps"]  # where a minimum is 0
+    torch.testing.assert_close(found.of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
+    torch.testing.assert_close(found.of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
+    if name == "nearly tied" and window > 1:
+        first, second = matrix.sort(1).values[:, :2].unbind(1)
+        assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
+
+
+@pytest.mark.parametrize("name", ["text", "nearly tied", "ragged", "outliers"])
+def test_whatever_moves_together_the_same_wins(name, monkeypatch):
+    """Chunks and the lead are about speed alone."""
+    arguments, options, *_ = problem(name)
+    usual = race(*arguments, **options)
+    for entries, lead in itertools.product((300, 5000), (0.0, math.inf)):
+        monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
+        monkeypatch.setattr(module, "LEAD", lead)
+        other = race(*arguments, **options)
+        torch.testing.assert_close(other.of_rows, usual.of_rows, rtol=1e-5, atol=0)
+        torch.testing.assert_close(other.of_columns, usual.of_columns, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
+    """What licenses to drop a pair: no bound is above the value at which `sinkhorn` stops, for any pair."""
+    arguments, options, matrix, iterations = problem(name)  # below, values are in units of eps
+    costs, x_tokens, x_mass, y_tokens, y_mass = arguments
+    values = matrix.flatten() / options["eps"]
+    blocks = module._lay_out(costs, options["eps"], y_tokens, y_mass)
+    bound = module.first_bounds(blocks.costs, x_tokens, x_mass, y_tokens, y_mass, 2**19).flatten()
+    k, l = (each.flatten() for each in torch.meshgrid(*map(torch.arange, matrix.shape), indexing="ij"))  # noqa: E741
+    g, taken, done = torch.zeros(len(k), y_mass.shape[1]), torch.zeros_like(k), torch.zeros_like(k, dtype=torch.bool)
+    slack = 1e-5 * values + 1e-5
+    assert (bound <= values + slack).all()
+    while not done.all():
+        state = g, options["max_iters"] - taken
+        found = advance(blocks.of(x_tokens[k], l), x_mass[k], y_mass[l], *state, 3, options["tol"])
+        value, g, error, more, stopped = found
+        going = ~done
+        assert (value[going] >= bound[going] - slack[going]).all() and (value <= values + slack)[going].all()
+        taken, bound = taken + more * going, torch.where(going, value, bound)
+        assert (error[going & stopped & (taken < 100)] <= options["tol"]).all()
+        done |= stopped
+    torch.testing.assert_close(bound, values, rtol=1e-5, atol=1e-5)
+    if name not in ("outliers", "huge"):  # an error that rounding puts on the other side of tol moves a stop
+        assert ((taken - iterations).abs() <= 1).float().mean() > 0.99
+
+
+def test_most_pairs_never_move():
+    """The point of it: among spans that differ, few pairs are solved and the mean pair takes few iterations."""
+    arguments, options, _, iterations = problem("text", 3, 12, 4)
+    found = race(*arguments, **options)
+    assert len(found.error) < 0.35 * len(found.iterations)
+    assert found.iterations.float().mean() < 0.4 * iterations.float().mean()
+    assert (found.iterations >= 1).all() and (found.iterations <= 100).all()
+
+
+@pytest.mark.parametrize("eps", [1e-1, 1e-3, 1e-6])
+@pytest.mark.parametrize("size", [2, 30, 150])
+def test_scalings_stay_in_range_at_any_eps(eps, size):
+    """The product form must not overflow where potentials move far: sharp problems of points at all scales."""
+    generator = torch.Generator().manual_seed(size)
+    x, y = (torch.randn(5, size, 3, generator=generator) * 10 ** torch.linspace(-3, 2, size)[:, None] for _ in "xy")
+    y[:, : size // 2] += 50
+    costs = torch.cdist(x, y)
+    mass = torch.full((5, size), 1 / size)
+    reference = sinkhorn(costs, eps=eps, max_iters=60, tol=1e-3)
+    spans, spread = torch.arange(5 * size).view(5, size), torch.full((5 * size, 5 * size), 1e4 * eps + 200)
+    for points, cost in zip(spans, costs, strict=True):
+        spread[points[:, None], points] = cost  # a block each; the other pairs are far
+    found = race(spread, spans, mass, spans, mass, eps=eps, max_iters=60, tol=1e-3)
+    torch.testing.assert_close(found.of_rows, reference.value, rtol=1e-4, atol=0)
+
+
+def test_costs_that_are_not_finite_are_named():
+    """As in `sinkhorn`: an overflow must not pass for a distance."""
+    spans, mass = torch.arange(4)[None], torch.full((1, 4), 0.25)
+    with pytest.raises(ValueError, match="not finite"):
+        race(torch.full((4, 4), 1e30), spans, mass, spans, mass, eps=1e-30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["apart", "near", "offset", "same", "prefix", "tiny", "huge"])
+def test_token_distances_are_float64_s(name, dtype):
+    """Within 1e-4 of each distance, whatever cancels; exactly 0 between equal points."""
+    generator = torch.Generator().manual_seed(4)
+    x, y = torch.randn(2, 90, 64, generator=generator)
+    if name == "near":  # at every distance from 1e-4 of the norm up
+        y = x + torch.logspace(-4, 0, 90)[:, None] * y
+    elif name == "offset":
+        x, y = x + 100, y + 100
+    elif name == "same":
+        x, y = x[:1].expand(90, -1), x[:1].expand(90, -1)
+    elif name == "prefix":
+        y = torch.cat([x[:40], y[40:]])
+    elif name in ("tiny", "huge"):
+        x, y = (side * {"tiny": 1e-3, "huge": 1e3}[name] for side in (x, y))
+    x, y = x.to(dtype), y.to(dtype)
+    exact = (x.double()[:, None] - y.double()[None]).norm(dim=2)
+    ours = token_distances(x, y)
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=0)
+    assert (ours[exact == 0] == 0).all()
+
+
+def test_near_points_are_taken_by_differences_or_all_are(monkeypatch):
+    """Both ways out of cancellation give the same; few near points do not pay for all."""
+    x = torch.randn(50, 16, generator=torch.Generator().manual_seed(5))
+    calls, cdist = [], torch.cdist
+    monkeypatch.setattr(shear.torch, "cdist", lambda *points, **options: calls.append(1) or cdist(*points, **options))
+    some = token_distances(x, x)  # 50 of 2,500
+    assert not calls
+    monkeypatch.setattr(shear, "MANY", 0.0)
+    torch.testing.assert_close(token_distances(x, x), some, rtol=1e-5, atol=0)
+    assert calls
