@@ -18,6 +18,7 @@ iterations that our race took, at the rates of a matrix product and of `exp` in 
 
 import argparse
 import datetime
+import itertools
 import os
 import platform
 import sys
@@ -177,14 +178,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def groups(flags: argparse.Namespace, device: torch.device):
-    """The groups to measure, one after the other."""
+    """The groups to measure, one after the other; those of a file are read before anything is measured."""
+    given = list(real(flags.states, flags.window, flags.stride, device)) if flags.states else []
+    return itertools.chain(made(flags, device), given)
+
+
+def made(flags: argparse.Namespace, device: torch.device):
+    """The groups that need no file."""
     yield embedded(flags, device)
     for size in flags.group:
         for width in flags.width:
             for tokens in flags.tokens:
                 yield synthetic(size, tokens, width, flags.window, flags.stride, device)
-    if flags.states:
-        yield from real(flags, device)
 
 
 def synthetic(size: int, tokens: int, width: int, window: int, stride: int, device: torch.device) -> States:
@@ -223,17 +228,17 @@ def embedded(flags: argparse.Namespace, device: torch.device) -> States:
     return States(name, hidden, mask, batch.correct, args.window, args.stride)
 
 
-def real(flags: argparse.Namespace, device: torch.device):
+def real(path: Path, window: int, stride: int, device: torch.device):
     """The groups of --states; raises BadInput."""
     found = {}
     try:
-        with safe_open(flags.states, "pt", device=str(device)) as file:
+        with safe_open(path, "pt", device=str(device)) as file:
             for name in sorted(file.keys()):
                 group, _, side = name.split(".")
                 found.setdefault(group, []).append((file.get_tensor(name), {"right": True, "wrong": False}[side]))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
-        raise BadInput(f"--states {flags.states}: {reason}; name tensors groupN.rolloutK.right or .wrong") from error
+        raise BadInput(f"--states {path}: {reason}; name tensors groupN.rolloutK.right or .wrong") from error
     for group, rollouts in found.items():
         parts, sides = zip(*rollouts, strict=True)
         lengths = torch.tensor([len(part) for part in parts], device=device)
@@ -241,8 +246,8 @@ def real(flags: argparse.Namespace, device: torch.device):
         hidden = parts[0].new_zeros(*mask.shape, parts[0].shape[1])
         hidden[mask] = torch.cat(parts)
         correct = torch.tensor(sides, device=device)
-        name = f"{flags.states.name} {group}, {sum(sides)} right, {len(sides) - sum(sides)} wrong"
-        yield States(name, hidden, mask, correct, flags.window, flags.stride)
+        name = f"{path.name} {group}, {sum(sides)} right, {len(sides) - sum(sides)} wrong"
+        yield States(name, hidden, mask, correct, window, stride)
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------

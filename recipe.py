@@ -19,6 +19,7 @@ import grpo
 import salience
 import sandbox
 import shear
+import sinkhorn_triton
 import toy
 from credit import METHODS, RESCALINGS, USES_ANSWER, USES_PRM
 from sandbox import SandboxError
@@ -106,6 +107,7 @@ def add_flags(parser: Parser) -> None:
     add("--pool", choices=shear.POOLINGS, help="how a token pools the spans that cover it")
     add("--max-iters", type=int, help="Sinkhorn iterations at most")
     add("--tol", type=float, help="marginal error at which a pair of spans stops")
+    add("--fused", action="store_true", help="one Triton kernel on a GPU, on none of which it was run yet")
     add = parser.add_argument_group("other credit methods").add_argument
     add("--first-threshold", type=float, help="first: distance at which a wrong rollout has gone wrong")
     add("--entropy-alpha", type=float, help="entropy: advantage a nat")
@@ -284,6 +286,10 @@ def check(args: argparse.Namespace) -> None:
 def check_method(args: argparse.Namespace) -> None:
     """What the credit method needs and does not have; raises BadInput."""
     method, embedded = args.method, args.task == "embedded"
+    if args.fused and not (args.device == "cuda" and sinkhorn_triton.available()):
+        raise BadInput("--fused: needs a GPU and Triton; leave it out")
+    if args.fused and (args.window > sinkhorn_triton.LONGEST or (args.distance, args.reading) != ("w1", "value")):
+        raise BadInput(f"--fused: is for w1's value, and a --window up to {sinkhorn_triton.LONGEST}; leave it out")
     if method == "arca" and not args.lora_rank:
         raise BadInput(f"--method {method} compares the model with and without an adapter; give --lora-rank")
     if method in USES_PRM and not (args.prm or embedded or args.task == "code"):

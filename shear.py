@@ -39,7 +39,7 @@ the first one that differs (App. H.1).
 
 `first_weights` is ours, for comparison: the same distances, used only to find where a wrong rollout goes wrong.
 
-Left out: kernels of our own. Token distances take most memory: N+ x N- floats, twice over, of a group.
+Token distances take most memory: N+ x N- floats, twice over, of a group.
 """
 
 from dataclasses import dataclass
@@ -49,6 +49,7 @@ from torch import Tensor
 
 from race import race
 from sinkhorn import sinkhorn
+from sinkhorn_triton import fused_race
 
 READINGS = ("value", "cost")
 DISTANCES = ("w1", "cosine", "chamfer", "mmd")
@@ -142,6 +143,7 @@ def shear_weights(
     pool: str = "max",
     max_iters: int = 100,
     tol: float = 1e-3,
+    fused: bool = False,
     stats: list[dict] | None = None,
 ) -> Tensor:
     """Alg. 1 lines 1-16 for one group: the token weights omega (G, T) float32.
@@ -151,15 +153,16 @@ def shear_weights(
     eps is in units of nbar; `max_iters` and `tol` are those of `sinkhorn`. Ablations: `reading` of Eq. (10)
     ("value" or "cost", w1 only), `distance` of two spans ("w1", "cosine", "chamfer", "mmd"), `normalize`
     ("group", or "rollout": every rollout's mean weight becomes the group's), `pool` of the spans that cover a
-    token ("max", "mean"). A list given as `stats` receives {"iterations": (pairs,), "error": (solved,)} of a
-    group: the iterations spent on each pair, the marginal errors of those solved to the end. Raises ValueError for
-    an option that is not one of these, or a state that is not finite.
+    token ("max", "mean"). `fused` takes the Triton kernel, on a GPU. A list given as `stats` receives
+    {"iterations": (pairs,), "error": (solved,)} of a group: the iterations spent on each pair, the marginal errors
+    of those solved to the end. Raises ValueError for an option that is not one of these, or a state that is not
+    finite.
     """
     check_options(window, stride, reading, distance, normalize, pool)
     mask, correct = mask.bool(), correct.bool()
     omega = mask.float()  # (G, T), Alg. 1 line 16
     solver = dict(eps=eps, max_iters=max_iters, tol=tol)
-    found = group_distances(hidden, mask, correct, window, stride, distance, reading, solver)
+    found = group_distances(hidden, mask, correct, window, stride, distance, reading, solver, fused)
     if found is None:
         return omega
     omega[found.right] = token_weights(found.of_right, found.right_spans, pool)
@@ -236,6 +239,7 @@ def group_distances(
     distance: str,
     reading: str,
     solver: dict,
+    fused: bool = False,
 ) -> GroupDistances | None:
     """Alg. 1 lines 1-10 for one group: hidden (G, T, d), mask (G, T) bool, correct (G,) bool; None for one side only.
 
@@ -246,7 +250,8 @@ def group_distances(
         return None
     if distance == "w1" and reading == "value":  # Alg. 1 line 5, Step 1
         spans = sides.x_spans.tokens, sides.x_spans.mass, sides.y_spans.tokens, sides.y_spans.mass
-        found = race(token_distances(sides.x, sides.y), *spans, **{**solver, "eps": solver["eps"] * sides.nbar})
+        find = fused_race if fused else race
+        found = find(token_distances(sides.x, sides.y), *spans, **{**solver, "eps": solver["eps"] * sides.nbar})
         of_right, of_wrong = found.of_rows / sides.nbar, found.of_columns / sides.nbar
         solved = {"iterations": found.iterations, "error": found.error}
     else:

@@ -1,5 +1,6 @@
 """What several test files need: one thread, a seed for each test, small models. Nothing is downloaded."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # heard only before transformers imports Triton, if it is there
+
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 

@@ -183,7 +183,6 @@ def test_weights_and_cache_are_read_once_a_token():
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("", "add --step"),
         ("--step --size huge", "--size"),
         ("--step --problems 0", "--problems 0"),
         ("--step --tokens 5000", "--tokens 5000"),

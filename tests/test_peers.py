@@ -1,0 +1,87 @@
+"""peers.py: everyone solves the same problem, and the command prints what it measured.
+
+Run: pytest tests/test_peers.py
+"""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import bench
+import peers
+import shear
+from recipe import parse_args
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A little group in the embedded model's place, and little sizes to grow through."""
+    states = peers.synthetic(4, 26, 8, 6, 3, CPU)
+    monkeypatch.setattr(peers, "embedded", lambda flags, device: states._replace(name="embedded"))
+    monkeypatch.setattr(peers, "GROWTH", {"tokens": (10, 12), "group": (2, 4), "window": (4, 8)})
+    monkeypatch.setattr(peers, "seconds_of", lambda call, device: 1.0)
+    return states
+
+
+def test_all_peers_solve_eq_10(small):
+    """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by up to eps log w."""
+    sides = shear.two_sides(*small[1:4], small.window, small.stride)
+    rows, columns = (spans.inside.all(1).nonzero().flatten() for spans in (sides.x_spans, sides.y_spans))
+    blocks = peers.blocks_of(sides, rows, columns, 10**9)
+    assert len(blocks.costs) == len(rows) * len(columns) and blocks.costs.shape[1:] == (6, 6)
+    values = {name: solve(blocks) for name, (solve, _) in peers.PEERS.items()}
+    exact = values.pop("POT `ot.emd2`, a loop, exact").float()
+    ours = values["every pair, sinkhorn.py"]
+    assert len(values) == 4
+    for value in values.values():
+        torch.testing.assert_close(value.float(), ours, rtol=1e-2, atol=0)
+    assert (exact <= ours * 1.001).all() and (ours <= exact + blocks.eps * 1.8).all()  # log 6 = 1.79
+
+
+def test_the_command_prints_tables(small, tmp_path, capsys):
+    """A table a group, one of growth; an error of ours that is rounding, and a floor."""
+    states = {f"group3.rollout{k}.{side}": torch.randn(20 + k, 8) for k, side in enumerate(("right", "wrong", "right"))}
+    save_file(states, tmp_path / "states.safetensors")
+    flags = "--tokens 20 --width 8 --group 4 --window 6 --stride 3 --pairs 16 --rounds 2 --device cpu"
+    assert bench.main([*flags.split(), "--states", str(tmp_path / "states.safetensors")]) == 0
+    printed = capsys.readouterr().out
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("| ours")
+    ]
+    assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5] == "-" for row in rows)
+    assert printed.count("POT `ot.batch.solve_batch`") == 3 and printed.count("floor: ") == 3
+    assert "states.safetensors group3, 2 right, 1 wrong, w 6, s 3: 78 pairs" in printed
+    assert all(f"{name} {value}" in printed for name, values in peers.GROWTH.items() for value in values)
+
+
+def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
+    """With the task's own spans."""
+    monkeypatch.setattr(
+        peers, "parse_args", lambda argv: parse_args([*argv, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()])
+    )
+    flags = type("Flags", (), {"model": taught})
+    states = peers.embedded(flags, CPU)
+    assert states.correct.any() and not states.correct.all() and (states.window, states.stride) == (12, 6)
+    assert states.hidden.shape[:2] == states.mask.shape
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--rounds 0", "--rounds 0"),
+        ("--tokens 0", "--tokens 0"),
+        ("--group 1", "--group 1"),
+        ("--pairs 7", "--pairs 7"),
+        ("--window 5 --stride 6", "--stride 6 exceeds --window 5"),
+        ("--states nowhere.safetensors", "--states nowhere.safetensors"),
+        ("--bogus 3", "--bogus"),
+    ],
+)
+def test_bad_flags_are_one_sentence(argv, said, small, capsys):
+    """Status 2, and the flag is named, before anything is measured."""
+    assert bench.main(argv.split()) == 2
+    captured = capsys.readouterr()
+    error = captured.err
+    assert error.startswith("error: ") and said in error and error.count("\n") == 1 and "|" not in captured.out
