@@ -42,16 +42,17 @@ import figures
 import page
 import prm
 import report
-import shear
 import tables
 import toy
 from checkpoint import write_whole
 from credit import Batch
 from grpo import BARS, Policy
+from pairs import opposing_distances
 from parallel import Ranks
 from prefixes import Group, collect, distances_of, read, scored, table_of
 from prepare import grader, load, own_prm, set_up, warm_up
 from recipe import Parser, flag, parse_args
+from spans import span_bounds, two_sides
 from tasks import INSTRUCTIONS, BadInput, Task, cause, choose_template, render
 from train import light
 from truth import against_truth, errors_in, weights_of
@@ -272,9 +273,9 @@ def pair(batch: Batch, one: int, other: int, args, task: Task) -> tuple[np.ndarr
     """
     rows, solver = [one, other], dict(eps=args.eps, max_iters=args.max_iters, tol=args.tol)
     parts = batch.scored.hidden[rows], batch.rollouts.mask[rows], torch.tensor([True, False]).to(batch.correct)
-    sides = shear.two_sides(*parts, args.window, args.stride)
-    matrix, _ = shear.opposing_distances(sides, args.distance, args.reading, solver)
-    ends = [end for _, end in shear.span_bounds(int(batch.rollouts.mask[other].sum()), args.window, args.stride)]
+    sides = two_sides(*parts, args.window, args.stride)
+    matrix, _ = opposing_distances(sides, args.distance, args.reading, solver)
+    ends = [end for _, end in span_bounds(int(batch.rollouts.mask[other].sum()), args.window, args.stride)]
     start = int(errors_in(batch, task)[other, 0])
     seen = [column for column, end in enumerate(ends) if end > start >= 0]
     return matrix.cpu().numpy(), ends, seen[0] if seen else None
@@ -323,7 +324,7 @@ def page_rows(group: Group, batch: Batch, distances: list, weights: Tensor, args
     """A group as the page shows it, with the distances of its spans."""
     rows = report.sample_rows(0, tokenizer, task, [group.problem], batch, group.verdicts, weights)
     for row, found in zip(rows, distances, strict=True):
-        bounds = shear.span_bounds(len(row["tokens"]), args.window, args.stride) if found else []
+        bounds = span_bounds(len(row["tokens"]), args.window, args.stride) if found else []
         spans = [(*bound, round(distance, 4)) for bound, distance in zip(bounds, found, strict=True)]
         row |= {"step": None, "spans": spans}
     return rows

@@ -46,6 +46,7 @@ from parallel import Ranks
 from prepare import set_up, warm_up
 from recipe import Parser, parse_args
 from sinkhorn import sinkhorn
+from spans import Sides, token_distances, two_sides
 from tasks import BadInput
 
 SEED = 0
@@ -261,7 +262,7 @@ def ours(states: States) -> shear.GroupDistances:
 
 def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
     """Seconds of a group, ratios to ours, errors and memory."""
-    sides = shear.two_sides(*states[1:4], states.window, states.stride)
+    sides = two_sides(*states[1:4], states.window, states.stride)
     shape = len(sides.x_spans.tokens), len(sides.y_spans.tokens)
     total = shape[0] * shape[1]
     found = ours(states)
@@ -296,11 +297,11 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     ]
 
 
-def blocks_of(sides: shear.Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks:
+def blocks_of(sides: Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks:
     """The first `count` pairs of these spans, row by row, with ready-made costs."""
     k, l = (part.flatten()[:count] for part in torch.meshgrid(rows, columns, indexing="ij"))  # noqa: E741
     i, j = sides.x_spans.tokens[k], sides.y_spans.tokens[l]  # (P, n), (P, m)
-    costs = shear.token_distances(sides.x, sides.y)[i[:, :, None], j[:, None]]  # (P, n, m)
+    costs = token_distances(sides.x, sides.y)[i[:, :, None], j[:, None]]  # (P, n, m)
     masses = sides.x_spans.mass[k], sides.y_spans.mass[l]
     return Blocks(costs, *masses, sides.x[i].float(), sides.y[j].float(), 0.05 * sides.nbar)
 
@@ -321,7 +322,7 @@ def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tup
     return time.perf_counter() - started, result
 
 
-def accuracy(sides: shear.Sides, found: shear.GroupDistances, part: Blocks, values: dict[str, Tensor]) -> dict:
+def accuracy(sides: Sides, found: shear.GroupDistances, part: Blocks, values: dict[str, Tensor]) -> dict:
     """The largest relative error of Eq. (10) against float64: ours of the minima of whole rows, peers' of pairs."""
 
     def truth(blocks: Blocks, count: int) -> Tensor:
@@ -340,7 +341,7 @@ def accuracy(sides: shear.Sides, found: shear.GroupDistances, part: Blocks, valu
     return {name: f"{error:.0e}" for name, error in errors.items() if PEERS.get(name, (None,))[0] is not exact_loop}
 
 
-def floor(states: States, sides: shear.Sides, found: shear.GroupDistances, rates: dict) -> tuple[float, str]:
+def floor(states: States, sides: Sides, found: shear.GroupDistances, rates: dict) -> tuple[float, str]:
     """Seconds below which this machine cannot go, and what sets them."""
     rows, columns, width = len(sides.x), len(sides.y), sides.x.shape[1]
     entries = sides.x_spans.tokens.shape[1] * sides.y_spans.tokens.shape[1]

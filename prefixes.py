@@ -34,6 +34,7 @@ from credit import Batch, Source
 from grpo import BARS, Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from rewards import Verdict
 from salience import answer_places
+from spans import span_bounds
 from tasks import BadInput, Task
 from train import as_batch, seed_of
 
@@ -173,7 +174,7 @@ def prefix_ends(length: int, reasoning: int | None, window: int, stride: int) ->
     `reasoning` tokens come before the answer's box; without a box all of them but the last.
     """
     limit = length if reasoning is None else reasoning
-    return [end for _, end in shear.span_bounds(length, window, stride) if end < limit]
+    return [end for _, end in span_bounds(length, window, stride) if end < limit]
 
 
 def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> Group:
@@ -227,10 +228,10 @@ def distances_of(batch: Batch, args: argparse.Namespace) -> list[list[float]]:
     parts = batch.scored.hidden, batch.rollouts.mask, batch.correct
     found = shear.group_distances(*parts, *sizes, args.distance, args.reading, solver)
     rows = [[] for _ in range(batch.group_size)]
-    for side, distances in ((found.right, found.of_right), (found.wrong, found.of_wrong)):
+    for side, distances in ((found.sides.right, found.of_right), (found.sides.wrong, found.of_wrong)):
         rest = iter(distances.tolist())
         for row, length in enumerate(side.sum(1).tolist()):
-            rows[row] = rows[row] or [next(rest) for _ in shear.span_bounds(length, *sizes)]
+            rows[row] = rows[row] or [next(rest) for _ in span_bounds(length, *sizes)]
     return rows
 
 

@@ -14,13 +14,13 @@ A group whose verdicts are all equal has no opposing side and keeps weight 1 (it
     G, T_i, A_i, h_t                   | `hidden` (G, T, d), `mask` (G, T), `advantages` (B,); h_t is after the
                                        | final norm, at the position of y_t, in any float dtype
     w, s, eps                          | `window`, `stride` in tokens; `eps` in units of nbar
-    Eq. (2)  S_k = [a_k, b_k], K_i     | span_bounds
-    Phat_k                             | Spans.mass
-    Eq. (3)  the cost ||x - y||        | token_distances
+    Eq. (2)  S_k = [a_k, b_k], K_i     | spans.span_bounds
+    Phat_k                             | spans.Spans.mass
+    Eq. (3)  the cost ||x - y||        | spans.token_distances
     Eq. (10) W_eps(P, Q)               | sinkhorn.sinkhorn
-    Eq. (4)  opposing set O_i          | two_sides
-    Alg. 1 line 5   d_k, Step 1        | race.race; every pair solved: opposing_distances
-    Alg. 1 line 10  nbar, Step 2       | mean_norm
+    Eq. (4)  opposing set O_i          | spans.two_sides
+    Alg. 1 line 5   d_k, Step 1        | race.race; pairs.opposing_distances solves all
+    Alg. 1 line 10  nbar, Step 2       | spans.mean_norm
     Alg. 1 line 14  omega_t, Step 3    | token_weights
     Alg. 1 line 16  omega_t = 1        | shear_weights, `omega = mask.float()`
     Alg. 1 line 18  A omega, Step 4    | shear_advantages
@@ -38,8 +38,6 @@ M sqrt(2 ln J / n) repairs them. Max pooling spreads a span's distance over up t
 the first one that differs (App. H.1).
 
 `first_weights` is ours, for comparison: the same distances, used only to find where a wrong rollout goes wrong.
-
-Token distances take most memory: N+ x N- floats, twice over, of a group.
 """
 
 from dataclasses import dataclass
@@ -47,72 +45,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairs import opposing_distances
 from race import race
-from sinkhorn import sinkhorn
 from sinkhorn_triton import fused_race
+from spans import Sides, Spans, span_bounds, token_distances, two_sides
 
 READINGS = ("value", "cost")
 DISTANCES = ("w1", "cosine", "chamfer", "mmd")
 NORMALIZATIONS = ("group", "rollout")
 POOLINGS = ("max", "mean")
-SCALE_FREE = ("cosine", "mmd")  # distances without a unit, not divided by nbar
-
-# Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver holds about
-# six; on a CPU small chunks win because they stay in cache.
-CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
-
-# The matrix product's rounding, some 1e-6 of |x|^2 + |y|^2 at worst, is within 1e-4 of a distance whose square is above
-# NEAR of that sum. Taking differences costs two to three times as much a pair of tokens as `cdist`, hence MANY.
-NEAR, MANY = 0.01, 0.25
-
-
-@dataclass(frozen=True)
-class Spans:
-    """The spans of one side's rollouts, whose tokens lie end to end in one (N, d) tensor."""
-
-    tokens: Tensor  # (K, w) int64, indices into the N tokens; padding repeats the span's last token
-    inside: Tensor  # (K, w) bool, False on padding (a rollout's last span may be shorter)
-
-    @property
-    def mass(self) -> Tensor:
-        """(K, w) float32: the uniform measure Phat_k on each span's tokens."""
-        return self.inside / self.inside.sum(-1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Of one group: the tokens and spans of its right and of its wrong rollouts, Eq. (4)."""
-
-    right: Tensor  # (G, T) bool, tokens of right rollouts
-    wrong: Tensor  # (G, T) bool
-    x: Tensor  # (N+, d) the right rollouts' states, end to end
-    y: Tensor  # (N-, d) the wrong ones'
-    x_spans: Spans
-    y_spans: Spans
-    nbar: float
 
 
 @dataclass(frozen=True)
 class GroupDistances:
     """Of one group: each span's distance to the closest opposing span, in units of nbar."""
 
-    right: Tensor  # (G, T) bool, tokens of right rollouts
-    wrong: Tensor  # (G, T) bool
-    right_spans: Spans
-    wrong_spans: Spans
+    sides: Sides
     of_right: Tensor  # (K+,) float32
     of_wrong: Tensor  # (K-,) float32
     solved: dict[str, Tensor]  # iterations (pairs,), error (pairs solved to the end,); empty if nothing was solved
-
-
-def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """Eq. (2): the spans of a response, 0-based and half-open; stops at the first one that reaches its end."""
-    if window < 1:
-        raise ValueError(f"window must be at least 1 token, got {window}")
-    if not 1 <= stride <= window:
-        raise ValueError(f"stride must be between 1 and the window ({window}), or tokens go uncovered; got {stride}")
-    starts = range(0, max(length - window, 0) + stride, stride) if length else ()
-    return [(start, min(start + window, length)) for start in starts]
 
 
 def shear_advantages(
@@ -165,8 +116,8 @@ def shear_weights(
     found = group_distances(hidden, mask, correct, window, stride, distance, reading, solver, fused)
     if found is None:
         return omega
-    omega[found.right] = token_weights(found.of_right, found.right_spans, pool)
-    omega[found.wrong] = token_weights(found.of_wrong, found.wrong_spans, pool)
+    omega[found.sides.right] = token_weights(found.of_right, found.sides.x_spans, pool)
+    omega[found.sides.wrong] = token_weights(found.of_wrong, found.sides.y_spans, pool)
     if stats is not None and found.solved:
         stats.append(found.solved)
     return _even_out(omega, mask) if normalize == "rollout" else omega
@@ -199,9 +150,9 @@ def first_weights(
     found = group_distances(hidden, mask, correct, window, stride, "w1", "cost", solver)
     if found is None:
         return omega
-    omega[found.wrong] = 0.0
+    omega[found.sides.wrong] = 0.0
     distances = iter(found.of_wrong.tolist())
-    for row, length in enumerate(found.wrong.sum(1).tolist()):
+    for row, length in enumerate(found.sides.wrong.sum(1).tolist()):
         bounds = span_bounds(length, window, stride)
         far = [end for (_, end), distance in zip(bounds, distances, strict=False) if distance > threshold]
         if far:
@@ -257,70 +208,7 @@ def group_distances(
     else:
         matrix, solved = opposing_distances(sides, distance, reading, solver)
         of_right, of_wrong = matrix.amin(1), matrix.amin(0)
-    return GroupDistances(sides.right, sides.wrong, sides.x_spans, sides.y_spans, of_right, of_wrong, solved)
-
-
-def two_sides(hidden: Tensor, mask: Tensor, correct: Tensor, window: int, stride: int) -> Sides | None:
-    """Shapes and errors are those of `group_distances`; None for one side only."""
-    right, wrong = mask & correct[:, None], mask & ~correct[:, None]  # (G, T), Eq. (4)
-    if not right.any() or not wrong.any():
-        return None
-    hidden = hidden.to(mask.device)
-    x, y = hidden[right], hidden[wrong]  # (N+, d), (N-, d)
-    if not (x.isfinite().all() and y.isfinite().all()):
-        raise ValueError("the hidden states hold a value that is not finite")
-    x_spans, y_spans = (
-        _spans([n for n in side.sum(1).tolist() if n], window, stride, mask.device) for side in (right, wrong)
-    )
-    return Sides(right, wrong, x, y, x_spans, y_spans, mean_norm(x, y))  # Alg. 1 line 10 first: eps is in its units
-
-
-def opposing_distances(sides: Sides, distance: str, reading: str, solver: dict) -> tuple[Tensor, dict]:
-    """Alg. 1 line 5, Step 1, every pair solved: each right span's distance to each wrong one, (K+, K-), over nbar.
-
-    W_eps is symmetric, so one matrix serves both sides: row minima the right rollouts, column minima the wrong.
-    With them comes what `GroupDistances.solved` holds. `race` finds the minima alone, ten times faster and more.
-    """
-    if distance == "cosine":
-        x_mean, y_mean = (
-            torch.einsum("kw,kwd->kd", spans.mass, states[spans.tokens].float())
-            for states, spans in ((sides.x, sides.x_spans), (sides.y, sides.y_spans))
-        )
-        normalized = torch.nn.functional.normalize  # 1 - cos(mean_P, mean_Q)
-        return (1 - normalized(x_mean, dim=-1) @ normalized(y_mean, dim=-1).T).clamp_min(0.0), {}
-    solver = {**solver, "eps": solver["eps"] * sides.nbar}
-    matrix, solved = _span_distances(sides.x, sides.y, sides.x_spans, sides.y_spans, distance, reading, solver)
-    return matrix / (1.0 if distance in SCALE_FREE else sides.nbar), solved
-
-
-def token_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Eq. (3), ||x - y|| between all tokens: x (N+, d), y (N-, d) -> (N+, N-) float32.
-
-    By one matrix product, |x|^2 + |y|^2 - 2<x, y>, except where that cancels: between near points (equal ones, of
-    prefixes that rollouts share, must be at distance 0) by differences.
-    """
-    if x.is_cuda and x.dtype == y.dtype == torch.bfloat16:
-        u, v, product = x.float(), y.float(), torch.mm(x, y.T, out_dtype=torch.float32)
-    else:
-        middle = torch.cat([x.float(), y.float()]).mean(0)  # a move changes no distance, and less cancels
-        u, v = x.float() - middle, y.float() - middle
-        product = u @ v.T
-    sizes = u.square().sum(1), v.square().sum(1)  # (N+,), (N-,)
-    squares = product.mul_(-2).add_(sizes[0][:, None]).add_(sizes[1])  # (N+, N-)
-    near = squares < NEAR * (sizes[0][:, None] + sizes[1])
-    if near.sum() > MANY * near.numel():
-        return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
-    distances = squares.clamp_min_(0.0).sqrt_()
-    at_once = max(1, CHUNK_ENTRIES.get(x.device.type, 2**19) // x.shape[1])
-    for i, j in (part.unbind(1) for part in near.nonzero().split(at_once)):
-        distances[i, j] = (x[i].float() - y[j].float()).norm(dim=1)
-    return distances
-
-
-def mean_norm(*states: Tensor) -> float:
-    """Alg. 1 line 10, Step 2: nbar, the mean Euclidean norm of the group's hidden states, each (N, d)."""
-    nbar = torch.cat([side.float().norm(dim=-1) for side in states]).mean().item()
-    return max(nbar, 1e-30)  # all-zero states have all-zero distances; do not divide 0 by 0
+    return GroupDistances(sides, of_right, of_wrong, solved)
 
 
 def token_weights(distances: Tensor, spans: Spans, pool: str) -> Tensor:
@@ -329,75 +217,6 @@ def token_weights(distances: Tensor, spans: Spans, pool: str) -> Tensor:
     values = distances[:, None].expand_as(spans.tokens)[spans.inside]  # (M,)
     pooled = distances.new_zeros(int(tokens.max()) + 1)
     return pooled.scatter_reduce(0, tokens, values, {"max": "amax", "mean": "mean"}[pool], include_self=False)
-
-
-def _spans(lengths: list[int], window: int, stride: int, device: torch.device) -> Spans:
-    """The spans of rollouts of these lengths, laid end to end."""
-    bounds, offset = [], 0
-    for length in lengths:
-        bounds += [(offset + start, offset + end) for start, end in span_bounds(length, window, stride)]
-        offset += length
-    starts, ends = torch.tensor(bounds, device=device).unbind(-1)  # (K,), (K,)
-    tokens = starts[:, None] + torch.arange(int((ends - starts).max()), device=device)  # (K, w)
-    return Spans(torch.minimum(tokens, ends[:, None] - 1), tokens < ends[:, None])
-
-
-def _span_distances(
-    x: Tensor, y: Tensor, x_spans: Spans, y_spans: Spans, distance: str, reading: str, solver: dict
-) -> tuple[Tensor, dict]:
-    """The (K+, K-) matrix of span-span distances in the states' own units, and the solver's statistics.
-
-    Span costs are blocks of one token-token matrix, gathered and solved CHUNK_ENTRIES at a time.
-    """
-    costs = token_distances(x, y)  # (N+, N-) float32, Eq. (3)
-    kernel_width = max(costs.median().item(), 1e-30) if distance == "mmd" else None
-    x_mass, y_mass = x_spans.mass, y_spans.mass  # (K+, w), (K-, w) float32
-    shape = (len(x_mass), len(y_mass))
-    matrix, error = torch.empty(2, shape[0] * shape[1], device=x.device)  # made once: growing lists fragment memory
-    iterations = torch.empty_like(error, dtype=torch.long)
-    pairs_at_once = max(1, CHUNK_ENTRIES.get(x.device.type, 2**19) // (x_mass.shape[1] * y_mass.shape[1]))
-    for pairs in torch.arange(len(matrix), device=x.device).split(pairs_at_once):
-        k, l = pairs // shape[1], pairs % shape[1]  # noqa: E741 - the paper's letters
-        # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the pairs first.
-        block = costs[x_spans.tokens[k].T[:, None], y_spans.tokens[l].T[None]].permute(2, 0, 1)  # (P, w, w)
-        if distance == "w1":
-            solved = sinkhorn(block, x_mass[k], y_mass[l], **solver)
-            matrix[pairs] = getattr(solved, reading).clamp_min(0.0)  # rounding can leave -1e-9
-            iterations[pairs], error[pairs] = solved.iterations, solved.error
-        elif distance == "chamfer":
-            matrix[pairs] = _chamfer(block, x_spans.inside[k], y_spans.inside[l])
-        else:
-            matrix[pairs] = _mean_kernel(block, x_mass[k], y_mass[l], kernel_width)
-    matrix = matrix.view(shape)
-    if distance == "mmd":
-        # sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the median of the group's cross distances
-        x_self, y_self = _self_kernels(x, x_spans, kernel_width), _self_kernels(y, y_spans, kernel_width)
-        matrix = (x_self[:, None] + y_self[None, :] - 2 * matrix).clamp_min(0.0).sqrt()
-    return matrix, {"iterations": iterations, "error": error} if distance == "w1" else {}
-
-
-def _chamfer(block: Tensor, x_inside: Tensor, y_inside: Tensor) -> Tensor:
-    """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2: block (P, w, w), inside (P, w) -> (P,)."""
-    to_y = block.masked_fill(~y_inside[:, None, :], torch.inf).amin(2)  # (P, w)
-    to_x = block.masked_fill(~x_inside[:, :, None], torch.inf).amin(1)  # (P, w)
-    x_mean = (to_y * x_inside).sum(1) / x_inside.sum(1)
-    y_mean = (to_x * y_inside).sum(1) / y_inside.sum(1)
-    return (x_mean + y_mean) / 2
-
-
-def _mean_kernel(block: Tensor, x_mass: Tensor, y_mass: Tensor, width: float) -> Tensor:
-    """Mean of exp(-||x - y||^2 / (2 width^2)) over a pair of spans: block (P, w, w) -> (P,)."""
-    return torch.einsum("pij,pi,pj->p", (-((block / width) ** 2) / 2).exp(), x_mass, y_mass)
-
-
-def _self_kernels(states: Tensor, spans: Spans, width: float) -> Tensor:
-    """Each span's mean kernel with itself, (K,): the two outer terms of the biased MMD^2."""
-    kernels = []
-    for tokens, mass in zip(spans.tokens, spans.mass, strict=True):
-        points = states[tokens].float()
-        block = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-        kernels.append(_mean_kernel(block[None], mass[None], mass[None], width))
-    return torch.cat(kernels)
 
 
 def _even_out(omega: Tensor, mask: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 import bench
 import peers
-import shear
 from recipe import parse_args
+from spans import two_sides
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def small(monkeypatch):
 
 def test_all_peers_solve_eq_10(small):
     """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by up to eps log w."""
-    sides = shear.two_sides(*small[1:4], small.window, small.stride)
+    sides = two_sides(*small[1:4], small.window, small.stride)
     rows, columns = (spans.inside.all(1).nonzero().flatten() for spans in (sides.x_spans, sides.y_spans))
     blocks = peers.blocks_of(sides, rows, columns, 10**9)
     assert len(blocks.costs) == len(rows) * len(columns) and blocks.costs.shape[1:] == (6, 6)

@@ -1,4 +1,4 @@
-"""race.py against solving every pair with sinkhorn.py, and shear.py's token distances against float64.
+"""race.py against solving every pair with sinkhorn.py, and spans.py's token distances against float64.
 
 Run: pytest tests/test_race.py
 """
@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import race as module
-import shear
+import spans
+from pairs import opposing_distances
 from race import advance, race
-from shear import opposing_distances, token_distances, two_sides
 from sinkhorn import sinkhorn
+from spans import token_distances, two_sides
 
 SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
 
@@ -180,9 +181,9 @@ def test_near_points_are_taken_by_differences_or_all_are(monkeypatch):
     """Both ways out of cancellation give the same; few near points do not pay for all."""
     x = torch.randn(50, 16, generator=torch.Generator().manual_seed(5))
     calls, cdist = [], torch.cdist
-    monkeypatch.setattr(shear.torch, "cdist", lambda *points, **options: calls.append(1) or cdist(*points, **options))
+    monkeypatch.setattr(torch, "cdist", lambda *points, **options: calls.append(1) or cdist(*points, **options))
     some = token_distances(x, x)  # 50 of 2,500
     assert not calls
-    monkeypatch.setattr(shear, "MANY", 0.0)
+    monkeypatch.setattr(spans, "MANY", 0.0)
     torch.testing.assert_close(token_distances(x, x), some, rtol=1e-5, atol=0)
     assert calls

@@ -10,9 +10,10 @@ import ot
 import pytest
 import torch
 
+import pairs
 import race
-import shear
-from shear import shear_advantages, shear_weights, span_bounds
+from shear import shear_advantages, shear_weights
+from spans import span_bounds
 
 SMALL = dict(window=6, stride=3)
 EXACT = dict(eps=0.3, tol=1e-9, max_iters=5000)
@@ -141,7 +142,7 @@ def test_chunking_changes_nothing(entries, reading, monkeypatch):
     """Pairs are solved on their own, so the chunk size is invisible, in the race and without."""
     hidden, mask, correct = group(4, shared=3)
     whole = shear_weights(hidden, mask, correct, reading=reading, **SMALL)
-    for module in (shear, race):
+    for module in (pairs, race):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
     ours = shear_weights(hidden, mask, correct, reading=reading, **SMALL)
     torch.testing.assert_close(ours, whole, atol=2e-6, rtol=0)
