@@ -51,6 +51,7 @@ from tasks import BadInput
 
 SEED = 0
 CHECKED = 128  # pairs; at least one row of them
+TRUTH = dict(max_iters=20_000, tol=1e-7)  # what they are checked against, in float64
 GROWTH = {"tokens": (150, 300, 600), "group": (4, 8, 16), "window": (50, 100, 200)}  # one at a time, on a CPU
 GROWTH_CUDA = {"tokens": (750, 1500, 3000), "group": (4, 8, 16), "window": (50, 100, 200)}
 
@@ -327,7 +328,7 @@ def accuracy(sides: Sides, found: shear.GroupDistances, part: Blocks, values: di
 
     def truth(blocks: Blocks, count: int) -> Tensor:
         parts = (each[:count].double() for each in blocks[:3])
-        return sinkhorn(*parts, eps=blocks.eps, max_iters=20_000, tol=1e-7).value
+        return sinkhorn(*parts, eps=blocks.eps, **TRUTH).value
 
     every = [torch.arange(len(spans.tokens), device=sides.x.device) for spans in (sides.x_spans, sides.y_spans)]
     rows = every[0][: max(1, CHECKED // len(every[1]))]

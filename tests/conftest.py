@@ -69,8 +69,12 @@ def qwen_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory):
-    """The folder of a model that solves one-line problems three times in ten, and so gets gradients."""
-    folder = tmp_path_factory.mktemp("models") / "taught"
+    """The folder of `teach`."""
+    return teach(tmp_path_factory.mktemp("models") / "taught")
+
+
+def teach(folder: Path) -> str:
+    """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
     torch.set_num_threads(1)
     model = toy.make_model(1, seed=0)
     toy.warm_up(model, 1, "chain", set(), steps=100, seed=0)
@@ -80,22 +84,46 @@ def taught(tmp_path_factory):
 
 
 def pytest_collection_finish(session):
-    """The one test that trains for most of a minute does so in a process of its own, beside the others."""
-    wanted = any(item.name == "test_shear_learns_the_embedded_task" for item in session.items)
-    if wanted and not session.config.option.collectonly:
-        folder = Path(tempfile.mkdtemp())
-        # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
-        flags = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 450 --steps 30 --lr 2e-4"
-        command = [sys.executable, toy.__file__.replace("toy.py", "train.py"), *flags.split(), "--out", str(folder)]
-        with (folder / "printed").open("w") as printed:
-            process = subprocess.Popen([*command, "--name", "small"], stdout=printed, stderr=subprocess.STDOUT)
-        session.config.learning = process, folder
+    """What takes most of a minute runs in processes of its own, beside the tests that do not ask for it."""
+    session.config.beside = {}
+    if session.config.option.collectonly:
+        return
+    # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
+    small = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 450 --steps 30 --lr 2e-4"
+    learning = [toy.__file__.replace("toy.py", "train.py"), *small.split(), "--name", "small", "--out"]
+    ranks = [str(Path(__file__).with_name("test_parallel.py"))]
+    wanted = {name for item in session.items for name in item.fixturenames}
+    for name, command in (("learning", learning), ("ranks", ranks)):
+        if name in wanted:
+            folder = Path(tempfile.mkdtemp())
+            environment = {**os.environ, "PYTHONPATH": str(Path(toy.__file__).parent)}
+            with (folder / "printed").open("w") as printed:
+                options = dict(stdout=printed, stderr=subprocess.STDOUT, env=environment)
+                session.config.beside[name] = (
+                    subprocess.Popen([sys.executable, *command, str(folder)], **options),
+                    folder,
+                )
+
+
+@pytest.fixture(scope="session")
+def learning(request):
+    """The folder of a training run, which has ended well."""
+    process, folder = request.config.beside["learning"]
+    assert process.wait() == 0, (folder / "printed").read_text()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ranks(request):
+    """The folder that the two ranks of test_parallel.py left."""
+    process, folder = request.config.beside["ranks"]
+    assert process.wait() == 0, (folder / "printed").read_text()
+    return folder
 
 
 def pytest_sessionfinish(session):
-    """It does not outlive the tests."""
-    if hasattr(session.config, "learning"):
-        process, folder = session.config.learning
+    """None outlives the tests."""
+    for process, folder in getattr(session.config, "beside", {}).values():
         process.kill()
         process.wait()
         shutil.rmtree(folder)

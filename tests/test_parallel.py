@@ -1,6 +1,7 @@
 """parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
-The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank leaves what it saw.
+The checks on two ranks run once, by `parallel.launch` of this very file over gloo, which conftest.py starts; each rank
+leaves what it saw.
 
 Run: pytest tests/test_parallel.py
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import teach
 from transformers import AutoModelForCausalLM
 
 import lora
@@ -121,24 +123,26 @@ def on_two_ranks(folder: Path, taught: str) -> None:
     parallel.gather("the other is gone", ranks)
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory, taught):
-    """The folder that two ranks left, and the rollouts that they and one rank were given."""
-    folder = tmp_path_factory.mktemp("ranks")
+def launch(folder: Path) -> None:
+    """Two ranks, given the same rollouts; how that ended is written down."""
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
     prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, "chain", 0)[0]]
     rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
     torch.save(rollouts, folder / "rollouts.pt")
-    seen = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(parallel.__file__).parent))
-        kept = signal.getsignal(signal.SIGINT)
-        with contextlib.redirect_stderr(io.StringIO()) as said:
-            assert parallel.launch(2, __file__, [str(folder), taught]) == 1  # as rank 1 kills itself in the end
-        signal.signal(signal.SIGINT, kept)  # torch's launcher sets its own
-        seen["said"] = said.getvalue()
-    return folder, rollouts, json.loads((folder / "seen.json").read_text()) | seen
+    taught = teach(folder / "taught")
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = parallel.launch(2, __file__, [str(folder), taught])
+    (folder / "ended.json").write_text(json.dumps({"status": status, "said": said.getvalue()}))
+
+
+@pytest.fixture(scope="module")
+def two(ranks):
+    """The folder that two ranks left, the rollouts that they and one rank were given, and what they saw."""
+    rollouts = torch.load(ranks / "rollouts.pt", weights_only=False)
+    ended = json.loads((ranks / "ended.json").read_text())
+    return ranks, rollouts, json.loads((ranks / "seen.json").read_text()) | ended
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -196,6 +200,7 @@ def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):
 
 def test_a_killed_rank_ends_the_others(two):
     """Rank 1 was killed (-9) while rank 0 waited for it, which it would have done for hours."""
+    assert two[2]["status"] == 1
     assert two[2]["said"] == "rank 1 failed with status -9; the others were ended\n"
 
 
@@ -228,4 +233,4 @@ def test_bfloat16_rounds_no_buffer():
 
 
 if __name__ == "__main__":
-    on_two_ranks(Path(sys.argv[1]), sys.argv[2])
+    on_two_ranks(Path(sys.argv[1]), sys.argv[2]) if "RANK" in os.environ else launch(Path(sys.argv[1]))

@@ -21,6 +21,7 @@ def small(monkeypatch):
     states = peers.synthetic(4, 26, 8, 6, 3, CPU)
     monkeypatch.setattr(peers, "embedded", lambda flags, device: states._replace(name="embedded"))
     monkeypatch.setattr(peers, "GROWTH", {"tokens": (10, 12), "group": (2, 4), "window": (4, 8)})
+    monkeypatch.setattr(peers, "TRUTH", dict(max_iters=500, tol=1e-5))
     monkeypatch.setattr(peers, "seconds_of", lambda call, device: 1.0)
     return states
 
@@ -44,7 +45,7 @@ def test_the_command_prints_tables(small, tmp_path, capsys):
     """A table a group, one of growth; an error of ours that is rounding, and a floor."""
     states = {f"group3.rollout{k}.{side}": torch.randn(20 + k, 8) for k, side in enumerate(("right", "wrong", "right"))}
     save_file(states, tmp_path / "states.safetensors")
-    flags = "--tokens 20 --width 8 --group 4 --window 6 --stride 3 --pairs 16 --rounds 2 --device cpu"
+    flags = "--tokens 20 --width 8 --group 4 --window 6 --stride 3 --pairs 16 --rounds 1 --device cpu"
     assert bench.main([*flags.split(), "--states", str(tmp_path / "states.safetensors")]) == 0
     printed = capsys.readouterr().out
     rows = [

@@ -67,7 +67,7 @@ def solve_all(distances, x_starts, x_lengths, y_starts, y_lengths, **options) ->
 
 
 def check(found: module.Race, solved: list[list[Transport]], eps: float):
-    """The minima, and what every pair that stopped and every pair that left promises."""
+    """Asserts what is promised of the minima, and what every pair that stopped and every pair that left promises."""
     value, iterations, error = (
         torch.tensor([[getattr(pair, name).item() for pair in row] for row in solved])
         for name in ("value", "iterations", "error")

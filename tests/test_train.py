@@ -51,19 +51,17 @@ def rows(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_shear_learns_the_embedded_task(request):
+def test_shear_learns_the_embedded_task(learning):
     """From a warm-up to a better policy: held-out greedy accuracy up by .10, and weights that find the error.
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls. conftest.py started the run.
     """
-    process, folder = request.config.learning
-    assert process.wait() == 0, (folder / "printed").read_text()
-    first, *_, last = rows(folder / "small" / "metrics.jsonl")
+    first, *_, last = rows(learning / "small" / "metrics.jsonl")
     before, after = first["before"], last["after"]
     assert after["greedy"][0] >= before["greedy"][0] + 0.10
     assert after["sampled"][0] > before["sampled"][0]
     assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
-    printed = (folder / "printed").read_text()
+    printed = (learning / "printed").read_text()
     assert "held-out accuracy after" in printed and "<- first error" in printed
 
 
