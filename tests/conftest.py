@@ -99,10 +99,8 @@ def pytest_collection_finish(session):
             environment = {**os.environ, "PYTHONPATH": str(Path(toy.__file__).parent)}
             with (folder / "printed").open("w") as printed:
                 options = dict(stdout=printed, stderr=subprocess.STDOUT, env=environment)
-                session.config.beside[name] = (
-                    subprocess.Popen([sys.executable, *command, str(folder)], **options),
-                    folder,
-                )
+                process = subprocess.Popen([sys.executable, *command, str(folder)], **options)
+            session.config.beside[name] = process, folder
 
 
 @pytest.fixture(scope="session")
