@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -33,6 +34,26 @@ def whole(tmp_path_factory, taught):
     assert train.main([*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
     assert sum(row["grad_norm"] > 0 for row in train.report.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
     return out / "run"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cut(tmp_path_factory, taught):
+    """The same run in a process of its own, killed at a random moment after its first checkpoint, while tests go on."""
+    out = tmp_path_factory.mktemp("cut")
+    flags = [*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]
+
+    def watch():
+        while process.poll() is None and not checkpoint.complete(out / "run"):
+            time.sleep(0.01)
+        time.sleep(random.SystemRandom().uniform(0, 0.6))
+        process.kill()
+
+    with subprocess.Popen([sys.executable, train.__file__, *flags], stdout=subprocess.DEVNULL) as process:
+        process.folder = out / "run"
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        yield process
+        watcher.join()
 
 
 @pytest.fixture
@@ -211,14 +232,8 @@ def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
     assert checkpoint.find(copied)[1] == 5 and not list((copied / "checkpoints").glob(".*"))
 
 
-def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, taught, tmp_path):
+def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
     """kill -9 somewhere after the first checkpoint, then --resume: the run that nothing cut."""
-    flags = [*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(tmp_path), "--name", "cut"]
-    with subprocess.Popen([sys.executable, train.__file__, *flags], stdout=subprocess.DEVNULL) as process:
-        while not checkpoint.complete(tmp_path / "cut"):
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(random.SystemRandom().uniform(0, 0.6))
-        process.kill()
-    assert resume(tmp_path / "cut") == 0
-    assert_same(whole, tmp_path / "cut")
+    assert cut.wait() == -signal.SIGKILL
+    assert resume(cut.folder) == 0
+    assert_same(whole, cut.folder)

@@ -29,9 +29,11 @@ FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10", "fig_11", "rollout"}
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch):
-    """Pictures that are quickly written."""
+def coarse(monkeypatch, request):
+    """Pictures that are quickly written, or drawn alone where no run is to leave them."""
     monkeypatch.setattr(figures, "DPI", 20)
+    if not {"taught", "qwen_folder"} & set(request.fixturenames):
+        monkeypatch.setattr(figures, "save", lambda figure, path: None)
 
 
 def table(rows: list[tuple]) -> dict[str, np.ndarray]:

@@ -81,7 +81,8 @@ def test_a_program_gets_its_input_and_gives_its_output(level):
 )
 def test_how_a_program_ends(program, reason, level):
     """Limits and failures by name; an exit status of its own choice says nothing."""
-    assert run(program, level, timeout_s=1.5 if reason == "timeout" else 30)[0].reason == reason
+    limit = 1.5 if "RLIMIT" in program else 0.7 if reason == "timeout" else 30
+    assert run(program, level, timeout_s=limit)[0].reason == reason
 
 
 def test_it_stops_at_the_first_failure(level):
