@@ -71,7 +71,7 @@ def margin(samples):
 
 def noise_floor(rng, spans):
     """eta: twice an upper limit of E W1(Phat_n, Pbar_n), for the worst of these spans, as (A3) is for any law."""
-    floors = [np.array([w1(empirical(draw(rng, span)), span.mean(0)) for _ in range(300)]) for span in spans]
+    floors = [np.array([w1(empirical(draw(rng, span)), span.mean(0)) for _ in range(150)]) for span in spans]
     return 2 * max(floor.mean() + margin(floor) for floor in floors)
 
 
