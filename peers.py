@@ -44,12 +44,13 @@ import tables
 from grpo import BARS, Policy
 from parallel import Ranks
 from prepare import set_up, warm_up
-from recipe import Parser, parse_args
+from recipe import SHEAR, Parser, parse_args
 from sinkhorn import sinkhorn
 from spans import Sides, token_distances, two_sides
 from tasks import BadInput
 
 SEED = 0
+SOLVER = {name: SHEAR[name] for name in ("eps", "max_iters", "tol")}  # the recipe's
 CHECKED = 128  # pairs; at least one row of them
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # what they are checked against, in float64
 GROWTH = {"tokens": (150, 300, 600), "group": (4, 8, 16), "window": (50, 100, 200)}  # one at a time, on a CPU
@@ -93,10 +94,10 @@ def pot_batch(blocks: Blocks) -> Tensor:
 
 
 def pot_loop(blocks: Blocks) -> Tensor:
-    """`ot.sinkhorn2` pair by pair, with our limits; <P, C>, to which the KL term is added."""
+    """`ot.sinkhorn`, which is all of `ot.sinkhorn2`, pair by pair with our limits; Eq. (10) of its plan."""
     values = []
     for costs, a, b in zip(blocks.costs, blocks.a, blocks.b, strict=True):
-        options = dict(method="sinkhorn_log", numItermax=100, stopThr=1e-3)
+        options = dict(method="sinkhorn_log", numItermax=SOLVER["max_iters"], stopThr=SOLVER["tol"])
         plan = ot.sinkhorn(a, b, costs, blocks.eps, **options)
         density = plan / (a[:, None] * b)
         values.append((plan * costs).sum() + blocks.eps * torch.xlogy(plan, density).sum())
@@ -154,8 +155,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--tokens", type=int, nargs="*", default=[300, 1000, 3000] if cuda else [300], help="of synthetic responses")
     add("--width", type=int, nargs="*", default=[896, 3584] if cuda else [896], help="of synthetic states")
     add("--group", type=int, nargs="*", default=[8, 16] if cuda else [8], help="rollouts of a synthetic group")
-    add("--window", type=int, default=100, help="of synthetic and of --states groups, as all below but --rounds")
-    add("--stride", type=int, default=25, help="between spans")
+    add("--window", type=int, default=SHEAR["window"], help="tokens a span, in synthetic and --states groups")
+    add("--stride", type=int, default=SHEAR["stride"], help="tokens between the starts of these spans")
     add("--pairs", type=int, default=4096 if cuda else 256, help="that a peer solves at most")
     add("--rounds", type=int, default=3, help="times that each is measured")
     add("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
@@ -257,8 +258,7 @@ def real(path: Path, window: int, stride: int, device: torch.device):
 
 def ours(states: States) -> shear.GroupDistances:
     """What SHEAR asks for."""
-    defaults = dict(eps=0.05, max_iters=100, tol=1e-3)
-    return shear.group_distances(*states[1:4], states.window, states.stride, "w1", "value", defaults)
+    return shear.group_distances(*states[1:4], states.window, states.stride, "w1", "value", SOLVER)
 
 
 def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
@@ -304,7 +304,7 @@ def blocks_of(sides: Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks
     i, j = sides.x_spans.tokens[k], sides.y_spans.tokens[l]  # (P, n), (P, m)
     costs = token_distances(sides.x, sides.y)[i[:, :, None], j[:, None]]  # (P, n, m)
     masses = sides.x_spans.mass[k], sides.y_spans.mass[l]
-    return Blocks(costs, *masses, sides.x[i].float(), sides.y[j].float(), 0.05 * sides.nbar)
+    return Blocks(costs, *masses, sides.x[i].float(), sides.y[j].float(), SOLVER["eps"] * sides.nbar)
 
 
 def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tuple[float, object]:

@@ -1,6 +1,6 @@
 """Credit against the true first error, where a task knows it: which method, which setting, how early, how late.
 
-    against_truth(args, task, batches, judge, out, ...) -> numbers, and three pictures in `out`
+    against_truth(args, task, batches, own, out, left_out) -> numbers, and three pictures in `out`
 
 Of the wrong rollouts of mixed groups that have tokens before their first error: `measures.localisation`, which is how
 well weights tell the tokens from the first error on from those before it, and how far off the largest weight lies, for
