@@ -1,15 +1,16 @@
 """SHEAR's distances beside those who could compute them: one command, one run, ratios side by side.
 
-    python bench.py                                          # a group of the embedded model, and a synthetic one
+    python bench.py                                          # a step of the embedded model, and a synthetic group
     python bench.py --states states.safetensors              # and groups of states: groupN.rolloutK.right or .wrong
     python bench.py --tokens 300 1000 3000 --width 896 3584 --group 8 16      # the sizes that a GPU takes by default
 
 Ours is `shear.group_distances`: from hidden states to each span's distance to the closest opposing span, everything
-included. The peers get the cost blocks of their pairs ready-made, of full spans only, and of at most `--pairs` pairs;
-their seconds are then those of all pairs in proportion. That favours them. Rounds go by turns, so that what drifts hits
-all; a ratio is of one round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of
-minima (ours) or pairs (peers), against sinkhorn.py in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs.
-`emd2` solves another problem, exactly: no error.
+included, all groups of a training step at once where they are small. The peers get the cost blocks of their pairs
+ready-made, of full spans only, and of at most `--pairs` pairs; their seconds are then those of all pairs in
+proportion. That favours them. Rounds go by turns, so that what drifts hits all; a ratio is of one round,
+reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours) or pairs
+(peers), against sinkhorn.py in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs. `emd2` solves another
+problem, exactly: no error.
 
 The floor is what this machine cannot go below: states read, costs written and read once, at the rate of a copy; or the
 products between states, an exponential an entry of each tile and two multiply-adds an entry and iteration, for the
@@ -41,9 +42,11 @@ from tqdm import tqdm
 import prefixes
 import shear
 import tables
+from credit import Batch
 from grpo import BARS, Policy
 from parallel import Ranks
 from prepare import set_up, warm_up
+from race import CHUNK_ENTRIES
 from recipe import SHEAR, Parser, parse_args
 from sinkhorn import sinkhorn
 from spans import Sides, token_distances, two_sides
@@ -51,6 +54,7 @@ from tasks import BadInput
 
 SEED = 0
 SOLVER = {name: SHEAR[name] for name in ("eps", "max_iters", "tol")}  # the recipe's
+EPS = SOLVER["eps"]
 CHECKED = 128  # pairs; at least one row of them
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # what they are checked against, in float64
 GROWTH = {"tokens": (150, 300, 600), "group": (4, 8, 16), "window": (50, 100, 200)}  # one at a time, on a CPU
@@ -58,25 +62,25 @@ GROWTH_CUDA = {"tokens": (750, 1500, 3000), "group": (4, 8, 16), "window": (50, 
 
 
 class States(NamedTuple):
-    """A group to measure."""
+    """Groups to measure together."""
 
     name: str
-    hidden: Tensor  # (G, T, d)
-    mask: Tensor  # (G, T) bool
-    correct: Tensor  # (G,) bool
+    hidden: Tensor  # (B, T, d)
+    mask: Tensor  # (B, T) bool
+    correct: Tensor  # (B,) bool
+    group: int  # G, rollouts that are adjacent
     window: int
     stride: int
 
 
 class Blocks(NamedTuple):
-    """Some pairs of a group's spans, their costs ready-made; `x` and `y` are the states, for who computes costs."""
+    """Some pairs of spans, in units of nbar, costs ready-made; `x` and `y` are the states, for who computes costs."""
 
     costs: Tensor  # (P, n, m) float32
     a: Tensor  # (P, n)
     b: Tensor  # (P, m)
     x: Tensor  # (P, n, d)
     y: Tensor  # (P, m, d)
-    eps: float
 
 
 # ---- peers: Blocks -> Eq. (10) of each pair, (P,), or what they have in its place -----------------------------
@@ -84,12 +88,12 @@ class Blocks(NamedTuple):
 
 def every_pair(blocks: Blocks) -> Tensor:
     """sinkhorn.py, each pair to its own stop."""
-    return sinkhorn(blocks.costs, blocks.a, blocks.b, eps=blocks.eps).value
+    return sinkhorn(blocks.costs, blocks.a, blocks.b, eps=EPS).value
 
 
 def pot_batch(blocks: Blocks) -> Tensor:
     """POT's batch solver, 50 iterations in the log domain."""
-    options = dict(reg=blocks.eps, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach")
+    options = dict(reg=EPS, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach")
     return ot.batch.solve_batch(blocks.costs, a=blocks.a, b=blocks.b, **options).value
 
 
@@ -98,15 +102,15 @@ def pot_loop(blocks: Blocks) -> Tensor:
     values = []
     for costs, a, b in zip(blocks.costs, blocks.a, blocks.b, strict=True):
         options = dict(method="sinkhorn_log", numItermax=SOLVER["max_iters"], stopThr=SOLVER["tol"])
-        plan = ot.sinkhorn(a, b, costs, blocks.eps, **options)
+        plan = ot.sinkhorn(a, b, costs, EPS, **options)
         density = plan / (a[:, None] * b)
-        values.append((plan * costs).sum() + blocks.eps * torch.xlogy(plan, density).sum())
+        values.append((plan * costs).sum() + EPS * torch.xlogy(plan, density).sum())
     return torch.stack(values)
 
 
 def geomloss_batch(blocks: Blocks) -> Tensor:
     """GeomLoss, annealed to the same eps; it computes the costs itself."""
-    loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=blocks.eps, debias=False, backend="tensorized")
+    loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=EPS, debias=False, backend="tensorized")
     return loss(blocks.a, blocks.x, blocks.b, blocks.y)
 
 
@@ -114,6 +118,13 @@ def exact_loop(blocks: Blocks) -> Tensor:
     """`ot.emd2` pair by pair, on a CPU: W1 itself."""
     cpu = [part.double().cpu().numpy() for part in (blocks.a, blocks.b, blocks.costs)]
     return torch.tensor([ot.emd2(*each) for each in zip(*cpu, strict=True)])
+
+
+def in_batches(solve, blocks: Blocks) -> Tensor:
+    """As large as ours are. On a CPU these stay in cache: all pairs at once take POT up to twice as long."""
+    at_once = max(1, CHUNK_ENTRIES.get(blocks.costs.device.type, 2**19) // blocks.costs[0].numel())
+    parts = zip(*(each.split(at_once) for each in blocks), strict=True)
+    return torch.cat([solve(Blocks(*part)) for part in parts])
 
 
 PEERS = {  # and of how many pairs, at most, as a share of --pairs
@@ -157,7 +168,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--group", type=int, nargs="*", default=[8, 16] if cuda else [8], help="rollouts of a synthetic group")
     add("--window", type=int, default=SHEAR["window"], help="tokens a span, in synthetic and --states groups")
     add("--stride", type=int, default=SHEAR["stride"], help="tokens between the starts of these spans")
-    add("--pairs", type=int, default=4096 if cuda else 256, help="that a peer solves at most")
+    add(
+        "--pairs",
+        type=int,
+        default=4096 if cuda else 256,
+        help="of 100 x 100 that a peer solves at most; more if small",
+    )
     add("--rounds", type=int, default=3, help="times that each is measured")
     add("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
     flags = parser.parse_args(argv)
@@ -205,11 +221,11 @@ def synthetic(size: int, tokens: int, width: int, window: int, stride: int, devi
     )
     mask = torch.ones(size, tokens, dtype=torch.bool, device=device)
     name = f"random walks, G {size}, T {tokens:,}, d {width:,}"
-    return States(name, hidden, mask, torch.arange(size, device=device) % 2 == 0, window, stride)
+    return States(name, hidden, mask, torch.arange(size, device=device) % 2 == 0, size, window, stride)
 
 
 def embedded(flags: argparse.Namespace, device: torch.device) -> States:
-    """The first mixed group of the embedded model, with the task's own spans."""
+    """As many groups of the embedded model as a training step has, with the task's own spans."""
     args = parse_args(["--task", "embedded", *(["--model", flags.model] if flags.model else [])])
     args.device, ranks = device.type, Ranks(0, 1, device)
     task, model, tokenizer, *_ = set_up(args, ranks)
@@ -219,16 +235,17 @@ def embedded(flags: argparse.Namespace, device: torch.device) -> States:
             warm_up(model, tokenizer, task, args, Path(folder), ranks)
     model = model.eval().to(device)
     torch.manual_seed(SEED)
-    for problem in task.heldout:
-        group = prefixes.sampled(args, task, model, tokenizer, problem)
-        if group.mixed:
-            break
-    else:
+    sampled = [
+        prefixes.sampled(args, task, model, tokenizer, problem) for problem in task.heldout[: args.batch // args.group]
+    ]
+    if not any(group.mixed for group in sampled):
         raise BadInput(f"--model {flags.model}: none of its groups holds right and wrong rollouts; give another")
-    batch = prefixes.scored(group, Policy(model), task, tokenizer, args)
+    batch = Batch.cat([prefixes.scored(group, Policy(model), task, tokenizer, args) for group in sampled])
     hidden, mask = batch.scored.hidden.to(device), batch.rollouts.mask
-    name = f"the embedded model, G {args.group}, T {mask.shape[1]}, d {hidden.shape[-1]}"
-    return States(name, hidden, mask, batch.correct, args.window, args.stride)
+    name = (
+        f"the embedded model, a step of {len(mask)} rollouts, G {args.group}, T {mask.shape[1]}, d {hidden.shape[-1]}"
+    )
+    return States(name, hidden, mask, batch.correct, args.group, args.window, args.stride)
 
 
 def real(path: Path, window: int, stride: int, device: torch.device):
@@ -250,52 +267,67 @@ def real(path: Path, window: int, stride: int, device: torch.device):
         hidden[mask] = torch.cat(parts)
         correct = torch.tensor(sides, device=device)
         name = f"{path.name} {group}, {sum(sides)} right, {len(sides) - sum(sides)} wrong"
-        yield States(name, hidden, mask, correct, window, stride)
+        yield States(name, hidden, mask, correct, len(mask), window, stride)
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------
 
 
-def ours(states: States) -> shear.GroupDistances:
+def two_sided(states: States) -> list[Sides]:
+    """Of each group that has right and wrong rollouts."""
+    groups = zip(*(part.split(states.group) for part in (states.hidden, states.mask, states.correct)), strict=True)
+    return [sides for group in groups if (sides := two_sides(*group, states.window, states.stride))]
+
+
+def ours(states: States) -> list[shear.GroupDistances]:
     """What SHEAR asks for."""
-    return shear.group_distances(*states[1:4], states.window, states.stride, "w1", "value", SOLVER)
+    return shear.group_distances(two_sided(states), "w1", "value", SOLVER)
 
 
 def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
     """Seconds of a group, ratios to ours, errors and memory."""
-    sides = two_sides(*states[1:4], states.window, states.stride)
-    shape = len(sides.x_spans.tokens), len(sides.y_spans.tokens)
-    total = shape[0] * shape[1]
-    found = ours(states)
-    counts = {name: max(1, min(total, int(flags.pairs * share))) for name, (_, share) in PEERS.items()}
-    full = [spans.inside.all(1).nonzero().flatten() for spans in (sides.x_spans, sides.y_spans)]
-    blocks = blocks_of(sides, *full, max(counts.values()))
-    counts = {name: min(count, len(blocks.costs)) for name, count in counts.items()}
+    groups, found = two_sided(states), ours(states)
+    total = sum(len(sides.x_spans.tokens) * len(sides.y_spans.tokens) for sides in groups)
+    tile = groups[0].x_spans.tokens.shape[1] ** 2
+    limits = {name: int(flags.pairs * share * 100**2 / tile) for name, (_, share) in PEERS.items()}
+    blocks = full_blocks(groups, max(limits.values()))
+    counts = {name: max(1, min(limit, len(blocks.costs))) for name, limit in limits.items()}
     seconds = {name: [] for name in ("ours", *PEERS)}
     peaks, values = dict.fromkeys(seconds, 0.0), {}
     for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=BARS):
         seconds["ours"].append(timed(lambda: ours(states), states.mask.device, peaks, "ours")[0])
         for name, (solve, _) in PEERS.items():
-            part = Blocks(*(each[: counts[name]] for each in blocks[:-1]), blocks.eps)
-            once, values[name] = timed(lambda: solve(part), states.mask.device, peaks, name)  # noqa: B023
+            part = Blocks(*(each[: counts[name]] for each in blocks))
+            once, values[name] = timed(lambda: in_batches(solve, part), states.mask.device, peaks, name)  # noqa: B023
             seconds[name].append(once * total / counts[name])
-    errors = accuracy(sides, found, blocks, values)
+    errors = accuracy(groups[0], found[0], blocks, values)
     body = []
     for name, times in seconds.items():
         ratios = [each / own for each, own in zip(times, seconds["ours"], strict=True)]
         ratio = "" if name == "ours" else f"{median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
         memory = f"{peaks[name]:.2f}" if states.hidden.is_cuda else "-"
         solved = f"{total:,}" if name == "ours" else f"{counts[name]:,}"
-        body.append([name, f"{median(times):.3g}", ratio, solved, errors.get(name, "-"), memory])
-    least, bound = floor(states, sides, found, rates)
-    body.append(["floor: " + bound, f"{least:.2g}", f"{least / median(seconds['ours']):.3f}", "", "", ""])
-    iterations, error = (found.solved[name].float() for name in ("iterations", "error"))
+        body.append([name, f"{median(times) / len(groups):.3g}", ratio, solved, errors.get(name, "-"), memory])
+    iterations, error = (torch.cat([each.solved[name].float() for each in found]) for name in ("iterations", "error"))
+    least, bound = floor(groups, iterations, rates)
+    share = f"{least / median(seconds['ours']):.3f}"
+    body.append(["floor: " + bound, f"{least / len(groups):.2g}", share, "", "", ""])
     heads = ["", "s a group", "times ours", "pairs measured", "largest error", "GB"]
     return [
-        f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, of which {len(error) / total:.1%} are "
-        f"solved to the end, {iterations.mean():.1f} iterations a pair",
+        f"{states.name}, w {states.window}, s {states.stride}: {len(groups)} mixed groups, {total:,} pairs, of which "
+        f"{len(error) / total:.1%} are solved to the end, {iterations.mean():.1f} iterations a pair",
         *tables.lay_out(heads, body),
     ]
+
+
+def full_blocks(groups: list[Sides], count: int) -> Blocks:
+    """The first `count` pairs of spans without padding, group after group."""
+    parts, missing = [], count
+    for sides in groups:
+        full = [spans.inside.all(1).nonzero().flatten() for spans in (sides.x_spans, sides.y_spans)]
+        parts.append(blocks_of(sides, *full, missing))
+        missing -= len(parts[-1].costs)
+    return Blocks(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
 def blocks_of(sides: Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks:
@@ -303,8 +335,9 @@ def blocks_of(sides: Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks
     k, l = (part.flatten()[:count] for part in torch.meshgrid(rows, columns, indexing="ij"))  # noqa: E741
     i, j = sides.x_spans.tokens[k], sides.y_spans.tokens[l]  # (P, n), (P, m)
     costs = token_distances(sides.x, sides.y)[i[:, :, None], j[:, None]]  # (P, n, m)
-    masses = sides.x_spans.mass[k], sides.y_spans.mass[l]
-    return Blocks(costs, *masses, sides.x[i].float(), sides.y[j].float(), SOLVER["eps"] * sides.nbar)
+    lengths = (each / sides.nbar for each in (costs, sides.x[i].float(), sides.y[j].float()))
+    costs, x, y = lengths
+    return Blocks(costs, sides.x_spans.mass[k], sides.y_spans.mass[l], x, y)
 
 
 def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tuple[float, object]:
@@ -327,14 +360,13 @@ def accuracy(sides: Sides, found: shear.GroupDistances, part: Blocks, values: di
     """The largest relative error of Eq. (10) against float64: ours of the minima of whole rows, peers' of pairs."""
 
     def truth(blocks: Blocks, count: int) -> Tensor:
-        parts = (each[:count].double() for each in blocks[:3])
-        return sinkhorn(*parts, eps=blocks.eps, **TRUTH).value
+        return sinkhorn(*(each[:count].double() for each in blocks[:3]), eps=EPS, **TRUTH).value
 
     every = [torch.arange(len(spans.tokens), device=sides.x.device) for spans in (sides.x_spans, sides.y_spans)]
     rows = every[0][: max(1, CHECKED // len(every[1]))]
     count = len(rows) * len(every[1])
     minima = truth(blocks_of(sides, rows, every[1], count), count).view(len(rows), -1).amin(1)
-    errors = {"ours": (found.of_right[rows] * sides.nbar / minima - 1).abs().max().item()}
+    errors = {"ours": (found.of_right[rows] / minima - 1).abs().max().item()}
     pairs = truth(part, CHECKED)
     for name, value in values.items():
         known = value[:CHECKED].to(pairs)
@@ -342,14 +374,16 @@ def accuracy(sides: Sides, found: shear.GroupDistances, part: Blocks, values: di
     return {name: f"{error:.0e}" for name, error in errors.items() if PEERS.get(name, (None,))[0] is not exact_loop}
 
 
-def floor(states: States, sides: Sides, found: shear.GroupDistances, rates: dict) -> tuple[float, str]:
-    """Seconds below which this machine cannot go, and what sets them."""
-    rows, columns, width = len(sides.x), len(sides.y), sides.x.shape[1]
-    entries = sides.x_spans.tokens.shape[1] * sides.y_spans.tokens.shape[1]
-    moved = (rows + columns) * width * sides.x.element_size() + 2 * 4 * rows * columns
-    exponentials = entries * len(found.solved["iterations"])
-    products = 2 * rows * columns * width + 4 * entries * int(found.solved["iterations"].sum())
-    seconds = {"copy": moved / rates["copy"], "compute": exponentials / rates["exp"] + products / rates["matmul"]}
+def floor(groups: list[Sides], iterations: Tensor, rates: dict) -> tuple[float, str]:
+    """Seconds for all pairs below which this machine cannot go, and what sets them."""
+    moved = products = 0
+    for sides in groups:
+        rows, columns, width = len(sides.x), len(sides.y), sides.x.shape[1]
+        moved += (rows + columns) * width * sides.x.element_size() + 2 * 4 * rows * columns
+        products += 2 * rows * columns * width
+    entries = groups[0].x_spans.tokens.shape[1] * groups[0].y_spans.tokens.shape[1]
+    compute = (products + 4 * entries * iterations.sum().item()) / rates["matmul"]
+    seconds = {"copy": moved / rates["copy"], "compute": compute + entries * len(iterations) / rates["exp"]}
     largest = max(seconds, key=seconds.get)
     return seconds[largest], largest
 

@@ -34,7 +34,7 @@ from credit import Batch, Source
 from grpo import BARS, Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from rewards import Verdict
 from salience import answer_places
-from spans import span_bounds
+from spans import span_bounds, two_sides
 from tasks import BadInput, Task
 from train import as_batch, seed_of
 
@@ -225,10 +225,10 @@ def distances_of(batch: Batch, args: argparse.Namespace) -> list[list[float]]:
     """Of each rollout, each span's distance to the closest opposing one, in units of nbar."""
     solver = dict(eps=args.eps, max_iters=args.max_iters, tol=args.tol)
     sizes = args.window, args.stride
-    parts = batch.scored.hidden, batch.rollouts.mask, batch.correct
-    found = shear.group_distances(*parts, *sizes, args.distance, args.reading, solver)
+    sides = two_sides(batch.scored.hidden, batch.rollouts.mask, batch.correct, *sizes)
+    [found] = shear.group_distances([sides], args.distance, args.reading, solver)
     rows = [[] for _ in range(batch.group_size)]
-    for side, distances in ((found.sides.right, found.of_right), (found.sides.wrong, found.of_wrong)):
+    for side, distances in ((sides.right, found.of_right), (sides.wrong, found.of_wrong)):
         rest = iter(distances.tolist())
         for row, length in enumerate(side.sum(1).tolist()):
             rows[row] = rows[row] or [next(rest) for _ in span_bounds(length, *sizes)]

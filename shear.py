@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from pairs import opposing_distances
-from race import race
+from race import GroupCosts, race
 from sinkhorn_triton import fused_race
 from spans import Sides, Spans, span_bounds, token_distances, two_sides
 
@@ -56,11 +56,14 @@ NORMALIZATIONS = ("group", "rollout")
 POOLINGS = ("max", "mean")
 
 
+# Groups whose squared token counts add up to less share a race, and 64 MB of costs at most.
+TOGETHER = 2**26
+
+
 @dataclass(frozen=True)
 class GroupDistances:
     """Of one group: each span's distance to the closest opposing span, in units of nbar."""
 
-    sides: Sides
     of_right: Tensor  # (K+,) float32
     of_wrong: Tensor  # (K-,) float32
     solved: dict[str, Tensor]  # iterations (pairs,), error (pairs solved to the end,); empty if nothing was solved
@@ -72,10 +75,11 @@ def shear_advantages(
     """Alg. 1 for a batch of groups: advantages (B,), hidden (B, T, d), mask (B, T), correct (B,) -> (B, T).
 
     Rollouts of a group are adjacent; `options` are those of `shear_weights`. `hidden` may rest on the CPU: a
-    group at a time visits the device of `mask`.
+    few groups at a time visit the device of `mask`.
     """
-    groups = zip(*(part.split(group_size) for part in (hidden, mask, correct)), strict=True)
-    weights = [shear_weights(*group, **options) for group in groups]
+    together = max(1, TOGETHER // max(1, mask[:group_size].numel()) ** 2)  # groups
+    batches = zip(*(part.split(together * group_size) for part in (hidden, mask, correct)), strict=True)
+    weights = [shear_weights(*batch, group_size, **options) for batch in batches]
     return advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
 
 
@@ -84,6 +88,7 @@ def shear_weights(
     hidden: Tensor,
     mask: Tensor,
     correct: Tensor,
+    group_size: int | None = None,
     *,
     window: int = 100,
     stride: int = 25,
@@ -97,9 +102,9 @@ def shear_weights(
     fused: bool = False,
     stats: list[dict] | None = None,
 ) -> Tensor:
-    """Alg. 1 lines 1-16 for one group: the token weights omega (G, T) float32.
+    """Alg. 1 lines 1-16: the token weights omega (B, T) float32 of groups of `group_size` adjacent rollouts, or of one.
 
-    hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts. omega is 1 where
+    hidden (B, T, d); mask (B, T), 1 on response tokens; correct (B,), true for right rollouts. omega is 1 where
     the opposing set is empty and 0 where the mask is 0; a rollout whose mask is all 0 is in neither set.
     eps is in units of nbar; `max_iters` and `tol` are those of `sinkhorn`. Ablations: `reading` of Eq. (10)
     ("value" or "cost", w1 only), `distance` of two spans ("w1", "cosine", "chamfer", "mmd"), `normalize`
@@ -111,16 +116,19 @@ def shear_weights(
     """
     check_options(window, stride, reading, distance, normalize, pool)
     mask, correct = mask.bool(), correct.bool()
-    omega = mask.float()  # (G, T), Alg. 1 line 16
+    omega = mask.float()  # (B, T), Alg. 1 line 16
+    groups = zip(*(part.split(group_size or len(mask)) for part in (hidden, mask, correct, omega)), strict=True)
+    mixed = [(sides, weights) for *group, weights in groups if (sides := two_sides(*group, window, stride))]
     solver = dict(eps=eps, max_iters=max_iters, tol=tol)
-    found = group_distances(hidden, mask, correct, window, stride, distance, reading, solver, fused)
-    if found is None:
-        return omega
-    omega[found.sides.right] = token_weights(found.of_right, found.sides.x_spans, pool)
-    omega[found.sides.wrong] = token_weights(found.of_wrong, found.sides.y_spans, pool)
-    if stats is not None and found.solved:
-        stats.append(found.solved)
-    return _even_out(omega, mask) if normalize == "rollout" else omega
+    found = group_distances([sides for sides, _ in mixed], distance, reading, solver, fused)
+    for (sides, weights), distances in zip(mixed, found, strict=True):
+        weights[sides.right] = token_weights(distances.of_right, sides.x_spans, pool)
+        weights[sides.wrong] = token_weights(distances.of_wrong, sides.y_spans, pool)
+        if normalize == "rollout":
+            _even_out(weights, sides.right | sides.wrong)
+        if stats is not None and distances.solved:
+            stats.append(distances.solved)
+    return omega
 
 
 @torch.no_grad()
@@ -147,12 +155,13 @@ def first_weights(
     mask, correct = mask.bool(), correct.bool()
     omega = mask.float()  # (G, T)
     solver = dict(eps=eps, max_iters=max_iters, tol=tol)
-    found = group_distances(hidden, mask, correct, window, stride, "w1", "cost", solver)
-    if found is None:
+    sides = two_sides(hidden, mask, correct, window, stride)
+    if sides is None:
         return omega
-    omega[found.sides.wrong] = 0.0
+    [found] = group_distances([sides], "w1", "cost", solver)
+    omega[sides.wrong] = 0.0
     distances = iter(found.of_wrong.tolist())
-    for row, length in enumerate(found.sides.wrong.sum(1).tolist()):
+    for row, length in enumerate(sides.wrong.sum(1).tolist()):
         bounds = span_bounds(length, window, stride)
         far = [end for (_, end), distance in zip(bounds, distances, strict=False) if distance > threshold]
         if far:
@@ -182,33 +191,30 @@ def check_options(
 
 
 def group_distances(
-    hidden: Tensor,
-    mask: Tensor,
-    correct: Tensor,
-    window: int,
-    stride: int,
-    distance: str,
-    reading: str,
-    solver: dict,
-    fused: bool = False,
-) -> GroupDistances | None:
-    """Alg. 1 lines 1-10 for one group: hidden (G, T, d), mask (G, T) bool, correct (G,) bool; None for one side only.
-
-    `solver` holds eps, max_iters and tol. Raises ValueError for a state that is not finite.
-    """
-    sides = two_sides(hidden, mask, correct, window, stride)
-    if sides is None:
-        return None
-    if distance == "w1" and reading == "value":  # Alg. 1 line 5, Step 1
-        spans = sides.x_spans.tokens, sides.x_spans.mass, sides.y_spans.tokens, sides.y_spans.mass
-        find = fused_race if fused else race
-        found = find(token_distances(sides.x, sides.y), *spans, **{**solver, "eps": solver["eps"] * sides.nbar})
-        of_right, of_wrong = found.of_rows / sides.nbar, found.of_columns / sides.nbar
-        solved = {"iterations": found.iterations, "error": found.error}
-    else:
-        matrix, solved = opposing_distances(sides, distance, reading, solver)
-        of_right, of_wrong = matrix.amin(1), matrix.amin(0)
-    return GroupDistances(sides, of_right, of_wrong, solved)
+    groups: list[Sides], distance: str, reading: str, solver: dict, fused: bool = False
+) -> list[GroupDistances]:
+    """Alg. 1 line 5, Step 1, of each group; `solver` holds eps in units of nbar, max_iters and tol."""
+    if distance != "w1" or reading != "value":
+        every = [opposing_distances(sides, distance, reading, solver) for sides in groups]
+        return [GroupDistances(matrix.amin(1), matrix.amin(0), solved) for matrix, solved in every]
+    eps, limits = solver["eps"], {name: limit for name, limit in solver.items() if name != "eps"}
+    costs = [
+        GroupCosts(
+            token_distances(sides.x, sides.y),
+            *(sides.x_spans.tokens, sides.x_spans.mass, sides.y_spans.tokens, sides.y_spans.mass),
+            eps * sides.nbar,
+        )
+        for sides in groups
+    ]
+    every = [fused_race(group, **limits) for group in costs] if fused else race(costs, **limits)
+    return [
+        GroupDistances(
+            found.of_rows / sides.nbar,
+            found.of_columns / sides.nbar,
+            {"iterations": found.iterations, "error": found.error},
+        )
+        for sides, found in zip(groups, every, strict=True)
+    ]
 
 
 def token_weights(distances: Tensor, spans: Spans, pool: str) -> Tensor:
@@ -219,8 +225,8 @@ def token_weights(distances: Tensor, spans: Spans, pool: str) -> Tensor:
     return pooled.scatter_reduce(0, tokens, values, {"max": "amax", "mean": "mean"}[pool], include_self=False)
 
 
-def _even_out(omega: Tensor, mask: Tensor) -> Tensor:
-    """normalize="rollout": scale every rollout's mean weight to the group's; 0 where its mean is 0."""
+def _even_out(omega: Tensor, mask: Tensor) -> None:
+    """normalize="rollout": scale every rollout's mean weight to the group's, in place; 0 where its mean is 0."""
     rollout_mean = omega.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)  # (G, 1)
     group_mean = omega.sum() / mask.sum()
-    return torch.where(rollout_mean > 0, omega / rollout_mean * group_mean, 0.0)
+    omega.copy_(torch.where(rollout_mean > 0, omega / rollout_mean * group_mean, 0.0))

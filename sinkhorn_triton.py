@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from race import Minima
+from race import GroupCosts, Minima
 
 try:
     import triton
@@ -63,14 +63,11 @@ def available() -> bool:
     return triton is not None and torch.cuda.is_available()
 
 
-def fused_race(
-    costs: Tensor, x_tokens: Tensor, x_mass: Tensor, y_tokens: Tensor, y_mass: Tensor, *, eps: float, **limits
-) -> Minima:
-    """`race.race`, which says what all this is, on a GPU."""
-    spans = (
-        part for tokens, mass in ((x_tokens, x_mass), (y_tokens, y_mass)) for part in (tokens[:, 0], (mass > 0).sum(1))
-    )
-    found = race(costs, *spans, eps=eps, **limits)
+def fused_race(group: GroupCosts, **limits) -> Minima:
+    """`race.race`, which says what all this is, for one group on a GPU."""
+    sides = (group.x_tokens, group.x_mass), (group.y_tokens, group.y_mass)
+    spans = (part for tokens, mass in sides for part in (tokens[:, 0], (mass > 0).sum(1)))
+    found = race(group.costs, *spans, eps=group.eps, **limits)
     return Minima(found.bound.amin(1), found.bound.amin(0), found.iterations.flatten(), found.error[found.stopped])
 
 

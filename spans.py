@@ -6,6 +6,7 @@
 Token distances take most of SHEAR's memory: N+ x N- floats of a group, three times over while they are made.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -63,12 +64,11 @@ def two_sides(hidden: Tensor, mask: Tensor, correct: Tensor, window: int, stride
         return None
     hidden = hidden.to(mask.device)
     x, y = hidden[right], hidden[wrong]  # (N+, d), (N-, d)
-    if not (x.isfinite().all() and y.isfinite().all()):
+    nbar = mean_norm(x, y)  # Alg. 1 line 10 first: eps is in its units
+    if not math.isfinite(nbar):
         raise ValueError("the hidden states hold a value that is not finite")
-    x_spans, y_spans = (
-        _spans([n for n in side.sum(1).tolist() if n], window, stride, mask.device) for side in (right, wrong)
-    )
-    return Sides(right, wrong, x, y, x_spans, y_spans, mean_norm(x, y))  # Alg. 1 line 10 first: eps is in its units
+    x_spans, y_spans = (_spans(side.sum(1).tolist(), window, stride, mask) for side in (right, wrong))
+    return Sides(right, wrong, x, y, x_spans, y_spans, nbar)
 
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
     distances = squares.clamp_min_(0.0).sqrt_()
     at_once = max(1, ENTRIES // x.shape[1])
     for i, j in (part.unbind(1) for part in near.nonzero().split(at_once)):
-        distances[i, j] = (x[i].float() - y[j].float()).norm(dim=1)
+        distances[i, j] = (x.index_select(0, i).float() - y.index_select(0, j).float()).norm(dim=1)
     return distances
 
 
@@ -101,12 +101,12 @@ def mean_norm(*states: Tensor) -> float:
     return max(nbar, 1e-30)  # all-zero states have all-zero distances; do not divide 0 by 0
 
 
-def _spans(lengths: list[int], window: int, stride: int, device: torch.device) -> Spans:
-    """The spans of rollouts of these lengths, laid end to end."""
+def _spans(lengths: list[int], window: int, stride: int, mask: Tensor) -> Spans:
+    """The spans of rollouts of these lengths, laid end to end. They are as wide in all groups under a mask (G, T)."""
     bounds, offset = [], 0
     for length in lengths:
         bounds += [(offset + start, offset + end) for start, end in span_bounds(length, window, stride)]
         offset += length
-    starts, ends = torch.tensor(bounds, device=device).unbind(-1)  # (K,), (K,)
-    tokens = starts[:, None] + torch.arange(int((ends - starts).max()), device=device)  # (K, w)
+    starts, ends = (torch.tensor(each, device=mask.device) for each in zip(*bounds, strict=True))  # (K,), (K,)
+    tokens = starts[:, None] + torch.arange(min(window, mask.shape[1]), device=mask.device)  # (K, w)
     return Spans(torch.minimum(tokens, ends[:, None] - 1), tokens < ends[:, None])

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 import bench
 import peers
 from recipe import parse_args
-from spans import two_sides
 
 CPU = torch.device("cpu")
 
@@ -26,19 +25,20 @@ def small(monkeypatch):
     return states
 
 
-def test_all_peers_solve_eq_10(small):
+def test_all_peers_solve_eq_10(small, monkeypatch):
     """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by up to eps log w."""
-    sides = two_sides(*small[1:4], small.window, small.stride)
-    rows, columns = (spans.inside.all(1).nonzero().flatten() for spans in (sides.x_spans, sides.y_spans))
-    blocks = peers.blocks_of(sides, rows, columns, 10**9)
-    assert len(blocks.costs) == len(rows) * len(columns) and blocks.costs.shape[1:] == (6, 6)
-    values = {name: solve(blocks) for name, (solve, _) in peers.PEERS.items()}
+    groups = peers.two_sided(small)
+    blocks = peers.full_blocks(groups, 10**9)
+    [full] = [[int(spans.inside.all(1).sum()) for spans in (sides.x_spans, sides.y_spans)] for sides in groups]
+    assert blocks.costs.shape == (full[0] * full[1], 6, 6)
+    monkeypatch.setitem(peers.CHUNK_ENTRIES, "cpu", 300)  # batches of 8 pairs
+    values = {name: peers.in_batches(solve, blocks) for name, (solve, _) in peers.PEERS.items()}
     exact = values.pop("POT `ot.emd2`, a loop, exact").float()
     ours = values["every pair, sinkhorn.py"]
     assert len(values) == 4
     for value in values.values():
         torch.testing.assert_close(value.float(), ours, rtol=1e-2, atol=0)
-    assert (exact <= ours * 1.001).all() and (ours <= exact + blocks.eps * 1.8).all()  # log 6 = 1.79
+    assert (exact <= ours * 1.001).all() and (ours <= exact + peers.EPS * 1.8).all()  # log 6 = 1.79
 
 
 def test_the_command_prints_tables(small, tmp_path, capsys):
@@ -53,7 +53,7 @@ def test_the_command_prints_tables(small, tmp_path, capsys):
     ]
     assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5] == "-" for row in rows)
     assert printed.count("POT `ot.batch.solve_batch`") == 3 and printed.count("floor: ") == 3
-    assert "states.safetensors group3, 2 right, 1 wrong, w 6, s 3: 78 pairs" in printed
+    assert "states.safetensors group3, 2 right, 1 wrong, w 6, s 3: 1 mixed groups, 78 pairs" in printed
     assert all(f"{name} {value}" in printed for name, values in peers.GROWTH.items() for value in values)
 
 

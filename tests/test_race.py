@@ -12,7 +12,7 @@ import torch
 import race as module
 import spans
 from pairs import opposing_distances
-from race import advance, race
+from race import GroupCosts, advance, race
 from sinkhorn import sinkhorn
 from spans import token_distances, two_sides
 
@@ -58,22 +58,25 @@ CASES = "text", "clustered", "identical", "shared prefix", "one point", "tiny", 
 CASES += ("nearly tied",)
 
 
+LIMITS = {name: SOLVER[name] for name in ("max_iters", "tol")}
+
+
 def problem(name, seed=0, window=8, stride=4):
-    """Arguments for `race` and, of all pairs solved, values (K+, K-) and iterations (K+, K-)."""
+    """A group for `race` and, of all pairs solved, values (K+, K-) and iterations (K+, K-)."""
     sides = two_sides(*case(name, seed), window, stride)
     spans = sides.x_spans.tokens, sides.x_spans.mass, sides.y_spans.tokens, sides.y_spans.mass
     matrix, solved = opposing_distances(sides, "w1", "value", SOLVER)
-    options = {**SOLVER, "eps": SOLVER["eps"] * sides.nbar}
-    return (token_distances(sides.x, sides.y), *spans), options, matrix * sides.nbar, solved["iterations"]
+    group = GroupCosts(token_distances(sides.x, sides.y), *spans, SOLVER["eps"] * sides.nbar)
+    return group, matrix * sides.nbar, solved["iterations"]
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed, window, stride", [(0, 8, 4), (1, 20, 3), (2, 1, 1)])
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     """To 1e-5 of the minimum; runners-up further away than that show that the same pairs have won."""
-    arguments, options, matrix, _ = problem(name, seed, window, stride)
-    found = race(*arguments, **options)
-    slack = 1e-6 * options["eps"]  # where a minimum is 0
+    group, matrix, _ = problem(name, seed, window, stride)
+    [found] = race([group], **LIMITS)
+    slack = 1e-6 * group.eps  # where a minimum is 0
     torch.testing.assert_close(found.of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
     torch.testing.assert_close(found.of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
     if name == "nearly tied" and window > 1:
@@ -84,36 +87,47 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 @pytest.mark.parametrize("name", ["nearly tied", "ragged"])
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
-    arguments, options, *_ = problem(name)
-    usual = race(*arguments, **options)
+    group, *_ = problem(name)
+    [usual] = race([group], **LIMITS)
     for entries, lead in itertools.product((300, 5000), (0.0, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
-        other = race(*arguments, **options)
+        [other] = race([group], **LIMITS)
         torch.testing.assert_close(other.of_rows, usual.of_rows, rtol=1e-5, atol=0)
         torch.testing.assert_close(other.of_columns, usual.of_columns, rtol=1e-5, atol=0)
+
+
+def test_groups_that_race_together_find_what_they_find_alone():
+    """To the last bit, whatever their sizes, eps and verdicts: nothing passes from one to another."""
+    groups = [problem(name, seed)[0] for seed, name in enumerate(CASES)]
+    some = groups[0]._replace(y_tokens=groups[0].y_tokens[:1], y_mass=groups[0].y_mass[:1])
+    groups.insert(3, some)  # with another number of pairs
+    together = race(groups, **LIMITS)
+    for group, found in zip(groups, together, strict=True):
+        [alone] = race([group], **LIMITS)
+        for name in ("of_rows", "of_columns", "iterations", "error"):
+            assert torch.equal(getattr(found, name), getattr(alone, name))
+    assert race([], **LIMITS) == []
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
     """What licenses to drop a pair: no bound is above the value at which `sinkhorn` stops, for any pair."""
-    arguments, options, matrix, iterations = problem(name)  # below, values are in units of eps
-    costs, x_tokens, x_mass, y_tokens, y_mass = arguments
-    values = matrix.flatten() / options["eps"]
-    blocks = module._lay_out(costs, options["eps"], y_tokens, y_mass)
-    bound = module.first_bounds(blocks.costs, x_tokens, x_mass, y_tokens, y_mass, 2**19).flatten()
-    k, l = (each.flatten() for each in torch.meshgrid(*map(torch.arange, matrix.shape), indexing="ij"))  # noqa: E741
-    g, taken, done = torch.zeros(len(k), y_mass.shape[1]), torch.zeros_like(k), torch.zeros_like(k, dtype=torch.bool)
+    group, matrix, iterations = problem(name)  # below, values are in units of eps
+    values = matrix.flatten() / group.eps
+    blocks, (k, l) = module._lay_out([group]), module._pairs([group])  # noqa: E741
+    bound = module.first_bounds(group, 2**19).flatten()
+    g, taken, done = torch.zeros(len(k), 8), torch.zeros_like(k), torch.zeros_like(k, dtype=torch.bool)
     slack = 1e-5 * values + 1e-5
     assert (bound <= values + slack).all()
     while not done.all():
-        state = g, options["max_iters"] - taken
-        found = advance(blocks.of(x_tokens[k], l), x_mass[k], y_mass[l], *state, 3, options["tol"])
+        state = g, LIMITS["max_iters"] - taken
+        found = advance(blocks.of(k, l), group.x_mass[k], group.y_mass[l], *state, 3, LIMITS["tol"])
         value, g, error, more, stopped = found
         going = ~done
         assert (value[going] >= bound[going] - slack[going]).all() and (value <= values + slack)[going].all()
         taken, bound = taken + more * going, torch.where(going, value, bound)
-        assert (error[going & stopped & (taken < 100)] <= options["tol"]).all()
+        assert (error[going & stopped & (taken < 100)] <= LIMITS["tol"]).all()
         done |= stopped
     torch.testing.assert_close(bound, values, rtol=1e-5, atol=1e-5)
     if name not in ("outliers", "huge"):  # an error that rounding puts on the other side of tol moves a stop
@@ -122,8 +136,8 @@ def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
 
 def test_most_pairs_never_move():
     """The point of it: among spans that differ, few pairs are solved and the mean pair takes few iterations."""
-    arguments, options, _, iterations = problem("text", 3, 12, 4)
-    found = race(*arguments, **options)
+    group, _, iterations = problem("text", 3, 12, 4)
+    [found] = race([group], **LIMITS)
     assert len(found.error) < 0.35 * len(found.iterations)
     assert found.iterations.float().mean() < 0.4 * iterations.float().mean()
     assert (found.iterations >= 1).all() and (found.iterations <= 100).all()
@@ -142,7 +156,7 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     spans, spread = torch.arange(5 * size).view(5, size), torch.full((5 * size, 5 * size), 1e4 * eps + 200)
     for points, cost in zip(spans, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
-    found = race(spread, spans, mass, spans, mass, eps=eps, max_iters=60, tol=1e-3)
+    [found] = race([GroupCosts(spread, spans, mass, spans, mass, eps)], max_iters=60, tol=1e-3)
     torch.testing.assert_close(found.of_rows, reference.value, rtol=1e-4, atol=0)
 
 
@@ -150,7 +164,7 @@ def test_costs_that_are_not_finite_are_named():
     """As in `sinkhorn`: an overflow must not pass for a distance."""
     spans, mass = torch.arange(4)[None], torch.full((1, 4), 0.25)
     with pytest.raises(ValueError, match="not finite"):
-        race(torch.full((4, 4), 1e30), spans, mass, spans, mass, eps=1e-30)
+        race([GroupCosts(torch.full((4, 4), 1e30), spans, mass, spans, mass, 1e-30)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
