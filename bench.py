@@ -41,7 +41,7 @@ import peers
 import report
 import train
 from decode import token_bytes
-from peers import copy_ceiling, hardware, matmul_ceiling
+from machine import copy_ceiling, hardware, matmul_ceiling
 from recipe import Parser, parse_args
 from rewards import Verdict
 from tasks import BadInput

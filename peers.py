@@ -2,6 +2,7 @@
 
     python bench.py                                          # a step of the embedded model, and a synthetic group
     python bench.py --states states.safetensors              # and groups of states: groupN.rolloutK.right or .wrong
+    python bench.py --states states.safetensors --stretch 3000                # the same, interpolated to long responses
     python bench.py --tokens 300 1000 3000 --width 896 3584 --group 8 16      # the sizes that a GPU takes by default
 
 Ours is `shear.group_distances`: from hidden states to each span's distance to the closest opposing span, everything
@@ -18,14 +19,12 @@ iterations that our race took, at the rates of a matrix product and of `exp` in 
 """
 
 import argparse
-import datetime
 import itertools
-import os
-import platform
 import sys
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -37,6 +36,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor
+from torch.nn.functional import interpolate
 from tqdm import tqdm
 
 import prefixes
@@ -44,11 +44,13 @@ import shear
 import tables
 from credit import Batch
 from grpo import BARS, Policy
+from machine import ceilings, hardware
 from parallel import Ranks
 from prepare import set_up, warm_up
 from race import CHUNK_ENTRIES
 from recipe import SHEAR, Parser, parse_args
 from sinkhorn import sinkhorn
+from sinkhorn_triton import available
 from spans import Sides, token_distances, two_sides
 from tasks import BadInput
 
@@ -162,6 +164,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.epilog = "--step measures a step of training instead: see python bench.py --step --help"
     add, cuda = parser.add_argument, torch.cuda.is_available()
     add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
+    add("--stretch", type=int, default=0, help="tokens to which their responses are interpolated; 0: as they are")
     add("--model", help="a folder of the embedded task's model; if not given, one is made and warmed up")
     add("--tokens", type=int, nargs="*", default=[300, 1000, 3000] if cuda else [300], help="of synthetic responses")
     add("--width", type=int, nargs="*", default=[896, 3584] if cuda else [896], help="of synthetic states")
@@ -177,15 +180,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=3, help="times that each is measured")
     add("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu")
     flags = parser.parse_args(argv)
-    for name in ("window", "stride", "rounds"):
-        if getattr(flags, name) < 1:
-            raise BadInput(f"--{name} {getattr(flags, name)}: must be positive; raise it")
-    for name, least in (("tokens", 1), ("width", 1), ("group", 2)):
-        for value in getattr(flags, name):
-            if value < least:
-                raise BadInput(f"--{name} {value}: must be at least {least}; raise it")
-    if flags.pairs < 8:
-        raise BadInput(f"--pairs {flags.pairs}: must be at least 8; raise it")
+    least = dict(window=1, stride=1, stretch=0, pairs=8, rounds=1, tokens=1, width=1, group=2)
+    for name, bound in least.items():
+        given = getattr(flags, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value < bound:
+                raise BadInput(f"--{name} {value}: must be at least {bound}; raise it")
     if flags.stride > flags.window:
         raise BadInput(f"--stride {flags.stride} exceeds --window {flags.window}: tokens go uncovered; lower it")
     if flags.device == "cuda" and not cuda:
@@ -198,17 +198,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def groups(flags: argparse.Namespace, device: torch.device):
     """The groups to measure, one after the other; those of a file are read before anything is measured."""
-    given = list(real(flags.states, flags.window, flags.stride, device)) if flags.states else []
-    return itertools.chain(made(flags, device), given)
-
-
-def made(flags: argparse.Namespace, device: torch.device):
-    """The groups that need no file."""
+    given = list(real(flags.states, flags.stretch, flags.window, flags.stride, device)) if flags.states else []
     yield embedded(flags, device)
-    for size in flags.group:
-        for width in flags.width:
-            for tokens in flags.tokens:
-                yield synthetic(size, tokens, width, flags.window, flags.stride, device)
+    for size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
+        yield synthetic(size, tokens, width, flags.window, flags.stride, device)
+    yield from given
 
 
 def synthetic(size: int, tokens: int, width: int, window: int, stride: int, device: torch.device) -> States:
@@ -216,9 +210,8 @@ def synthetic(size: int, tokens: int, width: int, window: int, stride: int, devi
     generator = torch.Generator().manual_seed(SEED)
     hidden = torch.randn(size, tokens, width, generator=generator).mul_(0.3).cumsum_(1)
     hidden += torch.randn(size, 1, width, generator=generator)
-    hidden = torch.nn.functional.rms_norm(hidden, (width,)).to(
-        device, torch.bfloat16 if device.type == "cuda" else None
-    )
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    hidden = torch.nn.functional.rms_norm(hidden, (width,)).to(device, dtype)
     mask = torch.ones(size, tokens, dtype=torch.bool, device=device)
     name = f"random walks, G {size}, T {tokens:,}, d {width:,}"
     return States(name, hidden, mask, torch.arange(size, device=device) % 2 == 0, size, window, stride)
@@ -248,8 +241,8 @@ def embedded(flags: argparse.Namespace, device: torch.device) -> States:
     return States(name, hidden, mask, batch.correct, args.group, args.window, args.stride)
 
 
-def real(path: Path, window: int, stride: int, device: torch.device):
-    """The groups of --states; raises BadInput."""
+def real(path: Path, stretch: int, window: int, stride: int, device: torch.device):
+    """The groups of --states, responses of `stretch` tokens if that is not 0; raises BadInput."""
     found = {}
     try:
         with safe_open(path, "pt", device=str(device)) as file:
@@ -261,12 +254,16 @@ def real(path: Path, window: int, stride: int, device: torch.device):
         raise BadInput(f"--states {path}: {reason}; name tensors groupN.rolloutK.right or .wrong") from error
     for group, rollouts in found.items():
         parts, sides = zip(*rollouts, strict=True)
+        if all(sides) or not any(sides):
+            raise BadInput(f"--states {path}: {group} holds rollouts of one side only; leave it out")
+        if stretch:
+            parts = [interpolate(part.T[None].float(), stretch, mode="linear")[0].T.to(part) for part in parts]
         lengths = torch.tensor([len(part) for part in parts], device=device)
         mask = torch.arange(int(lengths.max()), device=device) < lengths[:, None]  # (G, T)
         hidden = parts[0].new_zeros(*mask.shape, parts[0].shape[1])
         hidden[mask] = torch.cat(parts)
         correct = torch.tensor(sides, device=device)
-        name = f"{path.name} {group}, {sum(sides)} right, {len(sides) - sum(sides)} wrong"
+        name = f"{path.name} {group}, {sum(sides)} right, {len(sides) - sum(sides)} wrong, T {mask.shape[1]:,}"
         yield States(name, hidden, mask, correct, len(mask), window, stride)
 
 
@@ -279,43 +276,46 @@ def two_sided(states: States) -> list[Sides]:
     return [sides for group in groups if (sides := two_sides(*group, states.window, states.stride))]
 
 
-def ours(states: States) -> list[shear.GroupDistances]:
+def ours(states: States, fused: bool = False) -> list[shear.GroupDistances]:
     """What SHEAR asks for."""
-    return shear.group_distances(two_sided(states), "w1", "value", SOLVER)
+    return shear.group_distances(two_sided(states), "w1", "value", SOLVER, fused)
 
 
 def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
     """Seconds of a group, ratios to ours, errors and memory."""
-    groups, found = two_sided(states), ours(states)
+    groups, device = two_sided(states), states.mask.device
     total = sum(len(sides.x_spans.tokens) * len(sides.y_spans.tokens) for sides in groups)
     tile = groups[0].x_spans.tokens.shape[1] ** 2
     limits = {name: int(flags.pairs * share * 100**2 / tile) for name, (_, share) in PEERS.items()}
     blocks = full_blocks(groups, max(limits.values()))
-    counts = {name: max(1, min(limit, len(blocks.costs))) for name, limit in limits.items()}
-    seconds = {name: [] for name in ("ours", *PEERS)}
-    peaks, values = dict.fromkeys(seconds, 0.0), {}
+    if not len(blocks.costs):
+        raise BadInput(f"--window {states.window}: {states.name} have no spans that long on both sides; lower it")
+    parts = {name: Blocks(*(each[: max(1, limit)] for each in blocks)) for name, limit in limits.items()}
+    whole = {"ours": False, "ours, `--fused`": True} if device.type == "cuda" and available() else {"ours": False}
+    calls = {name: partial(ours, states, fused) for name, fused in whole.items()}
+    calls |= {name: partial(in_batches, PEERS[name][0], part) for name, part in parts.items()}
+    solved = dict.fromkeys(whole, total) | {name: len(part.costs) for name, part in parts.items()}  # pairs
+    seconds, peaks, found = {name: [] for name in calls}, dict.fromkeys(calls, 0.0), {}
     for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=BARS):
-        seconds["ours"].append(timed(lambda: ours(states), states.mask.device, peaks, "ours")[0])
-        for name, (solve, _) in PEERS.items():
-            part = Blocks(*(each[: counts[name]] for each in blocks))
-            once, values[name] = timed(lambda: in_batches(solve, part), states.mask.device, peaks, name)  # noqa: B023
-            seconds[name].append(once * total / counts[name])
-    errors = accuracy(groups[0], found[0], blocks, values)
+        for name, call in calls.items():
+            once, found[name] = timed(call, device, peaks, name)
+            seconds[name].append(once * total / solved[name])
+    errors = accuracy(groups[0], blocks, found)
     body = []
     for name, times in seconds.items():
         ratios = [each / own for each, own in zip(times, seconds["ours"], strict=True)]
-        ratio = "" if name == "ours" else f"{median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
-        memory = f"{peaks[name]:.2f}" if states.hidden.is_cuda else "-"
-        solved = f"{total:,}" if name == "ours" else f"{counts[name]:,}"
-        body.append([name, f"{median(times) / len(groups):.3g}", ratio, solved, errors.get(name, "-"), memory])
-    iterations, error = (torch.cat([each.solved[name].float() for each in found]) for name in ("iterations", "error"))
+        ratio = "" if name == "ours" else f"{median(ratios):.3g} ({min(ratios):.3g}-{max(ratios):.3g})"
+        memory = f"{peaks[name]:.2f}" if device.type == "cuda" else "-"
+        took = f"{median(times) / len(groups):.3g}"
+        body.append([name, took, ratio, f"{solved[name]:,}", errors.get(name, "-"), memory])
+    iterations, error = (torch.cat([each.solved[name] for each in found["ours"]]) for name in ("iterations", "error"))
     least, bound = floor(groups, iterations, rates)
     share = f"{least / median(seconds['ours']):.3f}"
     body.append(["floor: " + bound, f"{least / len(groups):.2g}", share, "", "", ""])
     heads = ["", "s a group", "times ours", "pairs measured", "largest error", "GB"]
     return [
         f"{states.name}, w {states.window}, s {states.stride}: {len(groups)} mixed groups, {total:,} pairs, of which "
-        f"{len(error) / total:.1%} are solved to the end, {iterations.mean():.1f} iterations a pair",
+        f"{len(error) / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a pair",
         *tables.lay_out(heads, body),
     ]
 
@@ -356,7 +356,7 @@ def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tup
     return time.perf_counter() - started, result
 
 
-def accuracy(sides: Sides, found: shear.GroupDistances, part: Blocks, values: dict[str, Tensor]) -> dict:
+def accuracy(sides: Sides, part: Blocks, found: dict) -> dict[str, str]:
     """The largest relative error of Eq. (10) against float64: ours of the minima of whole rows, peers' of pairs."""
 
     def truth(blocks: Blocks, count: int) -> Tensor:
@@ -366,12 +366,14 @@ def accuracy(sides: Sides, found: shear.GroupDistances, part: Blocks, values: di
     rows = every[0][: max(1, CHECKED // len(every[1]))]
     count = len(rows) * len(every[1])
     minima = truth(blocks_of(sides, rows, every[1], count), count).view(len(rows), -1).amin(1)
-    errors = {"ours": (found.of_right[rows] / minima - 1).abs().max().item()}
-    pairs = truth(part, CHECKED)
-    for name, value in values.items():
-        known = value[:CHECKED].to(pairs)
-        errors[name] = (known / pairs[: len(known)] - 1).abs().max().item()
-    return {name: f"{error:.0e}" for name, error in errors.items() if PEERS.get(name, (None,))[0] is not exact_loop}
+    pairs, errors = truth(part, CHECKED), {}
+    for name, values in found.items():
+        if name not in PEERS:
+            errors[name] = values[0].of_right[rows] / minima - 1
+        elif PEERS[name][0] is not exact_loop:
+            known = values[:CHECKED].to(pairs)
+            errors[name] = known / pairs[: len(known)] - 1
+    return {name: f"{error.abs().max().item():.0e}" for name, error in errors.items()}
 
 
 def floor(groups: list[Sides], iterations: Tensor, rates: dict) -> tuple[float, str]:
@@ -400,50 +402,3 @@ def growth(flags: argparse.Namespace, device: torch.device) -> list[str]:
             spread = f"{median(times):.3g} ({min(times):.2g}-{max(times):.2g})"
             rows.append([f"{name} {value:,}", f"{sizes['tokens']:,} x {sizes['group']}, w {sizes['window']}", spread])
     return ["ours by size, random walks, d 896, stride w / 4", *tables.lay_out(["", "T x G", "s a group"], rows)]
-
-
-# ---- the machine ----------------------------------------------------------------------------------------------
-
-
-def hardware(device: torch.device, dtype: str) -> str:
-    """What it was measured on, with what, and when."""
-    if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}, {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
-    else:
-        name = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, python {platform.python_version()}"
-    return f"{name}; {dtype}; {versions}; {datetime.date.today()}"
-
-
-def ceilings(device: torch.device) -> dict[str, float]:
-    """FLOP/s of a float32 matrix product, exponentials/s in float32, bytes/s of a copy."""
-    numbers = torch.randn(2**22, device=device)
-    exponentials = len(numbers) / seconds_of(lambda: numbers.exp(), device)
-    return {"matmul": matmul_ceiling(device, torch.float32), "exp": exponentials, "copy": copy_ceiling(device)}
-
-
-def matmul_ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of a large matrix product."""
-    size = 8192 if device.type == "cuda" else 512
-    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
-    return 2 * size**3 / seconds_of(lambda: a @ b, device)
-
-
-def copy_ceiling(device: torch.device) -> float:
-    """Bytes/s of a copy on the device, those read and those written."""
-    source = torch.zeros(2**31 if device.type == "cuda" else 2**26, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device)
-
-
-def seconds_of(call, device: torch.device) -> float:
-    """Median seconds of a call, after those that do not count; fewer on a CPU, where nothing is claimed."""
-    aside, times = (3, 10) if device.type == "cuda" else (1, 3)
-    seconds = []
-    for _ in range(aside + times):
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return median(seconds[aside:])

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import bench
+import machine
 import peers
 from recipe import parse_args
 
@@ -21,7 +22,7 @@ def small(monkeypatch):
     monkeypatch.setattr(peers, "embedded", lambda flags, device: states._replace(name="embedded"))
     monkeypatch.setattr(peers, "GROWTH", {"tokens": (10, 12), "group": (2, 4), "window": (4, 8)})
     monkeypatch.setattr(peers, "TRUTH", dict(max_iters=500, tol=1e-5))
-    monkeypatch.setattr(peers, "seconds_of", lambda call, device: 1.0)
+    monkeypatch.setattr(machine, "seconds_of", lambda call, device: 1.0)
     return states
 
 
@@ -53,7 +54,7 @@ def test_the_command_prints_tables(small, tmp_path, capsys):
     ]
     assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5] == "-" for row in rows)
     assert printed.count("POT `ot.batch.solve_batch`") == 3 and printed.count("floor: ") == 3
-    assert "states.safetensors group3, 2 right, 1 wrong, w 6, s 3: 1 mixed groups, 78 pairs" in printed
+    assert "states.safetensors group3, 2 right, 1 wrong, T 22, w 6, s 3: 1 mixed groups, 78 pairs" in printed
     assert all(f"{name} {value}" in printed for name, values in peers.GROWTH.items() for value in values)
 
 
@@ -75,6 +76,7 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
         ("--tokens 0", "--tokens 0"),
         ("--group 1", "--group 1"),
         ("--pairs 7", "--pairs 7"),
+        ("--stretch -1", "--stretch -1"),
         ("--window 5 --stride 6", "--stride 6 exceeds --window 5"),
         ("--states nowhere.safetensors", "--states nowhere.safetensors"),
         ("--bogus 3", "--bogus"),
@@ -86,3 +88,27 @@ def test_bad_flags_are_one_sentence(argv, said, small, capsys):
     captured = capsys.readouterr()
     error = captured.err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1 and "|" not in captured.out
+
+
+def test_states_that_cannot_be_measured_are_one_sentence(small, tmp_path, capsys):
+    """A group of one side, and responses without a whole span."""
+    path = tmp_path / "states.safetensors"
+    flags = ["--states", str(path), *"--tokens --window 6 --stride 3 --pairs 16 --rounds 1 --device cpu".split()]
+    for names, said in (
+        (("right", "right"), "group0 holds rollouts of one side only"),
+        (("right", "wrong"), "--window 6"),
+    ):
+        save_file({f"group0.rollout{k}.{side}": torch.randn(9 - 5 * k, 8) for k, side in enumerate(names)}, path)
+        assert bench.main(flags) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and said in error and error.count("\n") == 1
+
+
+def test_states_can_be_stretched(tmp_path):
+    """To as many tokens as asked for, through the states that there are."""
+    states = {"group0.rollout0.right": torch.arange(12.0).view(6, 2), "group0.rollout1.wrong": torch.ones(4, 2)}
+    save_file(states, tmp_path / "states.safetensors")
+    [found] = peers.real(tmp_path / "states.safetensors", 24, 6, 3, CPU)
+    assert found.hidden.shape == (2, 24, 2) and found.mask.all()
+    right, wrong = found.hidden
+    assert (right.diff(dim=0) >= 0).all() and right.aminmax() == (0, 11) and (wrong == 1).all()
