@@ -304,7 +304,7 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     body = []
     for name, times in seconds.items():
         ratios = [each / own for each, own in zip(times, seconds["ours"], strict=True)]
-        ratio = "" if name == "ours" else f"{median(ratios):.3g} ({min(ratios):.3g}-{max(ratios):.3g})"
+        ratio = "" if name == "ours" else f"{median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
         memory = f"{peaks[name]:.2f}" if device.type == "cuda" else "-"
         took = f"{median(times) / len(groups):.3g}"
         body.append([name, took, ratio, f"{solved[name]:,}", errors.get(name, "-"), memory])
@@ -314,7 +314,7 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     body.append(["floor: " + bound, f"{least / len(groups):.2g}", share, "", "", ""])
     heads = ["", "s a group", "times ours", "pairs measured", "largest error", "GB"]
     return [
-        f"{states.name}, w {states.window}, s {states.stride}: {len(groups)} mixed groups, {total:,} pairs, of which "
+        f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: {len(groups)}; "
         f"{len(error) / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a pair",
         *tables.lay_out(heads, body),
     ]

@@ -79,7 +79,7 @@ def shear_advantages(
     """
     together = max(1, TOGETHER // max(1, mask[:group_size].numel()) ** 2)  # groups
     batches = zip(*(part.split(together * group_size) for part in (hidden, mask, correct)), strict=True)
-    weights = [shear_weights(*batch, group_size, **options) for batch in batches]
+    weights = [shear_weights(*batch, group_size=group_size, **options) for batch in batches]
     return advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
 
 

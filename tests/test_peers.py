@@ -54,7 +54,7 @@ def test_the_command_prints_tables(small, tmp_path, capsys):
     ]
     assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5] == "-" for row in rows)
     assert printed.count("POT `ot.batch.solve_batch`") == 3 and printed.count("floor: ") == 3
-    assert "states.safetensors group3, 2 right, 1 wrong, T 22, w 6, s 3: 1 mixed groups, 78 pairs" in printed
+    assert "states.safetensors group3, 2 right, 1 wrong, T 22, w 6, s 3: 78 pairs, mixed groups: 1" in printed
     assert all(f"{name} {value}" in printed for name, values in peers.GROWTH.items() for value in values)
 
 
