@@ -44,7 +44,7 @@ from sandbox import SandboxError
 )
 def test_math_verdicts(answer, gold, reason):
     """One row a way to end; the score is 1 exactly for `correct`. What takes for ever is answered at the limit."""
-    verdict = grade_math(rf"We find \boxed{{{answer}}}.", gold, timeout_s=2.0 if reason == "timeout" else 30.0)
+    verdict = grade_math(rf"We find \boxed{{{answer}}}.", gold, timeout_s=0.5 if reason == "timeout" else 30.0)
     assert verdict == (1.0 if reason == "correct" else 0.0, reason)
 
 
