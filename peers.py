@@ -7,11 +7,11 @@
 
 Ours is `shear.group_distances`: from hidden states to each span's distance to the closest opposing span, everything
 included, all groups of a training step at once where they are small. The peers get the cost blocks of their pairs
-ready-made, of full spans only, and of at most `--pairs` pairs; their seconds are then those of all pairs in
-proportion. That favours them. Rounds go by turns, so that what drifts hits all; a ratio is of one round,
-reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours) or pairs
-(peers), against sinkhorn.py in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs. `emd2` solves another
-problem, exactly: no error.
+ready-made, of full spans only, and of at most `--pairs` pairs of 100 x 100 tokens or as many entries; their seconds are
+then those of all pairs in proportion. That favours them. Rounds go by turns, so that what drifts hits all; a ratio is
+of one round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours)
+or pairs (peers), against sinkhorn.py in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs. `emd2` solves
+another problem, exactly: no error.
 
 The floor is what this machine cannot go below: states read, costs written and read once, at the rate of a copy; or the
 products between states, an exponential an entry of each tile and two multiply-adds an entry and iteration, for the
@@ -254,8 +254,8 @@ def real(path: Path, stretch: int, window: int, stride: int, device: torch.devic
         raise BadInput(f"--states {path}: {reason}; name tensors groupN.rolloutK.right or .wrong") from error
     for group, rollouts in found.items():
         parts, sides = zip(*rollouts, strict=True)
-        if all(sides) or not any(sides):
-            raise BadInput(f"--states {path}: {group} holds rollouts of one side only; leave it out")
+        if all(sides) or not any(sides) or not all(map(len, parts)):
+            raise BadInput(f"--states {path}: {group} holds an empty rollout, or those of one side only; leave it out")
         if stretch:
             parts = [interpolate(part.T[None].float(), stretch, mode="linear")[0].T.to(part) for part in parts]
         lengths = torch.tensor([len(part) for part in parts], device=device)
@@ -286,11 +286,11 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     groups, device = two_sided(states), states.mask.device
     total = sum(len(sides.x_spans.tokens) * len(sides.y_spans.tokens) for sides in groups)
     tile = groups[0].x_spans.tokens.shape[1] ** 2
-    limits = {name: int(flags.pairs * share * 100**2 / tile) for name, (_, share) in PEERS.items()}
+    limits = {name: max(1, int(flags.pairs * share * 100**2 / tile)) for name, (_, share) in PEERS.items()}
     blocks = full_blocks(groups, max(limits.values()))
     if not len(blocks.costs):
         raise BadInput(f"--window {states.window}: {states.name} have no spans that long on both sides; lower it")
-    parts = {name: Blocks(*(each[: max(1, limit)] for each in blocks)) for name, limit in limits.items()}
+    parts = {name: Blocks(*(each[:limit] for each in blocks)) for name, limit in limits.items()}
     whole = {"ours": False, "ours, `--fused`": True} if device.type == "cuda" and available() else {"ours": False}
     calls = {name: partial(ours, states, fused) for name, fused in whole.items()}
     calls |= {name: partial(in_batches, PEERS[name][0], part) for name, part in parts.items()}
@@ -335,8 +335,7 @@ def blocks_of(sides: Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks
     k, l = (part.flatten()[:count] for part in torch.meshgrid(rows, columns, indexing="ij"))  # noqa: E741
     i, j = sides.x_spans.tokens[k], sides.y_spans.tokens[l]  # (P, n), (P, m)
     costs = token_distances(sides.x, sides.y)[i[:, :, None], j[:, None]]  # (P, n, m)
-    lengths = (each / sides.nbar for each in (costs, sides.x[i].float(), sides.y[j].float()))
-    costs, x, y = lengths
+    costs, x, y = (each / sides.nbar for each in (costs, sides.x[i].float(), sides.y[j].float()))
     return Blocks(costs, sides.x_spans.mass[k], sides.y_spans.mass[l], x, y)
 
 

@@ -72,13 +72,15 @@ class Blocks:
 def race(groups: list[GroupCosts], *, max_iters: int = 100, tol: float = 1e-3) -> list[Minima]:
     """Of each group, the minima over rows and columns of the (K+, K-) matrix of Eq. (10) between its spans.
 
-    The groups, all of the same n and m, move side by side, as a small one does not fill a processor; none changes what
-    another finds. `max_iters` and `tol` are those of `sinkhorn`, and so is every value: the minima are those of
-    solving all pairs, up to rounding (1e-6 of them).
-    Raises ValueError for costs that are not finite in units of eps.
+    The groups, all of the same n and m, move side by side, as a small one does not fill a processor. `max_iters` and
+    `tol` are those of `sinkhorn`, and so is every value: the minima are those of solving all pairs, up to rounding
+    (1e-6 of them), in whatever company.
+    Raises ValueError for eps <= 0, max_iters < 1, and costs that are not finite in units of eps.
     """
     if not groups:
         return []
+    if max_iters < 1 or not all(group.eps > 0 for group in groups):
+        raise ValueError(f"eps must be positive and max_iters at least 1, got {[g.eps for g in groups]}, {max_iters}")
     x_mass, y_mass = (torch.cat([getattr(group, name) for group in groups]) for name in ("x_mass", "y_mass"))
     (n, m), entries = (x_mass.shape[1], y_mass.shape[1]), CHUNK_ENTRIES.get(x_mass.device.type, 2**19)
     steps, at_once = max(1, int(42.5 / math.log(max(n, m, 2)))), max(1, entries // (n * m))  # steps: see `advance`
@@ -87,8 +89,8 @@ def race(groups: list[GroupCosts], *, max_iters: int = 100, tol: float = 1e-3) -
     of_rows, of_columns = (bounds.new_full((len(mass),), math.inf) for mass in (x_mass, y_mass))  # lowest solved values
     iterations, error = torch.zeros_like(k), torch.zeros_like(bounds)  # (P,)
     potentials = bounds.new_zeros(len(k), m)  # (P, m) g, all that a pair needs to go on
-    while (leading := _leading(bounds, k, of_rows) | _leading(bounds, l, of_columns)).any():
-        for pairs in leading.nonzero().flatten().split(at_once):
+    while len(leading := (_leading(bounds, k, of_rows) | _leading(bounds, l, of_columns)).nonzero().flatten()):
+        for pairs in leading.split(at_once):
             rows, columns, state = k[pairs], l[pairs], (potentials[pairs], max_iters - iterations[pairs])
             found = advance(blocks.of(rows, columns), x_mass[rows], y_mass[columns], *state, steps, tol)
             value, potentials[pairs], error[pairs], taken, stopped = found
@@ -102,10 +104,11 @@ def race(groups: list[GroupCosts], *, max_iters: int = 100, tol: float = 1e-3) -
 
 def _by_group(groups: list[GroupCosts], of_rows: Tensor, of_columns: Tensor, *of_pairs: Tensor) -> list[Minima]:
     """Values (all K+,), (all K-,) in units of eps; iterations, error, whether solved, (P,) each."""
-    rows, columns = [len(group.x_mass) for group in groups], [len(group.y_mass) for group in groups]
     of_rows, of_columns = of_rows.clamp_min(0.0), of_columns.clamp_min(0.0)  # rounding can leave -1e-9
-    counts = [k * l for k, l in zip(rows, columns, strict=True)]  # noqa: E741
-    parts = (of_rows.split(rows), of_columns.split(columns), *(each.split(counts) for each in of_pairs))
+    row_counts, column_counts = [len(group.x_mass) for group in groups], [len(group.y_mass) for group in groups]
+    pair_counts = [rows * columns for rows, columns in zip(row_counts, column_counts, strict=True)]
+    of_spans = of_rows.split(row_counts), of_columns.split(column_counts)
+    parts = *of_spans, *(each.split(pair_counts) for each in of_pairs)
     return [
         Minima(group.eps * rows, group.eps * columns, iterations, error[solved])
         for group, rows, columns, iterations, error, solved in zip(groups, *parts, strict=True)

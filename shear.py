@@ -54,10 +54,7 @@ READINGS = ("value", "cost")
 DISTANCES = ("w1", "cosine", "chamfer", "mmd")
 NORMALIZATIONS = ("group", "rollout")
 POOLINGS = ("max", "mean")
-
-
-# Groups whose squared token counts add up to less share a race, and 64 MB of costs at most.
-TOGETHER = 2**26
+TOGETHER = 2**26  # squared tokens, padding included, of the groups that share a race: 64 MB of costs
 
 
 @dataclass(frozen=True)
@@ -74,8 +71,8 @@ def shear_advantages(
 ) -> Tensor:
     """Alg. 1 for a batch of groups: advantages (B,), hidden (B, T, d), mask (B, T), correct (B,) -> (B, T).
 
-    Rollouts of a group are adjacent; `options` are those of `shear_weights`. `hidden` may rest on the CPU: a
-    few groups at a time visit the device of `mask`.
+    Rollouts of a group are adjacent; `options` are those of `shear_weights`. `hidden` may rest on the CPU: the
+    groups of a race visit the device of `mask` together.
     """
     together = max(1, TOGETHER // max(1, mask[:group_size].numel()) ** 2)  # groups
     batches = zip(*(part.split(together * group_size) for part in (hidden, mask, correct)), strict=True)
@@ -110,9 +107,9 @@ def shear_weights(
     ("value" or "cost", w1 only), `distance` of two spans ("w1", "cosine", "chamfer", "mmd"), `normalize`
     ("group", or "rollout": every rollout's mean weight becomes the group's), `pool` of the spans that cover a
     token ("max", "mean"). `fused` takes the Triton kernel, on a GPU. A list given as `stats` receives
-    {"iterations": (pairs,), "error": (solved,)} of a group: the iterations spent on each pair, the marginal errors
-    of those solved to the end. Raises ValueError for an option that is not one of these, or a state that is not
-    finite.
+    {"iterations": (pairs,), "error": (solved,)} of each mixed group: the iterations spent on each pair, the
+    marginal errors of those solved to the end. Raises ValueError for an option that is not one of these, or a state
+    that is not finite.
     """
     check_options(window, stride, reading, distance, normalize, pool)
     mask, correct = mask.bool(), correct.bool()

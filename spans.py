@@ -66,7 +66,7 @@ def two_sides(hidden: Tensor, mask: Tensor, correct: Tensor, window: int, stride
     x, y = hidden[right], hidden[wrong]  # (N+, d), (N-, d)
     nbar = mean_norm(x, y)  # Alg. 1 line 10 first: eps is in its units
     if not math.isfinite(nbar):
-        raise ValueError("the hidden states hold a value that is not finite")
+        raise ValueError("the hidden states hold a value that is not finite, or is too large for float32")
     x_spans, y_spans = (_spans(side.sum(1).tolist(), window, stride, mask) for side in (right, wrong))
     return Sides(right, wrong, x, y, x_spans, y_spans, nbar)
 

@@ -90,12 +90,19 @@ def test_bad_flags_are_one_sentence(argv, said, small, capsys):
     assert error.startswith("error: ") and said in error and error.count("\n") == 1 and "|" not in captured.out
 
 
+def test_a_pair_is_measured_however_wide_the_spans(small):
+    """`--pairs` counts pairs of 100 x 100, of which wide ones have many."""
+    flags = type("Flags", (), {"pairs": 8, "rounds": 1})
+    lines = peers.table(peers.synthetic(2, 150, 4, 120, 30, CPU), flags, dict(matmul=1.0, exp=1.0, copy=1.0))
+    assert sum("| 4 " in line or "| 1 " in line for line in lines) >= 4
+
+
 def test_states_that_cannot_be_measured_are_one_sentence(small, tmp_path, capsys):
     """A group of one side, and responses without a whole span."""
     path = tmp_path / "states.safetensors"
     flags = ["--states", str(path), *"--tokens --window 6 --stride 3 --pairs 16 --rounds 1 --device cpu".split()]
     for names, said in (
-        (("right", "right"), "group0 holds rollouts of one side only"),
+        (("right", "right"), "group0 holds an empty rollout, or those of one side only"),
         (("right", "wrong"), "--window 6"),
     ):
         save_file({f"group0.rollout{k}.{side}": torch.randn(9 - 5 * k, 8) for k, side in enumerate(names)}, path)

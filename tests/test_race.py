@@ -79,6 +79,7 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     slack = 1e-6 * group.eps  # where a minimum is 0
     torch.testing.assert_close(found.of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
     torch.testing.assert_close(found.of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
+    assert (found.of_rows >= 0).all() and (found.of_columns >= 0).all()
     if name == "nearly tied" and window > 1:
         first, second = matrix.sort(1).values[:, :2].unbind(1)
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
@@ -98,7 +99,7 @@ def test_whatever_moves_together_the_same_wins(name, monkeypatch):
 
 
 def test_groups_that_race_together_find_what_they_find_alone():
-    """To the last bit, whatever their sizes, eps and verdicts: nothing passes from one to another."""
+    """To the last bit at this width (at others, 25 say, to rounding), whatever their sizes, eps and verdicts."""
     groups = [problem(name, seed)[0] for seed, name in enumerate(CASES)]
     some = groups[0]._replace(y_tokens=groups[0].y_tokens[:1], y_mass=groups[0].y_mass[:1])
     groups.insert(3, some)  # with another number of pairs
@@ -138,7 +139,7 @@ def test_most_pairs_never_move():
     """The point of it: among spans that differ, few pairs are solved and the mean pair takes few iterations."""
     group, _, iterations = problem("text", 3, 12, 4)
     [found] = race([group], **LIMITS)
-    assert len(found.error) < 0.35 * len(found.iterations)
+    assert max(len(found.of_rows), len(found.of_columns)) <= len(found.error) < 0.35 * len(found.iterations)
     assert found.iterations.float().mean() < 0.4 * iterations.float().mean()
     assert (found.iterations >= 1).all() and (found.iterations <= 100).all()
 
@@ -158,6 +159,14 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
     [found] = race([GroupCosts(spread, spans, mass, spans, mass, eps)], max_iters=60, tol=1e-3)
     torch.testing.assert_close(found.of_rows, reference.value, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(("eps", "max_iters"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
+def test_bad_arguments_are_named(eps, max_iters):
+    """As in `sinkhorn`."""
+    spans, mass = torch.arange(4)[None], torch.full((1, 4), 0.25)
+    with pytest.raises(ValueError, match="eps must be positive and max_iters at least 1"):
+        race([GroupCosts(torch.ones(4, 4), spans, mass, spans, mass, eps)], max_iters=max_iters)
 
 
 def test_costs_that_are_not_finite_are_named():
