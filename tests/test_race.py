@@ -169,11 +169,13 @@ def test_bad_arguments_are_named(eps, max_iters):
         race([GroupCosts(torch.ones(4, 4), spans, mass, spans, mass, eps)], max_iters=max_iters)
 
 
-def test_costs_that_are_not_finite_are_named():
-    """As in `sinkhorn`: an overflow must not pass for a distance."""
-    spans, mass = torch.arange(4)[None], torch.full((1, 4), 0.25)
+@pytest.mark.parametrize("cost", [1e30, math.nan, math.inf, -math.inf])
+def test_costs_that_are_not_finite_are_named(cost):
+    """As in `sinkhorn`, be it one of many: an overflow in units of eps must not pass for a distance."""
+    spans, mass, costs = torch.arange(4)[None], torch.full((1, 4), 0.25), torch.zeros(4, 4)
+    costs[1, 2] = cost
     with pytest.raises(ValueError, match="not finite"):
-        race([GroupCosts(torch.full((4, 4), 1e30), spans, mass, spans, mass, 1e-30)])
+        race([GroupCosts(costs, spans, mass, spans, mass, 1e-30)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
