@@ -25,8 +25,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -143,15 +144,23 @@ def check_finished(flags: argparse.Namespace, method: str, seed: int) -> None:
 
 
 def train_all(flags: argparse.Namespace) -> None:
-    """The runs that are not there yet: of each seed the first row's, then the others."""
+    """The runs that are not there yet: of each seed the first row's, then the others; none starts after a failure."""
     first, *others = flags.methods
+    failed = threading.Event()
+
+    def train(job: tuple[str, int]) -> None:
+        if failed.is_set():
+            return
+        try:
+            train_one(flags, *job)
+        except BaseException:
+            failed.set()  # here, as the worker takes its next job before the main thread wakes up
+            raise
+
     pool = ThreadPoolExecutor(flags.jobs)
     try:
         for methods in ([first], others):
-            jobs = [(method, seed) for seed in flags.seeds for method in methods]
-            futures = [pool.submit(train_one, flags, *job) for job in jobs]
-            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
-                future.result()
+            list(pool.map(train, [(method, seed) for seed in flags.seeds for method in methods]))
     finally:
         pool.shutdown(cancel_futures=True)
 
