@@ -84,39 +84,34 @@ def teach(folder: Path) -> str:
 
 
 def pytest_collection_finish(session):
-    """What takes most of a minute runs in processes of its own, beside the tests that do not ask for it."""
+    """What takes long runs in processes of its own, beside the tests that do not wait for it: each file's BESIDE.
+
+    BESIDE: the fixture that waits for a command -> the command's words after `python`; a folder is added to them.
+    """
     session.config.beside = {}
     if session.config.option.collectonly:
         return
-    # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
-    small = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 450 --steps 30 --lr 2e-4"
-    learning = [toy.__file__.replace("toy.py", "train.py"), *small.split(), "--name", "small", "--out"]
-    ranks = [str(Path(__file__).with_name("test_parallel.py"))]
-    wanted = {name for item in session.items for name in item.fixturenames}
-    for name, command in (("learning", learning), ("ranks", ranks)):
-        if name in wanted:
-            folder = Path(tempfile.mkdtemp())
-            environment = {**os.environ, "PYTHONPATH": str(Path(toy.__file__).parent)}
-            with (folder / "printed").open("w") as printed:
-                options = dict(stdout=printed, stderr=subprocess.STDOUT, env=environment)
-                process = subprocess.Popen([sys.executable, *command, str(folder)], **options)
-            session.config.beside[name] = process, folder
+    environment = {**os.environ, "PYTHONPATH": str(Path(toy.__file__).parent)}
+    for item in session.items:
+        for name, command in getattr(item.module, "BESIDE", {}).items():
+            if name in item.fixturenames and name not in session.config.beside:
+                folder = Path(tempfile.mkdtemp())
+                words = ["nice", sys.executable, *command, str(folder)]  # the tests themselves go first
+                with (folder / "printed").open("w") as printed:
+                    process = subprocess.Popen(words, stdout=printed, stderr=subprocess.STDOUT, env=environment)
+                session.config.beside[name] = process, folder
 
 
 @pytest.fixture(scope="session")
-def learning(request):
-    """The folder of a training run, which has ended well."""
-    process, folder = request.config.beside["learning"]
-    assert process.wait() == 0, (folder / "printed").read_text()
-    return folder
+def ended(request):
+    """The folder of a process that was started beside the tests, by its name in BESIDE, once it has ended well."""
 
+    def wait(name: str) -> Path:
+        process, folder = request.config.beside[name]
+        assert process.wait() == 0, (folder / "printed").read_text()
+        return folder
 
-@pytest.fixture(scope="session")
-def ranks(request):
-    """The folder that the two ranks of test_parallel.py left."""
-    process, folder = request.config.beside["ranks"]
-    assert process.wait() == 0, (folder / "printed").read_text()
-    return folder
+    return wait
 
 
 def pytest_sessionfinish(session):

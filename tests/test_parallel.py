@@ -1,6 +1,6 @@
 """parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
-The checks on two ranks run once, by `parallel.launch` of this very file over gloo, which conftest.py starts; each rank
+The checks on two ranks run once, by `parallel.launch` of this very file over gloo, beside other tests; each rank
 leaves what it saw.
 
 Run: pytest tests/test_parallel.py
@@ -40,6 +40,7 @@ CASES = {
     "attention": ["--method", "attention"],
     "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
 }
+BESIDE = {"two": [__file__]}
 
 
 def grade(response: str, reference) -> Verdict:
@@ -138,11 +139,12 @@ def launch(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(ranks):
+def two(ended):
     """The folder that two ranks left, the rollouts that they and one rank were given, and what they saw."""
-    rollouts = torch.load(ranks / "rollouts.pt", weights_only=False)
-    ended = json.loads((ranks / "ended.json").read_text())
-    return ranks, rollouts, json.loads((ranks / "seen.json").read_text()) | ended
+    folder = ended("two")
+    rollouts = torch.load(folder / "rollouts.pt", weights_only=False)
+    seen, how = (json.loads((folder / name).read_text()) for name in ("seen.json", "ended.json"))
+    return folder, rollouts, seen | how
 
 
 @pytest.mark.parametrize("case", CASES)

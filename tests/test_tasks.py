@@ -5,9 +5,6 @@ Run: pytest tests/test_tasks.py
 
 import csv
 import json
-import os
-import subprocess
-import sys
 
 import datasets
 import huggingface_hub
@@ -24,6 +21,18 @@ from rewards import grade_code, grade_math
 from tasks import HUB, INSTRUCTIONS, TEMPLATES, BadInput, Task, file_task, load_problems, read_problems, render
 
 MATH, CODE = INSTRUCTIONS["math"], INSTRUCTIONS["code"]
+LOAD = """
+import os, sys
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": sys.argv[1]}
+import tasks
+print("datasets" in sys.modules)
+broken = sys.argv[1] + "/x.parquet"
+with open(broken, "w") as file: file.write("junk")
+for path in (broken, None):
+    try: tasks.load_problems("math", path)
+    except tasks.BadInput as error: print(error)
+"""
+BESIDE = {"quiet": ["-c", LOAD]}
 
 
 @pytest.fixture(autouse=True)
@@ -488,19 +497,13 @@ def test_a_hub_out_of_reach_costs_one_request(monkeypatch):
     assert requests == ["hkust-nlp/SimpleRL-Zoo-Data"]
 
 
-def test_the_libraries_stay_quiet_and_are_imported_only_where_needed(tmp_path):
+@pytest.fixture(scope="module")
+def quiet(ended):
+    """All that LOAD printed."""
+    return (ended("quiet") / "printed").read_text().splitlines()
+
+
+def test_the_libraries_stay_quiet_and_are_imported_only_where_needed(quiet):
     """In a process of its own, where nothing may be fetched: a broken file, then the hub; a line each."""
-    program = """
-import sys, tasks
-print("datasets" in sys.modules)
-for path in (sys.argv[1], None):
-    try: tasks.load_problems("math", path)
-    except tasks.BadInput as error: print(error)
-"""
-    (tmp_path / "x.parquet").write_text("junk")
-    command = [sys.executable, "-c", program, str(tmp_path / "x.parquet")]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    lines = result.stdout.splitlines()
-    assert result.stderr == "" and len(lines) == 3 and lines[0] == "False"
-    assert "offline mode is enabled" in lines[2]
+    assert len(quiet) == 3 and quiet[0] == "False"
+    assert "x.parquet" in quiet[1] and "offline mode is enabled" in quiet[2]

@@ -22,6 +22,9 @@ from parallel import Ranks
 from rewards import Verdict, scores_of
 from sandbox import SandboxError
 
+# Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
+LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 450 --steps 30 --lr 2e-4 --name small"
+BESIDE = {"learning": [train.__file__, *LEARN.split(), "--out"]}
 QUICK = "--toy-lines 2 --heldout 16 --eval-groups 4 --batch 64".split()  # for what has nothing to learn
 
 
@@ -51,10 +54,16 @@ def rows(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def learning(ended):
+    """Where LEARN wrote its run."""
+    return ended("learning")
+
+
 def test_shear_learns_the_embedded_task(learning):
     """From a warm-up to a better policy: held-out greedy accuracy up by .10, and weights that find the error.
 
-    Fails if credit, loss or update pull the wrong way: then accuracy stays or falls. conftest.py started the run.
+    Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
     first, *_, last = rows(learning / "small" / "metrics.jsonl")
     before, after = first["before"], last["after"]
