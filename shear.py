@@ -108,10 +108,12 @@ def shear_weights(
     ("group", or "rollout": every rollout's mean weight becomes the group's), `pool` of the spans that cover a
     token ("max", "mean"). `fused` takes the Triton kernel, on a GPU. A list given as `stats` receives
     {"iterations": (pairs,), "error": (solved,)} of each mixed group: the iterations spent on each pair, the
-    marginal errors of those solved to the end. Raises ValueError for an option that is not one of these, or a state
-    that is not finite.
+    marginal errors of those solved to the end. Raises ValueError for an option that is not one of these, a group that
+    is not whole, or a state that is not finite.
     """
     check_options(window, stride, reading, distance, normalize, pool)
+    if group_size and len(mask) % group_size:
+        raise ValueError(f"group_size {group_size} does not divide the {len(mask)} rollouts; give whole groups")
     mask, correct = mask.bool(), correct.bool()
     omega = mask.float()  # (B, T), Alg. 1 line 16
     groups = zip(*(part.split(group_size or len(mask)) for part in (hidden, mask, correct, omega)), strict=True)

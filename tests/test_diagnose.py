@@ -132,13 +132,19 @@ def test_fig_9_holds_depth_fixed(tmp_path):
     assert all(abs(each["spearman"]) < 0.2 for each in found)
 
 
-def test_fig_10_and_11_count_and_average(tmp_path):
-    """Mixed groups are those with an accuracy between 0 and 1; minima are over the other rollout's spans."""
+def test_fig_10_and_11_count_and_average(tmp_path, monkeypatch):
+    """Mixed groups are those with an accuracy between 0 and 1; minima are over the other rollout's spans; the line
+    stands before the column of the first error.
+    """
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     found = figures.fig_10_accuracies(np.array([0, 0.25, 0.25, 0.5, 1, 1]), tmp_path / "a.png")
     assert found == {"mixed": 0.5, "accuracies": [0, 0.25, 0.5, 1], "groups": [1, 2, 1, 2]}
     pairs = {"one": (np.array([[0.0, 1.0], [2.0, 5.0]]), [4, 6], 1), "two": (np.ones((2, 3)), [4, 6, 8], None)}
     found = figures.fig_11_matrices(pairs, tmp_path / "b.png")
     assert found == {"one": {"mean": 2, "mean_minimum": 0.5}, "two": {"mean": 1, "mean_minimum": 1}}
+    one, two, _ = drawn[-1].axes
+    assert [list(line.get_xdata()) for line in one.lines] == [[0.5, 0.5]] and not two.lines
 
 
 def test_where_the_peak_lies_and_what_is_around_a_place():

@@ -288,6 +288,7 @@ def test_advantages_are_rollout_advantages_times_weights(options, together, monk
         (dict(distance="w2"), "distance must be one of w1, cosine, chamfer, mmd"),
         (dict(normalize="token"), "normalize must be"),
         (dict(pool="min"), "pool must be"),
+        (dict(group_size=3), "group_size 3 does not divide the 5 rollouts"),
     ],
 )
 def test_bad_options_are_named(options, message):

@@ -243,7 +243,7 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
         return Verdict(None, "infra_error") if len(response) % 2 else Verdict(0.0, "wrong")
 
     monkeypatch.setattr(prepare, "grade_code", grade)
-    sizes = "--steps 1 --batch 8 --group 4 --minibatch 4 --max-tokens 300 --heldout 2 --eval-groups 2".split()
+    sizes = "--steps 1 --batch 8 --group 4 --minibatch 4 --max-tokens 60 --heldout 2 --eval-groups 2".split()
     flags = ("--model", str(qwen_folder), "--task", "code", "--data", str(tmp_path / "code.jsonl"), *sizes)
     assert run(tmp_path, *flags) == 0
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
