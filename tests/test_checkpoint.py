@@ -71,6 +71,11 @@ def assert_same(one: Path, other: Path) -> None:
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
 
 
+def interrupt(*parts, **options):
+    """Ctrl-C, in place of what would be done here."""
+    raise KeyboardInterrupt
+
+
 def resume(run: Path, *flags: str) -> int:
     return train.main(["--resume", str(run), *flags])
 
@@ -189,7 +194,7 @@ def test_a_folder_is_written_by_one_process(copied, capsys):
 def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
     """What makes it one goes first."""
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda folder, **options: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(shutil, "rmtree", interrupt)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.discard_after(copied, 3)
     assert (copied / "checkpoints" / "step-000004").exists() and checkpoint.find(copied)[1] == 3
@@ -224,7 +229,7 @@ def test_a_resumed_run_is_the_same_run(flags, names, whole, capsys):
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
     """A process that dies while it writes leaves a draft, which is not looked at and later removed."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_whole", lambda path, text: os.kill(os.getpid(), signal.SIGINT))
+        patch.setattr(checkpoint, "write_whole", interrupt)
         assert resume(copied, "--steps", "6") == 130  # dies at the end of writing step 5
     shutil.copytree(whole / "checkpoints" / "step-000002", copied / "checkpoints" / ".writing-5", dirs_exist_ok=True)
     assert checkpoint.find(copied)[1] == 4
