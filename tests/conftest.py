@@ -96,7 +96,7 @@ def pytest_collection_finish(session):
         for name, command in getattr(item.module, "BESIDE", {}).items():
             if name in item.fixturenames and name not in session.config.beside:
                 folder = Path(tempfile.mkdtemp())
-                words = ["nice", sys.executable, *command, str(folder)]  # the tests themselves go first
+                words = ["nice", "-n", "19", sys.executable, *command, str(folder)]  # the tests themselves go first
                 with (folder / "printed").open("w") as printed:
                     process = subprocess.Popen(words, stdout=printed, stderr=subprocess.STDOUT, env=environment)
                 session.config.beside[name] = process, folder

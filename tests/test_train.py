@@ -23,8 +23,8 @@ from rewards import Verdict, scores_of
 from sandbox import SandboxError
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
-LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 350 --steps 24 --lr 2e-4 --name small"
-BESIDE = {"learning": [train.__file__, *LEARN.split(), "--out"]}
+LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 350 --steps 24 --lr 2e-4 --threads 1"
+BESIDE = {"learning": [train.__file__, *LEARN.split(), "--name", "small", "--out"]}
 QUICK = "--toy-lines 2 --heldout 16 --eval-groups 4 --batch 64".split()  # for what has nothing to learn
 
 
