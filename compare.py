@@ -148,19 +148,19 @@ def train_all(flags: argparse.Namespace) -> None:
     first, *others = flags.methods
     failed = threading.Event()
 
-    def train(job: tuple[str, int]) -> None:
+    def attempt(job: tuple[str, int]) -> None:
         if failed.is_set():
             return
         try:
             train_one(flags, *job)
-        except BaseException:
+        except Exception:
             failed.set()  # here, as the worker takes its next job before the main thread wakes up
             raise
 
     pool = ThreadPoolExecutor(flags.jobs)
     try:
         for methods in ([first], others):
-            list(pool.map(train, [(method, seed) for seed in flags.seeds for method in methods]))
+            list(pool.map(attempt, [(method, seed) for seed in flags.seeds for method in methods]))
     finally:
         pool.shutdown(cancel_futures=True)
 

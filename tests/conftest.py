@@ -91,15 +91,15 @@ def pytest_collection_finish(session):
     session.config.beside = {}
     if session.config.option.collectonly:
         return
+    files = [(item.fixturenames, getattr(item.module, "BESIDE", {})) for item in session.items]
+    wanted = {name: words for fixtures, beside in files for name, words in beside.items() if name in fixtures}
     environment = {**os.environ, "PYTHONPATH": str(Path(toy.__file__).parent)}
-    for item in session.items:
-        for name, command in getattr(item.module, "BESIDE", {}).items():
-            if name in item.fixturenames and name not in session.config.beside:
-                folder = Path(tempfile.mkdtemp())
-                words = ["nice", "-n", "19", sys.executable, *command, str(folder)]  # the tests themselves go first
-                with (folder / "printed").open("w") as printed:
-                    process = subprocess.Popen(words, stdout=printed, stderr=subprocess.STDOUT, env=environment)
-                session.config.beside[name] = process, folder
+    for name, words in wanted.items():
+        folder = Path(tempfile.mkdtemp())
+        command = ["nice", "-n", "19", sys.executable, *words, str(folder)]  # the tests themselves go first
+        with (folder / "printed").open("w") as printed:
+            process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment)
+        session.config.beside[name] = process, folder
 
 
 @pytest.fixture(scope="session")
@@ -108,7 +108,7 @@ def ended(request):
 
     def wait(name: str) -> Path:
         process, folder = request.config.beside[name]
-        assert process.wait() == 0, (folder / "printed").read_text()
+        assert process.wait(timeout=300) == 0, (folder / "printed").read_text()  # seconds; it hangs, else
         return folder
 
     return wait

@@ -62,7 +62,7 @@ def test_a_run_that_fails_ends_the_comparison(tmp_path, monkeypatch, capsys, job
     flags = ["--methods", "grpo", "shear", "--seeds", "0", "1", "2", "--jobs", str(jobs), "--out", str(tmp_path)]
     assert compare.main([*flags, *SIZES]) == 1
     message = capsys.readouterr().err
-    assert re.search(r"grpo-(\d): .*status 3.*grpo-\1\.log", message)
+    assert re.search(rf"grpo-([0-{jobs - 1}]): .*status 3.*grpo-\1\.log", message)
     assert 1 <= len(started) <= jobs  # of two workers, one may fail before the other has begun
 
 
