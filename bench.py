@@ -37,7 +37,6 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 import grpo
 import memory
 import parallel
-import peers
 import report
 import train
 from decode import token_bytes
@@ -127,6 +126,8 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
     if "--step" not in argv:
+        import peers  # here, as a step needs neither POT nor GeomLoss
+
         return peers.main(argv)
     transformers.utils.logging.disable_progress_bar()
     ranks = None
@@ -165,14 +166,13 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, argpars
     add("--group", type=int, default=RECIPE["group"], help="rollouts a problem")
     add("--tokens", type=int, default=1000, help="of every response")
     add("--repeat", type=int, default=1, help="steps of each method; medians are reported")
-    add("--warm-up", type=int, default=16, help="response tokens of a first step that does not count")
     add("--no-optimizer", action="store_true", help="leave AdamW and its moments out")
     flags, others = parser.parse_known_args(argv)
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("--step measures one rank; start it without torchrun")
-    for name in ("problems", "group", "tokens", "repeat", "warm_up"):
+    for name in ("problems", "group", "tokens", "repeat"):
         if getattr(flags, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(flags, name)}: must be positive; raise it")
+            raise BadInput(f"--{name} {getattr(flags, name)}: must be positive; raise it")
     if flags.tokens > CONTEXT - LONGEST:
         raise BadInput(f"--tokens {flags.tokens}: prompt and response exceed the context of {CONTEXT}; lower it")
     for other in others:
@@ -204,8 +204,8 @@ def step_table(flags: argparse.Namespace, by_method: dict, ranks: parallel.Ranks
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(flags, args, ranks, config, Path(folder))
         problems = draw(flags.problems, config.vocab_size)
-        run.args = argparse.Namespace(**{**vars(args), "max_tokens": min(flags.warm_up, flags.tokens)})
-        print(f"warm-up, {run.args.max_tokens} tokens: {one_step(run, problems, 0).total:.1f} s", flush=True)
+        # A step of SHEAR at full length, or the first method measured would pay for every shape that is new.
+        print(f"warm-up, not counted: {one_step(run, problems, 1).total:.1f} s", flush=True)
         steps = {method: [] for method in METHODS}
         for number in range(flags.repeat):
             for method in METHODS[:: 1 if number % 2 else -1]:  # GRPO first and then by turns: what drifts hits both

@@ -224,13 +224,14 @@ def evaluate(
     *,
     name: str,
     seeds: Sequence[int] = (0,),
-    batch_size: int = 0,
+    sampling: dict | None = None,
     done: Iterable[dict] = (),
     write: Callable[[list[dict]], None] | None = None,
 ) -> list[dict]:
     """Generations with their verdicts, on every rank: those of the blocks in `done`, and the others, made now.
 
-    `name` is the model's, for its template. `write` gets the rows of some blocks as soon as they are made, on rank 0.
+    `name` is the model's, for its template; `sampling` is what `prepare.sampling_of` returns. `write` gets the rows
+    of some blocks as soon as they are made, on rank 0.
     """
     task, context = as_task(loaded, protocol, tokenizer, name), context_of(model)
     samples = samples_of(loaded, protocol)
@@ -246,7 +247,7 @@ def evaluate(
             if start + ranks.rank < len(todo):
                 seed, number = todo[start + ranks.rank]
                 torch.manual_seed(seed_of(seed, loaded.benchmark.name, number))
-                limits = dict(samples=samples, context=context, batch_size=batch_size)
+                limits = dict(samples=samples, context=context, sampling=sampling or dict(batch_size=0))
                 made = attempt(model, tokenizer, task, blocks[number], protocol, loaded.max_tokens, **limits)
                 made = [{"benchmark": loaded.benchmark.name, "seed": seed, "block": number, **row} for row in made]
             made = [row for part in parallel.gather(made, ranks) for row in part]
@@ -267,7 +268,7 @@ def evaluate_all(
     *,
     name: str,
     seed: int,
-    batch_size: int,
+    sampling: dict,
     path: Path,
 ) -> dict[str, dict]:
     """The numbers of a table on each of several sets; generations go to the file `path`, which is begun anew."""
@@ -281,7 +282,7 @@ def evaluate_all(
 
     results = {}
     for loaded in sets:
-        options = dict(name=name, seeds=[seed], batch_size=batch_size, write=write)
+        options = dict(name=name, seeds=[seed], sampling=sampling, write=write)
         rows = evaluate(model, tokenizer, loaded, protocol, ranks, **options)
         about = {"revision": loaded.revision, "window": loaded.window}
         results[loaded.benchmark.name] = {**tables.summarise(rows), **about}
@@ -326,7 +327,7 @@ def context_of(model) -> float:
 
 
 def attempt(
-    model, tokenizer, task: Task, problems: list[dict], protocol: Protocol, most: float, *, samples, context, batch_size
+    model, tokenizer, task: Task, problems: list[dict], protocol: Protocol, most: float, *, samples, context, sampling
 ) -> list[dict]:
     """`samples` graded responses to each problem of a block."""
     lengths = [len(ids) for ids in tokenizer(list(map(task.prompt, problems)), add_special_tokens=False)["input_ids"]]
@@ -339,7 +340,7 @@ def attempt(
             rows += [row_of(problem, s, "", full, 0, 0) for problem in group for s in range(samples)]
             continue
         prompts = [task.prompt(problem) for problem in group]
-        options = dict(max_tokens=limit, temperature=protocol.temperature, batch_size=batch_size)
+        options = dict(max_tokens=limit, temperature=protocol.temperature, **sampling)
         rollouts = rollout(model, tokenizer, prompts, samples, **options)
         verdicts, tokens = task.verdicts(group, rollouts), rollouts.mask.sum(1).tolist()
         for place, text in enumerate(rollouts.texts):

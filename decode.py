@@ -20,6 +20,7 @@ Left out: sharing the prefill of equal prompts, new rows in the place of finishe
 """
 
 import functools
+import gc
 from contextlib import contextmanager
 
 import torch
@@ -48,7 +49,9 @@ def grouped_attention(module, query: Tensor, key: Tensor, value: Tensor, attenti
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     rows, heads, _, width = query.shape
     groups = query.reshape(rows, key.shape[1], -1, width)  # (B, kv, H / kv, d)
-    output = scaled_dot_product_attention(  # a mask (B, 1, 1, L) holds for all groups and their rows
+    if attention_mask is not None:  # (B, 1, 1, L): a row for each query head, as kernels expect, not one for all
+        attention_mask = attention_mask.expand(-1, -1, groups.shape[2], -1)  # (B, 1, H / kv, L)
+    output = scaled_dot_product_attention(
         groups, key, value, attn_mask=attention_mask, dropout_p=options.get("dropout", 0.0), scale=options["scaling"]
     )  # (B, kv, H / kv, d)
     return output.reshape(rows, 1, heads, width), None
@@ -73,9 +76,31 @@ def supported(model) -> bool:
     )
 
 
-def rows_that_fit(model, width: int, free_bytes: int) -> int:
-    """How many rows of `width` tokens (prompt + response) to decode at once; at least 1."""
-    return max(1, int(SHARE * free_bytes) // row_bytes(model.config, width, model.dtype.itemsize))
+def rows_that_fit(model, width: int, free_bytes: int, prompt: int = 0) -> int:
+    """How many rows of `width` tokens (prompt + response) to decode at once; at least 1.
+
+    `prompt` of these, for transformers' own loop, are prefilled by all rows together; 0 for `decode`.
+    """
+    itemsize = model.dtype.itemsize
+    row = row_bytes(model.config, width, itemsize)
+    if prompt:
+        row += passing_bytes(model.config, prompt, width, itemsize)
+    return max(1, int(SHARE * free_bytes) // row)
+
+
+def passing_bytes(config, prompt: int, width: int, itemsize: int) -> int:
+    """What one row holds in a layer of transformers' own loop, beside its cache.
+
+    The larger of the prompt's activations, and of keys and values copied once for every query head.
+    """
+    text = config.get_text_config()
+    copies = 2 * width * text.num_attention_heads * _head_width(text)
+    return itemsize * max(prompt * layer_numbers(text), copies)
+
+
+def layer_numbers(config) -> int:
+    """Numbers a token that a layer holds at once where nothing is saved for a backward pass; counted on Qwen2."""
+    return 6 * config.hidden_size + 3 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
 
 
 def row_bytes(config, width: int, itemsize: int) -> int:
@@ -273,7 +298,10 @@ class Replay:
         # after its rows have moved, as rows only get fewer and lengths only grow.
         pool = self.graph.pool() if self.graph else None
         # Of this thread only: the one in which NCCL looks after its events may go on doing so.
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+        with (
+            _no_collection(),
+            torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"),
+        ):
             self.batch.step(length)
         self.kind, self.graph = kind, graph
 
@@ -281,6 +309,18 @@ class Replay:
 @functools.cache  # one a device: matrix products keep work space for every stream they ever ran on
 def _side_stream(device: torch.device) -> "torch.cuda.Stream":
     return torch.cuda.Stream(device)
+
+
+@contextmanager
+def _no_collection():
+    """No garbage collection: tensors or graphs freed in the middle of a capture may call what it forbids."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager

@@ -44,6 +44,7 @@ import tables
 import toy
 from benchmarks import Loaded, Protocol
 from parallel import Ranks
+from prepare import DECODERS
 from recipe import EMBEDDED, Parser
 from tasks import TEMPLATES, BadInput, choose_template
 
@@ -85,6 +86,12 @@ def add_flags(parser: Parser) -> None:
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 on cuda")
     add("--ranks", type=int, default=0, help="processes to start, unless torchrun has; 0: one a GPU")
     add("--generate-batch", type=int, default=0, help="responses generated at a time; 0: what memory holds")
+    add(
+        "--decode",
+        choices=tuple(DECODERS),
+        default="generate",
+        help="fast: CUDA graphs; no GPU has proved them yet",
+    )
     add("--threads", type=int, default=0, help="CPU threads, 0: torch's default")
 
 
@@ -272,8 +279,8 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> None:
             def write(rows: list[dict], label=label) -> None:
                 report.append(folder / "generations.jsonl", [{"model": label, **row} for row in rows])
 
-            batch = dict(batch_size=args.generate_batch, seeds=args.seeds)
-            benchmarks.evaluate(model, tokenizer, loaded, protocol, ranks, name=origin, **batch, done=done, write=write)
+            options = dict(name=origin, seeds=args.seeds, sampling=prepare.sampling_of(args, model))
+            benchmarks.evaluate(model, tokenizer, loaded, protocol, ranks, **options, done=done, write=write)
         del model
     if ranks.main:
         results.show(folder, args, list(models), [each.benchmark.name for each in sets])

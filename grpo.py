@@ -23,7 +23,7 @@ Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value fu
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +33,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-import decode
+from decode import rows_that_fit
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
 BARS = None if os.environ.get("RANK", "0") == "0" else True  # tqdm's `disable`: bars on a terminal, of one rank
@@ -146,57 +146,11 @@ def stop_ids(model, tokenizer) -> list[int]:
     return sorted(ids - {None})
 
 
-@torch.no_grad()
-def rollout(
-    model,
-    tokenizer,
-    prompts: list[str] | list[list[int]],
-    group_size: int,
-    *,
-    max_tokens: int,
-    temperature: float,
-    batch_size: int,
-) -> Rollouts:
-    """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is greedy decoding.
+def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
+    """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token.
 
-    `batch_size` rollouts are generated at a time (0: as many as the device's free memory holds), those with
-    prompts of like length together. Texts hold every sampled token but the stop token, special ones spelt out:
-    what is graded is what was sampled.
+    `rollout` takes any function of this signature; `decode.decode` is the fast one.
     """
-    stops = stop_ids(model, tokenizer)
-    pad = pad_id(tokenizer)
-    given = isinstance(prompts[0], list)  # ids: what was sampled is never encoded again
-    encoded = prompts if given else tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    encoded = [ids for ids in encoded for _ in range(group_size)]
-    prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
-    fast = model.device.type == "cuda" and decode.supported(model)
-    if not batch_size:
-        batch_size = 512
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()  # or what training has cached counts as taken
-            free, _ = torch.cuda.mem_get_info()
-            batch_size = decode.rows_that_fit(model, prompt_ids.shape[1] + max_tokens, free)
-    lengths = prompt_mask.sum(1)  # (B,)
-    order = lengths.argsort(stable=True)
-    responses = []
-    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=BARS)
-    for rows in order.split(batch_size):
-        first = prompt_ids.shape[1] - int(lengths[rows].max())
-        part = prompt_ids[rows, first:], prompt_mask[rows, first:]
-        options = dict(max_tokens=max_tokens, temperature=temperature, stops=stops, pad=pad)
-        responses.append(decode.decode(model, *part, **options) if fast else _generate(model, *part, **options))
-        bar.update(len(rows))
-    bar.close()
-    ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
-    is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
-    mask = is_stop.cumsum(1) - is_stop.long() == 0  # (B, T) up to and including the first stop token
-    truncated = ~is_stop.any(1)
-    texts = [tokenizer.decode(row[keep]) for row, keep in zip(ids, mask & ~is_stop, strict=True)]
-    return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, texts)
-
-
-def _generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
-    """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token."""
     sampling = dict(do_sample=True, temperature=temperature) if temperature else dict(do_sample=False)
     config = GenerationConfig(
         **sampling,
@@ -215,6 +169,56 @@ def _generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops,
     finally:
         model.generation_config = folder_config
     return output[:, prompt_ids.shape[1] :]
+
+
+@torch.no_grad()
+def rollout(
+    model,
+    tokenizer,
+    prompts: list[str] | list[list[int]],
+    group_size: int,
+    *,
+    max_tokens: int,
+    temperature: float,
+    batch_size: int,
+    generate: Callable[..., Tensor] = hf_generate,
+) -> Rollouts:
+    """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is greedy decoding.
+
+    `batch_size` rollouts are generated at a time (0: as many as the device's free memory holds), those with
+    prompts of like length together. `generate` has the signature of `hf_generate`, its default. Texts hold every
+    sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
+    """
+    stops = stop_ids(model, tokenizer)
+    pad = pad_id(tokenizer)
+    given = isinstance(prompts[0], list)  # ids: what was sampled is never encoded again
+    encoded = prompts if given else tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    encoded = [ids for ids in encoded for _ in range(group_size)]
+    prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
+    if not batch_size:
+        batch_size = 512
+        if model.device.type == "cuda":
+            torch.cuda.empty_cache()  # or what training has cached counts as taken
+            free, _ = torch.cuda.mem_get_info()
+            width = prompt_ids.shape[1] + max_tokens
+            batch_size = rows_that_fit(model, width, free, prompt_ids.shape[1] if generate is hf_generate else 0)
+    lengths = prompt_mask.sum(1)  # (B,)
+    order = lengths.argsort(stable=True)
+    responses = []
+    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=BARS)
+    for rows in order.split(batch_size):
+        first = prompt_ids.shape[1] - int(lengths[rows].max())
+        part = prompt_ids[rows, first:], prompt_mask[rows, first:]
+        options = dict(max_tokens=max_tokens, temperature=temperature, stops=stops, pad=pad)
+        responses.append(generate(model, *part, **options))
+        bar.update(len(rows))
+    bar.close()
+    ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
+    is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
+    mask = is_stop.cumsum(1) - is_stop.long() == 0  # (B, T) up to and including the first stop token
+    truncated = ~is_stop.any(1)
+    texts = [tokenizer.decode(row[keep]) for row, keep in zip(ids, mask & ~is_stop, strict=True)]
+    return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, texts)
 
 
 class Policy(torch.nn.Module):

@@ -14,7 +14,7 @@
 Sampling adds the cache, or scoring, or credit; training adds the gathered weights and one of its moments (`_together`):
 
     cache       keys and values of the rollouts generated at a time, and four float32 copies of a token's logits
-    prefill     beside the cache, a forward pass over the first prompts
+    prefill     beside the cache, a layer's pass over the prompts, or transformers' copies of keys and values
     scoring     one forward pass of micro_tokens; nothing is kept
     credit      SHEAR's states and token-token distances of groups that race together; or another method's largest pass
     gathered    FSDP's whole weights in the dtype of compute: embeddings, head and two layers; gradients of the same
@@ -35,7 +35,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lora
-from decode import PREFILL, SHARE, row_bytes
+from decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from grpo import HEAD_CHUNK, layers_of
 from shear import TOGETHER
 
@@ -61,15 +61,16 @@ def predict(
     rollouts = -(-args.batch // args.group // world) * args.group  # of the rank with most; at a time, if they fit
     width = PROMPT + args.max_tokens
     row = row_bytes(config, width, size)
+    passing = 0 if args.decode == "fast" else passing_bytes(config, PROMPT, width, size)  # of a row
     always = (4 / shards + size * split) * total + 8 / shards * trained + 1e9 * judge
-    fit = max(1, int(min(rollouts, SHARE * (room * 1e9 - always) // row)))
+    fit = max(1, int(min(rollouts, SHARE * (room * 1e9 - always) // (row + passing))))
     rows = min(args.generate_batch or fit, rollouts)
     # Tokens of a forward pass: no more than there are; a rollout longer than micro_tokens goes alone.
     scored = max(min(args.micro_tokens, rollouts * width), width)
     tokens = max(min(args.micro_tokens, -(-args.minibatch // world) * width), width)
     group = args.group * args.max_tokens  # tokens whose states are compared
     saved = 11 * hidden + 4 * wide  # numbers a token that autograd saves in a layer; counted on Qwen2
-    forward = 6 * hidden + 3 * wide  # numbers a token that a layer holds at once where nothing is saved
+    forward = layer_numbers(text)
     logits = 3 * 4 * HEAD_CHUNK * text.vocab_size
     together = max(1, min(rollouts // args.group, TOGETHER // max(1, group) ** 2))  # groups
     # One group's states once more and in float32; half of a group against the other half, the most there can be.
@@ -89,7 +90,7 @@ def predict(
         "copy": size * total * split,
         "judge": 1e9 * judge,
         "cache": rows * row,
-        "prefill": min(rows * PROMPT, PREFILL) * forward * size,
+        "prefill": rows * passing or min(rows * PROMPT, PREFILL) * forward * size,
         "scoring": max(scored * forward * size, logits),
         "credit": credit.get(args.method, 0),
         "gathered": size * (2 * rest + 3 * layer) * split,  # embeddings and head, gradients; two layers, one gradient

@@ -96,6 +96,8 @@ def join(device: str, grouped: bool) -> Ranks:
     place = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else None)
     if device == "cuda":
         torch.cuda.set_device(place)
+        # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are nearly always new.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if dist.is_initialized():
         pass  # the caller's own group

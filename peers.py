@@ -129,12 +129,12 @@ def in_batches(solve, blocks: Blocks) -> Tensor:
     return torch.cat([solve(Blocks(*part)) for part in parts])
 
 
-PEERS = {  # and of how many pairs, at most, as a share of --pairs
-    "every pair, sinkhorn.py": (every_pair, 1.0),
-    "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, 1.0),
-    "POT `ot.sinkhorn`, a loop": (pot_loop, 1 / 8),
-    "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, 1 / 4),
-    "POT `ot.emd2`, a loop, exact": (exact_loop, 1 / 2),
+PEERS = {  # and of how many pairs, at most, as a share of --pairs: on a GPU loops take few, milliseconds for each
+    "every pair, sinkhorn.py": (every_pair, dict(cpu=1.0, cuda=1.0)),
+    "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, dict(cpu=1.0, cuda=1.0)),
+    "POT `ot.sinkhorn`, a loop": (pot_loop, dict(cpu=1 / 8, cuda=1 / 128)),
+    "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, dict(cpu=1 / 4, cuda=1 / 4)),
+    "POT `ot.emd2`, a loop, exact": (exact_loop, dict(cpu=1 / 2, cuda=1 / 128)),
 }
 
 
@@ -286,7 +286,8 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     groups, device = two_sided(states), states.mask.device
     total = sum(len(sides.x_spans.tokens) * len(sides.y_spans.tokens) for sides in groups)
     tile = groups[0].x_spans.tokens.shape[1] ** 2
-    limits = {name: max(1, int(flags.pairs * share * 100**2 / tile)) for name, (_, share) in PEERS.items()}
+    pairs = flags.pairs * 100**2 / tile
+    limits = {name: max(1, int(pairs * shares[device.type])) for name, (_, shares) in PEERS.items()}
     blocks = full_blocks(groups, max(limits.values()))
     if not len(blocks.costs):
         raise BadInput(f"--window {states.window}: {states.name} have no spans that long on both sides; lower it")

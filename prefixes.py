@@ -32,6 +32,7 @@ import shear
 from checkpoint import write_whole
 from credit import Batch, Source
 from grpo import BARS, Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
+from prepare import sampling_of
 from rewards import Verdict
 from salience import answer_places
 from spans import span_bounds, two_sides
@@ -124,7 +125,7 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:
     """G rollouts to a problem, graded."""
     rollouts = rollout(
         model, tokenizer, [task.prompt(problem)], args.group, max_tokens=args.max_tokens,
-        temperature=args.temperature, batch_size=args.generate_batch,
+        temperature=args.temperature, **sampling_of(args, model),
     )  # fmt: skip
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
@@ -196,7 +197,7 @@ def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> G
         prompts = [group.prompt + group.responses[row][:end] for row in rows]
         rollouts = rollout(
             model, tokenizer, prompts, count, max_tokens=args.max_tokens - end,
-            temperature=args.temperature, batch_size=args.generate_batch,
+            temperature=args.temperature, **sampling_of(args, model),
         )  # fmt: skip
         whole = []
         for place, (ids, inside) in enumerate(zip(rollouts.ids, rollouts.mask, strict=True)):

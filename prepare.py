@@ -3,6 +3,7 @@
     set_up(args, ranks)   -> Ready: task, model, tokenizer, ..., and notes for the plan
     warm_up, own_prm      -> what the embedded task makes itself: its policy's start, its process reward model
     protocol_of(args)     -> how --eval-every asks its benchmarks
+    sampling_of(args, ..) -> how rollouts are generated
 
 What is loaded is checked here, before a folder is made or a step is taken: that prompts and responses fit the
 model's context, that every rank has work, that the folder's weights are complete and its tokenizer its own, and
@@ -20,15 +21,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import benchmarks
+import decode
 import parallel
 import prm
 import toy
 from benchmarks import Loaded, Protocol
-from grpo import layers_of
+from grpo import hf_generate, layers_of
 from parallel import Ranks
 from rewards import grade_code, grade_math
 from tasks import BadInput, Task, file_task
 
+DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
 
 
@@ -67,6 +70,9 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
     model.eval()  # throughout: dropout would make sampler and trainer disagree
+    sampling_of(args, model)  # refuses what it cannot be
+    if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
+        notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
     for name, count in (
         ("batch", args.batch // args.group),
         ("heldout", args.heldout),
@@ -103,6 +109,13 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     notes += [note for loaded in sets for note in loaded.notes]
     judge = prm.load(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
     return Ready(task, model, tokenizer, notes, judge, sets)
+
+
+def sampling_of(args: argparse.Namespace, model) -> dict:
+    """The options of `grpo.rollout` that change speed alone; raises BadInput for a model that --decode cannot run."""
+    if args.decode == "fast" and not decode.supported(model):
+        raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
+    return dict(batch_size=args.generate_batch, generate=DECODERS[args.decode])
 
 
 def load(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:

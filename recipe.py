@@ -22,6 +22,7 @@ import shear
 import sinkhorn_triton
 import toy
 from credit import METHODS, RESCALINGS, USES_ANSWER, USES_PRM
+from prepare import DECODERS
 from sandbox import SandboxError
 from tasks import TEMPLATES, BadInput
 
@@ -36,7 +37,7 @@ SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
 # What a resumed run may be given anew: how long it goes on, what is saved and measured on the way, how fast it learns,
 # and what the machine asks for. With another value of the last two it is no longer the same run to the bit.
 MAY_CHANGE = set(
-    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch "
+    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch decode "
     "eval_every bench bench_data".split()
 )
 # What a flag of a credit method must lie between.
@@ -132,6 +133,12 @@ def add_flags(parser: Parser) -> None:
     add("--max-tokens", type=int, default=3000, help="response limit, tokens; 0: a full response (embedded)")
     add("--temperature", type=float, default=1.0, help="of sampler and trainer alike")
     add("--generate-batch", type=int, default=0, help="rollouts generated at a time; 0: what memory holds, 512 on CPU")
+    add(
+        "--decode",
+        choices=tuple(DECODERS),
+        default="generate",
+        help="fast: CUDA graphs; no GPU has proved them yet",
+    )
     add = parser.add_argument_group("grading").add_argument
     add("--grade-timeout", type=float, help="seconds for one response; if not given: 5 (math), 10 (code)")
     add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="code: auto is the strongest that works")

@@ -82,21 +82,27 @@ def show(
 
 
 def select(runs: dict[str, dict[str, float]]) -> dict:
-    """Print the last and the best benchmark average of each run's checkpoints, and their mean over the runs."""
+    """Print the last and the best benchmark average of each run's checkpoints, and their mean over the runs.
+
+    A checkpoint whose average is NaN, as a set has no verdict, is left out; so is a run of none but such.
+    """
     chosen = {}
     print("\nbenchmark average of each run: its last checkpoint's, and the best, which is SELECTED ON THE TEST SETS")
     for run, averages in runs.items():
-        last, best = list(averages)[-1], max(averages, key=averages.get)
-        chosen[run] = {"last": last, "last_average": averages[last], "best": best, "best_average": averages[best]}
-        parts = (
-            f"{which} {tables.percent(averages[name])} ({name})" for which, name in (("last", last), ("best", best))
-        )
-        print(f"  {run}: {'; '.join(parts)}, of {len(averages)}")
-    if len(runs) > 1:
+        known = {name: average for name, average in averages.items() if not math.isnan(average)}
+        without = f" ({len(averages) - len(known)} without an average)" if len(known) < len(averages) else ""
+        if not known:
+            print(f"  {run}: none of {len(averages)} has an average")
+            continue
+        last, best = list(known)[-1], max(known, key=known.get)
+        chosen[run] = {"last": last, "last_average": known[last], "best": best, "best_average": known[best]}
+        parts = (f"{which} {tables.percent(known[name])} ({name})" for which, name in (("last", last), ("best", best)))
+        print(f"  {run}: {'; '.join(parts)}, of {len(averages)}{without}")
+    if len(chosen) > 1:
         for which in ("last", "best"):
             values = [each[f"{which}_average"] for each in chosen.values()]
             spread = tables.percent(float(np.mean(values)), float(np.std(values, ddof=1)))
-            print(f"  {which}, mean ± standard deviation of {len(runs)} runs: {spread}")
+            print(f"  {which}, mean ± standard deviation of {len(chosen)} runs: {spread}")
     return chosen
 
 

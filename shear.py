@@ -54,6 +54,7 @@ READINGS = ("value", "cost")
 DISTANCES = ("w1", "cosine", "chamfer", "mmd")
 NORMALIZATIONS = ("group", "rollout")
 POOLINGS = ("max", "mean")
+DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
 TOGETHER = 2**26  # squared tokens, padding included, of the groups that share a race: 64 MB of costs
 
 
@@ -225,7 +226,8 @@ def token_weights(distances: Tensor, spans: Spans, pool: str) -> Tensor:
 
 
 def _even_out(omega: Tensor, mask: Tensor) -> None:
-    """normalize="rollout": scale every rollout's mean weight to the group's, in place; 0 where its mean is 0."""
+    """normalize="rollout": scale every rollout's mean weight to the group's, in place; 0 where its mean is dust."""
     rollout_mean = omega.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)  # (G, 1)
     group_mean = omega.sum() / mask.sum()
-    omega.copy_(torch.where(rollout_mean > 0, omega / rollout_mean * group_mean, 0.0))
+    real = rollout_mean > DUST * group_mean  # (G, 1)
+    omega.copy_(torch.where(real, omega / rollout_mean * group_mean, 0.0))

@@ -48,7 +48,7 @@ from credit import USES_HIDDEN, USES_PRM, Batch, Source, credit, true_errors
 from grpo import BARS, Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
 from measures import effective_weights, localisation
 from parallel import Ranks
-from prepare import own_prm, protocol_of, set_up, warm_up
+from prepare import own_prm, protocol_of, sampling_of, set_up, warm_up
 from recipe import method_options, parse_args
 from rewards import Verdict, scores_of
 from tasks import BadInput, Task
@@ -273,7 +273,7 @@ def seed_of(seed: int, step: int, rank: int = 0) -> int:
 def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
     """`count` responses to each problem."""
     prompts = [run.task.prompt(problem) for problem in problems]
-    limits = dict(max_tokens=run.args.max_tokens, batch_size=run.args.generate_batch)
+    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.sampler))
     return rollout(run.sampler, run.tokenizer, prompts, count, temperature=temperature, **limits)
 
 
@@ -395,7 +395,7 @@ def evaluate(run: Run, step: int) -> dict:
 
 def on_benchmarks(run: Run, sets: list[Loaded], step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
-    options = dict(name=run.args.model or "made here", seed=run.args.seed, batch_size=run.args.generate_batch)
+    options = dict(name=run.args.model or "made here", seed=run.args.seed, sampling=sampling_of(run.args, run.sampler))
     parts = run.sampler, run.tokenizer, sets, protocol_of(run.args), run.ranks
     return benchmarks.evaluate_all(*parts, **options, path=run.folder / "eval" / f"step-{step:06d}.jsonl")
 

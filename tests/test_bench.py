@@ -4,6 +4,8 @@ Run: pytest tests/test_bench.py
 """
 
 import argparse
+import ast
+from pathlib import Path
 
 import pytest
 from transformers import LlamaConfig, Qwen2Config
@@ -31,9 +33,8 @@ def flags(**changes) -> argparse.Namespace:
     recipe = dict(
         dtype="bfloat16", micro_tokens=16_384, batch=512, minibatch=512, group=8, max_tokens=3000, recompute=True
     )
-    return argparse.Namespace(
-        **{**recipe, "shard_over": 0, "lora_rank": 0, "generate_batch": 0, "method": "grpo", **changes}
-    )
+    usual = dict(shard_over=0, lora_rank=0, generate_batch=0, decode="generate", method="grpo")
+    return argparse.Namespace(**{**recipe, **usual, **changes})
 
 
 def test_parameters_are_those_of_the_model():
@@ -52,7 +53,12 @@ def test_parts_are_those_counted_by_hand():
     assert parts["copy"] == 2 * total
     # 8 rollouts a rank, 300 tokens each, aligned to 304; keys and values of 3 layers, one head of 4 numbers; logits
     assert parts["cache"] == 8 * (304 * 2 * 3 * 1 * 4 * 2 + 16 * 10)
-    assert parts["prefill"] == 8 * 256 * (6 * 8 + 3 * 16) * 2
+    assert parts["prefill"] == 8 * 256 * (6 * 8 + 3 * 16) * 2  # of all rows at once
+    many = flags(batch=512, group=4, max_tokens=44)
+    long = flags(batch=32, group=4, max_tokens=9744)
+    fast = flags(batch=512, group=4, max_tokens=44, decode="fast")
+    prefills = [round(memory.predict(TINY, each, 4)["prefill"] * 1e9) for each in (many, long, fast)]
+    assert prefills == [128 * 256 * 96 * 2, 8 * 10_000 * 2 * 8 * 2, 16_384 * 96 * 2]
     assert parts["inputs"] == 3 * 1000 * 8 * 2
     assert parts["layer"] == 1000 * (11 * 8 + 7 * 16) * 2
     assert parts["head"] == 3 * 4 * grpo.HEAD_CHUNK * 10
@@ -126,14 +132,12 @@ def test_the_papers_recipe_fits_eight_gpus_of_80_gb():
     assert 30 < parts["sampling"] < 70 and 30 < parts["training"] < 70
     line = memory.plan_line(parts)
     assert line.startswith(f"memory a GPU, predicted: sampling {parts['sampling']:.1f} GB (weights 3.8, moments 7.6,")
-    assert "copy 15.2, cache 12.1, prefill 2.6), training" in line and "\n" not in line
+    assert "copy 15.2, cache 12.1, prefill 3.0), training" in line and "\n" not in line
 
 
 def test_a_step_prints_its_table(capsys):
     """Every phase of both methods, shares that sum to 1, memory, overhead, bottleneck, and what was left out."""
-    small = (
-        "--step --size tiny --tokens 12 --problems 2 --group 4 --warm-up 2 --threads 1 --window 6 --stride 3".split()
-    )
+    small = "--step --size tiny --tokens 12 --problems 2 --group 4 --threads 1 --window 6 --stride 3".split()
     assert bench.main([*small, "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
@@ -147,11 +151,14 @@ def test_a_step_prints_its_table(capsys):
         assert said in printed
 
 
-def test_a_step_in_bfloat16_is_the_sharded_one(capsys):
+def test_a_step_in_bfloat16_is_the_sharded_one(capsys, monkeypatch):
     """FSDP over a mesh of one, a whole copy that samples, no optimizer: the path of a GPU, and its notes."""
-    small = "--step --size tiny --tokens 6 --problems 1 --group 2 --warm-up 1 --threads 1 --window 6 --stride 3".split()
+    small = "--step --size tiny --tokens 6 --problems 1 --group 2 --threads 1 --window 6 --stride 3".split()
+    step, max_tokens = bench.one_step, []
+    monkeypatch.setattr(bench, "one_step", lambda run, *_: max_tokens.append(run.args.max_tokens) or step(run, *_))
     assert bench.main([*small, "--device", "cpu", "--dtype", "bfloat16", "--no-optimizer", "--repeat", "2"]) == 0
     printed = capsys.readouterr().out
+    assert max_tokens == [6] * 5  # the warm-up, too, at full length: no method pays for shapes that are new
     assert "AdamW is left out" in printed and "median of 2" in printed and "step 2, shear" in printed
 
 
@@ -178,6 +185,19 @@ def test_weights_and_cache_are_read_once_a_token():
     for at_a_time, batches in ((0, 1), (2, 1), (1, 2)):
         run = argparse.Namespace(sampler=model, args=argparse.Namespace(max_tokens=3, generate_batch=at_a_time))
         assert bench.bytes_read(run, [5, 7]) == batches * 3 * weights + (5 + 6 + 7 + 7 + 8 + 9) * one
+
+
+def test_a_step_needs_neither_pot_nor_geomloss():
+    """No file that `bench.py` imports when it is loaded imports them: they are for the table of peers."""
+    root, seen, todo = Path(bench.__file__).parent, set(), ["bench"]
+    while todo:
+        for node in ast.parse((root / f"{todo.pop()}.py").read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            todo += [name for name in names if name not in seen and (root / f"{name}.py").exists()]
+            seen.update(names)
+    assert {"train", "grpo", "shear"} <= seen
+    assert not {"ot", "ot.batch", "geomloss"} & seen
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,18 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
     torch.testing.assert_close(mild[0], 10 * scale[0] + torch.tensor([-1.0, -1, 1]))
 
 
+def test_hapo_standardises_within_each_group():
+    """Two groups whose entropies differ by a factor and an offset have the same bends: moments are a group's own."""
+    batch = batch_of([[1, 0], [1, 0]])
+    entropies = torch.rand(2, 3)
+    both = torch.cat([entropies, 5 + 10 * entropies])
+    mask = torch.ones(4, 3).bool()
+    batch = replace(batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=both))
+    ours = credit("hapo", batch, {})
+    torch.testing.assert_close(ours[2:], ours[:2], atol=1e-5, rtol=1e-4)
+    assert (ours - batch.advantages[:, None]).abs().max() > 0.01
+
+
 def test_hapo_of_equal_entropies_is_grpo():
     """No deviation, no bend, no NaN."""
     batch = batch_of([[1, 0, 0, 1]])

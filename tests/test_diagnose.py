@@ -237,7 +237,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     )
     asked, graded = [], []
 
-    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, batch_size):
+    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, batch_size, generate):
         asked.append((prompts, count, max_tokens, temperature))
         rows = len(prompts) * count
         ids = torch.tensor([[20 + row, 1] for row in range(rows)])  # a token of its own, and the stop
@@ -250,7 +250,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     monkeypatch.setattr(prefixes, "rollout", sampler)
     monkeypatch.setattr("tasks.grade_all", lambda grade, texts, references: list(map(grade, texts, references)))
-    args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0)
+    args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0, decode="generate")
     found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
     assert asked == [([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
     assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])

@@ -11,6 +11,7 @@ import pytest
 import benchmarks
 import eval as command
 import prepare
+import results
 import toy
 import train
 from grpo import rollout
@@ -166,6 +167,22 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(prepare, "load", refuse)
     assert command.main(["--runs", run, run, "--select", "best"]) == 0
     assert "last" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
+    """Wherever it stands; NaN, a set without any verdict, is never best nor last, nor in a mean over runs."""
+    nan = math.nan
+    runs = {"a": {"1": 0.5, "2": 0.9, "3": 0.7}, "b": {"1": nan, "2": 0.3, "3": nan}, "c": {"1": nan, "2": nan}}
+    chosen = results.select(runs)
+    assert chosen == {
+        "a": {"last": "3", "last_average": 0.7, "best": "2", "best_average": 0.9},
+        "b": {"last": "2", "last_average": 0.3, "best": "2", "best_average": 0.3},
+    }
+    printed = capsys.readouterr().out
+    assert "a: last 70.0 (3); best 90.0 (2), of 3\n" in printed and "of 3 (2 without an average)" in printed
+    assert "c: none of 2 has an average" in printed
+    assert "last, mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed  # .4 / sqrt(2), ddof 1
+    assert "best, mean ± standard deviation of 2 runs: 60.0 ± 42.4" in printed
 
 
 def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import grpo
 from grpo import Policy, Rollouts, cat_padded, group_advantages, pack, policy_loss, rollout, score, stop_ids
+from parallel import moved
 
 PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
 
@@ -304,17 +305,57 @@ def test_equal_rewards_and_missing_verdicts_get_no_advantage():
     assert torch.equal(ours[4:], torch.zeros(8))
 
 
-def test_loss_against_a_written_out_example():
-    """Four tokens, one padded: ratio 2 with A = 1 is cut to 1.28, with A = -1 it is not; 0.5 the other way round."""
-    logp = torch.tensor([[math.log(2), math.log(0.5)], [math.log(2), 99.0]], requires_grad=True)
-    mask = torch.tensor([[True, True], [True, False]])
-    advantages = torch.tensor([[1.0, -1.0], [-1.0, 5.0]])
-    loss, metrics = policy_loss(logp, torch.zeros(2, 2), advantages, mask, n_tokens=3)
-    assert loss.item() == pytest.approx(-(1.28 - 0.8 - 2.0) / 3, abs=1e-6)
-    assert metrics["clip_share"] == pytest.approx(2 / 3)
-    assert metrics["abs_log_ratio"] == pytest.approx(math.log(2))
-    loss.backward()
-    torch.testing.assert_close(logp.grad, torch.tensor([[0.0, 0.0], [2 / 3, 0.0]]), atol=1e-6, rtol=0)
+# ratio, advantage -> loss of the token, and its gradient by the log-probability: 0 where the clip holds. The bounds are
+# 1 - .2 below and 1 + .28 above; .75 and 1.25 lie between these and the bounds with the two exchanged.
+CLIPPED = [
+    (2.0, 1.0, -1.28, 0.0),
+    (2.0, -1.0, 2.0, 2.0),
+    (1.25, 1.0, -1.25, -1.25),
+    (1.25, -1.0, 1.25, 1.25),
+    (0.75, 1.0, -0.75, -0.75),
+    (0.75, -1.0, 0.8, 0.0),
+    (0.5, 3.0, -1.5, -1.5),
+    (0.5, -3.0, 2.4, 0.0),
+]
+
+
+@pytest.mark.parametrize("ratio, advantage, loss, gradient", CLIPPED)
+def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
+    """Each token alone, beside one that is padded: both bounds, both signs of the advantage."""
+    logp = torch.tensor([[math.log(ratio), 99.0]], requires_grad=True)
+    mask, advantages = torch.tensor([[True, False]]), torch.tensor([[advantage, 5.0]])
+    ours, metrics = policy_loss(logp, torch.zeros(1, 2), advantages, mask, n_tokens=1)
+    assert ours.item() == pytest.approx(loss, abs=1e-6)
+    assert metrics["clip_share"] == (gradient == 0)
+    assert metrics["abs_log_ratio"] == pytest.approx(abs(math.log(ratio)))
+    ours.backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([[gradient, 0.0]]), atol=1e-6, rtol=0)
+
+
+def test_the_loss_is_the_sum_over_all_tokens_by_their_number():
+    """The same tokens in one batch, a padded one among them: the mean over the `n_tokens` of the optimizer step."""
+    ratios, advantages, losses, _ = (torch.tensor(column).view(2, 4) for column in zip(*CLIPPED, strict=True))
+    mask = torch.arange(8).view(2, 4) != 3
+    loss, metrics = policy_loss(ratios.log(), torch.zeros(2, 4), advantages, mask, n_tokens=21)
+    assert loss.item() == pytest.approx(losses[mask].sum().item() / 21, abs=1e-6)
+    assert metrics["clip_share"] == pytest.approx(3 / 21)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_scores_and_gradients_on_a_gpu_are_those_on_a_cpu(tiny):
+    """One batch of rollouts, scored and differentiated on both, in float32 without TF32."""
+    rollouts, found = sampled(tiny), []
+    for device in ("cpu", "cuda"):
+        model, part = tiny[0].to(device), moved(rollouts, torch.device(device))
+        scored = score(Policy(model), part, temperature=0.8, micro_tokens=150)
+        logp = Policy(model, recompute=True)(part, 0.8)
+        loss, _ = policy_loss(logp, scored.logp + 0.1, torch.ones(8, device=device), part.mask, int(part.mask.sum()))
+        model.zero_grad()
+        loss.backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        found.append([each.cpu() for each in (scored.logp, scored.entropies, scored.hidden, gradient)])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-3)
 
 
 def test_rollout_and_token_advantages_of_equal_size_give_the_same_bits():

@@ -218,6 +218,17 @@ def test_checksums_of_shards_add_up_and_one_bit_shows():
         assert checksum(changed, 4) != whole
 
 
+def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
+    """It would build a plan for every new shape."""
+    monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        assert parallel.join("cuda", grouped=False).device == torch.device("cuda", 0)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
 def test_bfloat16_rounds_no_buffer():
     """Rotary frequencies stay float32 in the sampler; rounded, they would shift late positions."""
     ranks = parallel.join("cpu", grouped=True)

@@ -85,6 +85,19 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", CASES)
+def test_minima_on_a_gpu_are_those_on_a_cpu(name):
+    """The same group on both."""
+    group, *_ = problem(name)
+    on_gpu = group._replace(**{field: part.cuda() for field, part in group._asdict().items() if torch.is_tensor(part)})
+    [[expected], [ours]] = race([group], **LIMITS), race([on_gpu], **LIMITS)
+    for field in ("of_rows", "of_columns"):
+        torch.testing.assert_close(
+            getattr(ours, field).cpu(), getattr(expected, field), rtol=1e-4, atol=1e-5 * group.eps
+        )
+
+
 @pytest.mark.parametrize("name", ["nearly tied", "ragged"])
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""

@@ -213,7 +213,10 @@ def test_informed_logp_is_that_of_the_same_response_after_another_prompt(asked):
 
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
     """Against the weights that transformers hands out, row by row; afterwards attention is as it was."""
-    policy, _, rollouts = asked
+    _, _, rollouts = asked
+    config = copy.deepcopy(asked[0].model.config)
+    config.update({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})
+    policy = Policy(type(asked[0].model)(config).eval())  # three layers: the middle one is neither first nor last
     ours = salience.attention_entropy(policy, rollouts, micro_tokens=150)
     assert (
         policy.model.config._attn_implementation == "sdpa" and not policy.model.model.layers[1].self_attn._forward_hooks

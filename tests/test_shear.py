@@ -248,6 +248,31 @@ def test_rollout_normalisation_evens_out_the_means():
     torch.testing.assert_close(even[0] / even[0, 0], plain[0] / plain[0, 0], atol=1e-5, rtol=0)
 
 
+def test_rollout_normalisation_leaves_dust_alone():
+    """A rollout whose distances are float32's rounding of 0 has no profile to scale up: weights 0, not the mean."""
+    hidden = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(2))
+    hidden[1] = hidden[0] + 1e-14  # right and wrong, alike but for dust; the third is far from both
+    mask, correct = torch.ones(3, 12).bool(), torch.tensor([True, False, False])
+    omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
+    shear._even_out(omega, mask)
+    assert omega[:2].abs().max() == 0
+    torch.testing.assert_close(omega[2], torch.full((12,), 0.7 / 3))
+    ours = shear_weights(hidden, mask, correct, normalize="rollout", reading="cost", eps=1e-3, **SMALL)
+    assert ours[:2].max() == 0 and ours[2].min() > 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, dict(reading="cost"), dict(distance="chamfer"), dict(normalize="rollout")])
+def test_weights_on_a_gpu_are_those_on_a_cpu(options, dtype):
+    """From states that rest on the CPU, as in training."""
+    hidden, mask, correct = group(9)
+    hidden = hidden.to(dtype)
+    expected = shear_weights(hidden, mask, correct, **SMALL, **options)
+    ours = shear_weights(hidden, mask.cuda(), correct.cuda(), **SMALL, **options)
+    torch.testing.assert_close(ours.cpu(), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_mean_pooling_is_the_mean_over_covering_spans():
     """pool="mean" lies between a token's spans; a token under a single span has that span's distance."""
     hidden, mask, correct = group(11, lengths=(9, 9, 9, 9, 9))

@@ -3,13 +3,22 @@
 Run: pytest tests/test_train.py
 """
 
+import copy
 import json
 import pickle
+import random
 import shutil
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GraniteConfig, GraniteForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 import prepare
 import recipe
@@ -142,6 +151,57 @@ def test_gradients_do_not_leak_into_the_next_update(start):
     token_advantages = torch.randn(rollouts.ids.shape)
     first, again = (train.update(run, rollouts, old_logp, token_advantages, 0) for _ in range(2))
     assert first == again and first["grad_norm"] > 0
+
+
+def test_updates_are_those_of_a_written_out_loop(start):
+    """Three off-policy mini-batches of ragged rollouts in float64, a rollout at a time: every weight to 1e-6.
+
+    Clips .1 and .4, temperature .7, a norm that is cut, AdamW without decay. Its eps is raised on both sides, or Adam
+    would make whole steps of what rounding leaves in gradients near 0.
+    """
+    flags = "--batch 24 --minibatch 8 --temperature .7 --clip-low .1 --clip-high .4 --lr 1e-2 --max-grad-norm .05"
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, *flags.split(), "--group", "4"])
+    run.args.micro_tokens = 150  # several passes a mini-batch
+    run.optimizer.param_groups[0]["eps"] = 1e-3
+    reference = copy.deepcopy(run.policy.model).double()
+    rollouts = train.sample(run, run.task.train[:6], 4, 1.0)
+    mask, ragged = rollouts.mask, rollouts.mask.sum(1)
+    assert ragged.min() < ragged.max() / 2
+    generator = torch.Generator().manual_seed(1)
+    old_logp = train.score_all(run, rollouts).logp + 0.4 * torch.randn(mask.shape, generator=generator)
+    token_advantages = torch.randn(mask.shape, generator=generator) * mask
+    token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
+    metrics = train.update(run, rollouts, old_logp, token_advantages, step=2)
+
+    groups = list(torch.arange(24).split(4))
+    random.Random("minibatches 0 2").shuffle(groups)
+    weights = list(reference.parameters())
+    moments = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    norms = []
+    for update, minibatch in enumerate(torch.cat(groups).split(8), start=1):
+        n_tokens = int(mask[minibatch].sum())
+        reference.zero_grad()
+        for row in minibatch.tolist():
+            prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
+            response = rollouts.ids[row][mask[row]]
+            logits = reference(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+            logp = (logits / 0.7).log_softmax(-1)[torch.arange(len(response)), response]
+            loss = 0.0
+            for t in range(len(response)):
+                ratio, advantage = (logp[t] - old_logp[row, t]).exp(), token_advantages[row, t].double()
+                loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
+            (loss / n_tokens).backward()
+        norms.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
+        with torch.no_grad():
+            for weight, (first, second) in zip(weights, moments, strict=True):
+                gradient = weight.grad * min(1.0, 0.05 / norms[-1])
+                first.mul_(0.9).add_(0.1 * gradient)
+                second.mul_(0.999).add_(0.001 * gradient**2)
+                corrected = (second / (1 - 0.999**update)).sqrt()
+                weight -= 1e-2 * first / (1 - 0.9**update) / (corrected + 1e-3)
+    assert min(norms) > 0.1 and metrics["grad_norm"] == pytest.approx(sum(norms) / 3, rel=1e-5)
+    for ours, expected in zip(run.policy.model.parameters(), weights, strict=True):
+        torch.testing.assert_close(ours.double(), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("broken", [{1}, {0, 1, 2, 3, 4, 5}])
@@ -283,6 +343,32 @@ def test_held_out_problems_without_a_verdict_leave_mean_and_error():
     """They are no zeros: one right, one wrong, one unknown is .5, not .33."""
     scores = scores_of([Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error")])
     assert train.mean_and_error(scores) == (0.5, pytest.approx(0.5))
+
+
+def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, capsys):
+    """transformers' `generate` by default, decode.py with --decode fast: greedily the same; refused where it cannot."""
+    calls = []
+    for name, function in prepare.DECODERS.items():
+
+        def noted(*parts, name=name, function=function, **options):
+            calls.append(name)
+            return function(*parts, **options)
+
+        monkeypatch.setitem(prepare.DECODERS, name, noted)
+    flags = ["--task", "embedded", "--model", start, *QUICK]
+    responses = []
+    for more in ([], ["--decode", "fast"]):
+        run = assembled([*flags, *more])
+        responses.append(train.sample(run, run.task.heldout, 1, 0.0))
+    assert calls == ["generate", "fast"]
+    assert responses[0].texts == responses[1].texts and len(set(responses[0].texts)) > 1
+    config = Qwen2Config.from_pretrained(start)
+    config.num_key_value_heads = config.num_attention_heads
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
+    toy.make_tokenizer().save_pretrained(tmp_path / "model")
+    flags = [*flags[:2], "--model", str(tmp_path / "model"), *QUICK, "--decode", "fast"]
+    assert train.main([*flags, "--out", str(tmp_path / "out")]) == 2
+    assert "--decode fast: cannot run this qwen2 model" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_grpo_does_not_keep_hidden_states(start):
