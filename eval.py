@@ -33,20 +33,14 @@ import torch
 import transformers
 from transformers.utils import logging
 
-import benchmarks
-import checkpoint
-import parallel
-import prepare
-import report
-import results
-import sandbox
-import tables
-import toy
-from benchmarks import Loaded, Protocol
-from parallel import Ranks
-from prepare import DECODERS
-from recipe import EMBEDDED, Parser
-from tasks import TEMPLATES, BadInput, choose_template
+from grading import sandbox
+from harness import benchmarks, checkpoint, parallel, prepare, report, results, tables
+from harness.benchmarks import Loaded, Protocol
+from harness.parallel import Ranks
+from harness.prepare import DECODERS
+from harness.recipe import EMBEDDED, Parser
+from tasks import toy
+from tasks.problems import TEMPLATES, BadInput, choose_template
 
 PROTOCOL = Protocol()
 

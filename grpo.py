@@ -33,7 +33,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from decode import rows_that_fit
+from fast.decode import rows_that_fit
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
 BARS = None if os.environ.get("RANK", "0") == "0" else True  # tqdm's `disable`: bars on a terminal, of one rank

@@ -6,11 +6,11 @@
 
 **Math.** The answer is the last `\\boxed{...}` of the solution. If that one is never closed, or there is none,
 there is no answer: an earlier box does not stand in, or a model could hedge. Equal texts and plain numbers are
-decided here, digit for digit; the rest by math-verify (`answers.py`), which reads gold and answer in the same way.
-That can take for ever, so it works in processes of its own, which are killed at the limit and replaced.
+decided here, digit for digit; the rest by math-verify (`grading/answers.py`), which reads gold and answer in the
+same way. That can take for ever, so it works in processes of its own (`grading/workers.py`).
 
 **Code.** The program is the last complete fenced block, and runs in a sandbox that holds its inputs and nothing
-else (`sandbox.py`, which says what it covers and what it does not). Four kinds of tests, told by their keys:
+else (`grading/sandbox.py`, which says what it covers and what it does not). Four kinds of tests, told by their keys:
 
     {"inputs": [str], "outputs": [str]}                      a script's standard input and output
     {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  a function's, or a method's of `class Solution`
@@ -22,24 +22,15 @@ a decimal point.
 
 A verdict is None, and its sample leaves its group, only where the grading failed and not the response: no process
 to be had, a broken sandbox, tests that cannot be run. What fails because of the response is 0. Whether a response
-was cut at the length limit is not decided here but by the task (`tasks.Task.verdicts`).
+was cut at the length limit is not decided here but by the task (`Task.verdicts`).
 
 Left out: sets of several right answers, checkers for problems with many right outputs, partial credit.
 """
 
-import atexit
-import contextlib
-import json
 import math
 import os
 import re
-import resource
-import select
-import subprocess
-import sys
 import textwrap
-import threading
-import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,8 +39,9 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-import sandbox
-from sandbox import SandboxError
+from grading import sandbox
+from grading.sandbox import SandboxError
+from grading.workers import in_worker
 
 REASONS = "correct wrong no_answer parse_error timeout memory output crashed truncated infra_error".split()
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
@@ -58,8 +50,6 @@ INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+\{?\.?([\w+#-]*+)([^`]*+)")  # indent, marks, language, a title
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
-WORKER_MEMORY = 2**32  # bytes of address space
-WORKER_START = 120  # seconds in which a worker must have imported math-verify
 
 
 class Verdict(NamedTuple):
@@ -149,106 +139,6 @@ def plain_number(text: str) -> tuple[str, str, str] | None:
         return None
     before, after = match[2].lstrip("0"), (match[3] or "").rstrip("0")
     return "-" if match[1] == "-" and (before or after) else "", before, after
-
-
-class Worker:
-    """A process that runs `answers.compare`. Starting takes a second, which is no question's own time."""
-
-    def __init__(self):
-        folder = os.path.dirname(os.path.abspath(__file__))
-        start = f"import sys; sys.path.insert(0, {folder!r}); import rewards; rewards.work()"
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.process = subprocess.Popen([sys.executable, "-c", start], **pipes, start_new_session=True)
-        self.ready = False
-
-    def ask(self, answer: str, gold: str, timeout_s: float) -> str:
-        """The reason. Raises TimeoutError, EOFError if the process dies, OSError if it does not start."""
-        if not self.ready:
-            with contextlib.suppress(TimeoutError, EOFError):
-                self.ready = self.listen(WORKER_START) == "ready"
-        if not self.ready:
-            raise OSError("a worker of math-verify does not start")
-        self.process.stdin.write(json.dumps([answer, gold, timeout_s]).encode() + b"\n")
-        self.process.stdin.flush()
-        return self.listen(timeout_s)
-
-    def listen(self, timeout_s: float) -> str:
-        """The next line, which is written whole."""
-        poll = select.poll()
-        poll.register(self.process.stdout, select.POLLIN)
-        if not poll.poll(timeout_s * 1000):
-            raise TimeoutError
-        line = self.process.stdout.readline()
-        if not line:
-            raise EOFError
-        return line.decode().strip()
-
-    def stop(self) -> None:
-        """Kill it and wait for its end."""
-        self.process.kill()
-        self.process.wait()
-        with contextlib.suppress(BrokenPipeError):  # what was not flushed, to one that has ended
-            self.process.stdin.close()
-        self.process.stdout.close()
-
-
-_idle: list[Worker] = []
-_lock = threading.Lock()
-
-
-def in_worker(answer: str, gold: str, timeout_s: float) -> str:
-    """The reason that a worker gives, or what became of it. Raises OSError where none can be had."""
-    for _attempt in range(2):  # the second says whose fault a death was, the question's or the machine's
-        with _lock:
-            while _idle and _idle[-1].process.poll() is not None:
-                _idle.pop().stop()  # it died in its sleep
-            worker = _idle.pop() if _idle else Worker()
-            if not _idle:
-                with contextlib.suppress(OSError):  # a spare, in case this one must be killed
-                    _idle.append(Worker())
-        try:
-            reason = worker.ask(answer, gold, timeout_s)
-        except TimeoutError:
-            worker.stop()
-            return "timeout"
-        except (EOFError, BrokenPipeError):
-            worker.stop()
-        except BaseException:
-            worker.stop()
-            raise
-        else:
-            with _lock:
-                _idle.append(worker)
-            return reason
-    return "crashed"
-
-
-def work() -> None:
-    """What a worker does, until its master closes the pipe: questions in, reasons out, a line of JSON each."""
-    from answers import compare  # slow to import, and only workers need it
-
-    resource.setrlimit(resource.RLIMIT_AS, (WORKER_MEMORY, WORKER_MEMORY))
-    print("ready", flush=True)
-    for line in sys.stdin:
-        answer, gold, timeout_s = json.loads(line)
-        cpu = int(time.process_time() + timeout_s) + 2  # so that an orphan ends
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
-        print(compare(answer, gold), flush=True)
-
-
-@atexit.register
-def _stop_workers() -> None:
-    for worker in _idle:
-        worker.stop()
-
-
-def _start_anew() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _idle.clear()
-
-
-os.register_at_fork(after_in_child=_start_anew)  # a pipe serves one master
 
 
 # ---- code -----------------------------------------------------------------------------------------------------

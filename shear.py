@@ -45,10 +45,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pairs import opposing_distances
-from race import GroupCosts, race
-from sinkhorn_triton import fused_race
-from spans import Sides, Spans, span_bounds, token_distances, two_sides
+from credit.ablations import opposing_distances
+from fast.kernel import fused_race
+from fast.race import GroupCosts, race
+from fast.spans import Sides, Spans, span_bounds, token_distances, two_sides
 
 READINGS = ("value", "cost")
 DISTANCES = ("w1", "cosine", "chamfer", "mmd")

@@ -34,24 +34,19 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import logging
 
-import benchmarks
-import checkpoint
 import grpo
-import lora
-import memory
-import parallel
-import prm
-import report
-from benchmarks import Loaded
-from checkpoint import CheckpointError
-from credit import USES_HIDDEN, USES_PRM, Batch, Source, credit, true_errors
+from credit import lora, prm
+from credit.measures import effective_weights, localisation
+from credit.methods import USES_HIDDEN, USES_PRM, Batch, Source, credit, true_errors
 from grpo import BARS, Policy, Rollouts, Scored, group_advantages, pack, policy_loss, rollout, score
-from measures import effective_weights, localisation
-from parallel import Ranks
-from prepare import own_prm, protocol_of, sampling_of, set_up, warm_up
-from recipe import method_options, parse_args
+from harness import benchmarks, checkpoint, memory, parallel, report
+from harness.benchmarks import Loaded
+from harness.checkpoint import CheckpointError
+from harness.parallel import Ranks
+from harness.prepare import own_prm, protocol_of, sampling_of, set_up, warm_up
+from harness.recipe import method_options, parse_args
 from rewards import Verdict, scores_of
-from tasks import BadInput, Task
+from tasks.problems import BadInput, Task
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite

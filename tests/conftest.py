@@ -16,7 +16,7 @@ if not torch.cuda.is_available():
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-import toy
+from tasks import toy
 
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -93,7 +93,7 @@ def pytest_collection_finish(session):
         return
     files = [(item.fixturenames, getattr(item.module, "BESIDE", {})) for item in session.items]
     wanted = {name: words for fixtures, beside in files for name, words in beside.items() if name in fixtures}
-    environment = {**os.environ, "PYTHONPATH": str(Path(toy.__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     for name, words in wanted.items():
         folder = Path(tempfile.mkdtemp())
         command = ["nice", "-n", "19", sys.executable, *words, str(folder)]  # the tests themselves go first

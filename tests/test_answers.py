@@ -5,7 +5,7 @@ Run: pytest tests/test_answers.py
 
 import pytest
 
-from answers import compare
+from grading.answers import compare
 
 # (answer, gold)
 SAME = [

@@ -16,14 +16,13 @@ import pytest
 import torch
 from datasets import Dataset, config
 
-import benchmarks
-import tables
-import toy
-from benchmarks import BENCHMARKS, Loaded, Protocol, evaluate, load
 from grpo import Rollouts
-from parallel import Ranks
-from rows import livecodebench_row, private_tests
-from tasks import BadInput
+from harness import benchmarks, tables
+from harness.benchmarks import BENCHMARKS, Loaded, Protocol, evaluate, load
+from harness.parallel import Ranks
+from tasks import toy
+from tasks.problems import BadInput
+from tasks.rows import livecodebench_row, private_tests
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"

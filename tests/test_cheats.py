@@ -12,9 +12,9 @@ Run: pytest tests/test_cheats.py
 
 import pytest
 
-import sandbox
+from grading import sandbox
+from grading.sandbox import SandboxError
 from rewards import grade_all, grade_code
-from sandbox import SandboxError
 
 SCRIPT = {"inputs": ["3\n1 2 3\n"], "outputs": ["6\n"]}
 FIVE = {"asserts": ["assert f(3) == 5"]}

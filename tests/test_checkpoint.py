@@ -19,9 +19,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import checkpoint
-import toy
 import train
+from harness import checkpoint
+from tasks import toy
 
 SIZES = "--task embedded --toy-lines 1 --batch 16 --group 4 --minibatch 8 --heldout 8 --eval-groups 4 --seed 1".split()
 EVERY = ["--save-every", "1", "--keep", "9"]

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-import compare
 import train
+from studies import compare
 
 SIZES = "--toy-lines 1 --warmup-steps 2 --steps 1 --batch 16 --minibatch 16 --heldout 8 --eval-groups 2".split()
 SIZES += ["--threads", "1"]  # a run in a thread of its own does not hear conftest.py's

@@ -8,18 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-import credit as methods
 import grpo
-import lora
-import salience
 import shear
-import toy
-from credit import METHODS, Batch, Source, credit, outcome_weights, true_errors
+from credit import lora, salience
+from credit import methods as methods
+from credit.measures import effective_weights
+from credit.methods import METHODS, Batch, Source, credit, outcome_weights, true_errors
+from credit.salience import Answer
 from grpo import Policy, Rollouts, Scored, group_advantages, policy_loss, score
-from measures import effective_weights
-from prepare import embedded_task
-from recipe import parse_args
-from salience import Answer
+from harness.prepare import embedded_task
+from harness.recipe import parse_args
+from tasks import toy
 
 FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
 OPTIONS = {"shear": dict(window=6, stride=3), "first": dict(window=6, stride=3), "random": dict(window=5)}

@@ -26,8 +26,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-import decode as subject
-from decode import Batch, decode, grouped_attention, rows_that_fit, supported
+from fast import decode as subject
+from fast.decode import Batch, decode, grouped_attention, rows_that_fit, supported
 
 FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),

@@ -12,16 +12,15 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-import diagnose
-import figures
-import prefixes
-import toy
-from credit import METHODS
+from credit import teacher
+from credit.measures import around, peak
+from credit.methods import METHODS
 from grpo import Rollouts, pad_left, rollout
-from measures import around, peak
-from prefixes import SPANS, Group
 from rewards import Verdict
-from tasks import BadInput, Task
+from studies import diagnose, figures, prefixes
+from studies.prefixes import SPANS, Group
+from tasks import toy
+from tasks.problems import BadInput, Task
 
 SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
@@ -67,6 +66,13 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
     assert found["success_right"] == pytest.approx([0.9, 0.7, 0.5, 0.3])
     flat = table([(0, row, 1, end, end, 0.5) for row in range(3) for end in (10, 20, 30)])
     assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
+
+
+def test_means_and_errors_by_key_are_written_out_numbers():
+    """1 and 3 of key 0: mean 2, deviation sqrt(2) (ddof 1), error 1; one value has no error, no value no mean."""
+    mean, error = figures.mean_by(np.array([0, 1, 0]), np.array([1.0, 5.0, 3.0]), np.array([0, 1, 2]))
+    assert mean[:2].tolist() == [2, 5] and error[0] == pytest.approx(1)
+    assert np.isnan([mean[2], *error[1:]]).all()
 
 
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
@@ -249,7 +255,9 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         return Verdict(float(len(graded)), "counted")
 
     monkeypatch.setattr(prefixes, "rollout", sampler)
-    monkeypatch.setattr("tasks.grade_all", lambda grade, texts, references: list(map(grade, texts, references)))
+    monkeypatch.setattr(
+        "tasks.problems.grade_all", lambda grade, texts, references: list(map(grade, texts, references))
+    )
     args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0, decode="generate")
     found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
     assert asked == [([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
@@ -273,7 +281,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     made = []
     # the one line of this model's programs would be the error, from its first token on: say that it starts later
     monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "arith", 12))
-    monkeypatch.setattr(toy, "make_prm", functools.partial(toy.make_prm, steps=2))
+    monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     monkeypatch.setattr(prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options))
     assert diagnose.main([*flags, "--html", str(tmp_path / "page.html")]) == 0 and made
     results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
@@ -363,7 +371,7 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     ]
     path = tmp_path / "s.jsonl"
     path.write_text(path.read_text().replace('"extra": 0', '"answer": "1"'))
-    monkeypatch.setattr("tasks.grade_all", lambda grade, texts, answers: list(map(grade, texts, answers)))
+    monkeypatch.setattr("tasks.problems.grade_all", lambda grade, texts, answers: list(map(grade, texts, answers)))
     assert diagnose.main([*flags, "--out", str(tmp_path / "out")]) == 0
     group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     assert [len(each) for each in group.continued] == [len(ends) for ends in group.ends]

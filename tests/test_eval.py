@@ -8,13 +8,11 @@ import math
 
 import pytest
 
-import benchmarks
 import eval as command
-import prepare
-import results
-import toy
 import train
 from grpo import rollout
+from harness import benchmarks, prepare, results
+from tasks import toy
 
 SMALL = "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1".split()
 

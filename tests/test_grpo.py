@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import grpo
 from grpo import Policy, Rollouts, cat_padded, group_advantages, pack, policy_loss, rollout, score, stop_ids
-from parallel import moved
+from harness.parallel import moved
 
 PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
 

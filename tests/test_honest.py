@@ -7,9 +7,9 @@ Run: pytest tests/test_honest.py
 
 import pytest
 
-import sandbox
+from grading import sandbox
+from grading.sandbox import SandboxError
 from rewards import grade_all, grade_code
-from sandbox import SandboxError
 
 SCRIPT = {"inputs": ["3\n1 2 3\n", "1\n6\n"], "outputs": ["6\n", "6\n"]}
 EVAL = {

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import lora
-import toy
 import train
+from credit import lora
+from tasks import toy
 
 
 def moved(model, rank: int = 2):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from measures import concentration, effective_weights, localisation
+from credit.measures import concentration, effective_weights, localisation
 
 
 def test_effective_weights_are_what_multiplied_the_advantage():

@@ -14,9 +14,8 @@ import subprocess
 
 import pytest
 
-import diagnose
-import page
-import report
+from harness import report
+from studies import diagnose, page
 
 SENSE = "So $(2n-19)^2 + 35 = 4x^2$ holds.\n\nThen the two factors, which have the same sign, make 35. "
 HOSTILE = [

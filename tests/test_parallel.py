@@ -19,14 +19,14 @@ import torch
 from conftest import teach
 from transformers import AutoModelForCausalLM
 
-import lora
-import parallel
-import toy
 import train
+from credit import lora
 from grpo import Rollouts, rollout
-from parallel import Ranks, checksum, full, share
+from harness import parallel
+from harness.parallel import Ranks, checksum, full, share
 from rewards import Verdict
-from tasks import Task
+from tasks import toy
+from tasks.problems import Task
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 FLAGS = "--task embedded --toy-lines 2 --batch 24 --group 4 --minibatch 12 --lr 1e-3 --micro-tokens 256".split()

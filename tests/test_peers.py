@@ -7,10 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import bench
-import machine
-import peers
-from recipe import parse_args
+from harness.recipe import parse_args
+from studies import bench, machine, peers
 
 CPU = torch.device("cpu")
 

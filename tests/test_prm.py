@@ -12,11 +12,11 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-import prm
-import toy
+from credit import prm, teacher
+from credit.prm import SEPARATOR, ProcessRewardModel, judge_steps
 from grpo import Rollouts, cat_padded
-from prm import SEPARATOR, ProcessRewardModel, judge_steps
-from tasks import BadInput
+from tasks import toy
+from tasks.problems import BadInput
 
 CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -230,7 +230,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
     questions = [problem["problem"] for problem in problems]
     policy, words = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
-    pair = toy.make_prm(policy, 1, "chain", set(), steps=70, seed=0)  # of 230 problems none can be spared
+    pair = teacher.make_prm(policy, 1, "chain", set(), steps=70, seed=0)  # of 230 problems none can be spared
     assert policy.config.vocab_size == len(words) and all(
         p.requires_grad and p.grad is None for p in policy.parameters()
     )
@@ -240,7 +240,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     rollouts = Rollouts(prompts, prompts.bool(), ids, ids > 0, torch.ones(len(texts)), texts)
     judged = judge_steps(pair, questions, rollouts, words, "\n", 4000)
     good = torch.cat([good for good, _ in judged])
-    true = torch.tensor([each for row in zip(problems, texts, strict=True) for each in toy.good_lines(*row)])
+    true = torch.tensor([each for row in zip(problems, texts, strict=True) for each in teacher.good_lines(*row)])
     assert 0.6 < true.float().mean() < 0.85
     assert ((good > 0.5) == true).float().mean() > 0.87
     assert judged[0][1].tolist() == [0] * 12 + [1] * 3
@@ -258,14 +258,14 @@ def test_toy_labels_are_bad_from_the_first_error_on(lines):
         text = toy.demonstrate(problem, rng)
         error = toy.first_error(problem, text)
         right = error.token // 12 if error else lines + 1  # a line is 12 tokens
-        assert toy.good_lines(problem, text) == [True] * right + [False] * (lines + 1 - right)
+        assert teacher.good_lines(problem, text) == [True] * right + [False] * (lines + 1 - right)
         seen.add(right)
     assert {0, lines + 1} <= seen
 
 
 def test_forbidden_prompts_are_not_demonstrated():
     """Neither to the policy nor to the process reward model: both draw their demonstrations here."""
-    forbidden = {problem["problem"] for problem, _ in toy._demonstrations(1, "chain", set(), random.Random(1))}
+    forbidden = {problem["problem"] for problem, _ in toy.demonstrations(1, "chain", set(), random.Random(1))}
     for seed in range(20):
-        shown = {problem["problem"] for problem, _ in toy._demonstrations(1, "chain", forbidden, random.Random(seed))}
+        shown = {problem["problem"] for problem, _ in toy.demonstrations(1, "chain", forbidden, random.Random(seed))}
         assert not shown & forbidden

@@ -14,11 +14,10 @@ import struct
 import sys
 import threading
 
-import numpy
-import pytest
-
 import judge
+import numpy
 import proxy
+import pytest
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import math
 import pytest
 import torch
 
-import race as module
-import spans
-from pairs import opposing_distances
-from race import GroupCosts, advance, race
+from credit.ablations import opposing_distances
+from fast import race as module
+from fast import spans
+from fast.race import GroupCosts, advance, race
+from fast.spans import token_distances, two_sides
 from sinkhorn import sinkhorn
-from spans import token_distances, two_sides
 
 SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
 

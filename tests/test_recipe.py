@@ -7,9 +7,9 @@ import dataclasses
 import inspect
 
 import eval as command
-from benchmarks import BENCHMARKS, Protocol
 from grpo import group_advantages, policy_loss
-from recipe import parse_args
+from harness.benchmarks import BENCHMARKS, Protocol
+from harness.recipe import parse_args
 from shear import first_weights, shear_weights
 
 PAPER = dict(  # `python train.py --model M`, without what depends on the machine: device and dtype

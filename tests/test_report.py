@@ -6,12 +6,12 @@ Run: pytest tests/test_report.py
 import pytest
 import torch
 
-import report
-import toy
-from credit import Batch
+from credit.methods import Batch
 from grpo import Rollouts, Scored, group_advantages
+from harness import report
 from rewards import Verdict, grade_math
-from tasks import Task
+from tasks import toy
+from tasks.problems import Task
 
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"

@@ -9,10 +9,9 @@ import threading
 
 import pytest
 
-import rewards
-import sandbox
+from grading import sandbox, workers
+from grading.sandbox import SandboxError
 from rewards import Verdict, code_blocks, grade_all, grade_code, grade_math, last_box, program_of, same_output
-from sandbox import SandboxError
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,7 @@ def test_workers_serve_many_threads_and_are_replaced_when_they_die():
     for thread in threads:
         thread.join()
     assert results == [[Verdict(1.0, "correct")] * 12] * 2
-    for worker in rewards._idle:
+    for worker in workers._idle:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
     assert grade_all(grade_math, texts, golds) == [Verdict(1.0, "correct")] * 12
@@ -103,7 +102,7 @@ def test_a_question_that_kills_its_workers_is_wrong(monkeypatch):
     def die(*_):
         raise EOFError
 
-    monkeypatch.setattr(rewards.Worker, "ask", die)
+    monkeypatch.setattr(workers.Worker, "ask", die)
     assert grade_math(r"\boxed{x}", "y") == (0.0, "crashed")
 
 
@@ -114,8 +113,8 @@ def test_no_process_to_be_had_is_no_verdict(monkeypatch):
         raise OSError("Resource temporarily unavailable")
 
     sandbox.choose_level("auto")
-    monkeypatch.setattr(rewards, "_idle", [])
-    monkeypatch.setattr(rewards.subprocess, "Popen", fail)
+    monkeypatch.setattr(workers, "_idle", [])
+    monkeypatch.setattr(workers.subprocess, "Popen", fail)
     with pytest.warns(RuntimeWarning, match="temporarily unavailable"):
         assert grade_math(r"\boxed{x}", "y") == (None, "infra_error")
     with pytest.warns(RuntimeWarning, match="no supervisor can be started"):

@@ -11,11 +11,10 @@ from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Tokenizer
 
 import grpo
-import lora
-import salience
-import toy
+from credit import lora, salience
+from credit.salience import Answer, answer_places
 from grpo import Policy, Rollouts, char_starts, score
-from salience import Answer, answer_places
+from tasks import toy
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import sandbox
-from sandbox import Output, SandboxError, run_program
+from grading import sandbox
+from grading.sandbox import Output, SandboxError, run_program
 
 
 @pytest.fixture(scope="module", params=sandbox.LEVELS)

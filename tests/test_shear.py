@@ -10,11 +10,11 @@ import ot
 import pytest
 import torch
 
-import pairs
-import race
 import shear
+from credit import ablations as pairs
+from fast import race
+from fast.spans import span_bounds
 from shear import shear_advantages, shear_weights
-from spans import span_bounds
 
 SMALL = dict(window=6, stride=3)
 EXACT = dict(eps=0.3, tol=1e-9, max_iters=5000)

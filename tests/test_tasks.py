@@ -15,16 +15,16 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
-import toy
 from grpo import Rollouts
 from rewards import grade_code, grade_math
-from tasks import HUB, INSTRUCTIONS, TEMPLATES, BadInput, Task, file_task, load_problems, read_problems, render
+from tasks import toy
+from tasks.problems import HUB, INSTRUCTIONS, TEMPLATES, BadInput, Task, file_task, load_problems, read_problems, render
 
 MATH, CODE = INSTRUCTIONS["math"], INSTRUCTIONS["code"]
 LOAD = """
 import os, sys
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": sys.argv[1]}
-import tasks
+from tasks import problems as tasks
 print("datasets" in sys.modules)
 broken = sys.argv[1] + "/x.parquet"
 with open(broken, "w") as file: file.write("junk")

@@ -22,9 +22,9 @@ import torch
 from scipy import stats
 from scipy.optimize import linprog
 
+from fast.spans import span_bounds
 from shear import shear_weights
 from sinkhorn import sinkhorn
-from spans import span_bounds
 
 RADIUS = 1.0  # (A2)'s M
 SPAN, STRIDE, LENGTH = 100, 50, 300  # tokens

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import toy
+from tasks import toy
 
 PROBLEM = {"problem": "a=3-6;b=3+a;c=b*7;c?\n", "answer": "0"}
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\nc=b*7=0*7=0\n\\boxed{0}"

@@ -20,16 +20,15 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import prepare
-import recipe
 import shear
-import toy
 import train
-from credit import credit
+from credit.methods import credit
+from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
-from parallel import Ranks
+from harness import prepare, recipe
+from harness.parallel import Ranks
 from rewards import Verdict, scores_of
-from sandbox import SandboxError
+from tasks import toy
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
 LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 350 --steps 24 --lr 2e-4 --threads 1"

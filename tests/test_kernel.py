@@ -17,7 +17,7 @@ ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     os.environ["TRITON_INTERPRET"] = "1"  # heard only before the first import of Triton
 
-import sinkhorn_triton as module  # noqa: E402
+from fast import kernel as module  # noqa: E402
 
 if module.triton is None:
     WHY_NOT = "Triton is not installed"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import lora
+from credit import lora
 from grpo import BARS, HEAD_CHUNK, Policy, Rollouts, char_starts, end_to_end, layers_of, pack, pad_id, pad_left, score
 from rewards import box_place
 

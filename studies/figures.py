@@ -28,7 +28,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import rankdata, spearmanr
 
-from measures import auc
+from credit.measures import auc
 
 RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#999999"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#FFFFFF", "#FDE3CC", "#F4A259", WRONG, "#7F2704"])

@@ -38,24 +38,22 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import logging
 
-import figures
-import page
-import prm
-import report
-import tables
-import toy
-from checkpoint import write_whole
-from credit import Batch
+from credit import prm
+from credit.ablations import opposing_distances
+from credit.methods import Batch
+from fast.spans import span_bounds, two_sides
 from grpo import BARS, Policy
-from pairs import opposing_distances
-from parallel import Ranks
-from prefixes import Group, collect, distances_of, read, scored, table_of
-from prepare import grader, load, own_prm, set_up, warm_up
-from recipe import Parser, flag, parse_args
-from spans import span_bounds, two_sides
-from tasks import INSTRUCTIONS, BadInput, Task, cause, choose_template, render
+from harness import report, tables
+from harness.checkpoint import write_whole
+from harness.parallel import Ranks
+from harness.prepare import grader, load, own_prm, set_up, warm_up
+from harness.recipe import Parser, flag, parse_args
+from studies import figures, page
+from studies.prefixes import Group, collect, distances_of, read, scored, table_of
+from studies.truth import against_truth, errors_in, weights_of
+from tasks import toy
+from tasks.problems import INSTRUCTIONS, BadInput, Task, cause, choose_template, render
 from train import light
-from truth import against_truth, errors_in, weights_of
 
 OURS = "--method --name --resume --smoke --bench --eval-every --ranks --lora-rank".split()  # train.py's, no use here
 # What decides on the samples: a folder's groups may be looked at with other flags, and added to.

@@ -39,20 +39,20 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from tqdm import tqdm
 
-import prefixes
 import shear
-import tables
-from credit import Batch
+from credit.methods import Batch
+from fast.kernel import available
+from fast.race import CHUNK_ENTRIES
+from fast.spans import Sides, token_distances, two_sides
 from grpo import BARS, Policy
-from machine import ceilings, hardware
-from parallel import Ranks
-from prepare import set_up, warm_up
-from race import CHUNK_ENTRIES
-from recipe import SHEAR, Parser, parse_args
+from harness import tables
+from harness.parallel import Ranks
+from harness.prepare import set_up, warm_up
+from harness.recipe import SHEAR, Parser, parse_args
 from sinkhorn import sinkhorn
-from sinkhorn_triton import available
-from spans import Sides, token_distances, two_sides
-from tasks import BadInput
+from studies import prefixes
+from studies.machine import ceilings, hardware
+from tasks.problems import BadInput
 
 SEED = 0
 SOLVER = {name: SHEAR[name] for name in ("eps", "max_iters", "tol")}  # the recipe's

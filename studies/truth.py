@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import figures
 import shear
-from credit import METHODS, USES_PRM, Batch, credit, true_errors
+from credit.measures import around, effective_weights, localisation, peak
+from credit.methods import METHODS, USES_PRM, Batch, credit, true_errors
 from grpo import BARS, cat_padded
-from measures import around, effective_weights, localisation, peak
-from recipe import SHEAR, method_options
-from tasks import Task
+from harness.recipe import SHEAR, method_options
+from studies import figures
+from tasks.problems import Task
 
 
 def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:

@@ -20,16 +20,15 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import benchmarks
-import decode
-import parallel
-import prm
-import toy
-from benchmarks import Loaded, Protocol
+from credit import prm, teacher
+from fast import decode
 from grpo import hf_generate, layers_of
-from parallel import Ranks
+from harness import benchmarks, parallel
+from harness.benchmarks import Loaded, Protocol
+from harness.parallel import Ranks
 from rewards import grade_code, grade_math
-from tasks import BadInput, Task, file_task
+from tasks import toy
+from tasks.problems import BadInput, Task, file_task
 
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
@@ -157,7 +156,7 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
     """The embedded task's process reward model, taught by one rank for all; a resumed run has it already."""
     if ranks.main and not args.resume:
         forbidden = {problem["problem"] for problem in task.heldout}
-        for part in toy.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed):
+        for part in teacher.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed):
             part.save_pretrained(folder / "prm")
     parallel.gather(None, ranks)  # until it is there
     return prm.load(str(folder / "prm"), ranks.device, torch.float32)

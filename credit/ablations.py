@@ -9,8 +9,8 @@ distance, and the MMD of a Gaussian kernel whose width is the median distance of
 import torch
 from torch import Tensor
 
+from fast.spans import Sides, Spans, token_distances
 from sinkhorn import sinkhorn
-from spans import Sides, Spans, token_distances
 
 SCALE_FREE = ("cosine", "mmd")  # distances without a unit, not divided by nbar
 

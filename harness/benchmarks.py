@@ -37,15 +37,23 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import parallel
-import sandbox
-import tables
-import toy
+from grading import sandbox
 from grpo import BARS, rollout
-from parallel import Ranks
+from harness import parallel, tables
+from harness.parallel import Ranks
 from rewards import Verdict, grade_code, grade_math
-from rows import aime24_row, from_files, from_hub, humaneval_row, livecodebench_row, math_row, mbpp_row, olympiad_row
-from tasks import INSTRUCTIONS, BadInput, Task, choose_template, render
+from tasks import toy
+from tasks.problems import INSTRUCTIONS, BadInput, Task, choose_template, render
+from tasks.rows import (
+    aime24_row,
+    from_files,
+    from_hub,
+    humaneval_row,
+    livecodebench_row,
+    math_row,
+    mbpp_row,
+    olympiad_row,
+)
 
 WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 

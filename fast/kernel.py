@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from race import GroupCosts, Minima
+from fast.race import GroupCosts, Minima
 
 try:
     import triton

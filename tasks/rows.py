@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rewards import style_of
-from tasks import BadInput, as_problem, cause, local_rows
+from tasks.problems import BadInput, as_problem, cause, local_rows
 
 # ---- files ----------------------------------------------------------------------------------------------------
 

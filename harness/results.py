@@ -16,12 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-import checkpoint
-import report
-import tables
+from harness import checkpoint, report, tables
 from rewards import Verdict, grade_all, grade_code, grade_math
-from rows import from_files
-from tasks import BadInput
+from tasks.problems import BadInput
+from tasks.rows import from_files
 
 RESPONSE = ("response", "solution"), ("group", "id", "problem")  # keys in a file of --replay
 

@@ -34,8 +34,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-import lora
-from decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
+from credit import lora
+from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from grpo import HEAD_CHUNK, layers_of
 from shear import TOGETHER
 

@@ -35,15 +35,13 @@ import transformers
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 import grpo
-import memory
-import parallel
-import report
 import train
-from decode import token_bytes
-from machine import copy_ceiling, hardware, matmul_ceiling
-from recipe import Parser, parse_args
+from fast.decode import token_bytes
+from harness import memory, parallel, report
+from harness.recipe import Parser, parse_args
 from rewards import Verdict
-from tasks import BadInput
+from studies.machine import copy_ceiling, hardware, matmul_ceiling
+from tasks.problems import BadInput
 
 # The published shapes of Qwen2.5-Math: hidden, layers, heads, key-value heads, intermediate, vocabulary, tied.
 SIZES = {
@@ -126,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input."""
     argv = sys.argv[1:] if argv is None else argv
     if "--step" not in argv:
-        import peers  # here, as a step needs neither POT nor GeomLoss
+        from studies import peers  # here, as a step needs neither POT nor GeomLoss
 
         return peers.main(argv)
     transformers.utils.logging.disable_progress_bar()

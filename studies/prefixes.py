@@ -29,14 +29,14 @@ import torch
 from tqdm import tqdm
 
 import shear
-from checkpoint import write_whole
-from credit import Batch, Source
+from credit.methods import Batch, Source
+from credit.salience import answer_places
+from fast.spans import span_bounds, two_sides
 from grpo import BARS, Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
-from prepare import sampling_of
+from harness.checkpoint import write_whole
+from harness.prepare import sampling_of
 from rewards import Verdict
-from salience import answer_places
-from spans import span_bounds, two_sides
-from tasks import BadInput, Task
+from tasks.problems import BadInput, Task
 from train import as_batch, seed_of
 
 SPANS = ("group", "rollout", "right", "end", "distance", "success")  # columns of the table that figures take

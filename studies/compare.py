@@ -33,16 +33,14 @@ from pathlib import Path
 import torch
 from transformers.utils import logging
 
-import checkpoint
-import lora
-import report
-import tables
 import train
-from credit import USES_PRM
-from parallel import Ranks
-from prepare import set_up
-from recipe import MAY_CHANGE, Parser, flag, parse_args
-from tasks import BadInput
+from credit import lora
+from credit.methods import USES_PRM
+from harness import checkpoint, report, tables
+from harness.parallel import Ranks
+from harness.prepare import set_up
+from harness.recipe import MAY_CHANGE, Parser, flag, parse_args
+from tasks.problems import BadInput
 
 ROWS = {
     "grpo": "--method grpo",

@@ -19,13 +19,13 @@ import transformers
 from matplotlib.figure import Figure
 from torch import Tensor
 
-import tables
-from checkpoint import write_whole
-from credit import Batch
+from credit.measures import concentration
+from credit.methods import Batch
 from grpo import Rollouts
-from measures import concentration
-from parallel import Ranks, gather
-from tasks import BadInput, Task
+from harness import tables
+from harness.checkpoint import write_whole
+from harness.parallel import Ranks, gather
+from tasks.problems import BadInput, Task
 
 
 class Clock:

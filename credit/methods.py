@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-import prm as process_rewards
-import salience
+from credit import prm as process_rewards
+from credit import salience
+from credit.measures import effective_weights
 from grpo import Policy, Rollouts, Scored, pad_id
-from measures import effective_weights
 from shear import first_weights, shear_advantages
-from tasks import Task
+from tasks.problems import Task
 
 RESCALINGS = ("none", "mean1")
 

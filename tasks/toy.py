@@ -18,15 +18,10 @@ The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless
 as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
 and slip elsewhere now and then, always going on consistently from the wrong value.
 
-Process rewards need a second model, `make_prm`, which learns from such demonstrations which lines come before the
-first error. It knows only what it was shown: a fault that no demonstration has (a line left out or repeated, a
-wrong box) it may well call good.
-
 Left out: problems with several answers, right answers by a wrong way, self-correction. One line is 12 tokens
 long, so spans of `--window 12` compare about a line of work.
 """
 
-import copy
 import itertools
 import random
 import re
@@ -36,8 +31,6 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-
-from prm import SEPARATOR, ProcessRewardModel, encode
 
 KINDS = ("chain", "tree", "shortcut")
 LABELS = "abcdefgh"
@@ -52,7 +45,6 @@ MISCONCEPTION = 0.55  # chance that a demonstration does * as +
 SLIP = 0.05  # chance of another mistake in any other line
 SHORTCUT, STAY_SHORT, SHORT_RIGHT = 0.15, 0.9, 0.35
 HINT, HINT_TOKENS = "\\boxed{{{}}}\n", 4  # how a prompt tells the answer
-NO_RESULT = -100  # in place of a line's right result, for a line without work
 
 
 class FirstError(NamedTuple):
@@ -252,73 +244,20 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
     def batch_loss() -> torch.Tensor:
         """Of the next token of 32 demonstrations."""
         rows, weights = [], []
-        for problem, text in _demonstrations(lines, kind, forbidden, rng):
+        for problem, text in demonstrations(lines, kind, forbidden, rng):
             prompt, response = SYMBOL.findall(problem["problem"]), SYMBOL.findall(text)
             after_equals = [3.0 if a == "=" and b.isdigit() else 1.0 for a, b in itertools.pairwise(response)]
             rows.append([IDS[symbol] for symbol in (*prompt, *response, "<eos>")])
             weights.append([0.0] * len(prompt) + [1.0, *after_equals, 1.0])
-        ids, weights = _padded(rows, IDS["<pad>"], model.device), _padded(weights, 0.0, model.device)  # (32, L) each
+        ids, weights = padded(rows, IDS["<pad>"], model.device), padded(weights, 0.0, model.device)  # (32, L) each
         logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
         return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
 
-    return _teach(model, batch_loss, steps, "warm-up")
+    return teach(model, batch_loss, steps, "warm-up")
 
 
-def make_prm(
-    policy, lines: int, kind: str, forbidden: set[str], *, steps: int = 400, seed: int
-) -> tuple[ProcessRewardModel, Qwen2Tokenizer]:
-    """A process reward model of the task with its tokenizer, a pair like that of `prm.load`.
-
-    It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh demonstrations of
-    1 to `lines` lines; `forbidden` prompts are never shown. Whether a result is right depends on three symbols at
-    once, which a label of one bit hardly teaches: so at each separator it also learns to say the right result.
-    """
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens([AddedToken(SEPARATOR, normalized=False, special=True)])
-    tokenizer.chat_template = "{% for turn in messages if turn.role != 'system' %}{{ turn.content }}{% endfor %}"
-    torch.manual_seed(seed)
-    model = ProcessRewardModel(copy.deepcopy(policy.config))
-    model.model.load_state_dict(policy.base_model.state_dict())
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.to(policy.device)
-    rng = random.Random(f"process rewards {seed}")
-
-    def batch_loss() -> torch.Tensor:
-        """Of 32 demonstrations' verdicts and right results, at the separators."""
-        rows, good, results = [], [], []
-        for problem, text in _demonstrations(rng.randint(1, lines), kind, forbidden, rng):
-            rows.append(encode((model, tokenizer), problem["problem"], text.splitlines()))
-            good += good_lines(problem, text)
-            results += [_right_result(line) for line in text.splitlines(keepends=True)]
-        ids = _padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
-        states = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (32, L, d)
-        states = states[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]  # (n, d), n lines in all
-        said = states @ model.get_input_embeddings().weight.T  # (n, V)
-        good, results = (torch.tensor(each, device=model.device).long() for each in (good, results))  # (n,), (n,)
-        cross_entropy = torch.nn.functional.cross_entropy
-        return cross_entropy(model.score(states), good) + cross_entropy(said, results, ignore_index=NO_RESULT)
-
-    _teach(model, batch_loss, steps, "process rewards")
-    return model.eval().requires_grad_(False), tokenizer
-
-
-def good_lines(problem: dict, response: str) -> list[bool]:
-    """Of each line of a response, whether it comes before the first error."""
-    error, begin, good = first_error(problem, response), 0, []
-    for line in response.splitlines(keepends=True):
-        good.append(error is None or begin < error.token)
-        begin += len(SYMBOL.findall(line))
-    return good
-
-
-def _right_result(line: str) -> int:
-    """The id of the digit that a line of work should end with, given the values it puts in."""
-    full = LINE.fullmatch(line)
-    return IDS[str(apply(full[4], int(full[6]), int(full[8])))] if full else NO_RESULT
-
-
-def _teach(model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str) -> float:
+def teach(model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str) -> float:
     """Adam at 2e-3, up over 30 steps, down over the last fifth; returns the last batch's loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -336,7 +275,7 @@ def _teach(model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str)
     return loss.item()
 
 
-def _demonstrations(lines: int, kind: str, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
+def demonstrations(lines: int, kind: str, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
     """32 problems that are not forbidden, each with a careless response."""
     pairs = []
     while len(pairs) < 32:
@@ -346,7 +285,7 @@ def _demonstrations(lines: int, kind: str, forbidden: set[str], rng: random.Rand
     return pairs
 
 
-def _padded(rows: list[list], fill: float, device) -> torch.Tensor:
+def padded(rows: list[list], fill: float, device) -> torch.Tensor:
     """Lists of numbers -> (rows, length of the longest), filled up on the right."""
     width = max(map(len, rows))
     return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)

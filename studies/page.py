@@ -25,8 +25,8 @@ import json
 import math
 from pathlib import Path
 
-from report import rows
-from tasks import BadInput, cause
+from harness.report import rows
+from tasks.problems import BadInput, cause
 
 SHOWN = "step problem answer score reason first_error advantage tokens weights spans".split()  # keys of a row
 

@@ -33,7 +33,7 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
 from grpo import BARS, Rollouts, cat_padded, char_starts, pack
-from tasks import INSTRUCTIONS, BadInput
+from tasks.problems import INSTRUCTIONS, BadInput
 
 SEPARATOR = "<extra_0>"
 EXAMPLE = "Qwen/Qwen2.5-Math-PRM-7B"

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import torch
 
-import checkpoint
 import grpo
-import salience
-import sandbox
 import shear
-import sinkhorn_triton
-import toy
-from credit import METHODS, RESCALINGS, USES_ANSWER, USES_PRM
-from prepare import DECODERS
-from sandbox import SandboxError
-from tasks import TEMPLATES, BadInput
+from credit import salience
+from credit.methods import METHODS, RESCALINGS, USES_ANSWER, USES_PRM
+from fast import kernel as sinkhorn_triton
+from grading import sandbox
+from grading.sandbox import SandboxError
+from harness import checkpoint
+from harness.prepare import DECODERS
+from tasks import toy
+from tasks.problems import TEMPLATES, BadInput
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch.

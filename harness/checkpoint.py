@@ -27,9 +27,9 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-import lora
+from credit import lora
 from grpo import Policy
-from parallel import Ranks, gather
+from harness.parallel import Ranks, gather
 
 # One process saves and loads as it should; torch warns each time that it is alone.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

@@ -1,0 +1,72 @@
+"""The embedded task's process reward model: made from a policy, taught by careless demonstrations.
+
+    make_prm(policy, lines, kind, forbidden, seed=0) -> a pair like that of `prm.load`
+    good_lines(problem, response)                    -> which lines come before the first error: the truth
+
+It learns from demonstrations which lines come before the first error, and knows only what it was shown: a fault that no
+demonstration has (a line left out or repeated, a wrong box) it may well call good.
+"""
+
+import copy
+import random
+
+import torch
+from transformers import AddedToken, Qwen2Tokenizer
+
+from credit.prm import SEPARATOR, ProcessRewardModel, encode
+from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer, padded, teach
+
+NO_RESULT = -100  # in place of a line's right result, for a line without work
+
+
+def make_prm(
+    policy, lines: int, kind: str, forbidden: set[str], *, steps: int = 400, seed: int
+) -> tuple[ProcessRewardModel, Qwen2Tokenizer]:
+    """A process reward model of the task with its tokenizer, a pair like that of `prm.load`.
+
+    It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh demonstrations of
+    1 to `lines` lines; `forbidden` prompts are never shown. Whether a result is right depends on three symbols at
+    once, which a label of one bit hardly teaches: so at each separator it also learns to say the right result.
+    """
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens([AddedToken(SEPARATOR, normalized=False, special=True)])
+    tokenizer.chat_template = "{% for turn in messages if turn.role != 'system' %}{{ turn.content }}{% endfor %}"
+    torch.manual_seed(seed)
+    model = ProcessRewardModel(copy.deepcopy(policy.config))
+    model.model.load_state_dict(policy.base_model.state_dict())
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.to(policy.device)
+    rng = random.Random(f"process rewards {seed}")
+
+    def batch_loss() -> torch.Tensor:
+        """Of 32 demonstrations' verdicts and right results, at the separators."""
+        rows, good, results = [], [], []
+        for problem, text in demonstrations(rng.randint(1, lines), kind, forbidden, rng):
+            rows.append(encode((model, tokenizer), problem["problem"], text.splitlines()))
+            good += good_lines(problem, text)
+            results += [_right_result(line) for line in text.splitlines(keepends=True)]
+        ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
+        states = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (32, L, d)
+        states = states[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]  # (n, d), n lines in all
+        said = states @ model.get_input_embeddings().weight.T  # (n, V)
+        good, results = (torch.tensor(each, device=model.device).long() for each in (good, results))  # (n,), (n,)
+        cross_entropy = torch.nn.functional.cross_entropy
+        return cross_entropy(model.score(states), good) + cross_entropy(said, results, ignore_index=NO_RESULT)
+
+    teach(model, batch_loss, steps, "process rewards")
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def good_lines(problem: dict, response: str) -> list[bool]:
+    """Of each line of a response, whether it comes before the first error."""
+    error, begin, good = first_error(problem, response), 0, []
+    for line in response.splitlines(keepends=True):
+        good.append(error is None or begin < error.token)
+        begin += len(SYMBOL.findall(line))
+    return good
+
+
+def _right_result(line: str) -> int:
+    """The id of the digit that a line of work should end with, given the values it puts in."""
+    full = LINE.fullmatch(line)
+    return IDS[str(apply(full[4], int(full[6]), int(full[8])))] if full else NO_RESULT
