@@ -1,95 +1,239 @@
-"""Alg. 1 line 5, every pair of spans solved: the reference for `race.py`, the reading "cost", and other distances.
+"""SHEAR's settings: the paper's own and its ablations, made of the same pieces as `shear.py`.
 
-    opposing_distances(sides, distance, reading, solver) -> the whole (K+, K-) matrix
+    group_weights(hidden, mask, correct, settings) -> omega (G, T); with the paper's settings `shear.shear_weights`
+    span_distances, span_matrix                    -> what weights are made of, also of all pairs (Fig. 11)
+    first_weights                                  -> not the paper's: the same distances, used once
 
 The paper names its ablations of W1 without formulas; ours are 1 - cos of the mean states, the symmetric Chamfer
-distance, and the MMD of a Gaussian kernel whose width is the median distance of the group's opposing tokens.
+distance, and the MMD of a Gaussian kernel whose width is the median distance of the group's opposing tokens. "cosine"
+and "mmd" have no unit and are not divided by nbar.
+
+The reading "cost" of Eq. (10), <P, C>, has no floor and vanishes on shared prefixes. It has no bounds to race with, so
+every pair is solved.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fast.spans import Sides, Spans, token_distances
+from fast.distances import token_distances
+from fast.kernel import fused_race
+from fast.race import race
+from shear import Side, Spans, mean_norm, shear_weights, span_bounds, token_weights, two_sides
 from sinkhorn import sinkhorn
 
-SCALE_FREE = ("cosine", "mmd")  # distances without a unit, not divided by nbar
-
+CHOICES = {
+    "reading": ("value", "cost"),
+    "distance": ("w1", "cosine", "chamfer", "mmd"),
+    "normalize": ("group", "rollout"),
+    "pool": ("max", "mean"),
+}
+DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
 # Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver holds about
 # six; on a CPU small chunks win because they stay in cache.
 CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 
-def opposing_distances(sides: Sides, distance: str, reading: str, solver: dict) -> tuple[Tensor, dict]:
-    """Alg. 1 line 5, Step 1, every pair solved: each right span's distance to each wrong one, (K+, K-), over nbar.
+@dataclass(frozen=True)
+class Settings:
+    """The options of SHEAR; the defaults are the paper's. Raises ValueError for an unknown choice."""
 
-    W_eps is symmetric, so one matrix serves both sides: row minima the right rollouts, column minima the wrong.
-    With them comes what `GroupDistances.solved` holds. `race` finds the minima alone, ten times faster and more.
+    window: int = 100  # w, tokens
+    stride: int = 25  # s, tokens
+    eps: float = 0.05  # in units of nbar
+    reading: str = "value"  # of Eq. (10), with the distance "w1"
+    distance: str = "w1"  # of two spans
+    normalize: str = "group"  # "rollout": every rollout's mean weight becomes the group's
+    pool: str = "max"  # over the spans that cover a token
+    max_iters: int = 100  # of Sinkhorn, a pair
+    tol: float = 1e-3  # marginal error at which a pair stops
+    fused: bool = False  # the Triton kernel, on a GPU
+
+    def __post_init__(self):
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+
+
+@torch.no_grad()
+def group_weights(
+    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: list[dict] | None = None
+) -> Tensor:
+    """Token weights (G, T) float32 of one group; shapes and errors are those of `shear.shear_weights`.
+
+    A list given as `stats` receives, of a group that is solved, {"iterations": (pairs,), "error": (solved pairs,)}.
     """
-    if distance == "cosine":
-        x_mean, y_mean = (
-            torch.einsum("kw,kwd->kd", spans.mass, states[spans.tokens].float())
-            for states, spans in ((sides.x, sides.x_spans), (sides.y, sides.y_spans))
-        )
-        normalized = torch.nn.functional.normalize  # 1 - cos(mean_P, mean_Q)
-        return (1 - normalized(x_mean, dim=-1) @ normalized(y_mean, dim=-1).T).clamp_min(0.0), {}
-    solver = {**solver, "eps": solver["eps"] * sides.nbar}
-    matrix, solved = _span_distances(sides.x, sides.y, sides.x_spans, sides.y_spans, distance, reading, solver)
-    return matrix / (1.0 if distance in SCALE_FREE else sides.nbar), solved
+    sizes = dict(window=settings.window, stride=settings.stride)
+    if settings.distance == "w1" and settings.pool == "max":
+        hooks = dict(closest=solver_of(settings, stats), distances=token_distances)
+        omega = shear_weights(hidden, mask, correct, **sizes, eps=settings.eps, **hooks)
+    else:
+        omega = mask.float()  # (G, T)
+        right, wrong = two_sides(hidden, mask.bool(), correct.bool(), **sizes)
+        if right is not None:
+            of_right, of_wrong = span_distances(right, wrong, settings, stats)
+            pool = token_weights if settings.pool == "max" else mean_weights
+            omega[right.inside] = pool(of_right, right.spans)
+            omega[wrong.inside] = pool(of_wrong, wrong.spans)
+    return evened_out(omega, mask.bool()) if settings.normalize == "rollout" else omega
 
 
-def _span_distances(
-    x: Tensor, y: Tensor, x_spans: Spans, y_spans: Spans, distance: str, reading: str, solver: dict
-) -> tuple[Tensor, dict]:
-    """The (K+, K-) matrix of span-span distances in the states' own units, and the solver's statistics.
+def solver_of(settings: Settings, stats: list[dict] | None = None) -> Callable:
+    """The hook `closest` of `shear_weights`."""
+    solve = closest_by_cost if settings.reading == "cost" else fused_race if settings.fused else race
+    return partial(solve, max_iters=settings.max_iters, tol=settings.tol, stats=stats)
 
-    Span costs are blocks of one token-token matrix, gathered and solved CHUNK_ENTRIES at a time.
-    """
-    costs = token_distances(x, y)  # (N+, N-) float32, Eq. (3)
-    kernel_width = max(costs.median().item(), 1e-30) if distance == "mmd" else None
-    x_mass, y_mass = x_spans.mass, y_spans.mass  # (K+, w), (K-, w) float32
-    shape = (len(x_mass), len(y_mass))
-    matrix, error = torch.empty(2, shape[0] * shape[1], device=x.device)  # made once: growing lists fragment memory
-    iterations = torch.empty_like(error, dtype=torch.long)
-    pairs_at_once = max(1, CHUNK_ENTRIES.get(x.device.type, 2**19) // (x_mass.shape[1] * y_mass.shape[1]))
-    for pairs in torch.arange(len(matrix), device=x.device).split(pairs_at_once):
+
+def span_distances(
+    right: Side, wrong: Side, settings: Settings, stats: list[dict] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Alg. 1 line 5, over nbar: each span's distance to the closest opposing one, (K+,) and (K-,)."""
+    if settings.distance != "w1":
+        matrix = span_matrix(right, wrong, settings)
+        return matrix.amin(1), matrix.amin(0)
+    nbar = mean_norm(torch.cat([right.states, wrong.states]))
+    costs = token_distances(right.states, wrong.states)  # (N+, N-)
+    of_right, of_wrong = solver_of(settings, stats)(costs, right.spans, wrong.spans, settings.eps * nbar)
+    return of_right / nbar, of_wrong / nbar
+
+
+def span_matrix(right: Side, wrong: Side, settings: Settings) -> Tensor:
+    """The distance of every pair of opposing spans, (K+, K-); "w1" and "chamfer" over nbar."""
+    nbar = mean_norm(torch.cat([right.states, wrong.states]))
+    if settings.distance == "cosine":
+        return cosine_distances(right, wrong)
+    costs = token_distances(right.states, wrong.states)  # (N+, N-)
+    pairs = partial(every_pair, costs, right.spans, wrong.spans)
+    if settings.distance == "mmd":
+        return mmd_distances(right, wrong, costs, pairs)
+    if settings.distance == "chamfer":
+        return pairs(chamfer) / nbar
+
+    def solve(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        solved = sinkhorn(blocks, a, b, eps=settings.eps * nbar, max_iters=settings.max_iters, tol=settings.tol)
+        return getattr(solved, settings.reading).clamp_min(0.0)  # rounding can leave -1e-9
+
+    return pairs(solve) / nbar
+
+
+def closest_by_cost(
+    costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float, *, stats: list[dict] | None = None, **limits
+) -> tuple[Tensor, Tensor]:
+    """`shear.closest_spans` by the reading "cost", <P, C>; `limits` are max_iters and tol of `sinkhorn`."""
+    iterations, error = [], []
+
+    def solve(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        solved = sinkhorn(blocks, a, b, eps=eps, **limits)
+        iterations.append(solved.iterations)
+        error.append(solved.error)
+        return solved.cost.clamp_min(0.0)
+
+    matrix = every_pair(costs, right_spans, wrong_spans, solve)
+    if stats is not None:
+        stats.append({"iterations": torch.cat(iterations), "error": torch.cat(error)})
+    return matrix.amin(1), matrix.amin(0)
+
+
+def every_pair(costs: Tensor, right_spans: Spans, wrong_spans: Spans, measure: Callable) -> Tensor:
+    """`measure(blocks (P, n, m), a (P, n), b (P, m)) -> (P,)` of all pairs of spans, (K+, K-), some pairs at a time."""
+    shape = len(right_spans.mass), len(wrong_spans.mass)
+    tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
+    at_once = max(1, CHUNK_ENTRIES.get(costs.device.type, 2**19) // tile)
+    matrix = torch.empty(shape[0] * shape[1], device=costs.device)  # made once: growing lists fragment memory
+    for pairs in torch.arange(len(matrix), device=costs.device).split(at_once):
         k, l = pairs // shape[1], pairs % shape[1]  # noqa: E741 - the paper's letters
         # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the pairs first.
-        block = costs[x_spans.tokens[k].T[:, None], y_spans.tokens[l].T[None]].permute(2, 0, 1)  # (P, w, w)
-        if distance == "w1":
-            solved = sinkhorn(block, x_mass[k], y_mass[l], **solver)
-            matrix[pairs] = getattr(solved, reading).clamp_min(0.0)  # rounding can leave -1e-9
-            iterations[pairs], error[pairs] = solved.iterations, solved.error
-        elif distance == "chamfer":
-            matrix[pairs] = _chamfer(block, x_spans.inside[k], y_spans.inside[l])
-        else:
-            matrix[pairs] = _mean_kernel(block, x_mass[k], y_mass[l], kernel_width)
-    matrix = matrix.view(shape)
-    if distance == "mmd":
-        # sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the median of the group's cross distances
-        x_self, y_self = _self_kernels(x, x_spans, kernel_width), _self_kernels(y, y_spans, kernel_width)
-        matrix = (x_self[:, None] + y_self[None, :] - 2 * matrix).clamp_min(0.0).sqrt()
-    return matrix, {"iterations": iterations, "error": error} if distance == "w1" else {}
+        blocks = costs[right_spans.tokens[k].T[:, None], wrong_spans.tokens[l].T[None]].permute(2, 0, 1)  # (P, n, m)
+        matrix[pairs] = measure(blocks, right_spans.mass[k], wrong_spans.mass[l])
+    return matrix.view(shape)
 
 
-def _chamfer(block: Tensor, x_inside: Tensor, y_inside: Tensor) -> Tensor:
-    """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2: block (P, w, w), inside (P, w) -> (P,)."""
-    to_y = block.masked_fill(~y_inside[:, None, :], torch.inf).amin(2)  # (P, w)
-    to_x = block.masked_fill(~x_inside[:, :, None], torch.inf).amin(1)  # (P, w)
-    x_mean = (to_y * x_inside).sum(1) / x_inside.sum(1)
-    y_mean = (to_x * y_inside).sum(1) / y_inside.sum(1)
-    return (x_mean + y_mean) / 2
+# ---- other distances, poolings and normalisations -------------------------------------------------------------
 
 
-def _mean_kernel(block: Tensor, x_mass: Tensor, y_mass: Tensor, width: float) -> Tensor:
-    """Mean of exp(-||x - y||^2 / (2 width^2)) over a pair of spans: block (P, w, w) -> (P,)."""
-    return torch.einsum("pij,pi,pj->p", (-((block / width) ** 2) / 2).exp(), x_mass, y_mass)
+def cosine_distances(right: Side, wrong: Side) -> Tensor:
+    """1 - cos(mean_P, mean_Q), (K+, K-)."""
+    means = []
+    for side in (right, wrong):
+        mean = torch.einsum("kn,knd->kd", side.spans.mass, side.states[side.spans.tokens].float())  # (K, d)
+        means.append(torch.nn.functional.normalize(mean, dim=-1))
+    return (1 - means[0] @ means[1].T).clamp_min(0.0)
 
 
-def _self_kernels(states: Tensor, spans: Spans, width: float) -> Tensor:
-    """Each span's mean kernel with itself, (K,): the two outer terms of the biased MMD^2."""
-    kernels = []
-    for tokens, mass in zip(spans.tokens, spans.mass, strict=True):
-        points = states[tokens].float()
-        block = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-        kernels.append(_mean_kernel(block[None], mass[None], mass[None], width))
-    return torch.cat(kernels)
+def chamfer(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2: blocks (P, n, m), masses (P, n), (P, m) -> (P,)."""
+    to_y = blocks.masked_fill((b == 0)[:, None, :], torch.inf).amin(2)  # (P, n)
+    to_x = blocks.masked_fill((a == 0)[:, :, None], torch.inf).amin(1)  # (P, m)
+    return ((to_y * a).sum(1) + (to_x * b).sum(1)) / 2
+
+
+def mmd_distances(right: Side, wrong: Side, costs: Tensor, pairs: Callable) -> Tensor:
+    """sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the median of the group's cross distances; (K+, K-)."""
+    median = max(costs.median().item(), 1e-30)
+
+    def kernel(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.einsum("pij,pi,pj->p", (-((blocks / median) ** 2) / 2).exp(), a, b)
+
+    own = []  # each span's mean kernel with itself, (K,)
+    for side in (right, wrong):
+        values = []
+        for tokens, mass in zip(side.spans.tokens, side.spans.mass, strict=True):
+            points = side.states[tokens].float()
+            block = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")[None]
+            values.append(kernel(block, mass[None], mass[None]))
+        own.append(torch.cat(values))
+    return (own[0][:, None] + own[1][None, :] - 2 * pairs(kernel)).clamp_min(0.0).sqrt()
+
+
+def mean_weights(distances: Tensor, spans: Spans) -> Tensor:
+    """`shear.token_weights` with the mean over the covering spans in the place of the largest."""
+    inside = spans.mass > 0  # (K, n)
+    covering = distances[:, None].expand_as(inside)[inside]  # (M,)
+    tokens = spans.tokens[inside]  # (M,)
+    return distances.new_zeros(int(tokens.max()) + 1).scatter_reduce(0, tokens, covering, "mean", include_self=False)
+
+
+def evened_out(omega: Tensor, mask: Tensor) -> Tensor:
+    """Every rollout's mean weight scaled to the group's, (G, T); 0 where its mean is dust."""
+    rollout_mean = omega.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)  # (G, 1)
+    group_mean = omega.sum() / mask.sum().clamp_min(1)
+    real = rollout_mean > DUST * group_mean  # (G, 1)
+    return torch.where(real, omega / rollout_mean * group_mean, 0.0)
+
+
+# ---- ours -----------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def first_weights(
+    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float = 0.03
+) -> Tensor:
+    """Not the paper's: the same distances, used once. Weights (G, T) float32 of 0 and 1 for one group.
+
+    Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose distance (in units
+    of nbar) exceeds `threshold`: the span's last `stride` tokens are what it does not share with the spans before it,
+    and the weight is 1 from `stride` tokens before these to `stride` after. Without such a span all its weights are 0.
+    Shapes and errors are those of `group_weights`; the reading should be "cost".
+    """
+    mask, correct = mask.bool(), correct.bool()
+    window, stride = settings.window, settings.stride
+    omega = mask.float()  # (G, T)
+    right, wrong = two_sides(hidden, mask, correct, window, stride)
+    if right is None:
+        return omega
+    distances = span_distances(right, wrong, settings)[1].tolist()
+    omega[wrong.inside] = 0.0
+    begin = 0  # of the rollout's spans
+    for row, length in enumerate(wrong.inside.sum(1).tolist()):
+        bounds = span_bounds(length, window, stride)
+        own = distances[begin : begin + len(bounds)]
+        begin += len(bounds)
+        for (_, end), distance in zip(bounds, own, strict=True):
+            if distance > threshold:
+                onset = end - stride
+                omega[row, max(0, onset - stride) : min(onset + 2 * stride, length)] = 1.0
+                break
+    return omega

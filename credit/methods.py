@@ -18,7 +18,7 @@ All but `pure` keep the sign of A. Weights are constants for autograd. Where a s
 "inferred". Where credit went, once given, is measured in `measures.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,12 +26,13 @@ from torch import Tensor
 
 from credit import prm as process_rewards
 from credit import salience
+from credit.ablations import Settings, first_weights, group_weights
 from credit.measures import effective_weights
 from grpo import Policy, Rollouts, Scored, pad_id
-from shear import first_weights, shear_advantages
 from tasks.problems import Task
 
 RESCALINGS = ("none", "mean1")
+BLOCK_TOKENS = 2**15  # of responses, padding included, whose states exist together: 235 MB at 3,584 bfloat16s
 
 
 @dataclass(frozen=True)
@@ -155,27 +156,31 @@ def hapo(batch: Batch, *, alpha: float = 0.2, phi: float = 2.0) -> Tensor:
 
 
 def shear(batch: Batch, **options) -> Tensor:
-    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are those of `shear.shear_weights`."""
-    solved = []
-    mask, hidden = batch.rollouts.mask, batch.scored.hidden
-    token_advantages = shear_advantages(
-        batch.advantages, hidden, mask, batch.correct, batch.group_size, stats=solved, **options
-    )
-    if solved:
+    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are the fields of `ablations.Settings`."""
+    settings, stats = Settings(**options), []
+    weights = [group_weights(*group, settings, stats) for group in states_by_group(batch)]
+    if stats:
         for name in ("iterations", "error"):
-            batch.stats[f"sinkhorn_{name}"] = torch.cat([group[name] for group in solved]).float().mean().item()
-    return token_advantages
+            batch.stats[f"sinkhorn_{name}"] = torch.cat([group[name] for group in stats]).float().mean().item()
+    return batch.advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
 
 
-def first(batch: Batch, **options) -> Tensor:
-    """A_t = A where it goes wrong, by SHEAR's distances; ours. `options` are those of `shear.first_weights`.
+def first(batch: Batch, *, threshold: float = 0.03, **options) -> Tensor:
+    """A_t = A where it goes wrong, by SHEAR's distances; ours. `options` are fields of `ablations.Settings`.
 
     Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, judge it beside
     `--negative-scale`, which does that without looking.
     """
-    parts = (batch.scored.hidden, batch.rollouts.mask, batch.correct)
-    groups = zip(*(part.split(batch.group_size) for part in parts), strict=True)
-    return batch.advantages[:, None] * torch.cat([first_weights(*group, **options) for group in groups])
+    settings = Settings(reading="cost", **options)
+    weights = [first_weights(*group, settings, threshold=threshold) for group in states_by_group(batch)]
+    return batch.advantages[:, None] * torch.cat(weights)
+
+
+def states_by_group(batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each group: hidden (G, T, d), mask (G, T), correct (G,)."""
+    for start in range(0, len(batch.advantages), batch.group_size):
+        group = slice(start, start + batch.group_size)
+        yield batch.scored.hidden[group], batch.rollouts.mask[group], batch.correct[group]
 
 
 # ---- further passes of the policy -----------------------------------------------------------------------------

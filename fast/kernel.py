@@ -29,8 +29,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fast.race import GroupCosts, Minima
-
 try:
     import triton
     import triton.language as tl
@@ -63,12 +61,17 @@ def available() -> bool:
     return triton is not None and torch.cuda.is_available()
 
 
-def fused_race(group: GroupCosts, **limits) -> Minima:
-    """`race.race`, which says what all this is, for one group on a GPU."""
-    sides = (group.x_tokens, group.x_mass), (group.y_tokens, group.y_mass)
-    spans = (part for tokens, mass in sides for part in (tokens[:, 0], (mass > 0).sum(1)))
-    found = race(group.costs, *spans, eps=group.eps, **limits)
-    return Minima(found.bound.amin(1), found.bound.amin(0), found.iterations.flatten(), found.error[found.stopped])
+def fused_race(
+    costs: Tensor, right_spans, wrong_spans, eps: float, *, stats: list[dict] | None = None, **limits
+) -> tuple[Tensor, Tensor]:
+    """`fast.race.race`, which says what all this is, on a GPU."""
+    spans = []
+    for tokens, mass in (right_spans, wrong_spans):
+        spans += [tokens[:, 0], (mass > 0).sum(1)]
+    found = race(costs, *spans, eps=eps, **limits)
+    if stats is not None:
+        stats.append({"iterations": found.iterations.flatten(), "error": found.error[found.stopped]})
+    return found.bound.amin(1), found.bound.amin(0)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ Sampling adds the cache, or scoring, or credit; training adds the gathered weigh
     cache       keys and values of the rollouts generated at a time, and four float32 copies of a token's logits
     prefill     beside the cache, a layer's pass over the prompts, or transformers' copies of keys and values
     scoring     one forward pass of micro_tokens; nothing is kept
-    credit      SHEAR's states and token-token distances of groups that race together; or another method's largest pass
+    credit      SHEAR's states of a block of groups and token-token distances of one; or another method's largest pass
     gathered    FSDP's whole weights in the dtype of compute: embeddings, head and two layers; gradients of the same
     inputs      what each layer keeps of micro_tokens tokens: its input, or without recomputation all that it saves
     layer       what one layer holds while it is recomputed and differentiated
@@ -35,9 +35,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from credit import lora
+from credit.methods import BLOCK_TOKENS
 from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from grpo import HEAD_CHUNK, layers_of
-from shear import TOGETHER
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
 CREDIT_CHUNKS = 0.4e9  # bytes of the span pairs that are solved together
@@ -72,9 +72,9 @@ def predict(
     saved = 11 * hidden + 4 * wide  # numbers a token that autograd saves in a layer; counted on Qwen2
     forward = layer_numbers(text)
     logits = 3 * 4 * HEAD_CHUNK * text.vocab_size
-    together = max(1, min(rollouts // args.group, TOGETHER // max(1, group) ** 2))  # groups
-    # One group's states once more and in float32; half of a group against the other half, the most there can be.
-    distances = group * hidden * ((together + 1) * size + 4) + together * 4 * (group / 2) ** 2 + CREDIT_CHUNKS
+    block = max(group, min(BLOCK_TOKENS, rollouts * args.max_tokens))  # tokens whose states exist together
+    # One group's states once more and in float32; half of a group against the other half, thrice: the most there is.
+    distances = hidden * (block * size + group * (size + 4)) + 3 * 4 * (group / 2) ** 2 + CREDIT_CHUNKS
     inputs = layers * (hidden if args.recompute else saved) * size  # a token
     credit = {
         "shear": distances,

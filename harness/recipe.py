@@ -8,6 +8,7 @@ where it acts). `--task embedded`, the default without `--model`, replaces those
 """
 
 import argparse
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -15,8 +16,8 @@ from pathlib import Path
 import torch
 
 import grpo
-import shear
 from credit import salience
+from credit.ablations import CHOICES, Settings
 from credit.methods import METHODS, RESCALINGS, USES_ANSWER, USES_PRM
 from fast import kernel as sinkhorn_triton
 from grading import sandbox
@@ -54,9 +55,10 @@ BOUNDS = {
 
 def own_options(method: str) -> dict[str, object]:
     """A credit method's keyword options with their defaults, as its function states them."""
-    function = {"shear": shear.shear_weights, "first": shear.first_weights}.get(method, METHODS[method])
-    options = inspect.signature(function).parameters.values()
-    return {option.name: option.default for option in options if option.kind == option.KEYWORD_ONLY}
+    shared = {"shear": SHEAR, "first": ("window", "stride", "eps", "max_iters", "tol")}.get(method, ())
+    options = inspect.signature(METHODS[method]).parameters.values()
+    own = {option.name: option.default for option in options if option.kind == option.KEYWORD_ONLY}
+    return own | {name: SHEAR[name] for name in shared}
 
 
 def name_of(method: str, option: str) -> str:
@@ -64,9 +66,14 @@ def name_of(method: str, option: str) -> str:
     return option if option in SHEAR else f"{method.split('-')[0]}_{option}"
 
 
-SHEAR = {option: default for option, default in own_options("shear").items() if option != "stats"}
-OPTIONS = {method: [name for name in own_options(method) if name != "stats"] for method in METHODS}
+SHEAR = {field.name: field.default for field in dataclasses.fields(Settings)}
+OPTIONS = {method: list(own_options(method)) for method in METHODS}
 DEFAULTS = {name_of(method, name): own_options(method)[name] for method in METHODS for name in OPTIONS[method]}
+
+
+def shear_settings(args: argparse.Namespace) -> Settings:
+    """SHEAR's settings, from the flags."""
+    return Settings(**{name: getattr(args, name) for name in SHEAR})
 
 
 def method_options(args: argparse.Namespace) -> dict[str, object]:
@@ -102,10 +109,10 @@ def add_flags(parser: Parser) -> None:
     add("--window", type=int, help="span length w, tokens")
     add("--stride", type=int, help="distance s between span starts, tokens")
     add("--eps", type=float, help="entropic regularisation, in units of the mean hidden norm")
-    add("--reading", choices=shear.READINGS, help="Eq. (10) itself, or the transport cost only")
-    add("--distance", choices=shear.DISTANCES, help="distance of two spans")
-    add("--normalize", choices=shear.NORMALIZATIONS, help="weights in group or rollout units")
-    add("--pool", choices=shear.POOLINGS, help="how a token pools the spans that cover it")
+    add("--reading", choices=CHOICES["reading"], help="Eq. (10) itself, or the transport cost only")
+    add("--distance", choices=CHOICES["distance"], help="distance of two spans")
+    add("--normalize", choices=CHOICES["normalize"], help="weights in group or rollout units")
+    add("--pool", choices=CHOICES["pool"], help="how a token pools the spans that cover it")
     add("--max-iters", type=int, help="Sinkhorn iterations at most")
     add("--tol", type=float, help="marginal error at which a pair of spans stops")
     add("--fused", action="store_true", help="one Triton kernel on a GPU, on none of which it was run yet")

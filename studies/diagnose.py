@@ -39,15 +39,15 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from credit import prm
-from credit.ablations import opposing_distances
+from credit.ablations import span_matrix
 from credit.methods import Batch
-from fast.spans import span_bounds, two_sides
 from grpo import BARS, Policy
 from harness import report, tables
 from harness.checkpoint import write_whole
 from harness.parallel import Ranks
 from harness.prepare import grader, load, own_prm, set_up, warm_up
-from harness.recipe import Parser, flag, parse_args
+from harness.recipe import Parser, flag, parse_args, shear_settings
+from shear import span_bounds, two_sides
 from studies import figures, page
 from studies.prefixes import Group, collect, distances_of, read, scored, table_of
 from studies.truth import against_truth, errors_in, weights_of
@@ -269,10 +269,10 @@ def pair(batch: Batch, one: int, other: int, args, task: Task) -> tuple[np.ndarr
 
     nbar and eps are the pair's own.
     """
-    rows, solver = [one, other], dict(eps=args.eps, max_iters=args.max_iters, tol=args.tol)
+    rows = [one, other]
     parts = batch.scored.hidden[rows], batch.rollouts.mask[rows], torch.tensor([True, False]).to(batch.correct)
     sides = two_sides(*parts, args.window, args.stride)
-    matrix, _ = opposing_distances(sides, args.distance, args.reading, solver)
+    matrix = span_matrix(*sides, shear_settings(args))
     ends = [end for _, end in span_bounds(int(batch.rollouts.mask[other].sum()), args.window, args.stride)]
     start = int(errors_in(batch, task)[other, 0])
     seen = [column for column, end in enumerate(ends) if end > start >= 0]

@@ -5,8 +5,8 @@
     python bench.py --states states.safetensors --stretch 3000                # the same, interpolated to long responses
     python bench.py --tokens 300 1000 3000 --width 896 3584 --group 8 16      # the sizes that a GPU takes by default
 
-Ours is `shear.group_distances`: from hidden states to each span's distance to the closest opposing span, everything
-included, all groups of a training step at once where they are small. The peers get the cost blocks of their pairs
+Ours is `ablations.span_distances`: from hidden states to each span's distance to the closest opposing span, everything
+included, group after group as in training. The peers get the cost blocks of their pairs
 ready-made, of full spans only, and of at most `--pairs` pairs of 100 x 100 tokens or as many entries; their seconds are
 then those of all pairs in proportion. That favours them. Rounds go by turns, so that what drifts hits all; a ratio is
 of one round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours)
@@ -39,16 +39,17 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 from tqdm import tqdm
 
-import shear
+from credit.ablations import Settings, span_distances
 from credit.methods import Batch
+from fast.distances import token_distances
 from fast.kernel import available
 from fast.race import CHUNK_ENTRIES
-from fast.spans import Sides, token_distances, two_sides
 from grpo import BARS, Policy
 from harness import tables
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
 from harness.recipe import SHEAR, Parser, parse_args
+from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
 from studies.machine import ceilings, hardware
@@ -270,22 +271,39 @@ def real(path: Path, stretch: int, window: int, stride: int, device: torch.devic
 # ---- measuring ------------------------------------------------------------------------------------------------
 
 
-def two_sided(states: States) -> list[Sides]:
-    """Of each group that has right and wrong rollouts."""
-    groups = zip(*(part.split(states.group) for part in (states.hidden, states.mask, states.correct)), strict=True)
-    return [sides for group in groups if (sides := two_sides(*group, states.window, states.stride))]
+def two_sided(states: States) -> list[tuple[Side, Side]]:
+    """Right and wrong side of each group that has both."""
+    pairs = []
+    for start in range(0, len(states.mask), states.group):
+        group = slice(start, start + states.group)
+        parts = states.hidden[group], states.mask[group], states.correct[group]
+        right, wrong = two_sides(*parts, states.window, states.stride)
+        if right is not None:
+            pairs.append((right, wrong))
+    return pairs
 
 
-def ours(states: States, fused: bool = False) -> list[shear.GroupDistances]:
-    """What SHEAR asks for."""
-    return shear.group_distances(two_sided(states), "w1", "value", SOLVER, fused)
+class Found(NamedTuple):
+    """What SHEAR asks for, of all groups."""
+
+    of_right: list[Tensor]  # (K+,) a group, over nbar
+    iterations: Tensor  # (P,) of all pairs
+    error: Tensor  # (solved,)
+
+
+def ours(states: States, fused: bool = False) -> Found:
+    """Each span's distance to the closest opposing one, from hidden states on."""
+    settings, stats = Settings(fused=fused), []
+    of_right = [span_distances(right, wrong, settings, stats)[0] for right, wrong in two_sided(states)]
+    iterations, error = (torch.cat([group[name] for group in stats]) for name in ("iterations", "error"))
+    return Found(of_right, iterations, error)
 
 
 def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
     """Seconds of a group, ratios to ours, errors and memory."""
     groups, device = two_sided(states), states.mask.device
-    total = sum(len(sides.x_spans.tokens) * len(sides.y_spans.tokens) for sides in groups)
-    tile = groups[0].x_spans.tokens.shape[1] ** 2
+    total = sum(len(right.spans.tokens) * len(wrong.spans.tokens) for right, wrong in groups)
+    tile = groups[0][0].spans.tokens.shape[1] ** 2
     pairs = flags.pairs * 100**2 / tile
     limits = {name: max(1, int(pairs * shares[device.type])) for name, (_, shares) in PEERS.items()}
     blocks = full_blocks(groups, max(limits.values()))
@@ -309,7 +327,7 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
         memory = f"{peaks[name]:.2f}" if device.type == "cuda" else "-"
         took = f"{median(times) / len(groups):.3g}"
         body.append([name, took, ratio, f"{solved[name]:,}", errors.get(name, "-"), memory])
-    iterations, error = (torch.cat([each.solved[name] for each in found["ours"]]) for name in ("iterations", "error"))
+    iterations, error = found["ours"].iterations, found["ours"].error
     least, bound = floor(groups, iterations, rates)
     share = f"{least / median(seconds['ours']):.3f}"
     body.append(["floor: " + bound, f"{least / len(groups):.2g}", share, "", "", ""])
@@ -321,23 +339,25 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     ]
 
 
-def full_blocks(groups: list[Sides], count: int) -> Blocks:
+def full_blocks(groups: list[tuple[Side, Side]], count: int) -> Blocks:
     """The first `count` pairs of spans without padding, group after group."""
     parts, missing = [], count
     for sides in groups:
-        full = [spans.inside.all(1).nonzero().flatten() for spans in (sides.x_spans, sides.y_spans)]
+        full = [(side.spans.mass > 0).all(1).nonzero().flatten() for side in sides]
         parts.append(blocks_of(sides, *full, missing))
         missing -= len(parts[-1].costs)
     return Blocks(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
-def blocks_of(sides: Sides, rows: Tensor, columns: Tensor, count: int) -> Blocks:
+def blocks_of(sides: tuple[Side, Side], rows: Tensor, columns: Tensor, count: int) -> Blocks:
     """The first `count` pairs of these spans, row by row, with ready-made costs."""
     k, l = (part.flatten()[:count] for part in torch.meshgrid(rows, columns, indexing="ij"))  # noqa: E741
-    i, j = sides.x_spans.tokens[k], sides.y_spans.tokens[l]  # (P, n), (P, m)
-    costs = token_distances(sides.x, sides.y)[i[:, :, None], j[:, None]]  # (P, n, m)
-    costs, x, y = (each / sides.nbar for each in (costs, sides.x[i].float(), sides.y[j].float()))
-    return Blocks(costs, sides.x_spans.mass[k], sides.y_spans.mass[l], x, y)
+    right, wrong = sides
+    nbar = mean_norm(torch.cat([right.states, wrong.states]))
+    i, j = right.spans.tokens[k], wrong.spans.tokens[l]  # (P, n), (P, m)
+    costs = token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]] / nbar  # (P, n, m)
+    x, y = right.states[i].float() / nbar, wrong.states[j].float() / nbar  # (P, n, d), (P, m, d)
+    return Blocks(costs, right.spans.mass[k], wrong.spans.mass[l], x, y)
 
 
 def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tuple[float, object]:
@@ -356,34 +376,34 @@ def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tup
     return time.perf_counter() - started, result
 
 
-def accuracy(sides: Sides, part: Blocks, found: dict) -> dict[str, str]:
+def accuracy(sides: tuple[Side, Side], part: Blocks, found: dict) -> dict[str, str]:
     """The largest relative error of Eq. (10) against float64: ours of the minima of whole rows, peers' of pairs."""
 
     def truth(blocks: Blocks, count: int) -> Tensor:
         return sinkhorn(*(each[:count].double() for each in blocks[:3]), eps=EPS, **TRUTH).value
 
-    every = [torch.arange(len(spans.tokens), device=sides.x.device) for spans in (sides.x_spans, sides.y_spans)]
+    every = [torch.arange(len(side.spans.tokens), device=side.states.device) for side in sides]
     rows = every[0][: max(1, CHECKED // len(every[1]))]
     count = len(rows) * len(every[1])
     minima = truth(blocks_of(sides, rows, every[1], count), count).view(len(rows), -1).amin(1)
     pairs, errors = truth(part, CHECKED), {}
     for name, values in found.items():
         if name not in PEERS:
-            errors[name] = values[0].of_right[rows] / minima - 1
+            errors[name] = values.of_right[0][rows] / minima - 1
         elif PEERS[name][0] is not exact_loop:
             known = values[:CHECKED].to(pairs)
             errors[name] = known / pairs[: len(known)] - 1
     return {name: f"{error.abs().max().item():.0e}" for name, error in errors.items()}
 
 
-def floor(groups: list[Sides], iterations: Tensor, rates: dict) -> tuple[float, str]:
+def floor(groups: list[tuple[Side, Side]], iterations: Tensor, rates: dict) -> tuple[float, str]:
     """Seconds for all pairs below which this machine cannot go, and what sets them."""
     moved = products = 0
-    for sides in groups:
-        rows, columns, width = len(sides.x), len(sides.y), sides.x.shape[1]
-        moved += (rows + columns) * width * sides.x.element_size() + 2 * 4 * rows * columns
+    for right, wrong in groups:
+        rows, columns, width = len(right.states), len(wrong.states), right.states.shape[1]
+        moved += (rows + columns) * width * right.states.element_size() + 2 * 4 * rows * columns
         products += 2 * rows * columns * width
-    entries = groups[0].x_spans.tokens.shape[1] * groups[0].y_spans.tokens.shape[1]
+    entries = groups[0][0].spans.tokens.shape[1] * groups[0][1].spans.tokens.shape[1]
     compute = (products + 4 * entries * iterations.sum().item()) / rates["matmul"]
     seconds = {"copy": moved / rates["copy"], "compute": compute + entries * len(iterations) / rates["exp"]}
     largest = max(seconds, key=seconds.get)

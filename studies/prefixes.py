@@ -28,14 +28,15 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import shear
+from credit.ablations import span_distances
 from credit.methods import Batch, Source
 from credit.salience import answer_places
-from fast.spans import span_bounds, two_sides
 from grpo import BARS, Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from harness.checkpoint import write_whole
 from harness.prepare import sampling_of
+from harness.recipe import shear_settings
 from rewards import Verdict
+from shear import span_bounds, two_sides
 from tasks.problems import BadInput, Task
 from train import as_batch, seed_of
 
@@ -224,14 +225,12 @@ def scored(group: Group, policy: Policy, task: Task, tokenizer, args, judge=None
 
 def distances_of(batch: Batch, args: argparse.Namespace) -> list[list[float]]:
     """Of each rollout, each span's distance to the closest opposing one, in units of nbar."""
-    solver = dict(eps=args.eps, max_iters=args.max_iters, tol=args.tol)
-    sizes = args.window, args.stride
+    settings, sizes = shear_settings(args), (args.window, args.stride)
     sides = two_sides(batch.scored.hidden, batch.rollouts.mask, batch.correct, *sizes)
-    [found] = shear.group_distances([sides], args.distance, args.reading, solver)
     rows = [[] for _ in range(batch.group_size)]
-    for side, distances in ((sides.right, found.of_right), (sides.wrong, found.of_wrong)):
+    for side, distances in zip(sides, span_distances(*sides, settings), strict=True):
         rest = iter(distances.tolist())
-        for row, length in enumerate(side.sum(1).tolist()):
+        for row, length in enumerate(side.inside.sum(1).tolist()):
             rows[row] = rows[row] or [next(rest) for _ in span_bounds(length, *sizes)]
     return rows
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import shear
+from credit.ablations import CHOICES
 from credit.measures import around, effective_weights, localisation, peak
 from credit.methods import METHODS, USES_PRM, Batch, credit, true_errors
 from grpo import BARS, cat_padded
@@ -86,8 +86,8 @@ def settings_of(args: argparse.Namespace) -> dict[str, dict]:
     changed = [dict(window=half, stride=min(args.stride, half)), dict(window=double)]
     changed += [dict(stride=stride) for stride in (max(1, args.stride // 2), min(2 * args.stride, args.window))]
     changed += [dict(eps=args.eps / 5), dict(eps=args.eps * 5)]
-    for name, known in (("pool", shear.POOLINGS), ("reading", shear.READINGS), ("distance", shear.DISTANCES)):
-        changed += [{name: value} for value in known]
+    for name in ("pool", "reading", "distance"):
+        changed += [{name: value} for value in CHOICES[name]]
     has = {name: getattr(args, name) for name in SHEAR}
     others = [each for each in changed if any(has[name] != value for name, value in each.items())]
     return {"as given": {}} | {spelled(each): each for each in others}

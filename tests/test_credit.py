@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import grpo
-import shear
-from credit import lora, salience
+from credit import ablations, lora, salience
 from credit import methods as methods
+from credit.ablations import Settings, first_weights, group_weights
 from credit.measures import effective_weights
 from credit.methods import METHODS, Batch, Source, credit, outcome_weights, true_errors
 from credit.salience import Answer
@@ -209,7 +209,7 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
     batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
     ours = credit("shear", batch, OPTIONS["shear"])
     mask, hidden = batch.rollouts.mask, batch.scored.hidden
-    omega = shear.shear_weights(hidden[:4], mask[:4], batch.correct[:4], window=6, stride=3)
+    omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
     assert 1 <= batch.stats["sinkhorn_iterations"] <= 100 and batch.stats["sinkhorn_error"] >= 0
 
@@ -220,7 +220,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(monkeypatch):
     def ones(hidden, mask, correct, **options):
         return mask.float()
 
-    monkeypatch.setattr(shear, "shear_weights", ones)
+    monkeypatch.setattr(ablations, "shear_weights", ones)
     batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
     old = torch.randn(8, 10)
     results = []
@@ -292,12 +292,13 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     hidden[..., 0] = 1
     hidden[1, 12:] = torch.tensor([0.0, 1.0])
     mask = torch.ones(2, 24).bool()
-    ours = shear.first_weights(hidden, mask, torch.tensor([True, False]), window=6, stride=3)
+    settings = Settings(window=6, stride=3, reading="cost")
+    ours = first_weights(hidden, mask, torch.tensor([True, False]), settings)
     assert ours[0].tolist() == [1] * 24
     assert ours[1].tolist() == [0] * 9 + [1] * 9 + [0] * 6  # its last 3 tokens are [12, 15), 3 more on each side
-    near = shear.first_weights(hidden, mask, torch.tensor([True, False]), window=6, stride=3, threshold=2.0)
+    near = first_weights(hidden, mask, torch.tensor([True, False]), settings, threshold=2.0)
     assert near[1].abs().max() == 0
-    assert torch.equal(shear.first_weights(hidden, mask, torch.tensor([True, True])), mask.float())
+    assert torch.equal(first_weights(hidden, mask, torch.tensor([True, True]), settings), mask.float())
 
 
 def test_first_reads_each_wrong_rollout_s_own_spans():
@@ -306,7 +307,7 @@ def test_first_reads_each_wrong_rollout_s_own_spans():
     hidden[..., 0] = 1
     hidden[1, 3:], hidden[2, 18:] = (torch.tensor([0.0, 1.0]) for _ in range(2))
     mask = torch.arange(24) < torch.tensor([24, 14, 24])[:, None]
-    ours = shear.first_weights(hidden, mask, torch.tensor([True, False, False]), window=6, stride=3)
+    ours = first_weights(hidden, mask, torch.tensor([True, False, False]), Settings(window=6, stride=3, reading="cost"))
     assert ours[1].nonzero().flatten().tolist() == list(range(9))  # the span [0, 6) is far: onset at 3
     assert ours[2].nonzero().flatten().tolist() == list(range(15, 24))  # [15, 21): onset at 18
 

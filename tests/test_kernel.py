@@ -1,8 +1,9 @@
-"""sinkhorn_triton.py against sinkhorn.py, pair by pair: in Triton's interpreter, or on a GPU where there is one.
+"""fast/kernel.py against sinkhorn.py, pair by pair: in Triton's interpreter, or on a GPU where there is one.
 
-Run: pytest tests/test_sinkhorn_triton.py
+Run: pytest tests/test_kernel.py
 """
 
+import dataclasses
 import importlib.util
 import os
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 import torch
 
-from shear import shear_weights
+from credit.ablations import Settings, group_weights
 from sinkhorn import Transport, sinkhorn
 
 ON_GPU = torch.cuda.is_available()
@@ -130,8 +131,9 @@ def test_weights_are_those_of_torch():
     """The door that SHEAR takes; on a ragged group."""
     hidden, mask = torch.randn(4, 30, 5).to(DEVICE), torch.arange(30) < torch.tensor([30, 25, 13, 28])[:, None]
     group = hidden, mask.to(DEVICE), torch.tensor([True, False, True, False]).to(DEVICE)
-    options = dict(window=12, stride=5, max_iters=20)
-    torch.testing.assert_close(shear_weights(*group, fused=True, **options), shear_weights(*group, **options))
+    settings = Settings(window=12, stride=5, max_iters=20)
+    fused = dataclasses.replace(settings, fused=True)
+    torch.testing.assert_close(group_weights(*group, fused), group_weights(*group, settings))
 
 
 @on_gpu

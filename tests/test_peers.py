@@ -28,7 +28,7 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
     """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by up to eps log w."""
     groups = peers.two_sided(small)
     blocks = peers.full_blocks(groups, 10**9)
-    [full] = [[int(spans.inside.all(1).sum()) for spans in (sides.x_spans, sides.y_spans)] for sides in groups]
+    [full] = [[int((side.spans.mass > 0).all(1).sum()) for side in sides] for sides in groups]
     assert blocks.costs.shape == (full[0] * full[1], 6, 6)
     monkeypatch.setitem(peers.CHUNK_ENTRIES, "cpu", 300)  # batches of 8 pairs
     values = {name: peers.in_batches(solve, blocks) for name, (solve, _) in peers.PEERS.items()}

@@ -1,19 +1,21 @@
-"""race.py against solving every pair with sinkhorn.py, and spans.py's token distances against float64.
+"""fast/race.py against solving every pair with sinkhorn.py, fast/distances.py against float64.
 
 Run: pytest tests/test_race.py
 """
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from credit.ablations import opposing_distances
+from credit.ablations import every_pair
+from fast import distances
 from fast import race as module
-from fast import spans
-from fast.race import GroupCosts, advance, race
-from fast.spans import token_distances, two_sides
+from fast.distances import token_distances
+from fast.race import advance, race
+from shear import Spans, mean_norm, two_sides
 from sinkhorn import sinkhorn
 
 SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
@@ -62,12 +64,18 @@ LIMITS = {name: SOLVER[name] for name in ("max_iters", "tol")}
 
 
 def problem(name, seed=0, window=8, stride=4):
-    """A group for `race` and, of all pairs solved, values (K+, K-) and iterations (K+, K-)."""
-    sides = two_sides(*case(name, seed), window, stride)
-    spans = sides.x_spans.tokens, sides.x_spans.mass, sides.y_spans.tokens, sides.y_spans.mass
-    matrix, solved = opposing_distances(sides, "w1", "value", SOLVER)
-    group = GroupCosts(token_distances(sides.x, sides.y), *spans, SOLVER["eps"] * sides.nbar)
-    return group, matrix * sides.nbar, solved["iterations"]
+    """What `race` takes of a group; and, of all pairs solved, values (K+, K-) and iterations (K+, K-)."""
+    hidden, mask, correct = case(name, seed)
+    right, wrong = two_sides(hidden, mask, correct, window, stride)
+    costs, eps = token_distances(right.states, wrong.states), SOLVER["eps"] * mean_norm(hidden[mask])
+
+    def solve(reading, blocks, a, b):
+        solved = sinkhorn(blocks, a, b, eps=eps, **LIMITS)
+        return getattr(solved, reading).float()
+
+    given = costs, right.spans, wrong.spans
+    values, iterations = (every_pair(*given, partial(solve, name)) for name in ("value", "iterations"))
+    return (*given, eps), values.clamp_min(0.0), iterations.long()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,11 +83,11 @@ def problem(name, seed=0, window=8, stride=4):
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     """To 1e-5 of the minimum; runners-up further away than that show that the same pairs have won."""
     group, matrix, _ = problem(name, seed, window, stride)
-    [found] = race([group], **LIMITS)
-    slack = 1e-6 * group.eps  # where a minimum is 0
-    torch.testing.assert_close(found.of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
-    torch.testing.assert_close(found.of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
-    assert (found.of_rows >= 0).all() and (found.of_columns >= 0).all()
+    of_rows, of_columns = race(*group, **LIMITS)
+    slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
+    torch.testing.assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
+    torch.testing.assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
+    assert (of_rows >= 0).all() and (of_columns >= 0).all()
     if name == "nearly tied" and window > 1:
         first, second = matrix.sort(1).values[:, :2].unbind(1)
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
@@ -89,54 +97,40 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 @pytest.mark.parametrize("name", CASES)
 def test_minima_on_a_gpu_are_those_on_a_cpu(name):
     """The same group on both."""
-    group, *_ = problem(name)
-    on_gpu = group._replace(**{field: part.cuda() for field, part in group._asdict().items() if torch.is_tensor(part)})
-    [[expected], [ours]] = race([group], **LIMITS), race([on_gpu], **LIMITS)
-    for field in ("of_rows", "of_columns"):
-        torch.testing.assert_close(
-            getattr(ours, field).cpu(), getattr(expected, field), rtol=1e-4, atol=1e-5 * group.eps
-        )
+    (costs, *spans, eps), *_ = problem(name)
+    on_gpu = [Spans(*(part.cuda() for part in each)) for each in spans]
+    found = race(costs.cuda(), *on_gpu, eps, **LIMITS)
+    for ours, expected in zip(found, race(costs, *spans, eps, **LIMITS), strict=True):
+        torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
 
 
 @pytest.mark.parametrize("name", ["nearly tied", "ragged"])
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
     group, *_ = problem(name)
-    [usual] = race([group], **LIMITS)
+    usual = race(*group, **LIMITS)
     for entries, lead in itertools.product((300, 5000), (0.0, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
-        [other] = race([group], **LIMITS)
-        torch.testing.assert_close(other.of_rows, usual.of_rows, rtol=1e-5, atol=0)
-        torch.testing.assert_close(other.of_columns, usual.of_columns, rtol=1e-5, atol=0)
-
-
-def test_groups_that_race_together_find_what_they_find_alone():
-    """To the last bit at this width (at others, 25 say, to rounding), whatever their sizes, eps and verdicts."""
-    groups = [problem(name, seed)[0] for seed, name in enumerate(CASES)]
-    some = groups[0]._replace(y_tokens=groups[0].y_tokens[:1], y_mass=groups[0].y_mass[:1])
-    groups.insert(3, some)  # with another number of pairs
-    together = race(groups, **LIMITS)
-    for group, found in zip(groups, together, strict=True):
-        [alone] = race([group], **LIMITS)
-        for name in ("of_rows", "of_columns", "iterations", "error"):
-            assert torch.equal(getattr(found, name), getattr(alone, name))
-    assert race([], **LIMITS) == []
+        for ours, expected in zip(race(*group, **LIMITS), usual, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
     """What licenses to drop a pair: no bound is above the value at which `sinkhorn` stops, for any pair."""
-    group, matrix, iterations = problem(name)  # below, values are in units of eps
-    values = matrix.flatten() / group.eps
-    blocks, (k, l) = module._lay_out([group]), module._pairs([group])  # noqa: E741
-    bound = module.first_bounds(group, 2**19).flatten()
+    (costs, x_spans, y_spans, eps), matrix, iterations = problem(name)  # below, values are in units of eps
+    values, iterations = matrix.flatten() / eps, iterations.flatten()
+    blocks = module.lay_out(costs, x_spans.tokens, *y_spans, eps)
+    k = torch.arange(len(x_spans.mass)).repeat_interleave(len(y_spans.mass))
+    l = torch.arange(len(y_spans.mass)).repeat(len(x_spans.mass))  # noqa: E741
+    bound = module.first_bounds(costs, x_spans, y_spans, eps, 2**19).flatten()
     g, taken, done = torch.zeros(len(k), 8), torch.zeros_like(k), torch.zeros_like(k, dtype=torch.bool)
     slack = 1e-5 * values + 1e-5
     assert (bound <= values + slack).all()
     while not done.all():
-        state = g, LIMITS["max_iters"] - taken
-        found = advance(blocks.of(k, l), group.x_mass[k], group.y_mass[l], *state, 3, LIMITS["tol"])
+        left = LIMITS["max_iters"] - taken
+        found = advance(blocks.of(k, l), x_spans.mass[k], y_spans.mass[l], g, left, steps=3, tol=LIMITS["tol"])
         value, g, error, more, stopped = found
         going = ~done
         assert (value[going] >= bound[going] - slack[going]).all() and (value <= values + slack)[going].all()
@@ -151,10 +145,12 @@ def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
 def test_most_pairs_never_move():
     """The point of it: among spans that differ, few pairs are solved and the mean pair takes few iterations."""
     group, _, iterations = problem("text", 3, 12, 4)
-    [found] = race([group], **LIMITS)
-    assert max(len(found.of_rows), len(found.of_columns)) <= len(found.error) < 0.35 * len(found.iterations)
-    assert found.iterations.float().mean() < 0.4 * iterations.float().mean()
-    assert (found.iterations >= 1).all() and (found.iterations <= 100).all()
+    stats = []
+    of_rows, of_columns = race(*group, **LIMITS, stats=stats)
+    found, error = stats[0]["iterations"], stats[0]["error"]
+    assert max(len(of_rows), len(of_columns)) <= len(error) < 0.35 * len(found)
+    assert found.float().mean() < 0.4 * iterations.float().mean()
+    assert (found >= 1).all() and (found <= 100).all()
 
 
 @pytest.mark.parametrize("eps", [1e-1, 1e-3, 1e-6])
@@ -170,25 +166,25 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     spans, spread = torch.arange(5 * size).view(5, size), torch.full((5 * size, 5 * size), 1e4 * eps + 200)
     for points, cost in zip(spans, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
-    [found] = race([GroupCosts(spread, spans, mass, spans, mass, eps)], max_iters=60, tol=1e-3)
-    torch.testing.assert_close(found.of_rows, reference.value, rtol=1e-4, atol=0)
+    of_rows, _ = race(spread, Spans(spans, mass), Spans(spans, mass), eps, max_iters=60, tol=1e-3)
+    torch.testing.assert_close(of_rows, reference.value, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize(("eps", "max_iters"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
 def test_bad_arguments_are_named(eps, max_iters):
     """As in `sinkhorn`."""
-    spans, mass = torch.arange(4)[None], torch.full((1, 4), 0.25)
+    spans = Spans(torch.arange(4)[None], torch.full((1, 4), 0.25))
     with pytest.raises(ValueError, match="eps must be positive and max_iters at least 1"):
-        race([GroupCosts(torch.ones(4, 4), spans, mass, spans, mass, eps)], max_iters=max_iters)
+        race(torch.ones(4, 4), spans, spans, eps, max_iters=max_iters)
 
 
 @pytest.mark.parametrize("cost", [1e30, math.nan, math.inf, -math.inf])
 def test_costs_that_are_not_finite_are_named(cost):
     """As in `sinkhorn`, be it one of many: an overflow in units of eps must not pass for a distance."""
-    spans, mass, costs = torch.arange(4)[None], torch.full((1, 4), 0.25), torch.zeros(4, 4)
+    spans, costs = Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)), torch.zeros(4, 4)
     costs[1, 2] = cost
     with pytest.raises(ValueError, match="not finite"):
-        race([GroupCosts(costs, spans, mass, spans, mass, 1e-30)])
+        race(costs, spans, spans, 1e-30)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -222,6 +218,6 @@ def test_near_points_are_taken_by_differences_or_all_are(monkeypatch):
     monkeypatch.setattr(torch, "cdist", lambda *points, **options: calls.append(1) or cdist(*points, **options))
     some = token_distances(x, x)  # 50 of 2,500
     assert not calls
-    monkeypatch.setattr(spans, "MANY", 0.0)
+    monkeypatch.setattr(distances, "MANY", 0.0)
     torch.testing.assert_close(token_distances(x, x), some, rtol=1e-5, atol=0)
     assert calls

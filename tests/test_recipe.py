@@ -7,10 +7,13 @@ import dataclasses
 import inspect
 
 import eval as command
+from credit.ablations import Settings, first_weights
+from fast.race import race
 from grpo import group_advantages, policy_loss
 from harness.benchmarks import BENCHMARKS, Protocol
 from harness.recipe import parse_args
-from shear import first_weights, shear_weights
+from shear import shear_weights
+from sinkhorn import sinkhorn
 
 PAPER = dict(  # `python train.py --model M`, without what depends on the machine: device and dtype
     **dict(task="math", model="M", data=None, template="auto", seed=0, out="runs", name=None, smoke=False),
@@ -61,11 +64,15 @@ def test_every_default_of_the_evaluation():
 
 def test_functions_for_other_trainers_have_the_same_defaults():
     """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs."""
+    settings = dataclasses.asdict(Settings())
+    assert settings == {name: PAPER[name] for name in settings}
     for function, names in (
-        (shear_weights, "window stride eps reading distance normalize pool max_iters tol fused".split()),
-        (first_weights, "window stride eps max_iters tol".split()),
+        (shear_weights, "window stride eps".split()),
+        (race, "max_iters tol".split()),
+        (sinkhorn, "max_iters tol".split()),
         (policy_loss, "clip_low clip_high".split()),
     ):
         parameters = inspect.signature(function).parameters
         assert {name: parameters[name].default for name in names} == {name: PAPER[name] for name in names}
+    assert inspect.signature(first_weights).parameters["threshold"].default == PAPER["first_threshold"]
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6

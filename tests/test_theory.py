@@ -11,6 +11,7 @@ d = 3584. The noise floor eta is measured, twice E W1(Phat_n, Pbar_n), instead o
     pytest tests/test_theory.py
 """
 
+import functools
 import math
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -22,8 +23,8 @@ import torch
 from scipy import stats
 from scipy.optimize import linprog
 
-from fast.spans import span_bounds
-from shear import shear_weights
+from credit.ablations import Settings, group_weights
+from shear import closest_spans, shear_weights, span_bounds
 from sinkhorn import sinkhorn
 
 RADIUS = 1.0  # (A2)'s M
@@ -526,7 +527,7 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
     """
     window, tau = 10, 30
     group = step_group(60, tau)
-    pooled = {pool: shear_weights(*group, window=window, stride=1, pool=pool)[1] for pool in ("max", "mean")}
+    pooled = {pool: group_weights(*group, Settings(window=window, stride=1, pool=pool))[1] for pool in ("max", "mean")}
     after = math.sqrt(2)
     assert pooled["max"][tau].item() == pytest.approx(after, rel=1e-5)
     assert pooled["mean"][tau].item() == pytest.approx(after * (window + 1) / (2 * window), rel=1e-5)
@@ -559,7 +560,8 @@ def test_lemma_1_carries_the_theorems_over_to_the_weights_of_algorithm_1():
     hidden, mask = torch.zeros(4, 30, 3), torch.zeros(4, 30)
     for row, points in enumerate(states):
         hidden[row, : len(points)], mask[row, : len(points)] = torch.tensor(points), 1
-    options = dict(window=window, stride=stride, eps=eps, max_iters=300, tol=1e-3)
+    closest = functools.partial(closest_spans, max_iters=300)
+    options = dict(window=window, stride=stride, eps=eps, closest=closest)
     weights = shear_weights(hidden, mask, torch.tensor(correct), **options)
 
     nbar = np.linalg.norm(np.concatenate(states), axis=1).mean()

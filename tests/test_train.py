@@ -20,14 +20,15 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-import shear
 import train
+from credit import ablations
 from credit.methods import credit
 from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
 from harness import prepare, recipe
 from harness.parallel import Ranks
 from rewards import Verdict, scores_of
+from shear import shear_weights
 from tasks import toy
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
@@ -129,7 +130,7 @@ def test_every_parameter_moves_in_one_step(tmp_path, start, monkeypatch):
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
     """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place only."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-    monkeypatch.setattr(shear, "shear_weights", lambda hidden, mask, correct, **options: mask.float())
+    monkeypatch.setattr(ablations, "shear_weights", lambda hidden, mask, correct, **options: mask.float())
     for method in ("grpo", "shear"):
         flags = ("--task", "embedded", "--model", start, *QUICK, "--steps", "2", "--name", method, "--method", method)
         assert run(tmp_path, *flags) == 0
@@ -333,7 +334,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
     ours = credit("shear", batch, dict(window=3, stride=3))
     rest = torch.tensor([0, 1, 3])
-    alone = shear.shear_weights(scored.hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
+    alone = shear_weights(scored.hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert ours[2].abs().max() == 0
 
