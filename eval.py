@@ -9,8 +9,9 @@
     python eval.py --from evals/NAME                                 # the table again, from saved generations
     python eval.py --replay FILE                                     # grade responses that were made elsewhere
 
-The protocol is the paper's (`benchmarks.py`): temperature 0.1, no top-p, 3,000 tokens, avg@32 on AIME, avg@8 on AMC23,
-avg@1 on MATH500 and OlympiadBench, avg@4 on code. What the numbers and their errors mean is said in `tables.py`.
+The protocol is the paper's (`harness/benchmarks.py`): temperature 0.1, no top-p, 3,000 tokens, avg@32 on AIME, avg@8
+on AMC23, avg@1 on MATH500 and OlympiadBench, avg@4 on code. `harness/tables.py` says what the numbers and their errors
+mean.
 
 Everything goes to `--out`: settings.json (what must not change), generations.jsonl (every response and verdict,
 written as they are made) and results.json (the table). The same command goes on where it was interrupted.
@@ -24,21 +25,21 @@ Left out: serving engines (their responses can be replayed), tensor parallelism.
 import argparse
 import dataclasses
 import datetime
-import json
-import os
 import sys
 from pathlib import Path
 
 import torch
-import transformers
 from transformers.utils import logging
 
 from grading import sandbox
-from harness import benchmarks, checkpoint, parallel, prepare, report, results, tables
+from harness import benchmarks, parallel, prepare, report, results, tables
 from harness.benchmarks import Loaded, Protocol
+from harness.command import guarded, ranked
+from harness.models import embedded, find_models, origin_of, run_of
 from harness.parallel import Ranks
 from harness.prepare import DECODERS
-from harness.recipe import EMBEDDED, Parser
+from harness.recipe import Parser
+from harness.results import share_kept
 from tasks import toy
 from tasks.problems import TEMPLATES, BadInput, choose_template
 
@@ -126,70 +127,22 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
-    speaks = os.environ.get("RANK", "0") == "0"
-    try:
+
+    def work() -> int:
         args = parse_args(argv)
-        count = args.ranks or (torch.cuda.device_count() if args.device == "cuda" else 1)
-        if args.model and count > 1 and "RANK" not in os.environ:
-            return parallel.launch(count, __file__, sys.argv[1:] if argv is None else argv)
-        if args.threads:
-            torch.set_num_threads(args.threads)
         if args.model:
-            measure(args, parallel.join(args.device, grouped=False))
-        elif args.runs:
+            return ranked(args, __file__, argv, lambda ranks: measure(args, ranks), grouped=False)
+        if args.runs:
             results.show_runs(args)
         else:
             results.show(results.replay(args) if args.replay else Path(args.saved), args)
-        status = 0
-    except BadInput as error:
-        if speaks:
-            print(f"error: {error}", file=sys.stderr)
-        status = 2
-    except KeyboardInterrupt:
-        if speaks:
-            print("interrupted: the same command goes on from what is on disk", file=sys.stderr)
-        status = 130
-    parallel.leave()
-    return status
+        return 0
+
+    interrupted = "interrupted: the same command goes on from what is on disk"
+    return guarded(work, interrupted=interrupted, memory="lower --generate-batch or --max-tokens")
 
 
 # ---- what to evaluate -----------------------------------------------------------------------------------------
-
-
-def is_run(path: Path) -> bool:
-    """A folder that train.py made."""
-    try:
-        return "toy_lines" in json.loads((path / "config.json").read_text())
-    except (OSError, ValueError):  # no folder, or one whose loading will say what is wrong with it
-        return False
-
-
-def find_models(args: argparse.Namespace) -> dict[str, str]:
-    """A short name for each model, and where it is; a run stands for its last model, or for its checkpoints."""
-    paths = []
-    for name in args.model:
-        path = Path(name)
-        if args.select and not is_run(path):
-            raise BadInput(f"--select {args.select}: {name} is no run of train.py; give its folder in runs/")
-        if args.select:
-            found = [str(each / "model") for each in checkpoint.complete(path)]
-            if not found:
-                raise BadInput(f"--model {name}: has no complete checkpoint; train with --save-every and --keep")
-            paths += found
-        else:
-            paths.append(str(path / "model") if is_run(path) else name)
-    models = {label_of(path): path for path in paths}
-    if len(models) < len(set(paths)):
-        models = {path: path for path in paths}
-    return models
-
-
-def label_of(path: str) -> str:
-    """The last parts of a folder's name: run and step, or run and model; a hub id as it is."""
-    parts = Path(path).resolve().parts if Path(path).exists() else Path(path).parts
-    if len(parts) > 3 and parts[-3] == "checkpoints":
-        return f"{parts[-4]}/{parts[-2]}"
-    return "/".join(parts[-2:])
 
 
 def load_sets(args: argparse.Namespace, models: dict[str, str]) -> list[Loaded]:
@@ -205,42 +158,11 @@ def load_sets(args: argparse.Namespace, models: dict[str, str]) -> list[Loaded]:
     ]
 
 
-def run_of(path: str) -> dict | None:
-    """The configuration of the run that a model's folder lies in."""
-    parents = Path(path).resolve().parents
-    found = [parents[place] for place in (0, 2) if place < len(parents) and is_run(parents[place])]
-    return json.loads((found[0] / "config.json").read_text()) if found else None
-
-
-def origin_of(path: str) -> str:
-    """The model that a run's model was trained from, whose name tells its template; any other model itself."""
-    for _ in range(10):  # runs that go on from each other's models
-        trained_from = (run_of(path) or {}).get("model")
-        if not trained_from:
-            break
-        path = trained_from
-    return path
-
-
-def embedded(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
-    """The held-out set of the models' runs, or of the flags; raises BadInput where runs have different ones."""
-    chosen = set()
-    for path in models.values():
-        run = run_of(path) or {}
-        usual = dict(toy_lines=5, toy_kind="chain", heldout=EMBEDDED["heldout"], seed=0)
-        given = dict(toy_lines=args.toy_lines, toy_kind=args.toy_kind, heldout=args.heldout, seed=args.toy_seed)
-        values = {name: run.get(name, usual[name]) if given[name] is None else given[name] for name in usual}
-        chosen.add((values["toy_lines"], values["toy_kind"], values["heldout"], values["seed"]))
-    if len(chosen) > 1:
-        raise BadInput("--bench embedded: the models' runs hold out different problems; give --toy-seed and the like")
-    return benchmarks.embedded(*chosen.pop())
-
-
 # ---- evaluating -----------------------------------------------------------------------------------------------
 
 
-def measure(args: argparse.Namespace, ranks: Ranks) -> None:
-    """Every model on every benchmark, into `--out`; then the table."""
+def measure(args: argparse.Namespace, ranks: Ranks) -> int:
+    """Every model on every benchmark, into `--out`; then the table. Returns the exit status."""
     models = find_models(args)
     sets = load_sets(args, models)
     protocol = Protocol(**{each.name: getattr(args, each.name) for each in dataclasses.fields(Protocol)})
@@ -278,61 +200,7 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> None:
         del model
     if ranks.main:
         results.show(folder, args, list(models), [each.benchmark.name for each in sets])
-
-
-def share_kept(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol, ranks: Ranks) -> list[dict]:
-    """`prepare_folder` on one rank for all; raises BadInput on all."""
-    kept, problem = [], None
-    if ranks.main:
-        try:
-            kept = prepare_folder(folder, settings, sets, protocol)
-        except BadInput as error:
-            problem = str(error)
-    kept, problem = parallel.gather((kept, problem), ranks)[0]
-    if problem:
-        raise BadInput(problem)
-    return kept
-
-
-def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol) -> list[dict]:
-    """settings.json, and the whole blocks that are there already, without their texts; raises BadInput."""
-    path = folder / "settings.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        old = (
-            json.loads(path.read_text())
-            if path.exists()
-            else {"protocol": settings["protocol"], "data": {}, "models": {}}
-        )
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--out {folder}: cannot be used ({error}); choose another") from error
-    pairs = [
-        (f"{part} {name}", value, old[part].get(name, value))
-        for part in old
-        if part != "versions"
-        for name, value in settings[part].items()
-    ]
-    for what, new, before in pairs:
-        if new != before:
-            raise BadInput(f"--out {folder}: holds generations of {what} {before}, not {new}; choose another --out")
-    merged = {part: {**old[part], **settings[part]} for part in ("protocol", "data", "models")}
-    merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    checkpoint.write_whole(path, json.dumps(merged, indent=1) + "\n")
-    generations = folder / "generations.jsonl"
-    if not generations.exists():
-        return []
-    sizes = {}
-    for loaded in sets:
-        for number, block in enumerate(benchmarks.blocks_of(loaded, protocol)):
-            sizes[loaded.benchmark.name, number] = len(block) * benchmarks.samples_of(loaded, protocol)
-    rows, counts = report.rows(generations), {}
-    for row in rows:
-        key = row["model"], row["benchmark"], row["seed"], row["block"]
-        counts[key] = counts.get(key, 0) + 1
-    whole = {key for key, count in counts.items() if count == sizes.get((key[1], key[3]), count)}
-    kept = [row for row in rows if (row["model"], row["benchmark"], row["seed"], row["block"]) in whole]
-    checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
-    return [{name: value for name, value in row.items() if name not in ("response",)} for row in kept]
+    return 0
 
 
 if __name__ == "__main__":

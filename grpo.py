@@ -5,7 +5,7 @@
     score             rollouts -> old log-probabilities, entropies, last hidden states, in one forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
-    pack              rollouts of many lengths -> micro-batches of a bounded number of tokens, for each rank
+    pack              rollouts of many lengths -> micro-batches of a bounded number of tokens
 
 This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T), and that is the whole hook.
 
@@ -22,7 +22,6 @@ Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value fu
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,10 +32,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from fast.decode import rows_that_fit
-
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
-BARS = None if os.environ.get("RANK", "0") == "0" else True  # tqdm's `disable`: bars on a terminal, of one rank
 HEAD_CHUNK = 2048  # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
 
 
@@ -88,12 +84,17 @@ class Scored:
 
     logp: Tensor  # (B, T) float32, log-probability of each sampled token
     entropies: Tensor  # (B, T) float32, nats, of the distribution each token was drawn from
-    hidden: Tensor  # (B, T, d) model's dtype, on the CPU: last_hidden_state (after the final norm) at y_t
+    hidden: Tensor | None  # (B, T, d) model's dtype: last_hidden_state (after the final norm) at y_t; None: not kept
 
     @classmethod
     def cat(cls, parts: Sequence["Scored"]) -> "Scored":
-        """The scores of several, in order."""
-        return cls(*(cat_padded([getattr(part, name) for part in parts]) for name in ("logp", "entropies", "hidden")))
+        """The scores of several, in order, without hidden states if one of them has none."""
+        states = [part.hidden for part in parts]
+        return cls(
+            cat_padded([part.logp for part in parts]),
+            cat_padded([part.entropies for part in parts]),
+            None if any(each is None for each in states) else cat_padded(states),
+        )
 
 
 def cat_padded(parts: Sequence[Tensor], left: bool = False, fill: int = 0) -> Tensor:
@@ -109,22 +110,6 @@ def pad_id(tokenizer) -> int:
     """What stands where no token does; any id will do where a mask or causality hides it."""
     known = (id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None)
     return next(known, 0)
-
-
-def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
-    """Where in the text of `ids` each token starts, so that what is found in a text is found in the sampled ids.
-
-    Byte-level tokens may be parts of one character; each of these starts where the character does.
-    """
-    starts, before, shown = [], 0, 0  # tokens ids[:before] are whole characters, `shown` of them
-    context = 0  # a token before, as some tokenizers drop the space of a text's first one
-    for end in range(1, len(ids) + 1):
-        starts.append(shown)
-        known, text = (tokenizer.decode(ids[context:upto]) for upto in (before, end))
-        if not text.endswith("\ufffd") or end - before > 4:  # else the character goes on; none has over four bytes
-            shown += len(text) - len(known)
-            context, before = before, end
-    return starts
 
 
 def stop_ids(model, tokenizer) -> list[int]:
@@ -180,14 +165,14 @@ def rollout(
     *,
     max_tokens: int,
     temperature: float,
-    batch_size: int,
+    batch_size: int | Callable[[int, int], int] = 512,
     generate: Callable[..., Tensor] = hf_generate,
 ) -> Rollouts:
     """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is greedy decoding.
 
-    `batch_size` rollouts are generated at a time (0: as many as the device's free memory holds), those with
-    prompts of like length together. `generate` has the signature of `hf_generate`, its default. Texts hold every
-    sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
+    `batch_size` rollouts are generated at a time, those with prompts of like length together; a function takes the
+    longest prompt and response, in tokens, and says how many fit. `generate` has the signature of `hf_generate`. Texts
+    hold every sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
     """
     stops = stop_ids(model, tokenizer)
     pad = pad_id(tokenizer)
@@ -195,17 +180,12 @@ def rollout(
     encoded = prompts if given else tokenizer(prompts, add_special_tokens=False)["input_ids"]
     encoded = [ids for ids in encoded for _ in range(group_size)]
     prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
-    if not batch_size:
-        batch_size = 512
-        if model.device.type == "cuda":
-            torch.cuda.empty_cache()  # or what training has cached counts as taken
-            free, _ = torch.cuda.mem_get_info()
-            width = prompt_ids.shape[1] + max_tokens
-            batch_size = rows_that_fit(model, width, free, prompt_ids.shape[1] if generate is hf_generate else 0)
+    if callable(batch_size):
+        batch_size = batch_size(prompt_ids.shape[1], max_tokens)
     lengths = prompt_mask.sum(1)  # (B,)
     order = lengths.argsort(stable=True)
     responses = []
-    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=BARS)
+    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
     for rows in order.split(batch_size):
         first = prompt_ids.shape[1] - int(lengths[rows].max())
         part = prompt_ids[rows, first:], prompt_mask[rows, first:]
@@ -302,42 +282,35 @@ def score(
 ) -> Scored:
     """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
 
-    Without `keep_hidden` the states (B, T, d) are not stored: d is then 0.
+    States (B, T, d) of many rollouts fill a memory: score whole groups, some at a time, or without `keep_hidden`.
     """
     shape = rollouts.ids.shape
-    logp, entropies = (torch.zeros(shape, device=rollouts.ids.device) for _ in range(2))  # (B, T) float32
-    hidden = torch.zeros(*shape, 0)
-    (batches,) = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
-    for rows in tqdm(batches, desc="score", leave=False, disable=BARS):
+    logp = torch.zeros(shape, device=rollouts.ids.device)  # (B, T) float32
+    entropies = torch.zeros_like(logp)  # (B, T) float32
+    hidden = None
+    batches = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
+    for rows in tqdm(batches, desc="score", leave=False, disable=None):
         part = rollouts.take(rows)
         width = part.ids.shape[1]
         logp[rows, :width], entropies[rows, :width], states = policy(part, temperature, details=True)
+        if keep_hidden and hidden is None:
+            hidden = states.new_zeros(*shape, states.shape[-1])  # (B, T, d)
         if keep_hidden:
-            if not hidden.numel():
-                hidden = torch.zeros(*shape, states.shape[-1], dtype=states.dtype)  # (B, T, d), CPU
-            hidden[rows, :width] = states.cpu()
+            hidden[rows, :width] = states
     return Scored(logp, entropies, hidden)
 
 
-def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: int = 1) -> list[list[Tensor]]:
-    """Micro-batches of `rows` for each rank: at most `tokens` tokens, padding included, longest rollouts first.
+def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int) -> list[Tensor]:
+    """Micro-batches of `rows`: at most `tokens` tokens each, padding included, longest rollouts first.
 
-    Longest first, so that what does not fit fails at once. A rollout longer than `tokens` goes alone. Every rank
-    gets equally many micro-batches, as sharded ranks must run in step; an empty one stands for a rank without work.
+    Longest first, so that what does not fit fails at once. A rollout longer than `tokens` goes alone.
     """
-    rows = sorted(rows, key=lambda row: -lengths[row])
-    packed = []
-    for rank in range(ranks):
-        mine = [row for i, row in enumerate(rows) if rank in (i % (2 * ranks), 2 * ranks - 1 - i % (2 * ranks))]
-        batches = [[]]
-        for row in mine:
-            longest = lengths[(batches[-1] or [row])[0]]
-            if batches[-1] and (len(batches[-1]) + 1) * longest > tokens:
-                batches.append([])
-            batches[-1].append(row)
-        packed.append([torch.tensor(batch, dtype=torch.long) for batch in batches])
-    most = max(map(len, packed))
-    return [batches + [torch.empty(0, dtype=torch.long)] * (most - len(batches)) for batches in packed]
+    batches = []
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > tokens:
+            batches.append([])
+        batches[-1].append(row)
+    return [torch.tensor(batch, dtype=torch.long) for batch in batches]
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

@@ -19,7 +19,7 @@ All but `pure` keep the sign of A. Weights are constants for autograd. Where a s
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -62,14 +62,14 @@ class Batch:
     advantages: Tensor  # (B,) float32, Eq. (1)
     rewards: Tensor  # (B,) float32, NaN where there is no verdict
     rollouts: Rollouts  # ids, mask (B, T); the mask is empty where there is no verdict
-    scored: Scored  # logp, entropies (B, T), hidden (B, T, d) on the CPU
+    scored: Scored | None  # logp, entropies (B, T), hidden (B, T, d) of a block; None before it is scored
     group_size: int
     source: Source | None = None
     stats: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def cat(cls, parts: Sequence["Batch"]) -> "Batch":
-        """The batches of several ranks as one; what they logged is averaged."""
+        """Several blocks, or ranks, as one; what they logged is averaged."""
         names = sorted({name for part in parts for name in part.stats})
         known = {name: [part.stats[name] for part in parts if name in part.stats] for name in names}
         return cls(
@@ -80,6 +80,26 @@ class Batch:
             parts[0].group_size,
             stats={name: sum(values) / len(values) for name, values in known.items()},
         )
+
+    def blocks(self) -> Iterator["Batch"]:
+        """Whole groups, as many together as have BLOCK_TOKENS tokens at most; one at least."""
+        groups = max(1, BLOCK_TOKENS // (self.group_size * self.rollouts.ids.shape[1]))
+        for start in range(0, len(self.advantages), groups * self.group_size):
+            rows = torch.arange(start, min(start + groups * self.group_size, len(self.advantages)))
+            first = start // self.group_size
+            problems = self.source.problems[first : first + groups]
+            yield replace(
+                self,
+                advantages=self.advantages[rows],
+                rewards=self.rewards[rows],
+                rollouts=self.rollouts.take(rows),
+                source=replace(self.source, problems=problems),
+                stats={},
+            )
+
+    def light(self) -> "Batch":
+        """What can be kept and sent: without states, and without what stays on its rank."""
+        return replace(self, source=None, scored=replace(self.scored, hidden=None))
 
     @property
     def correct(self) -> Tensor:

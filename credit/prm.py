@@ -32,7 +32,8 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import AutoTokenizer, Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
-from grpo import BARS, Rollouts, cat_padded, char_starts, pack
+from credit.salience import char_starts
+from grpo import Rollouts, cat_padded, pack
 from tasks.problems import INSTRUCTIONS, BadInput
 
 SEPARATOR = "<extra_0>"
@@ -155,8 +156,8 @@ def _read_scores(prm, inputs: dict[int, list[int]], micro_tokens: int) -> dict[i
     separator = tokenizer.convert_tokens_to_ids(SEPARATOR)
     cut = {i: torch.tensor(ids[: model.config.max_position_embeddings]) for i, ids in inputs.items()}
     scores = {}
-    (batches,) = pack(list(cut), {i: len(ids) for i, ids in cut.items()}, micro_tokens)
-    for rows in filter(len, tqdm(batches, desc="judge", leave=False, disable=BARS)):
+    batches = pack(list(cut), {i: len(ids) for i, ids in cut.items()}, micro_tokens)
+    for rows in tqdm(batches, desc="judge", leave=False, disable=None):
         ids = cat_padded([cut[i][None] for i in rows.tolist()])  # (b, L) int64
         chances = model(ids.to(model.device)).float().softmax(-1)[..., 1].cpu()  # (b, L) float32
         for i, row in zip(rows.tolist(), chances, strict=True):

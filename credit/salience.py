@@ -12,6 +12,7 @@ this rank, works on at most `micro_tokens` tokens at a time, and leaves the para
 """
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit import lora
-from grpo import BARS, HEAD_CHUNK, Policy, Rollouts, char_starts, end_to_end, layers_of, pack, pad_id, pad_left, score
+from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, pad_id, pad_left, score
 from rewards import box_place
 
 PROBES = ("kl", "logp")
@@ -54,6 +55,22 @@ def answer_places(tokenizer, rollouts: Rollouts) -> list[Answer | None]:
     return places
 
 
+def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
+    """Where in the text of `ids` each token starts, so that what is found in a text is found in the sampled ids.
+
+    Byte-level tokens may be parts of one character; each of these starts where the character does.
+    """
+    starts, before, shown = [], 0, 0  # tokens ids[:before] are whole characters, `shown` of them
+    context = 0  # a token before, as some tokenizers drop the space of a text's first one
+    for end in range(1, len(ids) + 1):
+        starts.append(shown)
+        known, text = (tokenizer.decode(ids[context:upto]) for upto in (before, end))
+        if not text.endswith("\ufffd") or end - before > 4:  # else the character goes on; none has over four bytes
+            shown += len(text) - len(known)
+            context, before = before, end
+    return starts
+
+
 @torch.no_grad()
 def importance_by_masking(
     policy: Policy, rollouts: Rollouts, answers: list[Answer | None], *, pad: int, probe: str, micro_tokens: int
@@ -65,7 +82,7 @@ def importance_by_masking(
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     rows = [row for row, answer in enumerate(answers) if answer]
-    for row in tqdm(rows, desc="mask tokens", leave=False, disable=BARS):
+    for row in tqdm(rows, desc="mask tokens", leave=False, disable=None):
         answer = answers[row]
         part = rollouts.take(torch.tensor([row]))
         whole, offset = end_to_end(part)[0], part.prompt_mask.shape[1]  # (1, S)
@@ -103,7 +120,7 @@ def importance_by_gradient(
     embed = policy.model.get_input_embeddings()
     longest = max((answers[row].reasoning for row in rows), default=0)
     moved = noise * _fixed_noise(longest, embed.weight, seed)  # (R, d)
-    for batch in pack(rows, rollouts.lengths, micro_tokens)[0] if rows else ():
+    for batch in pack(rows, rollouts.lengths, micro_tokens):
         part, some = rollouts.take(batch), [answers[row] for row in batch.tolist()]
         ids, inside = end_to_end(part)  # (b, S), (b, S)
         embeddings = embed(ids).detach()  # (b, S, d)
@@ -131,9 +148,8 @@ def adapter_residual(
 ) -> Tensor:
     """||h_adapted - h_base||, (B, T) float32: `hidden` (B, T, d) against the states without the adapter."""
     with lora.off(policy.model):
-        base = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (B, T, d), CPU
-    pairs = zip(hidden, base, strict=True)  # one at a time, as the states of a batch take gigabytes
-    return torch.stack([(ours.float() - its.float()).norm(dim=-1) for ours, its in pairs]).to(rollouts.ids.device)
+        base = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (B, T, d)
+    return torch.stack([(ours.float() - its.float()).norm(dim=-1) for ours, its in zip(hidden, base, strict=True)])
 
 
 def informed_logp(
@@ -164,7 +180,7 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
     hook = layers[len(layers) // 2].self_attn.register_forward_hook(keep)
     try:
         policy.model.set_attn_implementation("eager")
-        for batch in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)[0]:
+        for batch in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens):
             part = rollouts.take(batch)
             ids, inside = end_to_end(part)  # (b, S), (b, S)
             policy.model.base_model(input_ids=ids, use_cache=False)

@@ -38,7 +38,7 @@ import torch
 from tqdm import tqdm
 
 from grading import sandbox
-from grpo import BARS, rollout
+from grpo import rollout
 from harness import parallel, tables
 from harness.parallel import Ranks
 from rewards import Verdict, grade_code, grade_math
@@ -248,14 +248,14 @@ def evaluate(
     todo = [(seed, number) for seed in seeds for number in range(len(blocks)) if (seed, number) not in have]
     total = len(loaded.problems) * samples * len(seeds)
     with tqdm(
-        total=total, initial=len(rows), desc=loaded.benchmark.name, unit="response", leave=False, disable=BARS
+        total=total, initial=len(rows), desc=loaded.benchmark.name, unit="response", leave=False, disable=None
     ) as bar:
         for start in range(0, len(todo), ranks.world):
             made = []
             if start + ranks.rank < len(todo):
                 seed, number = todo[start + ranks.rank]
                 torch.manual_seed(seed_of(seed, loaded.benchmark.name, number))
-                limits = dict(samples=samples, context=context, sampling=sampling or dict(batch_size=0))
+                limits = dict(samples=samples, context=context, sampling=sampling or {})
                 made = attempt(model, tokenizer, task, blocks[number], protocol, loaded.max_tokens, **limits)
                 made = [{"benchmark": loaded.benchmark.name, "seed": seed, "block": number, **row} for row in made]
             made = [row for part in parallel.gather(made, ranks) for row in part]

@@ -3,6 +3,7 @@
     launch    one process a GPU, by torch's own launcher, where torchrun has not started them already
     join      this process's place among them: rank, number of ranks, device
     share     the whole groups that a rank samples, grades and credits
+    deal      the micro-batches of an optimizer step that a rank computes
     gather    what every rank made, to all of them
     shard     FSDP, `fully_shard`, one unit a decoder layer: float32 weights and optimizer spread over the ranks,
               compute in bfloat16 (or float32), gradients reduced in float32
@@ -22,6 +23,7 @@ Left out: tensor, pipeline and context parallelism, offloading.
 import copy
 import ctypes
 import dataclasses
+import functools
 import logging
 import os
 import signal
@@ -38,8 +40,9 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from tqdm import tqdm
 
-from grpo import Policy, layers_of
+from grpo import Policy, layers_of, pack
 
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
 
@@ -93,6 +96,8 @@ def join(device: str, grouped: bool) -> Ranks:
     `grouped` asks for a process group of one where the process is alone. End with `leave`.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if rank:  # bars of one rank alone
+        tqdm.__init__ = functools.partialmethod(tqdm.__init__, disable=True)
     place = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else None)
     if device == "cuda":
         torch.cuda.set_device(place)
@@ -125,6 +130,22 @@ def share(items: Sequence, ranks: Ranks) -> Sequence:
     """This rank's part of a list: consecutive, equal to within one, in the order of the ranks."""
     start, end = (len(items) * rank // ranks.world for rank in (ranks.rank, ranks.rank + 1))
     return items[start:end]
+
+
+def deal(rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks) -> list[Tensor]:
+    """This rank's part of a mini-batch, as micro-batches of `grpo.pack`; rollouts of like length go to all ranks.
+
+    Every rank gets equally many, as sharded ranks must run in step; an empty one stands for a rank without work.
+    """
+    order = sorted(rows, key=lambda row: -lengths[row])
+    turns = 2 * ranks.world  # there and back, so that no rank has the longer one of each pair
+    packed = []
+    for rank in range(ranks.world):
+        mine = [row for place, row in enumerate(order) if place % turns in (rank, turns - 1 - rank)]
+        packed.append(pack(mine, lengths, tokens))
+    most = max(1, *(len(batches) for batches in packed))
+    mine = packed[ranks.rank]
+    return mine + [torch.empty(0, dtype=torch.long)] * (most - len(mine))
 
 
 def gather(value, ranks: Ranks) -> list:

@@ -114,7 +114,15 @@ def sampling_of(args: argparse.Namespace, model) -> dict:
     """The options of `grpo.rollout` that change speed alone; raises BadInput for a model that --decode cannot run."""
     if args.decode == "fast" and not decode.supported(model):
         raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
-    return dict(batch_size=args.generate_batch, generate=DECODERS[args.decode])
+    fitting = partial(rows_at_a_time, model, args.decode) if model.device.type == "cuda" else 512
+    return dict(batch_size=args.generate_batch or fitting, generate=DECODERS[args.decode])
+
+
+def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
+    """How many rollouts of so many tokens the free memory of this rank's GPU holds."""
+    torch.cuda.empty_cache()  # or what training has cached counts as taken
+    free, _ = torch.cuda.mem_get_info()
+    return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
 
 
 def load(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:

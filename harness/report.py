@@ -19,8 +19,8 @@ import transformers
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from credit.measures import concentration
-from credit.methods import Batch
+from credit.measures import concentration, effective_weights, localisation
+from credit.methods import Batch, true_errors
 from grpo import Rollouts
 from harness import tables
 from harness.checkpoint import write_whole
@@ -35,11 +35,12 @@ class Clock:
         self.device, self.laps, self.last = device, {}, time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """The phase that ends now."""
+        """The phase that ends now; phases of one name add up."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
-        self.laps[name], self.last = round(now - self.last, 3), now
+        self.laps[name] = round(self.laps.get(name, 0.0) + now - self.last, 3)
+        self.last = now
 
 
 def peak_gb() -> float:
@@ -177,6 +178,16 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
     return lines
 
 
+def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Batch, token_advantages: Tensor) -> dict:
+    """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups."""
+    weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
+    wrong_step = true_errors(batch, task.first_error, problems)  # (B, 2)
+    return {
+        "localisation": localisation(weights, batch.rollouts.mask, wrong_step),
+        "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
+    }
+
+
 def print_accuracy(when: str, result: dict) -> None:
     """Held-out accuracies with standard errors."""
     parts = "; ".join("{} {:.3f} ± {:.3f} (n = {})".format(name, *result[name]) for name in ("greedy", "sampled"))
@@ -216,6 +227,17 @@ def cut_back(folder: Path, step: int) -> None:
             continue
         kept = [row for row in rows(folder / name) if row.get("step", 0) <= step and "after" not in row]
         write_whole(folder / name, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def write_suspects(
+    folder: Path, ranks: Ranks, step: int, rollouts: Rollouts, suspects: list[int], sums: dict[str, float]
+) -> Path:
+    """nonfinite.jsonl: the rollouts, of all ranks, of an update that was not finite."""
+    found = sorted({row for part in gather(suspects, ranks) for row in part})
+    path = folder / "nonfinite.jsonl"
+    if ranks.main:
+        append(path, [{"step": step + 1, "row": row, **sums, **raw(rollouts, row)} for row in found])
+    return path
 
 
 def raw(rollouts: Rollouts, row: int) -> dict:

@@ -4,6 +4,7 @@
     replay(args)         a folder of generations from responses that were made elsewhere, graded here
     show_runs(args)      what `train.py --eval-every` wrote, and the choice of a checkpoint
     select(runs)         last and best checkpoint of each run
+    share_kept(...)      what an interrupted evaluation has already
 
 A file of `--replay` has a JSON object a line: "response" or "solution", and "answer" or "gold" (math) or "tests"
 (code); "group" or "id" or "problem" tells problems apart; "benchmark", "seed" and "truncated" if there are such.
@@ -15,8 +16,12 @@ import math
 from pathlib import Path
 
 import numpy as np
+import torch
+import transformers
 
-from harness import checkpoint, report, tables
+from harness import benchmarks, checkpoint, parallel, report, tables
+from harness.benchmarks import Loaded, Protocol
+from harness.parallel import Ranks
 from rewards import Verdict, grade_all, grade_code, grade_math
 from tasks.problems import BadInput
 from tasks.rows import from_files
@@ -164,3 +169,61 @@ def replay(args: argparse.Namespace) -> Path:
     checkpoint.write_whole(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
     checkpoint.write_whole(folder / "generations.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+# ---- what is there already ----------------------------------------------------------------------------------
+
+
+def share_kept(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol, ranks: Ranks) -> list[dict]:
+    """`prepare_folder` on one rank for all; raises BadInput on all."""
+    kept, problem = [], None
+    if ranks.main:
+        try:
+            kept = prepare_folder(folder, settings, sets, protocol)
+        except BadInput as error:
+            problem = str(error)
+    kept, problem = parallel.gather((kept, problem), ranks)[0]
+    if problem:
+        raise BadInput(problem)
+    return kept
+
+
+def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol) -> list[dict]:
+    """settings.json, and the whole blocks that are there already, without their texts; raises BadInput."""
+    path = folder / "settings.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        old = (
+            json.loads(path.read_text())
+            if path.exists()
+            else {"protocol": settings["protocol"], "data": {}, "models": {}}
+        )
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--out {folder}: cannot be used ({error}); choose another") from error
+    pairs = [
+        (f"{part} {name}", value, old[part].get(name, value))
+        for part in old
+        if part != "versions"
+        for name, value in settings[part].items()
+    ]
+    for what, new, before in pairs:
+        if new != before:
+            raise BadInput(f"--out {folder}: holds generations of {what} {before}, not {new}; choose another --out")
+    merged = {part: {**old[part], **settings[part]} for part in ("protocol", "data", "models")}
+    merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+    checkpoint.write_whole(path, json.dumps(merged, indent=1) + "\n")
+    generations = folder / "generations.jsonl"
+    if not generations.exists():
+        return []
+    sizes = {}
+    for loaded in sets:
+        for number, block in enumerate(benchmarks.blocks_of(loaded, protocol)):
+            sizes[loaded.benchmark.name, number] = len(block) * benchmarks.samples_of(loaded, protocol)
+    rows, counts = report.rows(generations), {}
+    for row in rows:
+        key = row["model"], row["benchmark"], row["seed"], row["block"]
+        counts[key] = counts.get(key, 0) + 1
+    whole = {key for key, count in counts.items() if count == sizes.get((key[1], key[3]), count)}
+    kept = [row for row in rows if (row["model"], row["benchmark"], row["seed"], row["block"]) in whole]
+    checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
+    return [{name: value for name, value in row.items() if name not in ("response",)} for row in kept]

@@ -1,12 +1,12 @@
 """Measure, on this machine, what the parts of training cost against what they could cost at best.
 
-    python bench.py                                           # SHEAR's distances beside their peers, see peers.py
-    python bench.py --step                                    # a step of Qwen2.5-Math-7B's shape, SHEAR beside GRPO
-    python bench.py --step --size 1.5b                        # the 1.5B's shape, with its optimizer
-    python bench.py --step --size tiny --tokens 32 --problems 4 --group 4   # seconds on a CPU: proves the command
+    python -m studies.bench  # SHEAR's distances beside their peers, see peers.py
+    python -m studies.bench --step  # a step of Qwen2.5-Math-7B's shape, SHEAR beside GRPO
+    python -m studies.bench --step --size 1.5b  # the 1.5B's shape, with its optimizer
+    python -m studies.bench --step --size tiny --tokens 32 --problems 4 --group 4  # seconds on a CPU
 
-`--step` times the functions that `train.py` trains with, phase by phase, on one rank: `train.experience` (generate,
-score, weights), `train.update` and `parallel.refresh`. Any flag of `train.py` that is not fixed here can be added;
+`--step` times the functions that `train.py` trains with, phase by phase, on one rank: `sample_and_credit` (generate,
+score, weights), `update` and `parallel.refresh`. Any flag of `train.py` that is not fixed here can be added;
 defaults are the paper's recipe. What is not as in a run, and is said beside the table where it changes a figure:
 
   - Weights are random, in the published architecture. So no stop token is looked for, and all responses have --tokens
@@ -39,6 +39,7 @@ import train
 from fast.decode import token_bytes
 from harness import memory, parallel, report
 from harness.recipe import Parser, parse_args
+from harness.run import Run, assemble, seed_of
 from rewards import Verdict
 from studies.machine import copy_ceiling, hardware, matmul_ceiling
 from tasks.problems import BadInput
@@ -223,14 +224,14 @@ def architecture(size: str) -> Qwen2Config:
     return Qwen2Config(**shape, max_position_embeddings=CONTEXT, rope_parameters=rope)
 
 
-def make_run(flags: argparse.Namespace, args: argparse.Namespace, ranks: parallel.Ranks, config, folder) -> train.Run:
+def make_run(flags: argparse.Namespace, args: argparse.Namespace, ranks: parallel.Ranks, config, folder) -> Run:
     """What `train.py` assembles, of a model made here."""
     torch.manual_seed(args.seed)
     with torch.device(ranks.device):  # made where it is used, in the dtype of compute: 7.6B in float32 take 30 GB
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
     model.eval()
     model.generation_config.eos_token_id = None
-    run = train.assemble(args, ranks, Drawn(), model, Ids(), folder)
+    run = assemble(args, ranks, Drawn(), model, Ids(), folder)
     if flags.no_optimizer:
         run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0, foreach=False)
     parallel.refresh(run.policy, run.sampler, ranks)
@@ -243,11 +244,11 @@ def draw(count: int, vocabulary: int) -> list[dict]:
     return [{"problem": rng.choices(range(1, vocabulary), k=rng.randint(SHORTEST, LONGEST))} for _ in range(count)]
 
 
-def one_step(run: train.Run, problems: list[dict], number: int) -> Measured:
+def one_step(run: Run, problems: list[dict], number: int) -> Measured:
     """`train.train_step`, with a lap for the refresh and without its files."""
-    torch.manual_seed(train.seed_of(run.args.seed, number))
+    torch.manual_seed(seed_of(run.args.seed, number))
     clock = Clock(run.ranks.device)
-    batch, token_advantages, _ = train.experience(run, problems, clock, number)
+    batch, token_advantages, _ = train.sample_and_credit(run, problems, clock, number)
     figures = train.update(run, batch.rollouts, batch.scored.logp, token_advantages, number)
     clock.lap("train")
     parallel.refresh(run.policy, run.sampler, run.ranks)
@@ -261,7 +262,7 @@ def one_step(run: train.Run, problems: list[dict], number: int) -> Measured:
     return Measured(clock.laps, clock.peaks, sampled, seen, read, iterations, figures["skipped"])
 
 
-def bytes_read(run: train.Run, prompts: list[int]) -> float:
+def bytes_read(run: Run, prompts: list[int]) -> float:
     """What generating must read: all weights once a token for the rollouts at a time, each one's keys and values."""
     tokens, config, number = run.args.max_tokens, run.sampler.config, run.sampler.dtype.itemsize
     at_a_time = run.args.generate_batch or len(prompts)

@@ -1,8 +1,8 @@
 """Every credit method under the same loop, as one table.
 
-    python compare.py --seeds 0 1                              # the embedded task, every row of ROWS
-    python compare.py --methods grpo shear first --jobs 2      # some of them, two runs at a time
-    python compare.py --methods grpo shear --model PATH ...    # any flags of train.py
+    python -m studies.compare --seeds 0 1                              # the embedded task, every row of ROWS
+    python -m studies.compare --methods grpo shear first --jobs 2      # some of them, two runs at a time
+    python -m studies.compare --methods grpo shear --model PATH ...    # any flags of train.py
 
 Each row is a run of `train.py` a seed. On the embedded task the first one of a seed warms a model up, and all others
 start from it; all see the same problems. Runs lie in `--out`, each with its log; finished ones are not repeated, so
@@ -40,6 +40,7 @@ from harness import checkpoint, report, tables
 from harness.parallel import Ranks
 from harness.prepare import set_up
 from harness.recipe import MAY_CHANGE, Parser, flag, parse_args
+from harness.run import assemble
 from tasks.problems import BadInput
 
 ROWS = {
@@ -87,7 +88,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """This command's flags; `rest` are train.py's. Every run's configuration is resolved once; raises BadInput."""
-    parser = Parser(prog="compare.py", description="Train with every credit method; one table.", allow_abbrev=False)
+    parser = Parser(
+        prog="-m studies.compare", description="Train with every credit method; one table.", allow_abbrev=False
+    )
     parser.epilog = "Flags of train.py that are not set here can be added."
     add = parser.add_argument
     add("--methods", nargs="+", default=list(ROWS), choices=list(ROWS), help="rows of the table, the first one's first")
@@ -203,7 +206,7 @@ def time_steps(flags: argparse.Namespace) -> dict[str, float]:
             task, model, tokenizer, _, judge, _ = set_up(args, ranks)
             if args.lora_rank:
                 lora.add(model, args.lora_rank, args.seed)
-            runs[method] = train.assemble(args, ranks, task, model, tokenizer, Path(folder), judge)
+            runs[method] = assemble(args, ranks, task, model, tokenizer, Path(folder), judge)
         seconds = {method: [] for method in runs}
         for step in range(1 + TIMED):
             for method, run in runs.items():

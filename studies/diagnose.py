@@ -1,11 +1,11 @@
 """Does the distance see what it should? The paper's measurements of Secs. 2 and 5, and credit against the truth.
 
-    python diagnose.py                                              # the embedded task, its model made and warmed up
-    python diagnose.py --model runs/NAME/model --task embedded      # the same of a trained one
-    python diagnose.py --model PATH --data problems.jsonl           # real problems; other flags are train.py's
-    python diagnose.py --model PATH --rollouts solutions.jsonl      # texts that are there already, hidden states only
-    python diagnose.py --html credit.html                           # and a page of the groups, tokens shaded (page.py)
-    python diagnose.py --html credit.html --samples runs/NAME/samples.jsonl     # only a page, of a training run
+    python -m studies.diagnose  # the embedded task, its model made and warmed up
+    python -m studies.diagnose --model runs/NAME/model --task embedded  # the same of a trained one
+    python -m studies.diagnose --model PATH --data problems.jsonl  # real problems; other flags are train.py's
+    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # texts that are there already: states only
+    python -m studies.diagnose --html credit.html  # and a page of the groups, tokens shaded (page.py)
+    python -m studies.diagnose --html credit.html --samples runs/NAME/samples.jsonl  # only a page, of a training run
 
 Sec. 2 of arXiv 2604.23318, step by step: sample G rollouts to each of `--groups` held-out problems, keep the groups
 with right and wrong ones, and read their hidden states once. Prefixes end where spans do, after window, window +
@@ -41,7 +41,7 @@ from transformers.utils import logging
 from credit import prm
 from credit.ablations import span_matrix
 from credit.methods import Batch
-from grpo import BARS, Policy
+from grpo import Policy
 from harness import report, tables
 from harness.checkpoint import write_whole
 from harness.parallel import Ranks
@@ -53,7 +53,6 @@ from studies.prefixes import Group, collect, distances_of, read, scored, table_o
 from studies.truth import against_truth, errors_in, weights_of
 from tasks import toy
 from tasks.problems import INSTRUCTIONS, BadInput, Task, cause, choose_template, render
-from train import light
 
 OURS = "--method --name --resume --smoke --bench --eval-every --ranks --lora-rank".split()  # train.py's, no use here
 # What decides on the samples: a folder's groups may be looked at with other flags, and added to.
@@ -87,7 +86,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
     """This command's flags, and train.py's; raises BadInput."""
-    parser = Parser(prog="diagnose.py", description="What the distance sees; the paper's figures.", allow_abbrev=False)
+    parser = Parser(
+        prog="-m studies.diagnose", description="What the distance sees; the paper's figures.", allow_abbrev=False
+    )
     parser.epilog = "Flags of train.py can be added."
     add = parser.add_argument
     add("--groups", type=int, default=16, help="problems that are sampled, or groups of --rollouts that are read")
@@ -135,14 +136,14 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     results["fig_10"] = of_verdicts(flags, given, groups)
     policy, shown = Policy(model), max(mixed, key=lambda group: min(2, group.scores.count(1.0)))
     batches, distances, weights = [], [], []
-    for group in tqdm(mixed, "hidden states and distances", leave=False, disable=BARS):
+    for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
         batch = scored(group, policy, task, tokenizer, args, judge)
         distances.append(distances_of(batch, args))
         weights.append(weights_of("shear", batch, args))
         if group is shown:
             results["fig_11"] = of_pairs(flags, args, task, batch)
         # Hidden states of many groups need much memory: kept where other methods and settings read them again.
-        batches.append(batch if task.first_error else dataclasses.replace(light(batch), source=batch.source))
+        batches.append(batch if task.first_error else dataclasses.replace(batch.light(), source=batch.source))
     if flags.html:
         known = zip(mixed, batches, distances, weights, strict=True)
         pages = [page_rows(*each, args, task, tokenizer) for each in known]

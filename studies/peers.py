@@ -1,13 +1,12 @@
 """SHEAR's distances beside those who could compute them: one command, one run, ratios side by side.
 
-    python bench.py                                          # a step of the embedded model, and a synthetic group
-    python bench.py --states states.safetensors              # and groups of states: groupN.rolloutK.right or .wrong
-    python bench.py --states states.safetensors --stretch 3000                # the same, interpolated to long responses
-    python bench.py --tokens 300 1000 3000 --width 896 3584 --group 8 16      # the sizes that a GPU takes by default
+    python -m studies.bench  # a step of the embedded model, and a synthetic group
+    python -m studies.bench --states states.safetensors  # and groups of states: groupN.rolloutK.right or .wrong
+    python -m studies.bench --states states.safetensors --stretch 3000  # the same, interpolated to long responses
+    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16  # a GPU's sizes by default
 
 Ours is `ablations.span_distances`: from hidden states to each span's distance to the closest opposing span, everything
-included, group after group as in training. The peers get the cost blocks of their pairs
-ready-made, of full spans only, and of at most `--pairs` pairs of 100 x 100 tokens or as many entries; their seconds are
+included, group after group as in training. The peers get the cost blocks of their pairs ready-made, of full spans only, and of at most `--pairs` pairs of 100 x 100 tokens or as many entries; their seconds are
 then those of all pairs in proportion. That favours them. Rounds go by turns, so that what drifts hits all; a ratio is
 of one round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours)
 or pairs (peers), against sinkhorn.py in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs. `emd2` solves
@@ -44,7 +43,7 @@ from credit.methods import Batch
 from fast.distances import token_distances
 from fast.kernel import available
 from fast.race import CHUNK_ENTRIES
-from grpo import BARS, Policy
+from grpo import Policy
 from harness import tables
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
@@ -161,8 +160,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags; raises BadInput."""
-    parser = Parser(prog="bench.py", description="SHEAR's distances beside POT, GeomLoss and exact transport.")
-    parser.epilog = "--step measures a step of training instead: see python bench.py --step --help"
+    parser = Parser(prog="-m studies.bench", description="SHEAR's distances beside POT, GeomLoss and exact transport.")
+    parser.epilog = "--step measures a step of training instead: see python -m studies.bench --step --help"
     add, cuda = parser.add_argument, torch.cuda.is_available()
     add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
     add("--stretch", type=int, default=0, help="tokens to which their responses are interpolated; 0: as they are")
@@ -235,7 +234,7 @@ def embedded(flags: argparse.Namespace, device: torch.device) -> States:
     if not any(group.mixed for group in sampled):
         raise BadInput(f"--model {flags.model}: none of its groups holds right and wrong rollouts; give another")
     batch = Batch.cat([prefixes.scored(group, Policy(model), task, tokenizer, args) for group in sampled])
-    hidden, mask = batch.scored.hidden.to(device), batch.rollouts.mask
+    hidden, mask = batch.scored.hidden, batch.rollouts.mask
     name = (
         f"the embedded model, a step of {len(mask)} rollouts, G {args.group}, T {mask.shape[1]}, d {hidden.shape[-1]}"
     )
@@ -315,7 +314,7 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     calls |= {name: partial(in_batches, PEERS[name][0], part) for name, part in parts.items()}
     solved = dict.fromkeys(whole, total) | {name: len(part.costs) for name, part in parts.items()}  # pairs
     seconds, peaks, found = {name: [] for name in calls}, dict.fromkeys(calls, 0.0), {}
-    for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=BARS):
+    for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
         for name, call in calls.items():
             once, found[name] = timed(call, device, peaks, name)
             seconds[name].append(once * total / solved[name])

@@ -31,14 +31,15 @@ from tqdm import tqdm
 from credit.ablations import span_distances
 from credit.methods import Batch, Source
 from credit.salience import answer_places
-from grpo import BARS, Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
+from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from harness.checkpoint import write_whole
 from harness.prepare import sampling_of
 from harness.recipe import shear_settings
+from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds, two_sides
 from tasks.problems import BadInput, Task
-from train import as_batch, seed_of
+from train import as_batch
 
 SPANS = ("group", "rollout", "right", "end", "distance", "success")  # columns of the table that figures take
 
@@ -106,7 +107,7 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
 def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Group]:
     """The groups, from `--out` where they are there, else made and saved one by one."""
     groups = []
-    for number, source in enumerate(tqdm(sources, "groups", leave=False, disable=BARS)):
+    for number, source in enumerate(tqdm(sources, "groups", leave=False, disable=None)):
         path = flags.out / f"group-{number:04d}.json"
         if not path.exists():
             torch.manual_seed(seed_of(args.seed, number))
@@ -220,7 +221,8 @@ def scored(group: Group, policy: Policy, task: Task, tokenizer, args, judge=None
     rollouts = as_rollouts(*parts, tokenizer, policy.model.device)
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     source = Source(policy, tokenizer, task, [group.problem], 0, args.steps, **limits, prm=judge)
-    return as_batch(rollouts, group.verdicts, score(policy, rollouts, **limits), len(group.texts), source)
+    batch = as_batch(rollouts, group.verdicts, len(group.texts), source)
+    return dataclasses.replace(batch, scored=score(policy, batch.rollouts, **limits))
 
 
 def distances_of(batch: Batch, args: argparse.Namespace) -> list[list[float]]:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from credit.ablations import CHOICES
 from credit.measures import around, effective_weights, localisation, peak
 from credit.methods import METHODS, USES_PRM, Batch, credit, true_errors
-from grpo import BARS, cat_padded
+from grpo import cat_padded
 from harness.recipe import SHEAR, method_options
 from studies import figures
 from tasks.problems import Task
@@ -64,7 +64,7 @@ def against_truth(
     settings = {name: ("shear", changed) for name, changed in settings_of(args).items()}
     found, curves = {"methods": {}, "settings": {}}, {}
     for part, calls in (("methods", methods), ("settings", settings)):
-        for name, (method, changed) in tqdm(calls.items(), part, leave=False, disable=BARS):
+        for name, (method, changed) in tqdm(calls.items(), part, leave=False, disable=None):
             known = method == "shear" and not changed
             weights = own if known else [weights_of(method, batch, args, **changed) for batch in batches]
             weights = cat_padded(weights)  # (B, T)

@@ -33,6 +33,7 @@ import csv
 import glob
 import json
 import math
+import os
 import random
 import re
 import sys
@@ -40,7 +41,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from grpo import BARS, Rollouts
+from grpo import Rollouts
 from rewards import Verdict, grade_all, last_box, style_of
 
 # What a kind of problems asks for, and under which key its problems hold what a response is graded against.
@@ -251,7 +252,7 @@ def _datasets():
     import datasets
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    if BARS or not sys.stderr.isatty():
+    if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
         datasets.disable_progress_bars()
     return datasets
 

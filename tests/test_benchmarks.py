@@ -79,7 +79,7 @@ def stand_in(monkeypatch, answers, truncated=()) -> list:
     """Put known responses in place of a model's: the text for the first problem whose prompt holds a key."""
     calls = []
 
-    def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature, batch_size):
+    def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature):
         texts = [
             next(text for key, text in answers.items() if key in prompt)
             for prompt in prompts

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from harness import checkpoint
+from harness import checkpoint, report
 from tasks import toy
 
 SIZES = "--task embedded --toy-lines 1 --batch 16 --group 4 --minibatch 8 --heldout 8 --eval-groups 4 --seed 1".split()
@@ -32,7 +32,7 @@ def whole(tmp_path_factory, taught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
     assert train.main([*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
-    assert sum(row["grad_norm"] > 0 for row in train.report.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
+    assert sum(row["grad_norm"] > 0 for row in report.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
     return out / "run"
 
 
@@ -66,7 +66,7 @@ def assert_same(one: Path, other: Path) -> None:
     """Weights, metrics but seconds, and samples, to the bit."""
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    ours, theirs = (train.report.rows(run / "metrics.jsonl") for run in (one, other))
+    ours, theirs = (report.rows(run / "metrics.jsonl") for run in (one, other))
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
 

@@ -12,6 +12,7 @@ import eval as command
 import train
 from grpo import rollout
 from harness import benchmarks, prepare, results
+from harness import models as models_of_runs
 from tasks import toy
 
 SMALL = "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1".split()
@@ -110,9 +111,9 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, capsys):
         assert words in capsys.readouterr().err
     toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
     toy.make_tokenizer().save_pretrained(tmp_path / "copy" / "m0")
-    label = command.label_of(models[0])
+    label = models_of_runs.label_of(models[0])
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    settings["models"][command.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
+    settings["models"][models_of_runs.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
     (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
     assert command.main(["--model", str(tmp_path / "copy" / "m0"), *SMALL, *out]) == 2
     assert "holds generations of models" in capsys.readouterr().err
@@ -188,8 +189,8 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "config.json").write_text(json.dumps({"toy_lines": 5, "model": origin}))
-    assert command.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
-    assert command.origin_of("some/model") == "some/model"
+    assert models_of_runs.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
+    assert models_of_runs.origin_of("some/model") == "some/model"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import grpo
 from grpo import Policy, Rollouts, cat_padded, group_advantages, pack, policy_loss, rollout, score, stop_ids
-from harness.parallel import moved
+from harness.parallel import Ranks, deal, moved
 
 PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
 
@@ -147,7 +147,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
         torch.testing.assert_close(scored.entropies[row][mask], entropy, atol=2e-5, rtol=0)
         states = output.hidden_states[-1][0, len(prompt) :]
         torch.testing.assert_close(scored.hidden[row][mask], states, atol=2e-5, rtol=0)
-    assert scored.hidden.device.type == "cpu" and not scored.logp.requires_grad
+    assert not scored.hidden.requires_grad and not scored.logp.requires_grad
 
 
 def test_the_ratio_before_the_first_update_is_one(tiny):
@@ -233,23 +233,41 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())  # scoring, forward, again in backward
 
 
-def test_micro_batches_are_bounded_in_tokens_and_equal_in_number():
-    """Every row once; padded size within the budget; longest first; as many for each rank, some perhaps empty."""
+def test_micro_batches_are_bounded_in_tokens():
+    """Every row once; padded size within the budget; longest first; nothing of nothing."""
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
     rows = list(range(1, 38))
-    for ranks in (1, 2, 3, 8):
-        packed = pack(rows, lengths, 128, ranks)
-        assert len(packed) == ranks and len({len(batches) for batches in packed}) == 1
-        assert sorted(row for batches in packed for batch in batches for row in batch.tolist()) == rows
-        for batches in packed:
-            sizes = [[lengths[row] for row in batch.tolist()] for batch in batches]
-            assert all(len(size) * max(size) <= 128 or len(size) == 1 for size in sizes if size)
-            flat = [length for size in sizes for length in size]
-            assert flat == sorted(flat, reverse=True)
-        loads = [sum(lengths[row] for batch in batches for row in batch.tolist()) for batches in packed]
+    batches = pack(rows, lengths, 128)
+    assert sorted(row for batch in batches for row in batch.tolist()) == rows
+    sizes = [[lengths[row] for row in batch.tolist()] for batch in batches]
+    assert all(len(size) * max(size) <= 128 or len(size) == 1 for size in sizes)
+    flat = [length for size in sizes for length in size]
+    assert flat == sorted(flat, reverse=True)
+    assert pack([], lengths, 128) == []
+
+
+def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
+    """Every row once; loads that differ by no more than the longest rollout; some micro-batches perhaps empty."""
+    lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
+    rows = list(range(1, 38))
+    for world in (1, 2, 3, 8):
+        dealt = [deal(rows, lengths, 128, Ranks(rank, world, torch.device("cpu"))) for rank in range(world)]
+        assert len({len(batches) for batches in dealt}) == 1
+        assert sorted(row for batches in dealt for batch in batches for row in batch.tolist()) == rows
+        loads = [sum(lengths[row] for batch in batches for row in batch.tolist()) for batches in dealt]
         assert max(loads) - min(loads) <= 500
-    other, one = pack([0, 1, 2], [9, 9, 9], 9, 2)
-    assert [len(batch) for batch in one] == [1, 1] and [len(batch) for batch in other] == [1, 0]
+    one, other = (deal([0, 1, 2], [9, 9, 9], 9, Ranks(rank, 2, torch.device("cpu"))) for rank in range(2))
+    assert sorted([[len(batch) for batch in one], [len(batch) for batch in other]]) == [[1, 0], [1, 1]]
+    assert [len(batch) for batch in deal([], [], 9, Ranks(0, 2, torch.device("cpu")))] == [0]
+
+
+def test_the_number_generated_at_a_time_can_be_a_function(tiny):
+    """Of the longest prompt and the limit, in tokens; rollouts are the same."""
+    asked = []
+    greedy = dict(temperature=0.0, max_tokens=5)
+    ours = sampled(tiny, batch_size=lambda *sizes: asked.append(sizes) or 3, **greedy)
+    assert asked == [(max(len(prompt) for prompt in tiny[1](PROMPTS)["input_ids"]), 5)]
+    assert ours.texts == sampled(tiny, **greedy).texts
 
 
 def test_rollouts_laid_end_to_end_have_no_gap(tiny):

@@ -22,8 +22,9 @@ from transformers import AutoModelForCausalLM
 import train
 from credit import lora
 from grpo import Rollouts, rollout
-from harness import parallel
+from harness import parallel, report
 from harness.parallel import Ranks, checksum, full, share
+from harness.run import assemble
 from rewards import Verdict
 from tasks import toy
 from tasks.problems import Task
@@ -59,7 +60,7 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
         for name, parameter in model.named_parameters():
             if "lora_B" in name:  # or the adapter is nothing yet, and credit uniform
                 torch.nn.init.normal_(parameter, std=0.1)
-    run = train.assemble(args, ranks, task, model, toy.make_tokenizer(), None)
+    run = assemble(args, ranks, task, model, toy.make_tokenizer(), None)
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, args.seed)]
 
     def given(run, mine, count, temperature):
@@ -186,7 +187,7 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
     folder, _, _ = two
     ours, theirs = (AutoModelForCausalLM.from_pretrained(folder / name / "model") for name in ("parts", "whole"))
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
-    ours, theirs = (train.report.rows(folder / name / "metrics.jsonl") for name in ("parts", "whole"))
+    ours, theirs = (report.rows(folder / name / "metrics.jsonl") for name in ("parts", "whole"))
     assert len(ours) == 4 and len({row["checksum"] for row in ours[1:3]}) == 2
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (folder / "parts" / "samples.jsonl").read_text() == (folder / "whole" / "samples.jsonl").read_text()

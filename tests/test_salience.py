@@ -12,8 +12,8 @@ from transformers import Qwen2Tokenizer
 
 import grpo
 from credit import lora, salience
-from credit.salience import Answer, answer_places
-from grpo import Policy, Rollouts, char_starts, score
+from credit.salience import Answer, answer_places, char_starts
+from grpo import Policy, Rollouts, score
 from tasks import toy
 
 TEXTS = [

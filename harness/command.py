@@ -1,0 +1,59 @@
+"""What a command's `main` does around its work: ranks, and one sentence for everything that can go wrong.
+
+guarded(work, ...) -> exit status: 0, 1 for a run that cannot go on, 2 for bad input, 130 after Ctrl-C
+ranked(args, ...)  -> start as many processes as there are GPUs, or take this process's place among them
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+
+from harness import parallel
+from harness.parallel import Ranks
+from tasks.problems import BadInput
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on, as its message says."""
+
+
+def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
+    """The status of `work()`. `interrupted` is said after Ctrl-C; `memory` says how to take less of it."""
+    rank = os.environ.get("RANK", "0")
+
+    def say(sentence: str) -> None:
+        if rank == "0":  # all ranks fail alike
+            print(sentence, file=sys.stderr)
+
+    try:
+        status = work()
+    except (BadInput, RunFailed) as error:
+        say(f"error: {error}")
+        status = 2 if isinstance(error, BadInput) else 1
+    except torch.OutOfMemoryError as error:
+        print(f"error: rank {rank}: {str(error).split('. ')[0]}; {memory}", file=sys.stderr)
+        return 1  # the other ranks wait for this one: nothing can be left together
+    except KeyboardInterrupt:
+        say(interrupted)
+        status = 130
+    except Exception as error:
+        print(f"rank {rank} fails: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise
+    parallel.leave()
+    return status
+
+
+def ranked(
+    args: argparse.Namespace, script: str, argv: list[str] | None, run: Callable[[Ranks], int], grouped: bool
+) -> int:
+    """`run(ranks)` on this rank; where torchrun has started none and there should be several, in as many processes."""
+    count = args.ranks or (torch.cuda.device_count() if args.device == "cuda" else 1)
+    if count > 1 and "RANK" not in os.environ:
+        print(f"starting {count} processes on this machine, one a rank", flush=True)
+        return parallel.launch(count, script, sys.argv[1:] if argv is None else argv)
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return run(parallel.join(args.device, grouped=grouped))

@@ -1,0 +1,124 @@
+"""A training run: its parts, how they are put together, saved and restored.
+
+assemble(args, ranks, task, model, ...) -> Run: policy, sampler, scorer, optimizer
+save(run, step), restore(run)           -> checkpoints, and everything as it was at one of them
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from credit import lora, prm
+from credit.methods import USES_PRM
+from grpo import Policy, Rollouts
+from harness import checkpoint, memory, parallel, report
+from harness.benchmarks import Loaded
+from harness.checkpoint import CheckpointError
+from harness.command import RunFailed
+from harness.parallel import Ranks
+from harness.prepare import own_prm, set_up, warm_up
+from tasks.problems import BadInput, Task
+
+PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
+
+
+@dataclass
+class Run:
+    """What every step needs."""
+
+    args: argparse.Namespace
+    ranks: Ranks
+    task: Task
+    tokenizer: object
+    policy: Policy  # trained: float32 weights, sharded where there are several ranks
+    sampler: object  # samples and scores: a whole copy in the dtype of compute, or the policy's own model
+    scorer: Policy  # `sampler` as a policy, for scores and for what a credit method asks
+    optimizer: torch.optim.Optimizer
+    folder: Path
+    prm: tuple | None = None  # process reward model and its tokenizer
+    skipped: int = 0  # updates in a row that were not finite
+
+
+@contextmanager
+def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list[Loaded], float]]:
+    """The run, the sets of --bench, and the predicted memory of a GPU in GB; everything goes to the run's folder."""
+    task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
+    room, reward_gb = memory.size_gb(ranks.device), prm.size_gb(reward_model)
+    predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
+    folder = report.make_folder(args, ranks)
+    with report.locked(folder, ranks):
+        if ranks.main:
+            if ranks.device.type == "cuda" or args.task != "embedded":
+                notes += memory.notes(predicted, ranks.device, model, folder, args)
+            report.print_plan(args, folder, notes)
+        if args.task == "embedded" and not args.model and not args.resume:
+            warm_up(model, tokenizer, task, args, folder, ranks)
+        if args.method in USES_PRM and not args.prm:
+            reward_model = own_prm(model, task, args, folder, ranks)
+        if args.lora_rank:
+            lora.add(model, args.lora_rank, args.seed)
+        yield assemble(args, ranks, task, model, tokenizer, folder, reward_model), sets, predicted["total"]
+
+
+def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None) -> Run:
+    """Policy, sampler and optimizer from a model."""
+    dtype = getattr(torch, args.dtype)
+    policy, sampler = parallel.shard(model, ranks, dtype, recompute=args.recompute, shard_over=args.shard_over)
+    # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike change little.
+    fused = ranks.device.type == "cuda"
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=args.lr, weight_decay=0.0, fused=fused)
+    scorer = policy if sampler is policy.model else Policy(sampler, args.recompute)
+    return Run(args, ranks, task, tokenizer, policy, sampler, scorer, optimizer, folder, prm)
+
+
+def save(run: Run, step: int) -> None:
+    """A checkpoint of `step` steps done."""
+    parts = run.policy, run.sampler, run.optimizer, run.tokenizer
+    checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep)
+
+
+def restore(run: Run) -> tuple[dict, list[dict]]:
+    """Everything as it was at the checkpoint --resume; returns the evaluation before training and the steps' metrics.
+
+    Raises BadInput, on all ranks alike, before a file is changed.
+    """
+    path, step = checkpoint.find(Path(run.args.resume))
+    rows = parallel.gather(report.rows(run.folder / "metrics.jsonl") if run.ranks.main else None, run.ranks)[0]
+    history = [row for row in rows if row.get("step", step + 1) <= step]
+    if len(history) != step or "before" not in rows[0]:
+        raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
+    try:
+        checkpoint.load(path, run.policy, run.optimizer, run.ranks)
+    except CheckpointError as error:
+        raise BadInput(f"--resume {path}: {error}; give another checkpoint of this run") from error
+    for group in run.optimizer.param_groups:
+        group["lr"] = run.args.lr  # a flag that a resumed run may change
+    parallel.refresh(run.policy, run.sampler, run.ranks)
+    if run.ranks.main:
+        print(f"resumed after step {step} from {path}")
+        for old in checkpoint.discard_after(run.folder, step):
+            print(f"removed {old}, which comes after it")
+        report.cut_back(run.folder, step)
+    return rows[0]["before"], history
+
+
+def seed_of(seed: int, step: int, rank: int = 0) -> int:
+    """Random numbers depend on the seed, the step and the rank alone, so methods see the same draws."""
+    return int(np.random.SeedSequence([seed, step] + [rank] * (rank > 0)).generate_state(1)[0])
+
+
+def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dict[str, float]) -> None:
+    """Write down the rollouts of an update that was not finite; raises RunFailed after PATIENCE in a row."""
+    run.skipped += 1
+    path = report.write_suspects(run.folder, run.ranks, step, rollouts, suspects, sums)
+    if run.skipped == PATIENCE:
+        raise RunFailed(
+            f"step {step + 1}: {PATIENCE} updates in a row had a loss or gradient that is not finite; their rollouts "
+            f"are in {path}; go on with --resume {run.folder} and an --lr below {run.args.lr}"
+        )

@@ -1,0 +1,71 @@
+"""The house: six files at the root, and imports that run down. Read from the sources' own import lines.
+
+Run: pytest tests/test_house.py
+"""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAPER = {"sinkhorn", "shear", "grpo", "rewards", "train", "eval"}
+FLOORS = [
+    {"sinkhorn", "grpo", "fast", "grading"},
+    {"shear", "rewards"},
+    {"tasks"},
+    {"credit"},
+    {"harness"},
+    {"train", "eval"},
+    {"studies"},
+]
+FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+SOURCES = [*ROOT.glob("*.py"), *(path for room in FLOOR for path in (ROOT / room).glob("*.py"))]
+
+
+def room_of(path: Path) -> str:
+    """A root file, or a folder."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of ours that a file imports, anywhere in it, by their dotted names."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.split(".")[0] in FLOOR}
+
+
+def test_the_root_is_the_paper():
+    """Its Python is exactly the six files; every other file stands in one of the rooms, whose `__init__` is empty."""
+    assert {path.stem for path in ROOT.glob("*.py")} == PAPER
+    rooms = {path.parent.name for path in ROOT.glob("*/*.py")} - {"tests"}
+    assert rooms <= set(FLOOR) - PAPER and len(rooms | PAPER) <= 13
+    assert all((ROOT / room / "__init__.py").read_text() == "" for room in rooms)
+
+
+def test_imports_run_down():
+    """From a higher floor to a lower one, or within a room; nothing but `studies` imports a command."""
+    arrows = {(room_of(path), name.split(".")[0]) for path in SOURCES for name in imported(path)}
+    between = {(room, other) for room, other in arrows if room != other}
+    assert {("train", "grpo"), ("credit", "shear"), ("shear", "sinkhorn"), ("studies", "train")} <= between
+    upwards = {(room, other) for room, other in between if FLOOR[room] <= FLOOR[other]}
+    assert not upwards
+
+
+def test_no_file_imports_itself_in_a_circle():
+    """Nor do the files within a room, each of which can be read after those that it imports."""
+    files = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path for path in SOURCES}
+    arrows = {name: imported(path) & set(files) for name, path in files.items()}
+    while arrows:
+        free = {name for name, others in arrows.items() if not others & set(arrows)}
+        assert free, f"in a circle: {sorted(arrows)}"
+        arrows = {name: others for name, others in arrows.items() if name not in free}
+
+
+def test_the_paper_s_files_import_what_the_paper_needs():
+    """shear.py nothing of ours but sinkhorn.py; grpo.py and sinkhorn.py nothing of ours."""
+    assert {name.split(".")[0] for name in imported(ROOT / "shear.py")} == {"sinkhorn"}
+    assert not imported(ROOT / "grpo.py") and not imported(ROOT / "sinkhorn.py")
+    assert {name.split(".")[0] for name in imported(ROOT / "rewards.py")} == {"grading"}
