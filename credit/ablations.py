@@ -165,9 +165,10 @@ def cosine_distances(right: Side, wrong: Side) -> Tensor:
 
 def chamfer(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2: blocks (P, n, m), masses (P, n), (P, m) -> (P,)."""
-    to_y = blocks.masked_fill((b == 0)[:, None, :], torch.inf).amin(2)  # (P, n)
-    to_x = blocks.masked_fill((a == 0)[:, :, None], torch.inf).amin(1)  # (P, m)
-    return ((to_y * a).sum(1) + (to_x * b).sum(1)) / 2
+    x, y = a > 0, b > 0  # (P, n), (P, m)
+    to_y = blocks.masked_fill(~y[:, None, :], torch.inf).amin(2)  # (P, n)
+    to_x = blocks.masked_fill(~x[:, :, None], torch.inf).amin(1)  # (P, m)
+    return ((to_y * x).sum(1) / x.sum(1) + (to_x * y).sum(1) / y.sum(1)) / 2
 
 
 def mmd_distances(right: Side, wrong: Side, costs: Tensor, pairs: Callable) -> Tensor:

@@ -6,8 +6,9 @@
     python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16  # a GPU's sizes by default
 
 Ours is `ablations.span_distances`: from hidden states to each span's distance to the closest opposing span, everything
-included, group after group as in training. The peers get the cost blocks of their pairs ready-made, of full spans only, and of at most `--pairs` pairs of 100 x 100 tokens or as many entries; their seconds are
-then those of all pairs in proportion. That favours them. Rounds go by turns, so that what drifts hits all; a ratio is
+included, group after group as in training. The peers get the cost blocks of their pairs ready-made, of full spans only,
+and of at most `--pairs` pairs of 100 x 100 tokens or as many entries; their seconds are then those of all pairs in
+proportion. That favours them. Rounds go by turns, so that what drifts hits all; a ratio is
 of one round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours)
 or pairs (peers), against sinkhorn.py in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs. `emd2` solves
 another problem, exactly: no error.
