@@ -9,7 +9,7 @@
     python eval.py --from evals/NAME                                 # the table again, from saved generations
     python eval.py --replay FILE                                     # grade responses that were made elsewhere
 
-The protocol is the paper's (`harness/benchmarks.py`): temperature 0.1, no top-p, 3,000 tokens, avg@32 on AIME, avg@8
+The protocol is the paper's (`harness/evaluation.py`): temperature 0.1, no top-p, 3,000 tokens, avg@32 on AIME, avg@8
 on AMC23, avg@1 on MATH500 and OlympiadBench, avg@4 on code. `harness/tables.py` says what the numbers and their errors
 mean.
 
@@ -32,15 +32,16 @@ import torch
 from transformers.utils import logging
 
 from grading import sandbox
-from harness import benchmarks, parallel, prepare, report, results, tables
-from harness.benchmarks import Loaded, Protocol
+from harness import evaluation, parallel, prepare, report, results, tables
 from harness.command import guarded, ranked
+from harness.evaluation import Protocol
 from harness.models import embedded, find_models, origin_of, run_of
 from harness.parallel import Ranks
 from harness.prepare import DECODERS
 from harness.recipe import Parser
 from harness.results import share_kept
-from tasks import toy
+from tasks import benchmarks, toy
+from tasks.benchmarks import Loaded
 from tasks.problems import TEMPLATES, BadInput, choose_template
 
 PROTOCOL = Protocol()
@@ -167,12 +168,12 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     sets = load_sets(args, models)
     protocol = Protocol(**{each.name: getattr(args, each.name) for each in dataclasses.fields(Protocol)})
     for loaded in sets:
-        if max(args.pass_at, default=0) > benchmarks.samples_of(loaded, protocol) * len(args.seeds):
+        if max(args.pass_at, default=0) > evaluation.samples_of(loaded, protocol) * len(args.seeds):
             raise BadInput(f"--pass-at {max(args.pass_at)}: {loaded.benchmark.name} has fewer samples; raise --samples")
     folder = Path(args.out or "evals/" + "-".join([*models, *(args.bench or ())]).replace("/", "_")[:120])
     settings = {
         "protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype},
-        "data": {each.benchmark.name: each.about(protocol) for each in sets},
+        "data": {each.benchmark.name: evaluation.about(each, protocol) for each in sets},
         "models": {},
     }
     for note in [note for each in sets for note in each.notes] if ranks.main else ():
@@ -196,7 +197,7 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
                 report.append(folder / "generations.jsonl", [{"model": label, **row} for row in rows])
 
             options = dict(name=origin, seeds=args.seeds, sampling=prepare.sampling_of(args, model))
-            benchmarks.evaluate(model, tokenizer, loaded, protocol, ranks, **options, done=done, write=write)
+            evaluation.evaluate(model, tokenizer, loaded, protocol, ranks, **options, done=done, write=write)
         del model
     if ranks.main:
         results.show(folder, args, list(models), [each.benchmark.name for each in sets])

@@ -205,7 +205,7 @@ class Policy(torch.nn.Module):
     """A causal LM as training sees it: rollouts in, what it says of their tokens out.
 
     A module and not a function because sharding gathers the outermost weights around its root's forward
-    (`parallel.py`): base model and head both have to run inside one. With `recompute` a layer keeps nothing but
+    (`harness/parallel.py`): base model and head both have to run inside one. With `recompute` a layer keeps nothing but
     its input for the backward pass and runs again there.
     """
 

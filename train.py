@@ -36,8 +36,7 @@ from credit import lora
 from credit.measures import effective_weights
 from credit.methods import USES_HIDDEN, Batch, Source, credit
 from grpo import Rollouts, Scored, cat_padded, group_advantages, policy_loss, rollout, score
-from harness import benchmarks, parallel, report
-from harness.benchmarks import Loaded
+from harness import evaluation, parallel, report
 from harness.command import guarded, ranked
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
@@ -45,6 +44,7 @@ from harness.recipe import method_options, parse_args
 from harness.run import Run, prepared, restore, save, seed_of, skip
 from harness.tables import mean_and_error
 from rewards import Verdict, scores_of
+from tasks.benchmarks import Loaded
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
@@ -276,7 +276,7 @@ def on_benchmarks(run: Run, sets: list[Loaded], step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
     args, path = run.args, run.folder / "eval" / f"step-{step:06d}.jsonl"
     options = dict(name=args.model or "made here", seed=args.seed, sampling=sampling_of(args, run.sampler), path=path)
-    return benchmarks.evaluate_all(run.sampler, run.tokenizer, sets, protocol_of(args), run.ranks, **options)
+    return evaluation.evaluate_all(run.sampler, run.tokenizer, sets, protocol_of(args), run.ranks, **options)
 
 
 if __name__ == "__main__":

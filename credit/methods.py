@@ -5,8 +5,8 @@
 
     group, entropies       grpo, entropy, hapo
     hidden states          shear, first
-    further passes         oar-g, oar-p, rlsd, attention; arca, which also needs a LoRA adapter      salience.py
-    another model          prm, pure                                                                 prm.py
+    further passes         oar-g, oar-p, rlsd, attention; arca, which also needs a LoRA adapter      credit/salience.py
+    another model          prm, pure                                                                 credit/prm.py
     controls               oracle (a task whose true first error is known), position, random
 
 To add a method, write one function that takes a `Batch` and its options (keyword-only, with defaults), returns token
@@ -15,7 +15,7 @@ other line in which methods differ, and a method pays for its own passes. What i
 `batch.stats`, a number a name.
 
 All but `pure` keep the sign of A. Weights are constants for autograd. Where a source is silent the docstring says
-"inferred". Where credit went, once given, is measured in `measures.py`.
+"inferred". Where credit went, once given, is measured in `credit/measures.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

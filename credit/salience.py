@@ -7,7 +7,7 @@
     informed_logp            log-probabilities where the prompt tells the answer                one forward pass
     attention_entropy        how widely a token looks back, in the middle layer                 one forward pass
 
-`credit.py` makes token advantages of them, with formulas and sources. Each takes a `Policy` whose weights are whole on
+`methods.py` makes token advantages of them, with formulas and sources. Each takes a `Policy` whose weights are whole on
 this rank, works on at most `micro_tokens` tokens at a time, and leaves the parameters' `.grad` as it was.
 """
 

@@ -1,4 +1,4 @@
-"""SHEAR's minima on a GPU: Eq. (10) for every pair of spans in one fused Triton kernel, with the exact race of race.py.
+"""SHEAR's minima on a GPU: Eq. (10) for every pair of spans in one fused Triton kernel, with an exact race.
 
 The numbers are those of sinkhorn.py, reading "value"; torch alone gives them too, so nothing needs this file: `--fused`
 asks for it. **Not run on a GPU yet**: checked in Triton's interpreter against sinkhorn.py, and compiled for sm_90.

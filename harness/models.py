@@ -4,9 +4,10 @@ import argparse
 import json
 from pathlib import Path
 
-from harness import benchmarks, checkpoint
-from harness.benchmarks import Loaded
+from harness import checkpoint
 from harness.recipe import EMBEDDED
+from tasks import benchmarks
+from tasks.benchmarks import Loaded
 from tasks.problems import BadInput
 
 

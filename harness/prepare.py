@@ -23,11 +23,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from credit import prm, teacher
 from fast import decode
 from grpo import hf_generate, layers_of
-from harness import benchmarks, parallel
-from harness.benchmarks import Loaded, Protocol
+from harness import evaluation, parallel
+from harness.evaluation import Protocol
 from harness.parallel import Ranks
 from rewards import grade_code, grade_math
-from tasks import toy
+from tasks import benchmarks, toy
+from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, file_task
 
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
@@ -181,7 +182,7 @@ def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
         for name in names
     ]
     for loaded in sets:
-        benchmarks.as_task(loaded, protocol_of(args), tokenizer, args.model or "the model")
+        evaluation.as_task(loaded, protocol_of(args), tokenizer, args.model or "the model")
     return sets
 
 

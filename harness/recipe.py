@@ -100,7 +100,7 @@ def add_flags(parser: Parser) -> None:
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
     add = parser.add_argument_group("credit").add_argument
-    add("--method", choices=tuple(METHODS), default="shear", help="who gets credit, see credit.py")
+    add("--method", choices=tuple(METHODS), default="shear", help="who gets credit, see credit/methods.py")
     add("--negative-scale", type=float, default=1.0, help="factor on all advantages of wrong rollouts")
     add("--rescale", choices=RESCALINGS, default="none", help="mean1: a group's mean weight becomes 1")
     add("--lora-rank", type=int, default=0, help="train an adapter of this rank; 0: the whole model; arca needs one")

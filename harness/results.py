@@ -19,10 +19,11 @@ import numpy as np
 import torch
 import transformers
 
-from harness import benchmarks, checkpoint, parallel, report, tables
-from harness.benchmarks import Loaded, Protocol
+from harness import checkpoint, evaluation, parallel, report, tables
+from harness.evaluation import Protocol
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all, grade_code, grade_math
+from tasks.benchmarks import Loaded
 from tasks.problems import BadInput
 from tasks.rows import from_files
 
@@ -217,8 +218,8 @@ def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: P
         return []
     sizes = {}
     for loaded in sets:
-        for number, block in enumerate(benchmarks.blocks_of(loaded, protocol)):
-            sizes[loaded.benchmark.name, number] = len(block) * benchmarks.samples_of(loaded, protocol)
+        for number, block in enumerate(evaluation.blocks_of(loaded, protocol)):
+            sizes[loaded.benchmark.name, number] = len(block) * evaluation.samples_of(loaded, protocol)
     rows, counts = report.rows(generations), {}
     for row in rows:
         key = row["model"], row["benchmark"], row["seed"], row["block"]

@@ -17,11 +17,11 @@ from credit import lora, prm
 from credit.methods import USES_PRM
 from grpo import Policy, Rollouts
 from harness import checkpoint, memory, parallel, report
-from harness.benchmarks import Loaded
 from harness.checkpoint import CheckpointError
 from harness.command import RunFailed
 from harness.parallel import Ranks
 from harness.prepare import own_prm, set_up, warm_up
+from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task
 
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite

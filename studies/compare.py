@@ -101,7 +101,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags, flags.rest = parser.parse_known_args(argv)
     for part in flags.rest:
         if part.split("=")[0] in OURS:
-            raise BadInput(f"{part}: compare.py sets it for every run; leave it out")
+            raise BadInput(f"{part}: compare sets it for every run; leave it out")
     if flags.jobs < 1:
         raise BadInput(f"--jobs {flags.jobs}: must be positive; raise it")
     flags.methods, flags.seeds = (list(dict.fromkeys(values)) for values in (flags.methods, flags.seeds))

@@ -101,7 +101,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespac
     flags, rest = parser.parse_known_args(argv)
     for part in rest:
         if part.split("=")[0] in OURS:
-            raise BadInput(f"{part}: diagnose.py trains nothing and compares all methods; leave it out")
+            raise BadInput(f"{part}: diagnose trains nothing and compares all methods; leave it out")
     if flags.continuations is None:
         flags.continuations = 0 if flags.rollouts else 16
     for name, least in (("groups", 1), ("continuations", 0)):

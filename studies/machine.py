@@ -1,4 +1,4 @@
-"""What the machine is, and what it could do at best: ceilings to hold beside what `bench.py` measures.
+"""What the machine is, and what it could do at best: ceilings to hold beside what `bench` measures.
 
 They are measured, too, and not read off a data sheet:
 

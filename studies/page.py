@@ -1,7 +1,7 @@
 """Where credit went, to look at: one HTML page of groups of rollouts, every token shaded by its weight.
 
-    python diagnose.py --html credit.html                                       # of groups sampled now
-    python diagnose.py --html credit.html --samples runs/NAME/samples.jsonl     # of a training run
+    python -m studies.diagnose --html credit.html                                    # of groups sampled now
+    python -m studies.diagnose --html credit.html --samples runs/NAME/samples.jsonl  # of a training run
 
 A group's rollouts stand side by side, right ones first. Hue is the sign of a token's advantage A x weight, strength is
 |weight| relative to the largest of the group, so columns can be compared, and groups only by the legend's numbers. The
@@ -14,7 +14,8 @@ but this file's own script and style, by their hashes. Only the group that is lo
 in about a second.
 
 Left out: `response`, as tokens are what weights belong to (a character split over several tokens therefore shows as
-replacement marks), and `tests`, which can be large. Averages over a whole run are in `report.py` and `measures.py`.
+replacement marks), and `tests`, which can be large. Averages over a whole run are in `harness/report.py` and
+`credit/measures.py`.
 """
 
 import base64

@@ -4,7 +4,7 @@
 
 Of the wrong rollouts of mixed groups that have tokens before their first error: `measures.localisation`, which is how
 well weights tell the tokens from the first error on from those before it, and how far off the largest weight lies, for
-every method of `credit.py` that gives weights and for SHEAR with one option changed at a time. "From the error on" is
+every credit method that gives weights and for SHEAR with one option changed at a time. "From the error on" is
 the end of a rollout, so within one rollout any weight that grows with position is perfect: read the pooled AUC, beside
 that of position alone.
 

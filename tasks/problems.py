@@ -6,7 +6,7 @@ r"""Tasks: problems, their prompts, and how a response is graded.
     task.draw(step, count, seed)                                    # the problems of one training step
     task.verdicts(problems, rollouts)                               # a Verdict for each rollout
 
-The embedded task is built from the same `Task` in `prepare.py`; its problems come from `toy.py`.
+The embedded task is built from the same `Task` in `harness/prepare.py`; its problems come from `tasks/toy.py`.
 
 **From the hub**, where no path is given: one parquet file each, so no code of theirs runs and no split is guessed.
   - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From

@@ -3,7 +3,7 @@ r"""Evaluation sets: from files to rows, and from published rows to problems, {"
     from_files, from_hub        source, revision, rows
     math_row, aime24_row, olympiad_row, humaneval_row, mbpp_row, livecodebench_row
 
-Readers of rows raise ValueError, which says what a row lacks. `benchmarks.py` says which set has which rows.
+Readers of rows raise ValueError, which says what a row lacks. `tasks/benchmarks.py` says which set has which rows.
 
 LiveCodeBench's private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may
 name any function to be called while it is read: `TextOnly` admits no name, so that nothing but plain values come out.

@@ -1,4 +1,4 @@
-"""answers.py: what is the same answer in another spelling, and beside it what only looks like it.
+"""grading/answers.py: what is the same answer in another spelling, and beside it what only looks like it.
 
 Run: pytest tests/test_answers.py
 """

@@ -1,4 +1,4 @@
-"""memory.py against counts by hand, and bench.py run in process as a user would run it.
+"""harness/memory.py against counts by hand, and studies/bench.py run in process as a user would run it.
 
 Run: pytest tests/test_bench.py
 """

@@ -1,4 +1,4 @@
-"""benchmarks.py, rows.py, tables.py: loaders, order and resumption, known answers, written-out numbers.
+"""tasks/benchmarks.py and rows.py, harness/evaluation.py and tables.py: known answers, order, resumption.
 
 Run: pytest tests/test_benchmarks.py
 """
@@ -17,10 +17,11 @@ import torch
 from datasets import Dataset, config
 
 from grpo import Rollouts
-from harness import benchmarks, tables
-from harness.benchmarks import BENCHMARKS, Loaded, Protocol, evaluate, load
+from harness import evaluation, tables
+from harness.evaluation import Protocol, about, evaluate
 from harness.parallel import Ranks
-from tasks import toy
+from tasks import benchmarks, toy
+from tasks.benchmarks import BENCHMARKS, Loaded, load
 from tasks.problems import BadInput
 from tasks.rows import livecodebench_row, private_tests
 
@@ -90,7 +91,7 @@ def stand_in(monkeypatch, answers, truncated=()) -> list:
         calls.append(dict(prompts=prompts, max_tokens=max_tokens, temperature=temperature, draw=torch.rand(1).item()))
         return Rollouts(ids, ids > 0, ids, ids > 0, cut, texts)
 
-    monkeypatch.setattr(benchmarks, "rollout", rollout)
+    monkeypatch.setattr(evaluation, "rollout", rollout)
     return calls
 
 
@@ -179,7 +180,7 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
     assert problem["problem"].startswith({"h": "Complete", "l": "Add one."}.get(name[0], "P"))
     counts = " or ".join(map(str, BENCHMARKS[name].counts))
     assert f"1 {'rows' if name == 'livecodebench' else 'problems'}, {counts} expected" in loaded.notes[0]
-    assert loaded.revision.startswith("sha256:") and len(loaded.about(Protocol())["digest"]) == 12
+    assert loaded.revision.startswith("sha256:") and len(about(loaded, Protocol())["digest"]) == 12
 
 
 def test_the_right_count_is_no_warning(tmp_path):
@@ -341,7 +342,7 @@ def test_ranks_make_together_what_one_makes(monkeypatch, tiny):
     alone = ask(loaded, tiny, protocol)
     draws = [call["draw"] for call in calls]
     calls.clear()
-    monkeypatch.setattr(benchmarks.parallel, "gather", lambda value, ranks: [value])
+    monkeypatch.setattr(evaluation.parallel, "gather", lambda value, ranks: [value])
     parts = [evaluate(*tiny, loaded, protocol, Ranks(rank, 2, ALONE.device), name="m") for rank in (0, 1)]
     assert [call["draw"] for call in calls] == [draws[0], draws[2], draws[1]]
     assert sorted(parts[0] + parts[1], key=lambda row: (row["problem"], row["sample"])) == alone
@@ -350,7 +351,7 @@ def test_ranks_make_together_what_one_makes(monkeypatch, tiny):
 def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
     """A long problem gets what its prompt leaves of the context, and none is left out."""
     model, tokenizer = tiny
-    context = benchmarks.context_of(model)
+    context = evaluation.context_of(model)
     long = Loaded(BENCHMARKS["embedded"], toy.make_problems(0, 2, 2, "chain", 0)[1], "made", "0")
     problems = [{"id": str(i), **p} for i, p in enumerate(long.problems)]
     problems.append({"id": "2", "problem": "1" * context, "answer": "1"})
@@ -372,4 +373,4 @@ def test_the_embedded_set_is_what_training_holds_out():
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """It would read the problems in other tokens."""
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        benchmarks.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), ["one symbol"], "m")
+        evaluation.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), ["one symbol"], "m")

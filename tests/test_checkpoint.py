@@ -1,4 +1,4 @@
-"""checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written is ever chosen.
+"""harness/checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written is ever chosen.
 
 Run: pytest tests/test_checkpoint.py
 """

@@ -1,4 +1,4 @@
-"""compare.py: a table from runs, each made once; what is wrong is said before a run starts.
+"""studies/compare.py: a table from runs, each made once; what is wrong is said before a run starts.
 
 Run: pytest tests/test_compare.py
 """
@@ -71,8 +71,8 @@ def test_a_run_that_fails_ends_the_comparison(tmp_path, monkeypatch, capsys, job
     [
         ("--jobs 0", ["--jobs 0"]),
         ("--methods ppo", ["ppo"]),
-        ("--seed 3", ["--seed", "compare.py"]),
-        ("--name=x", ["--name=x", "compare.py"]),
+        ("--seed 3", ["--seed", "compare"]),
+        ("--name=x", ["--name=x", "compare"]),
         ("--stepz 3", ["--stepz"]),
         ("--rescale mean1", ["--rescale mean1", "pure"]),
         ("--methods grpo oracle --task math --model m", ["--method oracle"]),

@@ -1,4 +1,4 @@
-"""credit.py: what holds for every method, and each method against numbers written out by its formula.
+"""credit/methods.py: what holds for every method, and each method against numbers written out by its formula.
 
 Run: pytest tests/test_credit.py
 """

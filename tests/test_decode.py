@@ -1,4 +1,4 @@
-"""decode.py: the same tokens as `generate` when greedy, the exact softmax when not, and nothing left behind.
+"""fast/decode.py: the same tokens as `generate` when greedy, the exact softmax when not, and nothing left behind.
 
 Run: pytest tests/test_decode.py
 """

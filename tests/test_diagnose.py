@@ -1,4 +1,4 @@
-"""diagnose.py and its prefixes, truth and figures: planted effects are found, and none where none is; files and flags.
+"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags.
 
 Run: pytest tests/test_diagnose.py
 """

@@ -1,4 +1,4 @@
-"""eval.py and results.py, run in process as a user would: tables, files, going on, and what train.py writes.
+"""eval.py and harness/results.py, run in process as a user would: tables, files, going on, and what train.py writes.
 
 Run: pytest tests/test_eval.py
 """
@@ -11,7 +11,7 @@ import pytest
 import eval as command
 import train
 from grpo import rollout
-from harness import benchmarks, prepare, results
+from harness import evaluation, prepare, results
 from harness import models as models_of_runs
 from tasks import toy
 
@@ -76,15 +76,15 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
         blocks.append(args)
         return rollout(*args, **options)
 
-    monkeypatch.setattr(benchmarks, "rollout", stop)
+    monkeypatch.setattr(evaluation, "rollout", stop)
     assert command.main([*flags, str(tmp_path / "part")]) == 130
     path = tmp_path / "part" / "generations.jsonl"
     assert whole.startswith(path.read_text()) and len(rows(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
-    monkeypatch.setattr(benchmarks, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
+    monkeypatch.setattr(evaluation, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
     assert command.main([*flags, str(tmp_path / "part")]) == 0
     assert path.read_text() == whole and len(made) == 2
-    monkeypatch.setattr(benchmarks, "rollout", refuse)
+    monkeypatch.setattr(evaluation, "rollout", refuse)
     assert command.main([*flags, str(tmp_path / "part")]) == 0
 
 

@@ -1,4 +1,4 @@
-"""lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model.
+"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model.
 
 Run: pytest tests/test_lora.py
 """

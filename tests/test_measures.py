@@ -1,4 +1,4 @@
-"""measures.py: each measure of credit against written-out numbers.
+"""credit/measures.py: each measure of credit against written-out numbers.
 
 Run: pytest tests/test_measures.py
 """

@@ -1,4 +1,4 @@
-"""page.py, diagnose.py --html: the page holds what it was given, hostile text stays text, a real browser shows it.
+"""studies/page.py: the page holds what it was given, hostile text stays text, a real browser shows it.
 
 Run: pytest tests/test_page.py (two tests need Chromium or Chrome, and are skipped without)
 """

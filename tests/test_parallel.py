@@ -1,4 +1,4 @@
-"""parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
+"""harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
 The checks on two ranks run once, by `parallel.launch` of this very file over gloo, beside other tests; each rank
 leaves what it saw.

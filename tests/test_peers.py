@@ -1,4 +1,4 @@
-"""peers.py: everyone solves the same problem, and the command prints what it measured.
+"""studies/peers.py: everyone solves the same problem, and the command prints what it measured.
 
 Run: pytest tests/test_peers.py
 """

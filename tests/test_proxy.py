@@ -1,4 +1,4 @@
-"""wire.py, proxy.py, judge.py: what crosses between tests and candidate, what not, and who decides a comparison.
+"""grading/wire.py, proxy.py, judge.py: what crosses between tests and candidate, what not, who decides a comparison.
 
 Run: pytest tests/test_proxy.py
 """

@@ -1,4 +1,4 @@
-"""recipe.py and the protocol: every default of the paper's run, written out, so that none changes unnoticed.
+"""harness/recipe.py and the protocol: every default of the paper's run, written out, so that none changes unnoticed.
 
 Run: pytest tests/test_recipe.py
 """
@@ -10,10 +10,11 @@ import eval as command
 from credit.ablations import Settings, first_weights
 from fast.race import race
 from grpo import group_advantages, policy_loss
-from harness.benchmarks import BENCHMARKS, Protocol
+from harness.evaluation import Protocol
 from harness.recipe import parse_args
 from shear import shear_weights
 from sinkhorn import sinkhorn
+from tasks.benchmarks import BENCHMARKS
 
 PAPER = dict(  # `python train.py --model M`, without what depends on the machine: device and dtype
     **dict(task="math", model="M", data=None, template="auto", seed=0, out="runs", name=None, smoke=False),

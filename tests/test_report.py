@@ -1,4 +1,4 @@
-"""report.py: the numbers of a step, which group is shown, and the lines that a user reads.
+"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads.
 
 Run: pytest tests/test_report.py
 """

@@ -1,4 +1,4 @@
-"""salience.py: every signal against a slow computation of its own, one rollout and one token at a time.
+"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token at a time.
 
 Run: pytest tests/test_salience.py
 """

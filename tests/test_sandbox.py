@@ -1,4 +1,4 @@
-"""sandbox.py and what it starts: limits, what a program can reach, what is left of it afterwards.
+"""grading/sandbox.py and what it starts: limits, what a program can reach, what is left of it afterwards.
 
 Each test runs at every level that works here. Bombs are bounded: if the sandbox fails, the machine is not hurt.
 

@@ -1,4 +1,4 @@
-"""tasks.py: problems of files, folders and the hub, prompts, the order of problems, verdicts.
+"""tasks/problems.py: problems of files, folders and the hub, prompts, the order of problems, verdicts.
 
 Run: pytest tests/test_tasks.py
 """

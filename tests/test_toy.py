@@ -1,4 +1,4 @@
-"""toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier.
+"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier.
 
 Run: pytest tests/test_toy.py
 """
