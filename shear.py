@@ -170,18 +170,18 @@ def shear_weights(
     """
     span_bounds(0, window, stride)  # raises for these, also where nothing is to be solved
     mask, correct = mask.bool(), correct.bool()
-    omega = mask.float()  # (G, T)                                                    Alg. 1 line 16
-    right, wrong = two_sides(hidden, mask, correct, window, stride)  #                Eqs. (2), (4)
+    omega = mask.float()  # (G, T), Alg. 1 line 16
+    right, wrong = two_sides(hidden, mask, correct, window, stride)  # Eqs. (2), (4)
     if right is None:
         return omega
-    nbar = mean_norm(hidden[mask])  #                                                 line 10, Step 2
-    costs = distances(right.states, wrong.states)  # (N+, N-)                         Eq. (3)
-    of_right, of_wrong = closest(costs, right.spans, wrong.spans, eps * nbar)  #      line 5,  Step 1
-    omega[right.inside] = token_weights(of_right / nbar, right.spans)  #              line 14, Step 3
+    nbar = mean_norm(hidden[mask])  # Alg. 1 line 10, Step 2
+    costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
+    of_right, of_wrong = closest(costs, right.spans, wrong.spans, eps * nbar)  # Alg. 1 line 5, Step 1
+    omega[right.inside] = token_weights(of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
     omega[wrong.inside] = token_weights(of_wrong / nbar, wrong.spans)
     return omega
 
 
 def shear_advantages(advantages: Tensor, hidden: Tensor, mask: Tensor, correct: Tensor, **options) -> Tensor:
     """Alg. 1 for one group, advantages (G,) of Eq. (1) -> token advantages (G, T); the rest as in `shear_weights`."""
-    return advantages[:, None] * shear_weights(hidden, mask, correct, **options)  #   line 18, Step 4
+    return advantages[:, None] * shear_weights(hidden, mask, correct, **options)  # Alg. 1 line 18, Step 4

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import train
-from credit import ablations
+from credit import ablations, methods
 from credit.methods import credit
 from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
@@ -347,6 +347,34 @@ def test_held_out_problems_without_a_verdict_leave_mean_and_error():
     """They are no zeros: one right, one wrong, one unknown is .5, not .33."""
     scores = scores_of([Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error")])
     assert mean_and_error(scores[np.isfinite(scores)]) == (0.5, pytest.approx(0.5))
+
+
+def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
+    """A group, two, or all together: the same token advantages and log-probabilities; states never leave a block."""
+    flags = ["--task", "embedded", "--model", start, *QUICK, "--batch", "40"]
+    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    monkeypatch.setattr(train, "scores_of", lambda verdicts: np.arange(len(verdicts)) % 2.0)
+    score, seen, found = train.score_block, [], []
+
+    def noted(run, rollouts):
+        scored = score(run, rollouts)
+        seen.append(scored.hidden.shape[0])
+        return scored
+
+    monkeypatch.setattr(train, "score_block", noted)
+    run = assembled([*flags, "--minibatch", "8"])
+    for tokens in (1, 2 * 8 * run.args.max_tokens, 2**20):
+        monkeypatch.setattr(methods, "BLOCK_TOKENS", tokens)
+        torch.manual_seed(0)
+        clock = train.report.Clock(torch.device("cpu"))
+        found.append(train.sample_and_credit(run, run.task.train[:5], clock, 0))
+        assert found[-1][0].scored.hidden is None
+    assert seen == [8] * 5 + [16, 16, 8] + [40]
+    for batch, token_advantages, _ in found[1:]:
+        torch.testing.assert_close(token_advantages, found[0][1], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(batch.scored.logp, found[0][0].scored.logp, atol=1e-5, rtol=0)
+        assert batch.rollouts.texts == found[0][0].rollouts.texts
+    assert found[0][1].abs().max() > 0.01
 
 
 def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, capsys):
