@@ -180,6 +180,25 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
     assert trainable == [parameter.requires_grad for parameter in model.parameters()]
 
 
+@pytest.mark.parametrize("method", ["shear", "hapo", "prm", "rlsd", "oracle"])
+def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
+    """Whole groups with their own problems, verdicts and text: nothing of another group was needed."""
+    monkeypatch.setattr(methods, "BLOCK_TOKENS", 1)
+    torch.manual_seed(5)
+    whole = credit(method, told, OPTIONS.get(method, {}))
+    blocks = list(told.blocks())
+    assert [block.source.problems for block in blocks] == [[problem] for problem in told.source.problems]
+    width = whole.shape[1]
+    for rows, block in zip((slice(0, 4), slice(4, 8)), blocks, strict=True):
+        limits = dict(temperature=1.0, micro_tokens=300)
+        ours = credit(
+            method, replace(block, scored=score(block.source.policy, block.rollouts, **limits)), OPTIONS.get(method, {})
+        )
+        assert block.rollouts.texts == told.rollouts.texts[rows]
+        ours = torch.nn.functional.pad(ours, (0, width - ours.shape[1]))
+        torch.testing.assert_close(ours, whole[rows], atol=2e-5, rtol=1e-4)
+
+
 # ---- the door -------------------------------------------------------------------------------------------------
 
 
