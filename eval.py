@@ -94,7 +94,7 @@ def add_flags(parser: Parser) -> None:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """The resolved flags; raises BadInput."""
     parser = Parser(
-        prog="eval.py", description="Evaluate models.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog="python eval.py", description="Evaluate models.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     add_flags(parser)
     args = parser.parse_args(argv)

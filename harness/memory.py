@@ -15,7 +15,7 @@ Sampling adds the cache, or scoring, or credit; training adds the gathered weigh
 
     cache       keys and values of the rollouts generated at a time, and four float32 copies of a token's logits
     prefill     beside the cache, a layer's pass over the prompts, or transformers' copies of keys and values
-    scoring     one forward pass of micro_tokens; nothing is kept
+    scoring     one forward pass of micro_tokens, and a block's states where the method reads them
     credit      SHEAR's states of a block of groups and token-token distances of one; or another method's largest pass
     gathered    FSDP's whole weights in the dtype of compute: embeddings, head and two layers; gradients of the same
     inputs      what each layer keeps of micro_tokens tokens: its input, or without recomputation all that it saves
@@ -35,7 +35,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from credit import lora
-from credit.methods import BLOCK_TOKENS
+from credit.methods import BLOCK_TOKENS, USES_HIDDEN
 from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from grpo import HEAD_CHUNK, layers_of
 
@@ -73,8 +73,9 @@ def predict(
     forward = layer_numbers(text)
     logits = 3 * 4 * HEAD_CHUNK * text.vocab_size
     block = max(group, min(BLOCK_TOKENS, rollouts * args.max_tokens))  # tokens whose states exist together
+    states = block * hidden * size * (args.method in USES_HIDDEN)
     # One group's states once more and in float32; half of a group against the other half, thrice: the most there is.
-    distances = hidden * (block * size + group * (size + 4)) + 3 * 4 * (group / 2) ** 2 + CREDIT_CHUNKS
+    distances = states + group * hidden * (size + 4) + 3 * 4 * (group / 2) ** 2 + CREDIT_CHUNKS
     inputs = layers * (hidden if args.recompute else saved) * size  # a token
     credit = {
         "shear": distances,
@@ -91,7 +92,7 @@ def predict(
         "judge": 1e9 * judge,
         "cache": rows * row,
         "prefill": rows * passing or min(rows * PROMPT, PREFILL) * forward * size,
-        "scoring": max(scored * forward * size, logits),
+        "scoring": max(scored * forward * size, logits) + states,
         "credit": credit.get(args.method, 0),
         "gathered": size * (2 * rest + 3 * layer) * split,  # embeddings and head, gradients; two layers, one gradient
         "inputs": tokens * inputs,

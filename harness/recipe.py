@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
     """argparse whose errors are one sentence."""
 
     def error(self, message: str):
-        raise BadInput(f"{message}; see python {self.prog} --help")
+        raise BadInput(f"{message}; see {self.prog} --help")
 
 
 def add_flags(parser: Parser) -> None:
@@ -184,7 +184,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """The resolved configuration; raises BadInput."""
     replaced = {"--task embedded": EMBEDDED, "--smoke": SMOKE}
     parser = Parser(
-        prog="train.py",
+        prog="python train.py",
         description="Train a causal LM with SHEAR, GRPO, or a neighbour. Defaults are the paper's recipe.",
         epilog=". ".join(
             f"{by} replaces: " + ", ".join(f"{flag(name)} {value}" for name, value in values.items())

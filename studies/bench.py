@@ -153,6 +153,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, argparse.Namespace]]:
     """This command's flags, and the configuration of a run of each method; raises BadInput."""
     parser = Parser(
+        prog="python -m studies.bench",
         description="Measure a step of training.",
         epilog="Flags of train.py that are not fixed here can be added.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

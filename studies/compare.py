@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """This command's flags; `rest` are train.py's. Every run's configuration is resolved once; raises BadInput."""
     parser = Parser(
-        prog="-m studies.compare", description="Train with every credit method; one table.", allow_abbrev=False
+        prog="python -m studies.compare", description="Train with every credit method; one table.", allow_abbrev=False
     )
     parser.epilog = "Flags of train.py that are not set here can be added."
     add = parser.add_argument

@@ -87,7 +87,9 @@ def main(argv: list[str] | None = None) -> int:
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
     """This command's flags, and train.py's; raises BadInput."""
     parser = Parser(
-        prog="-m studies.diagnose", description="What the distance sees; the paper's figures.", allow_abbrev=False
+        prog="python -m studies.diagnose",
+        description="What the distance sees; the paper's figures.",
+        allow_abbrev=False,
     )
     parser.epilog = "Flags of train.py can be added."
     add = parser.add_argument

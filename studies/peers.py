@@ -161,7 +161,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags; raises BadInput."""
-    parser = Parser(prog="-m studies.bench", description="SHEAR's distances beside POT, GeomLoss and exact transport.")
+    parser = Parser(
+        prog="python -m studies.bench", description="SHEAR's distances beside POT, GeomLoss and exact transport."
+    )
     parser.epilog = "--step measures a step of training instead: see python -m studies.bench --step --help"
     add, cuda = parser.add_argument, torch.cuda.is_available()
     add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")

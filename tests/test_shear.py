@@ -14,6 +14,7 @@ import torch
 from credit import ablations
 from credit.ablations import Settings, evened_out, group_weights
 from fast import race
+from fast.kernel import fused_race
 from shear import closest_spans, shear_advantages, shear_weights, span_bounds
 
 SMALL = dict(window=6, stride=3)
@@ -331,6 +332,16 @@ def test_plain_weights_agree_with_the_slow_loop_at_a_tight_tolerance():
     ours = shear_weights(hidden, mask, correct, eps=0.3, closest=closest, **SMALL)
     slow = slow_weights(hidden, mask, correct, reading="value", eps=0.3, **SMALL)
     torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "options, solver",
+    [({}, race.race), (dict(fused=True), fused_race), (dict(reading="cost"), ablations.closest_by_cost)],
+)
+def test_settings_name_the_solver_and_its_limits(options, solver):
+    """Which of three functions training passes to `shear_weights`."""
+    closest = ablations.solver_of(Settings(max_iters=7, tol=0.5, **options))
+    assert closest.func is solver and closest.keywords == dict(max_iters=7, tol=0.5, stats=None)
 
 
 def test_statistics_are_of_every_solved_group_and_reading():
