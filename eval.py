@@ -154,7 +154,7 @@ def load_sets(args: argparse.Namespace, models: dict[str, str]) -> list[Loaded]:
     benchmarks.check_sandbox(names, args.sandbox)
     window = tuple(args.lcb_window)
     return [
-        embedded(args, models) if name == "embedded" else benchmarks.load(name, files.get(name, ()), window)
+        embedded(args, models) if name == "embedded" else benchmarks.load_benchmark(name, files.get(name, ()), window)
         for name in names
     ]
 
@@ -179,7 +179,7 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     for note in [note for each in sets for note in each.notes] if ranks.main else ():
         print(note)
     for label, path in models.items():
-        model, tokenizer = prepare.load(path, ranks.device)
+        model, tokenizer = prepare.load_model(path, ranks.device)
         for parameter in model.parameters():  # not model.to(dtype): that would round the rotary frequencies, too
             parameter.data = parameter.data.to(getattr(torch, args.dtype))
         model.eval()

@@ -228,7 +228,7 @@ class Policy(torch.nn.Module):
         head = self.model.get_output_embeddings()
         chunks = zip(before.split(HEAD_CHUNK), rollouts.ids[rollouts.mask].split(HEAD_CHUNK), strict=True)
         parts = [
-            checkpoint(_say, head, *chunk, temperature, details, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(_log_probs_of, head, *chunk, temperature, details, use_reentrant=False, preserve_rng_state=False)
             for chunk in chunks
         ]
         logp, entropies = (torch.cat(each) for each in zip(*parts, strict=True))  # (n,), (n,)
@@ -269,7 +269,7 @@ def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
     return ids, inside
 
 
-def _say(head, states: Tensor, tokens: Tensor, temperature: float, details: bool) -> tuple[Tensor, Tensor]:
+def _log_probs_of(head, states: Tensor, tokens: Tensor, temperature: float, details: bool) -> tuple[Tensor, Tensor]:
     """Log-probabilities of tokens (n,) predicted from states (n, d), and with `details` their entropies, else (0,)."""
     log_probs = (head(states).float() / temperature).log_softmax(-1)  # (n, V)
     entropies = -(log_probs.exp() * log_probs).sum(-1) if details else log_probs.new_zeros(0)

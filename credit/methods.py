@@ -47,7 +47,7 @@ class Source:
     steps: int  # of the whole run
     temperature: float
     micro_tokens: int
-    prm: tuple | None = None  # what `prm.load` returns
+    prm: tuple | None = None  # what `prm.load_reward_model` returns
 
     @property
     def limits(self) -> dict:

@@ -1,7 +1,7 @@
 r"""A process reward model: how good is each step of a response?
 
-    prm = load("Qwen/Qwen2.5-Math-PRM-7B", device, torch.bfloat16)           # (model, tokenizer)
-    judge_steps(prm, questions, rollouts, tokenizer, "\n\n", micro_tokens)   # of each rollout good (K,), step (T_i,)
+    prm = load_reward_model("Qwen/Qwen2.5-Math-PRM-7B", device, torch.bfloat16)  # (model, tokenizer)
+    judge_steps(prm, questions, rollouts, tokenizer, "\n\n", micro_tokens)  # of each rollout good (K,), step (T_i,)
 
 The model is that of "The Lessons of Developing Process Reward Models in Mathematical Reasoning" (arXiv 2501.07301):
 Qwen2 with a head of two layers and two classes at every token. It reads a conversation,
@@ -56,7 +56,7 @@ class ProcessRewardModel(Qwen2PreTrainedModel):
         return self.score(self.model(input_ids=ids, use_cache=False).last_hidden_state)
 
 
-def load(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
+def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
     """Model and tokenizer of a folder or hub id; raises BadInput where they cannot judge steps."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)

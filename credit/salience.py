@@ -89,12 +89,14 @@ def importance_by_masking(
         ids = whole[:, : offset + answer.end - 1]  # the answer's last token need not be seen
         places = range(offset + answer.start - 1, offset + answer.end - 1)
         tokens = part.ids[0, answer.start : answer.end]
-        clean = _say(policy, [(0, place) for place in places], input_ids=ids)  # (n, V)
+        clean = _next_log_probs(policy, [(0, place) for place in places], input_ids=ids)  # (n, V)
         hidden = torch.arange(offset, offset + answer.reasoning, device=ids.device)
         for some in hidden.split(max(1, min(micro_tokens // ids.shape[1], HEAD_CHUNK // len(places)))):
             masked = ids.repeat(len(some), 1)  # (b, S)
             masked[torch.arange(len(some)), some] = pad
-            other = _say(policy, [(copy, place) for copy in range(len(some)) for place in places], input_ids=masked)
+            other = _next_log_probs(
+                policy, [(copy, place) for copy in range(len(some)) for place in places], input_ids=masked
+            )
             changes = _change(clean.repeat(len(some), 1), other, tokens.repeat(len(some)), probe)  # (b * n,)
             importance[row, some - offset] = changes.view(len(some), -1).mean(1).clamp_min(0.0)
     return importance
@@ -131,9 +133,9 @@ def importance_by_gradient(
             tokens.append(part.ids[row, answer.start : answer.end])
             shares += [1 / (answer.end - answer.start)] * (answer.end - answer.start)
         with torch.no_grad():
-            clean = _say(policy, places, inputs_embeds=embeddings)  # (N, V)
+            clean = _next_log_probs(policy, places, inputs_embeds=embeddings)  # (N, V)
         with torch.enable_grad():
-            other = _say(policy, places, inputs_embeds=noisy.requires_grad_())
+            other = _next_log_probs(policy, places, inputs_embeds=noisy.requires_grad_())
             change = _change(clean, other, torch.cat(tokens), probe)  # (N,)
             (gradient,) = torch.autograd.grad(change @ change.new_tensor(shares), noisy)  # of the embeddings alone
         inner = (gradient.float() * embeddings.float()).sum(-1).abs()  # (b, S)
@@ -195,7 +197,7 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
     return entropy
 
 
-def _say(policy: Policy, places: list[tuple[int, int]], **inputs) -> Tensor:
+def _next_log_probs(policy: Policy, places: list[tuple[int, int]], **inputs) -> Tensor:
     """Log-distributions (n, V) float32 of what follows the tokens at `places`, (row, position)."""
     states = policy.model.base_model(**inputs, use_cache=False).last_hidden_state  # (b, S, d)
     rows, positions = torch.tensor(places, device=states.device).unbind(1)

@@ -1,6 +1,6 @@
 """The embedded task's process reward model: made from a policy, taught by careless demonstrations.
 
-    make_prm(policy, lines, kind, forbidden, seed=0) -> a pair like that of `prm.load`
+    make_prm(policy, lines, kind, forbidden, seed=0) -> a pair like that of `prm.load_reward_model`
     good_lines(problem, response)                    -> which lines come before the first error: the truth
 
 It learns from demonstrations which lines come before the first error, and knows only what it was shown: a fault that no
@@ -22,7 +22,7 @@ NO_RESULT = -100  # in place of a line's right result, for a line without work
 def make_prm(
     policy, lines: int, kind: str, forbidden: set[str], *, steps: int = 400, seed: int
 ) -> tuple[ProcessRewardModel, Qwen2Tokenizer]:
-    """A process reward model of the task with its tokenizer, a pair like that of `prm.load`.
+    """A process reward model of the task with its tokenizer, a pair like that of `prm.load_reward_model`.
 
     It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh demonstrations of
     1 to `lines` lines; `forbidden` prompts are never shown. Whether a result is right depends on three symbols at

@@ -138,7 +138,7 @@ def decode(
     longest = int(prompt_mask.sum(1).max())
     prompt_ids, prompt_mask = prompt_ids[:, -longest:], prompt_mask[:, -longest:]  # (B, P), (B, P)
     with _attention(model, "grouped"):
-        batch = Batch(model, prompt_ids, prompt_mask, max_tokens, temperature, stops, pad)
+        batch = Decoding(model, prompt_ids, prompt_mask, max_tokens, temperature, stops, pad)
         advance = Replay(batch) if prompt_ids.device.type in CAPTURE_ON else batch.step
         for count in range(1, max_tokens):  # the prefill gave the first token
             if count % CHECK == 0 and not batch.drop_done():
@@ -183,7 +183,7 @@ class Cache:
                 buffers[i] = buffers[i][rows]
 
 
-class Batch:
+class Decoding:
     """The rows being sampled: a prefill when made, then `step` after `step`, each one token a row.
 
     `step` only writes into tensors that exist (a graph knows addresses, not names) and never waits for the
@@ -280,7 +280,7 @@ class Replay:
     nothing is ever undone. The default generator's offset moves on with every replay: no noise comes twice.
     """
 
-    def __init__(self, batch: Batch):
+    def __init__(self, batch: Decoding):
         self.batch, self.kind, self.graph = batch, None, None
         self.device, self.stream = batch.out.device, _side_stream(batch.out.device)
 

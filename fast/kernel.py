@@ -68,14 +68,14 @@ def fused_race(
     spans = []
     for tokens, mass in (right_spans, wrong_spans):
         spans += [tokens[:, 0], (mass > 0).sum(1)]
-    found = race(costs, *spans, eps=eps, **limits)
+    found = race_pairs(costs, *spans, eps=eps, **limits)
     if stats is not None:
         stats.append({"iterations": found.iterations.flatten(), "error": found.error[found.stopped]})
     return found.bound.amin(1), found.bound.amin(0)
 
 
 @torch.no_grad()
-def race(
+def race_pairs(
     distances: Tensor,
     x_starts: Tensor,
     x_lengths: Tensor,

@@ -1,6 +1,6 @@
 """Evaluating a model on the sets of `tasks/benchmarks.py`.
 
-    evaluate(model, tokenizer, load("math500"), Protocol(), ranks, name="..")  # a row a generation, with its verdict
+    evaluate(model, tokenizer, loaded, Protocol(), ranks, name="..")  # a row a generation, with its verdict
 
 **Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction as in training.
 A response that is cut off scores 0, as in training. Where prompt and limit exceed the model's context, the limit of
@@ -79,7 +79,7 @@ def evaluate(
             made = []
             if start + ranks.rank < len(todo):
                 seed, number = todo[start + ranks.rank]
-                torch.manual_seed(seed_of(seed, loaded.benchmark.name, number))
+                torch.manual_seed(block_seed(seed, loaded.benchmark.name, number))
                 limits = dict(samples=samples, context=context, sampling=sampling or {})
                 made = attempt(model, tokenizer, task, blocks[number], protocol, loaded.max_tokens, **limits)
                 made = [{"benchmark": loaded.benchmark.name, "seed": seed, "block": number, **row} for row in made]
@@ -147,7 +147,7 @@ def about(loaded: Loaded, protocol: Protocol) -> dict:
     }
 
 
-def seed_of(seed: int, name: str, block: int) -> int:
+def block_seed(seed: int, name: str, block: int) -> int:
     """Of a block's random numbers."""
     return int(np.random.SeedSequence([seed, block, *name.encode()]).generate_state(1)[0])
 

@@ -66,7 +66,7 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     if args.model:
         if ranks.main:
             print(f"loading {args.model}", flush=True)
-        model, tokenizer = load(args.model, ranks.device)
+        model, tokenizer = load_model(args.model, ranks.device)
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
     model.eval()  # throughout: dropout would make sampler and trainer disagree
@@ -107,7 +107,7 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
     sets = load_benchmarks(args, tokenizer) if args.bench else []
     notes += [note for loaded in sets for note in loaded.notes]
-    judge = prm.load(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
+    judge = prm.load_reward_model(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
     return Ready(task, model, tokenizer, notes, judge, sets)
 
 
@@ -126,7 +126,7 @@ def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
     return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
 
 
-def load(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
+def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
     """Model, as it is stored, and tokenizer; raises BadInput for a folder that is broken or of another kind."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -168,7 +168,7 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
         for part in teacher.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed):
             part.save_pretrained(folder / "prm")
     parallel.gather(None, ranks)  # until it is there
-    return prm.load(str(folder / "prm"), ranks.device, torch.float32)
+    return prm.load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
 
 
 def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
@@ -178,7 +178,7 @@ def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     benchmarks.check_sandbox(names, args.sandbox)
     made = (args.toy_lines, args.toy_kind, args.heldout, args.seed)
     sets = [
-        benchmarks.embedded(*made) if name == "embedded" else benchmarks.load(name, files.get(name, ()))
+        benchmarks.embedded(*made) if name == "embedded" else benchmarks.load_benchmark(name, files.get(name, ()))
         for name in names
     ]
     for loaded in sets:

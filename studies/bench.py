@@ -61,7 +61,7 @@ SHORTEST, LONGEST = 100, 200  # tokens of a prompt, which are about 150 on avera
 FIXED = "--method --model --task --resume --smoke --batch --max-tokens --data".split()  # train.py's, set here
 
 
-class Clock(report.Clock):
+class MemoryClock(report.Clock):
     """Seconds of each phase, and the largest memory that its tensors held."""
 
     def __init__(self, device: torch.device):
@@ -248,7 +248,7 @@ def draw(count: int, vocabulary: int) -> list[dict]:
 def one_step(run: Run, problems: list[dict], number: int) -> Measured:
     """`train.train_step`, with a lap for the refresh and without its files."""
     torch.manual_seed(seed_of(run.args.seed, number))
-    clock = Clock(run.ranks.device)
+    clock = MemoryClock(run.ranks.device)
     batch, token_advantages, _ = train.sample_and_credit(run, problems, clock, number)
     figures = train.update(run, batch.rollouts, batch.scored.logp, token_advantages, number)
     clock.lap("train")

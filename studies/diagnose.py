@@ -45,7 +45,7 @@ from grpo import Policy
 from harness import report, tables
 from harness.checkpoint import write_whole
 from harness.parallel import Ranks
-from harness.prepare import grader, load, own_prm, set_up, warm_up
+from harness.prepare import grader, load_model, own_prm, set_up, warm_up
 from harness.recipe import Parser, flag, parse_args, shear_settings
 from shear import span_bounds, two_sides
 from studies import figures, page
@@ -195,11 +195,11 @@ def prepare_all(
     """
     ranks, config = Ranks(0, 1, torch.device(args.device)), json.dumps(decided(flags, args), indent=1) + "\n"
     dtype, embedded = getattr(torch, args.dtype), args.task == "embedded"
-    judge = prm.load(flags.prm, ranks.device, dtype) if flags.prm else None
+    judge = prm.load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
     is_there = lambda name: (flags.out / name / "tokenizer_config.json").exists()  # noqa: E731 - written last
     made = embedded and not args.model and not is_there("start")
     if flags.rollouts:
-        model, tokenizer = load(args.model, ranks.device)
+        model, tokenizer = load_model(args.model, ranks.device)
         template = choose_template(args.template, args.model, tokenizer)
         ask = lambda row: render(template, row["problem"], INSTRUCTIONS["math"], tokenizer)  # noqa: E731
         task = Task("math", [], [], ask, grader(args))
@@ -212,7 +212,7 @@ def prepare_all(
         warm_up(model, tokenizer, task, args, flags.out, ranks)
     if embedded and not flags.prm:
         flags.prm = str(flags.out / "prm")
-        judge = prm.load(flags.prm, ranks.device, torch.float32) if is_there("prm") else None
+        judge = prm.load_reward_model(flags.prm, ranks.device, torch.float32) if is_there("prm") else None
         judge = judge or own_prm(model, task, args, flags.out, ranks)
     return task, model.eval().to(dtype), tokenizer, judge
 

@@ -76,7 +76,7 @@ class States(NamedTuple):
     stride: int
 
 
-class Blocks(NamedTuple):
+class Pairs(NamedTuple):
     """Some pairs of spans, in units of nbar, costs ready-made; `x` and `y` are the states, for who computes costs."""
 
     costs: Tensor  # (P, n, m) float32
@@ -86,21 +86,21 @@ class Blocks(NamedTuple):
     y: Tensor  # (P, m, d)
 
 
-# ---- peers: Blocks -> Eq. (10) of each pair, (P,), or what they have in its place -----------------------------
+# ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what they have in its place -----------------------------
 
 
-def every_pair(blocks: Blocks) -> Tensor:
+def every_pair(blocks: Pairs) -> Tensor:
     """sinkhorn.py, each pair to its own stop."""
     return sinkhorn(blocks.costs, blocks.a, blocks.b, eps=EPS).value
 
 
-def pot_batch(blocks: Blocks) -> Tensor:
+def pot_batch(blocks: Pairs) -> Tensor:
     """POT's batch solver, 50 iterations in the log domain."""
     options = dict(reg=EPS, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach")
     return ot.batch.solve_batch(blocks.costs, a=blocks.a, b=blocks.b, **options).value
 
 
-def pot_loop(blocks: Blocks) -> Tensor:
+def pot_loop(blocks: Pairs) -> Tensor:
     """`ot.sinkhorn`, which is all of `ot.sinkhorn2`, pair by pair with our limits; Eq. (10) of its plan."""
     values = []
     for costs, a, b in zip(blocks.costs, blocks.a, blocks.b, strict=True):
@@ -111,23 +111,23 @@ def pot_loop(blocks: Blocks) -> Tensor:
     return torch.stack(values)
 
 
-def geomloss_batch(blocks: Blocks) -> Tensor:
+def geomloss_batch(blocks: Pairs) -> Tensor:
     """GeomLoss, annealed to the same eps; it computes the costs itself."""
     loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=EPS, debias=False, backend="tensorized")
     return loss(blocks.a, blocks.x, blocks.b, blocks.y)
 
 
-def exact_loop(blocks: Blocks) -> Tensor:
+def exact_loop(blocks: Pairs) -> Tensor:
     """`ot.emd2` pair by pair, on a CPU: W1 itself."""
     cpu = [part.double().cpu().numpy() for part in (blocks.a, blocks.b, blocks.costs)]
     return torch.tensor([ot.emd2(*each) for each in zip(*cpu, strict=True)])
 
 
-def in_batches(solve, blocks: Blocks) -> Tensor:
+def in_batches(solve, blocks: Pairs) -> Tensor:
     """As large as ours are. On a CPU these stay in cache: all pairs at once take POT up to twice as long."""
     at_once = max(1, CHUNK_ENTRIES.get(blocks.costs.device.type, 2**19) // blocks.costs[0].numel())
     parts = zip(*(each.split(at_once) for each in blocks), strict=True)
-    return torch.cat([solve(Blocks(*part)) for part in parts])
+    return torch.cat([solve(Pairs(*part)) for part in parts])
 
 
 PEERS = {  # and of how many pairs, at most, as a share of --pairs: on a GPU loops take few, milliseconds for each
@@ -311,7 +311,7 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     blocks = full_blocks(groups, max(limits.values()))
     if not len(blocks.costs):
         raise BadInput(f"--window {states.window}: {states.name} have no spans that long on both sides; lower it")
-    parts = {name: Blocks(*(each[:limit] for each in blocks)) for name, limit in limits.items()}
+    parts = {name: Pairs(*(each[:limit] for each in blocks)) for name, limit in limits.items()}
     whole = {"ours": False, "ours, `--fused`": True} if device.type == "cuda" and available() else {"ours": False}
     calls = {name: partial(ours, states, fused) for name, fused in whole.items()}
     calls |= {name: partial(in_batches, PEERS[name][0], part) for name, part in parts.items()}
@@ -341,17 +341,17 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     ]
 
 
-def full_blocks(groups: list[tuple[Side, Side]], count: int) -> Blocks:
+def full_blocks(groups: list[tuple[Side, Side]], count: int) -> Pairs:
     """The first `count` pairs of spans without padding, group after group."""
     parts, missing = [], count
     for sides in groups:
         full = [(side.spans.mass > 0).all(1).nonzero().flatten() for side in sides]
         parts.append(blocks_of(sides, *full, missing))
         missing -= len(parts[-1].costs)
-    return Blocks(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return Pairs(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
 
-def blocks_of(sides: tuple[Side, Side], rows: Tensor, columns: Tensor, count: int) -> Blocks:
+def blocks_of(sides: tuple[Side, Side], rows: Tensor, columns: Tensor, count: int) -> Pairs:
     """The first `count` pairs of these spans, row by row, with ready-made costs."""
     k, l = (part.flatten()[:count] for part in torch.meshgrid(rows, columns, indexing="ij"))  # noqa: E741
     right, wrong = sides
@@ -359,7 +359,7 @@ def blocks_of(sides: tuple[Side, Side], rows: Tensor, columns: Tensor, count: in
     i, j = right.spans.tokens[k], wrong.spans.tokens[l]  # (P, n), (P, m)
     costs = token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]] / nbar  # (P, n, m)
     x, y = right.states[i].float() / nbar, wrong.states[j].float() / nbar  # (P, n, d), (P, m, d)
-    return Blocks(costs, right.spans.mass[k], wrong.spans.mass[l], x, y)
+    return Pairs(costs, right.spans.mass[k], wrong.spans.mass[l], x, y)
 
 
 def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tuple[float, object]:
@@ -378,10 +378,10 @@ def timed(call, device: torch.device, peaks: dict[str, float], name: str) -> tup
     return time.perf_counter() - started, result
 
 
-def accuracy(sides: tuple[Side, Side], part: Blocks, found: dict) -> dict[str, str]:
+def accuracy(sides: tuple[Side, Side], part: Pairs, found: dict) -> dict[str, str]:
     """The largest relative error of Eq. (10) against float64: ours of the minima of whole rows, peers' of pairs."""
 
-    def truth(blocks: Blocks, count: int) -> Tensor:
+    def truth(blocks: Pairs, count: int) -> Tensor:
         return sinkhorn(*(each[:count].double() for each in blocks[:3]), eps=EPS, **TRUTH).value
 
     every = [torch.arange(len(side.spans.tokens), device=side.states.device) for side in sides]

@@ -1,6 +1,6 @@
 r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and how they are loaded.
 
-    load("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without files: from the hub
+    load_benchmark("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without files: from the hub
     embedded(lines, kind, heldout, seed)
     names_of, files_of               -> what --bench and --bench-data name
 
@@ -136,7 +136,7 @@ def files_of(given: list[str], names: list[str], flag: str = "--data") -> dict[s
     return files
 
 
-def load(name: str, paths: Sequence[str] = (), window: tuple[str, str] = WINDOW) -> Loaded:
+def load_benchmark(name: str, paths: Sequence[str] = (), window: tuple[str, str] = WINDOW) -> Loaded:
     """A benchmark from files, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]
     blame = f"--data {name}={' '.join(paths)}" if paths else f"--bench {name}"

@@ -21,7 +21,7 @@ from harness import evaluation, tables
 from harness.evaluation import Protocol, about, evaluate
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
-from tasks.benchmarks import BENCHMARKS, Loaded, load
+from tasks.benchmarks import BENCHMARKS, Loaded, load_benchmark
 from tasks.problems import BadInput
 from tasks.rows import livecodebench_row, private_tests
 
@@ -174,7 +174,7 @@ def test_the_papers_numbers_average_to_what_it_prints():
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
     """Question and reference are where the set has them; another count is said aloud."""
-    loaded = load(name, [write(tmp_path / "set.jsonl", [ROWS[name]])])
+    loaded = load_benchmark(name, [write(tmp_path / "set.jsonl", [ROWS[name]])])
     (problem,) = loaded.problems
     assert problem.get("tests", problem.get("answer")) == REFERENCES[name]
     assert problem["problem"].startswith({"h": "Complete", "l": "Add one."}.get(name[0], "P"))
@@ -186,7 +186,7 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
 def test_the_right_count_is_no_warning(tmp_path):
     """Thirty of the ninety rows are AIME24, told by their url."""
     urls = [f"https://x/{year}_AIME" for year in (2022, 2023, 2024) for _ in range(30)]
-    loaded = load("aime24", [write(tmp_path / "a.jsonl", [{**ROWS["aime24"], "url": url} for url in urls])])
+    loaded = load_benchmark("aime24", [write(tmp_path / "a.jsonl", [{**ROWS["aime24"], "url": url} for url in urls])])
     assert len(loaded.problems) == 30 and not loaded.notes
     assert len({problem["id"] for problem in loaded.problems}) == 30
 
@@ -199,7 +199,10 @@ def test_files_of_other_kinds_and_several(tmp_path, monkeypatch):
         file.write(json.dumps(row))
     (tmp_path / "b.json").write_text(json.dumps([row, row]))
     Dataset.from_list([row]).to_parquet(tmp_path / "c.parquet")
-    assert len(load("aime25", [str(tmp_path / name) for name in ("a.jsonl.gz", "b.json", "c.parquet")]).problems) == 4
+    assert (
+        len(load_benchmark("aime25", [str(tmp_path / name) for name in ("a.jsonl.gz", "b.json", "c.parquet")]).problems)
+        == 4
+    )
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
@@ -209,7 +212,7 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
     write(folder / "test.jsonl", [ROWS["humaneval"]])
     write(folder / "train.jsonl", [ROWS["humaneval"]] * 2)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda **options: str(folder))
-    loaded = load("humaneval")
+    loaded = load_benchmark("humaneval")
     assert (
         len(loaded.problems) == 1 and loaded.revision == "abcdef012345" and "openai/openai_humaneval" in loaded.source
     )
@@ -225,7 +228,7 @@ def test_no_hub_is_one_sentence(monkeypatch):
     with pytest.raises(
         BadInput, match=r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --data NAME=FILE"
     ):
-        load("amc23")
+        load_benchmark("amc23")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,7 @@ def test_bad_files_are_one_sentence(name, content, message, tmp_path):
     """With the file, the row and the remedy."""
     (tmp_path / "set.jsonl").write_text(content)
     with pytest.raises(BadInput, match=message):
-        load(name, [str(tmp_path / "set.jsonl")])
+        load_benchmark(name, [str(tmp_path / "set.jsonl")])
 
 
 def test_unknown_names_are_refused():
@@ -266,7 +269,7 @@ def test_livecodebench_calls_and_window(tmp_path):
     call = dict(private=pack(CALLS), public=CALLS, metadata='{"func_name": "add"}', starter_code="class Solution:")
     days = ("2025-01-31", "2025-02-01T10:00:00", "2025-05-31T23:00:00", "2025-06-01")
     path = write(tmp_path / "l.jsonl", [contest(day, **call) for day in days])
-    loaded = load("livecodebench", [path])
+    loaded = load_benchmark("livecodebench", [path])
     assert loaded.problems[0]["tests"] == {"fn_name": "add", "inputs": [[[1, 2], 3]] * 2, "outputs": [[4, 5]] * 2}
     assert len(loaded.problems) == 2 and loaded.window == "2025-02-01 to 2025-05-31"
     assert "class Solution:" in loaded.problems[0]["problem"]
@@ -289,7 +292,7 @@ def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny
     assert all(row["tests"] is None and "cannot be read" in row["fault"] for row in rows)
     assert not (tmp_path / "ran").exists()
     assert private_tests(json.dumps(CASES)) == private_tests(pack(CASES)) == CASES
-    loaded = load("livecodebench", [write(tmp_path / "l.jsonl", [contest(private="!!!"), contest()])])
+    loaded = load_benchmark("livecodebench", [write(tmp_path / "l.jsonl", [contest(private="!!!"), contest()])])
     assert "1 problems without a verdict" in loaded.notes[1]
     program = "```python\nprint(int(input()) + 1)\n```"
     stand_in(monkeypatch, {"": program})
@@ -313,7 +316,7 @@ def test_known_answers_of_each_kind(tmp_path, monkeypatch, tiny):
     right, wrong = (f"```python\ndef up(n):\n    return n + {more}\n```" for more in (1, 2))
     for name in ("humaneval", "humaneval+", "mbpp+"):
         second = {**ROWS[name], "prompt": ROWS[name]["prompt"] + "# second"}
-        loaded = load(name, [write(tmp_path / "s.jsonl", [ROWS[name], second])])
+        loaded = load_benchmark(name, [write(tmp_path / "s.jsonl", [ROWS[name], second])])
         stand_in(monkeypatch, {"# second": wrong, "": right})
         assert [row["score"] for row in ask(loaded, tiny)] == [1.0, 0.0], name
 

@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from fast import decode as subject
-from fast.decode import Batch, decode, grouped_attention, rows_that_fit, supported
+from fast.decode import Decoding, decode, grouped_attention, rows_that_fit, supported
 
 FAMILIES = {
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
@@ -309,8 +309,8 @@ def test_the_model_s_own_attention_comes_back(name):
 
 def test_no_garbage_is_collected_while_a_step_is_captured(small, taped, monkeypatch):
     """A graph or tensor freed in the middle may call what a capture forbids; afterwards collection is as it was."""
-    step, during = Batch.step, []
-    monkeypatch.setattr(Batch, "step", lambda batch, length: during.append(gc.isenabled()) or step(batch, length))
+    step, during = Decoding.step, []
+    monkeypatch.setattr(Decoding, "step", lambda batch, length: during.append(gc.isenabled()) or step(batch, length))
     greedy(make(), *prompts([4]), 20, [])
     assert during[:2] == [True, False] and gc.isenabled()  # a first step that runs as it is, then its capture
 
@@ -327,7 +327,7 @@ def test_rows_that_fit_by_hand():
     # transformers' own loop: 2 * 4 heads * 8 wide a column beside, or 6 * 32 + 3 * 48 numbers a token of the prompt
     assert rows_that_fit(model.float(), 100, int(7.01 * (row + 4 * 100 * 64) / 0.8), prompt=10) == 7
     assert rows_that_fit(model, 100, int(7.01 * (row + 4 * 90 * 336) / 0.8), prompt=90) == 7
-    cache = Batch(make("qwen3"), *prompts([60]), 40, 0.0, [], PAD).cache
+    cache = Decoding(make("qwen3"), *prompts([60]), 40, 0.0, [], PAD).cache
     assert sum(buffer.nbytes for buffers in cache.layers for buffer in buffers) == 104 * 512
 
 
@@ -375,7 +375,7 @@ def taped(monkeypatch):
         for x, old in zip(state, before, strict=True):
             x.copy_(old)
 
-    class Noted(Batch):
+    class Noted(Decoding):
         def __init__(self, *args):
             batches.append(self)
             super().__init__(*args)
@@ -391,7 +391,7 @@ def taped(monkeypatch):
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(subject, "_side_stream", lambda device: stream)
-    monkeypatch.setattr(subject, "Batch", Noted)
+    monkeypatch.setattr(subject, "Decoding", Noted)
     monkeypatch.setattr(subject, "CAPTURE_ON", ("cpu",))
     return tapes
 

@@ -93,7 +93,7 @@ def test_a_table_is_made_again_without_a_model(models, tmp_path, monkeypatch, ca
     out = tmp_path / "out"
     assert command.main(["--model", models[0], *SMALL, "--out", str(out)]) == 0
     first, printed = (out / "results.json").read_text(), capsys.readouterr().out
-    monkeypatch.setattr(prepare, "load", refuse)
+    monkeypatch.setattr(prepare, "load_model", refuse)
     assert command.main(["--from", str(out)]) == 0
     assert (out / "results.json").read_text() == first and capsys.readouterr().out == printed
     lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
@@ -163,7 +163,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     made = [row for row in rows(tmp_path / "out" / "generations.jsonl") if row["model"] == "run/step-000002"]
     assert [row["response"] for row in made] == texts
     assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
-    monkeypatch.setattr(prepare, "load", refuse)
+    monkeypatch.setattr(prepare, "load_model", refuse)
     assert command.main(["--runs", run, run, "--select", "best"]) == 0
     assert "last" in capsys.readouterr().out
 

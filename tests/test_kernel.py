@@ -90,7 +90,7 @@ def check(found: module.Race, solved: list[list[Transport]], eps: float):
 def test_minima_are_those_of_every_pair_solved(name):
     """Row and column minima of Eq. (10) to 1e-4, whatever the states look like."""
     distances, spans, eps = problem(name)
-    found = module.race(distances, *spans, eps=eps, max_iters=40)
+    found = module.race_pairs(distances, *spans, eps=eps, max_iters=40)
     check(found, solve_all(distances, *spans, eps=eps, max_iters=40), eps)
     if name == "clustered":
         assert not found.stopped.all()  # the race leaves pairs behind, else it tests nothing
@@ -106,7 +106,7 @@ def test_the_shifts_are_made_anew(eps, limit, monkeypatch):
     y[WINDOW // 4 :] += 1.0
     spans = (torch.tensor([0]), torch.tensor([WINDOW])) * 2
     distances = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").to(DEVICE)
-    found = module.race(distances, *spans, eps=eps, max_iters=20)
+    found = module.race_pairs(distances, *spans, eps=eps, max_iters=20)
     check(found, solve_all(distances, *spans, eps=eps, max_iters=20), eps)
 
 
@@ -114,14 +114,14 @@ def test_the_shifts_are_made_anew(eps, limit, monkeypatch):
 def test_minima_do_not_depend_on_the_order():
     """Spans in another order race in another order; a lone span, a single iteration and no tolerance work too."""
     distances, (starts, lengths, *_), eps = problem("clustered")
-    found = module.race(distances, starts, lengths, starts, lengths, eps=eps, max_iters=15).bound
+    found = module.race_pairs(distances, starts, lengths, starts, lengths, eps=eps, max_iters=15).bound
     order = torch.tensor([2, 0, 1])
-    again = module.race(distances, starts[order], lengths, starts[order], lengths, eps=eps, max_iters=15).bound
+    again = module.race_pairs(distances, starts[order], lengths, starts[order], lengths, eps=eps, max_iters=15).bound
     for dim in (0, 1):
         assert (again.amin(dim) == found.amin(dim)[order.to(DEVICE)]).all()
     alone = starts[:1], lengths[:1], starts[:1], lengths[:1]
     for max_iters in (1, 7):
-        one = module.race(distances, *alone, eps=eps, max_iters=max_iters, tol=0.0)
+        one = module.race_pairs(distances, *alone, eps=eps, max_iters=max_iters, tol=0.0)
         assert one.iterations.item() == max_iters
         check(one, solve_all(distances, *alone, eps=eps, max_iters=max_iters, tol=0.0), eps)
 
@@ -146,7 +146,7 @@ def test_thousands_of_pairs_on_a_gpu():
     eps = 0.05 * distances.mean().item()
     x_starts, y_starts = 25 * torch.arange(60), 25 * torch.arange(70)
     x_lengths, y_lengths = torch.randint(60, 101, (60,)), torch.randint(60, 101, (70,))
-    runs = [module.race(distances, x_starts, x_lengths, y_starts, y_lengths, eps=eps) for _ in range(2)]
+    runs = [module.race_pairs(distances, x_starts, x_lengths, y_starts, y_lengths, eps=eps) for _ in range(2)]
     blocks = [distances[a : a + n] for a, n in zip(x_starts.tolist(), x_lengths.tolist(), strict=True)]
     mass = (torch.arange(100) < y_lengths[:, None]).cuda() / y_lengths[:, None].cuda()  # (70, 100)
     columns = (y_starts[:, None] + torch.arange(100)).clamp(max=len(y) - 1).cuda()
@@ -163,7 +163,7 @@ def test_bad_arguments_are_named():
     one = torch.tensor([0]), torch.tensor([129])
     for lengths, options in ((129, dict(eps=1.0)), (5, dict(eps=0.0)), (5, dict(eps=1.0, max_iters=0))):
         with pytest.raises(ValueError, match=r"128 tokens|eps must"):
-            module.race(torch.zeros(129, 129), one[0], one[1].clamp(max=lengths), *one, **options)
+            module.race_pairs(torch.zeros(129, 129), one[0], one[1].clamp(max=lengths), *one, **options)
 
 
 def test_the_module_imports_without_triton(monkeypatch):

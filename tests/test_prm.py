@@ -68,7 +68,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(folder):
     """That folder, loaded."""
-    return prm.load(str(folder), DEVICE, torch.float32)
+    return prm.load_reward_model(str(folder), DEVICE, torch.float32)
 
 
 def respond(texts: list[str], stop: bool = True) -> Rollouts:
@@ -192,7 +192,7 @@ def test_a_template_that_loses_steps_is_refused(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "prm")
     make_tokenizer(template=CHAT.replace("m['content']", "m['content'][:30]")).save_pretrained(tmp_path / "prm")
     with pytest.raises(BadInput, match=r"--prm .*prm: .* 1 separators of 2 steps"):
-        prm.load(str(tmp_path / "prm"), DEVICE, torch.float32)
+        prm.load_reward_model(str(tmp_path / "prm"), DEVICE, torch.float32)
 
 
 def test_folders_that_cannot_judge_are_refused(folder, tmp_path):
@@ -209,12 +209,12 @@ def test_folders_that_cannot_judge_are_refused(folder, tmp_path):
     }
     for name, reason in folders.items():
         with pytest.raises(BadInput, match=f"^--prm {name}: .*{reason}"):
-            prm.load(name, DEVICE, torch.float32)
+            prm.load_reward_model(name, DEVICE, torch.float32)
 
 
 def test_a_loaded_model_is_ready(folder, pair):
     """In the dtype asked for, not in training, without gradients, and with the folder's weights under its names."""
-    model, _ = prm.load(str(folder), DEVICE, torch.bfloat16)
+    model, _ = prm.load_reward_model(str(folder), DEVICE, torch.bfloat16)
     assert model.dtype == torch.bfloat16 and not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     names = set(pair[0].state_dict())
@@ -244,7 +244,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     assert 0.6 < true.float().mean() < 0.85
     assert ((good > 0.5) == true).float().mean() > 0.87
     assert judged[0][1].tolist() == [0] * 12 + [1] * 3
-    loaded = prm.load(save(tmp_path / "toy", *pair), DEVICE, torch.float32)
+    loaded = prm.load_reward_model(save(tmp_path / "toy", *pair), DEVICE, torch.float32)
     for (good, _), (again, _) in zip(judged, judge_steps(loaded, questions, rollouts, words, "\n", 4000), strict=True):
         assert torch.equal(good, again)
 
