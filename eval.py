@@ -33,7 +33,7 @@ from transformers.utils import logging
 
 from grading import sandbox
 from harness import evaluation, parallel, prepare, report, results, tables
-from harness.command import guarded, ranked
+from harness.command import GOES_ON, guarded, ranked
 from harness.evaluation import Protocol
 from harness.models import embedded, find_models, origin_of, run_of
 from harness.parallel import Ranks
@@ -139,8 +139,7 @@ def main(argv: list[str] | None = None) -> int:
             results.show(results.replay(args) if args.replay else Path(args.saved), args)
         return 0
 
-    interrupted = "interrupted: the same command goes on from what is on disk"
-    return guarded(work, interrupted=interrupted, memory="lower --generate-batch or --max-tokens")
+    return guarded(work, interrupted=GOES_ON, memory="lower --generate-batch or --max-tokens")
 
 
 # ---- what to evaluate -----------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from harness import parallel
 from harness.parallel import Ranks
 from tasks.problems import BadInput
 
+GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
+
 
 class RunFailed(RuntimeError):
     """A run that cannot go on, as its message says."""
@@ -40,7 +42,8 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
         say(interrupted)
         status = 130
     except Exception as error:
-        print(f"rank {rank} fails: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if "RANK" in os.environ:  # whose traceback this is
+            print(f"rank {rank} fails: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise
     parallel.leave()
     return status

@@ -38,6 +38,7 @@ import grpo
 import train
 from fast.decode import token_bytes
 from harness import memory, parallel, report
+from harness.command import guarded
 from harness.recipe import Parser, parse_args
 from harness.run import Run, assemble, seed_of
 from rewards import Verdict
@@ -122,32 +123,23 @@ class Measured:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 where memory does not suffice, 2 for bad input."""
+    """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     argv = sys.argv[1:] if argv is None else argv
     if "--step" not in argv:
         from studies import peers  # here, as a step needs neither POT nor GeomLoss
 
         return peers.main(argv)
     transformers.utils.logging.disable_progress_bar()
-    ranks = None
-    try:
+
+    def work() -> int:
         flags, by_method = parse(argv)
         args = by_method[METHODS[0]]
         if args.threads:
             torch.set_num_threads(args.threads)
-        ranks = parallel.join(args.device, grouped=args.dtype != "float32")
-        step_table(flags, by_method, ranks)
+        step_table(flags, by_method, parallel.join(args.device, grouped=args.dtype != "float32"))
         return 0
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except torch.OutOfMemoryError as error:
-        reason = str(error).split(". ")[0]
-        print(f"error: {reason}; lower --problems, --micro-tokens or --generate-batch", file=sys.stderr)
-        return 1
-    finally:
-        if ranks:
-            parallel.leave()
+
+    return guarded(work, interrupted="interrupted", memory="lower --problems, --micro-tokens or --generate-batch")
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, argparse.Namespace]]:

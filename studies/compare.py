@@ -37,6 +37,7 @@ import train
 from credit import lora
 from credit.methods import USES_PRM
 from harness import checkpoint, report, tables
+from harness.command import GOES_ON, RunFailed, guarded
 from harness.parallel import Ranks
 from harness.prepare import set_up
 from harness.recipe import MAY_CHANGE, Parser, flag, parse_args
@@ -70,17 +71,14 @@ TIMED = 3  # steps of each row
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where a run failed, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
-    try:
-        flags = parse(argv)
-        train_all(flags)
-        costs = time_steps(flags) if flags.made else {}
-        table = make_table(flags, costs)
-    except (BadInput, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, BadInput) else 1
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
+    return guarded(lambda: compare(parse(argv)), interrupted=GOES_ON, memory="lower --micro-tokens or --batch")
+
+
+def compare(flags: argparse.Namespace) -> int:
+    """The runs that are not there yet, the times of a step, the table."""
+    train_all(flags)
+    costs = time_steps(flags) if flags.made else {}
+    table = make_table(flags, costs)
     (flags.out / "table.md").write_text(table + "\n")
     print(table)
     return 0
@@ -167,7 +165,7 @@ def train_all(flags: argparse.Namespace) -> None:
 
 
 def train_one(flags: argparse.Namespace, method: str, seed: int) -> None:
-    """One run of train.py, its lines in a log; raises RuntimeError where it fails."""
+    """One run of train.py, its lines in a log; raises RunFailed where it fails."""
     name = f"{method}-{seed}"
     folder, log = flags.out / name, flags.out / f"{name}.log"
     if finished(folder):
@@ -183,7 +181,7 @@ def train_one(flags: argparse.Namespace, method: str, seed: int) -> None:
     with log.open("a") as file:
         status = subprocess.run([sys.executable, train.__file__, *command], stdout=file, stderr=file).returncode
     if status:
-        raise RuntimeError(f"{name}: train.py ends with status {status}; see {log}")
+        raise RunFailed(f"{name}: train.py ends with status {status}; see {log}")
     print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
 
 

@@ -44,6 +44,7 @@ from credit.methods import Batch
 from grpo import Policy
 from harness import report, tables
 from harness.checkpoint import write_whole
+from harness.command import GOES_ON, guarded
 from harness.parallel import Ranks
 from harness.prepare import grader, load_model, own_prm, set_up, warm_up
 from harness.recipe import Parser, flag, parse_args, shear_settings
@@ -67,21 +68,17 @@ PAPER = {"position": -0.96, "changes": -0.42, "auc_near": 0.64, "auc_far": 0.99,
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
-    try:
+
+    def work() -> int:
         flags, args = parse(argv)
         torch.set_num_threads(args.threads or torch.get_num_threads())
         if flags.samples:
             save_page(flags, page.of_run(flags.samples))
         else:
             diagnose(flags, args)
-    except (BadInput, torch.OutOfMemoryError) as error:
-        more = "" if isinstance(error, BadInput) else "; lower --micro-tokens, --generate-batch or --group"
-        print(f"error: {str(error).splitlines()[0]}{more}", file=sys.stderr)
-        return 1 if more else 2
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
-    return 0
+        return 0
+
+    return guarded(work, interrupted=GOES_ON, memory="lower --micro-tokens, --generate-batch or --group")
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:

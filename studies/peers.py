@@ -20,7 +20,6 @@ iterations that our race took, at the rates of a matrix product and of `exp` in 
 
 import argparse
 import itertools
-import sys
 import tempfile
 import time
 import warnings
@@ -46,6 +45,7 @@ from fast.kernel import available
 from fast.race import CHUNK_ENTRIES
 from grpo import Policy
 from harness import tables
+from harness.command import guarded
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
 from harness.recipe import SHEAR, Parser, parse_args
@@ -60,8 +60,6 @@ SOLVER = {name: SHEAR[name] for name in ("eps", "max_iters", "tol")}  # the reci
 EPS = SOLVER["eps"]
 CHECKED = 128  # pairs; at least one row of them
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # what they are checked against, in float64
-GROWTH = {"tokens": (150, 300, 600), "group": (4, 8, 16), "window": (50, 100, 200)}  # one at a time, on a CPU
-GROWTH_CUDA = {"tokens": (750, 1500, 3000), "group": (4, 8, 16), "window": (50, 100, 200)}
 
 
 class States(NamedTuple):
@@ -143,20 +141,19 @@ PEERS = {  # and of how many pairs, at most, as a share of --pairs: on a GPU loo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 2 for bad input."""
+    """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     transformers.utils.logging.disable_progress_bar()
-    try:
+
+    def work() -> int:
         flags = parse(argv)
         device = torch.device(flags.device)
         print(hardware(device, "float32"), flush=True)
         rates = ceilings(device)
         for states in groups(flags, device):
             print("\n" + "\n".join(table(states, flags, rates)), flush=True)
-        print("\n" + "\n".join(growth(flags, device)))
-    except BadInput as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+        return 0
+
+    return guarded(work, interrupted="interrupted", memory="lower --tokens, --width or --group")
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -410,17 +407,3 @@ def floor(groups: list[tuple[Side, Side]], iterations: Tensor, rates: dict) -> t
     seconds = {"copy": moved / rates["copy"], "compute": compute + entries * len(iterations) / rates["exp"]}
     largest = max(seconds, key=seconds.get)
     return seconds[largest], largest
-
-
-def growth(flags: argparse.Namespace, device: torch.device) -> list[str]:
-    """How our seconds grow with T, G and w, one at a time."""
-    swept, rows = GROWTH_CUDA if device.type == "cuda" else GROWTH, []
-    middle = {name: values[1] for name, values in swept.items()}
-    for name, values in swept.items():
-        for value in values:
-            sizes = middle | {name: value}
-            states = synthetic(sizes["group"], sizes["tokens"], 896, sizes["window"], sizes["window"] // 4, device)
-            times = [timed(lambda: ours(states), device, {"": 0.0}, "")[0] for _ in range(flags.rounds)]  # noqa: B023
-            spread = f"{median(times):.3g} ({min(times):.2g}-{max(times):.2g})"
-            rows.append([f"{name} {value:,}", f"{sizes['tokens']:,} x {sizes['group']}, w {sizes['window']}", spread])
-    return ["ours by size, random walks, d 896, stride w / 4", *tables.lay_out(["", "T x G", "s a group"], rows)]

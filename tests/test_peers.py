@@ -15,10 +15,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def small(monkeypatch):
-    """A little group in the embedded model's place, and little sizes to grow through."""
+    """A little group in the embedded model's place."""
     states = peers.synthetic(4, 26, 8, 6, 3, CPU)
     monkeypatch.setattr(peers, "embedded", lambda flags, device: states._replace(name="embedded"))
-    monkeypatch.setattr(peers, "GROWTH", {"tokens": (10, 12), "group": (2, 4), "window": (4, 8)})
     monkeypatch.setattr(peers, "TRUTH", dict(max_iters=500, tol=1e-5))
     monkeypatch.setattr(machine, "seconds_of", lambda call, device: 1.0)
     return states
@@ -41,7 +40,7 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
 
 
 def test_the_command_prints_tables(small, tmp_path, capsys):
-    """A table a group, one of growth; an error of ours that is rounding, and a floor."""
+    """A table a group; an error of ours that is rounding, and a floor."""
     states = {f"group3.rollout{k}.{side}": torch.randn(20 + k, 8) for k, side in enumerate(("right", "wrong", "right"))}
     save_file(states, tmp_path / "states.safetensors")
     flags = "--tokens 20 --width 8 --group 4 --window 6 --stride 3 --pairs 16 --rounds 1 --device cpu"
@@ -53,7 +52,6 @@ def test_the_command_prints_tables(small, tmp_path, capsys):
     assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5] == "-" for row in rows)
     assert printed.count("POT `ot.batch.solve_batch`") == 3 and printed.count("floor: ") == 3
     assert "states.safetensors group3, 2 right, 1 wrong, T 22, w 6, s 3: 78 pairs, mixed groups: 1" in printed
-    assert all(f"{name} {value}" in printed for name, values in peers.GROWTH.items() for value in values)
 
 
 def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
