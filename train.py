@@ -40,7 +40,7 @@ from harness import evaluation, parallel, report
 from harness.command import guarded, ranked
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
-from harness.recipe import method_options, parse_args
+from harness.recipe import parse_args
 from harness.run import Run, prepared, restore, save, seed_of, skip
 from harness.tables import mean_and_error
 from rewards import Verdict, scores_of
@@ -154,8 +154,7 @@ def sample_and_credit(
     for block in as_batch(rollouts, verdicts, args.group, source).blocks():  # A (b,), Eq. (1)
         block = dataclasses.replace(block, scored=score_block(run, block.rollouts))  # states (b, T, d), of a block only
         clock.lap("score")
-        controls = dict(negative_scale=args.negative_scale, rescale=args.rescale)
-        advantages.append(credit(args.method, block, method_options(args), **controls))  # <- where methods differ
+        advantages.append(credit(args.method, block, args))  # <- where methods differ
         clock.lap("weights")
         blocks.append(block.light())
     parts = parallel.gather((Batch.cat(blocks), cat_padded(advantages), verdicts), run.ranks)

@@ -12,8 +12,9 @@ The reading "cost" of Eq. (10), <P, C>, has no floor and vanishes on shared pref
 every pair is solved.
 """
 
+import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -56,6 +57,11 @@ class Settings:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """SHEAR's settings, from the flags."""
+    return Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
 
 
 @torch.no_grad()
@@ -209,9 +215,7 @@ def evened_out(omega: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def first_weights(
-    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float = 0.03
-) -> Tensor:
+def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float) -> Tensor:
     """Not the paper's: the same distances, used once. Weights (G, T) float32 of 0 and 1 for one group.
 
     Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose distance (in units

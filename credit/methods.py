@@ -1,7 +1,7 @@
 """Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached.
 
-    credit("grpo", batch, {})  ->  A_i on every token
-    credit("shear", batch, {}) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
+    credit("grpo", batch, args)  ->  A_i on every token
+    credit("shear", batch, args) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
 
     group, entropies       grpo, entropy, hapo
     hidden states          shear, first
@@ -9,15 +9,16 @@
     another model          prm, pure                                                                 credit/prm.py
     controls               oracle (a task whose true first error is known), position, random
 
-To add a method, write one function that takes a `Batch` and its options (keyword-only, with defaults), returns token
-advantages (B, T), and enter it in METHODS; in USES_HIDDEN or USES_PRM if it needs what these say. `train.py` has no
-other line in which methods differ, and a method pays for its own passes. What it wants logged it puts into
-`batch.stats`, a number a name.
+To add a method, write one function that takes a `Batch` and the flags and returns token advantages (B, T), and enter it
+in METHODS; in USES_HIDDEN or USES_PRM if it needs what these say. Its options are flags of `harness/recipe.py`, which
+state their defaults. `train.py` has no other line in which methods differ, and a method pays for its own passes. What
+it wants logged it puts into `batch.stats`, a number a name.
 
 All but `pure` keep the sign of A. Weights are constants for autograd. Where a source is silent the docstring says
 "inferred". Where credit went, once given, is measured in `credit/measures.py`.
 """
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from credit import prm as process_rewards
 from credit import salience
-from credit.ablations import Settings, first_weights, group_weights
+from credit.ablations import first_weights, group_weights, settings_of
 from credit.measures import effective_weights
 from grpo import Policy, Rollouts, Scored, pad_id
 from tasks.problems import Task
@@ -112,18 +113,16 @@ class Batch:
         return [problem for problem in self.source.problems for _ in range(self.group_size)]
 
 
-def credit(
-    method: str, batch: Batch, options: dict[str, object], *, negative_scale: float = 1.0, rescale: str = "none"
-) -> Tensor:
-    """Token advantages (B, T) of a method with its options, 0 outside of the mask.
+def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
+    """Token advantages (B, T) of a method, 0 outside of the mask; `args` are the flags, its options among them.
 
-    `negative_scale` multiplies those of all wrong rollouts: a control, as methods differ in how much they punish.
-    `rescale` "mean1" then divides a group's by their mean weight, so that methods differ in direction and not in the
+    `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how much they punish.
+    `--rescale mean1` then divides a group's by their mean weight, so that methods differ in direction and not in the
     size of the step; groups without any weight stay as they are.
     """
-    token_advantages = torch.where(batch.rollouts.mask, METHODS[method](batch, **options).detach(), 0.0)  # (B, T)
-    token_advantages = torch.where(batch.correct[:, None], 1.0, negative_scale) * token_advantages
-    if rescale == "mean1":
+    token_advantages = torch.where(batch.rollouts.mask, METHODS[method](batch, args).detach(), 0.0)  # (B, T)
+    token_advantages = torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
+    if args.rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
         weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
@@ -144,22 +143,22 @@ def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor
 # ---- group and entropies --------------------------------------------------------------------------------------
 
 
-def grpo(batch: Batch) -> Tensor:
+def grpo(batch: Batch, args) -> Tensor:
     """A_t = A. Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
     return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
 
 
-def entropy(batch: Batch, *, alpha: float = 0.4, kappa: float = 2.0) -> Tensor:
+def entropy(batch: Batch, args) -> Tensor:
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758; alpha as for GRPO).
 
     Rewards grow and penalties shrink where the policy was unsure. Inferred: the entropy is that of the distribution
     that was sampled from, at the training temperature, and not of every later update's.
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    return scale + torch.minimum(alpha * batch.scored.entropies, scale.abs() / kappa)
+    return scale + torch.minimum(args.entropy_alpha * batch.scored.entropies, scale.abs() / args.entropy_kappa)
 
 
-def hapo(batch: Batch, *, alpha: float = 0.2, phi: float = 2.0) -> Tensor:
+def hapo(batch: Batch, args) -> Tensor:
     """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of arXiv 2604.11056.
 
     mu, sigma are of the entropies of the group's tokens. Version 1 of the paper calls it EAPO; inferred: version 2,
@@ -167,17 +166,17 @@ def hapo(batch: Batch, *, alpha: float = 0.2, phi: float = 2.0) -> Tensor:
     """
     scale = batch.advantages[:, None]  # (B, 1)
     mean, std = group_moments(batch.scored.entropies, batch.rollouts.mask, batch.group_size)
-    bound = scale.abs() / phi
+    bound = scale.abs() / args.hapo_phi
     standing = ((batch.scored.entropies - mean) / std.clamp_min(1e-8)).clamp(-bound, bound)  # (B, T)
-    return scale + alpha * scale.sign() * standing
+    return scale + args.hapo_alpha * scale.sign() * standing
 
 
 # ---- hidden states --------------------------------------------------------------------------------------------
 
 
-def shear(batch: Batch, **options) -> Tensor:
-    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318; `options` are the fields of `ablations.Settings`."""
-    settings, stats = Settings(**options), []
+def shear(batch: Batch, args) -> Tensor:
+    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
+    settings, stats = settings_of(args), []
     weights = [group_weights(*group, settings, stats) for group in states_by_group(batch)]
     if stats:
         for name in ("iterations", "error"):
@@ -185,14 +184,14 @@ def shear(batch: Batch, **options) -> Tensor:
     return batch.advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
 
 
-def first(batch: Batch, *, threshold: float = 0.03, **options) -> Tensor:
-    """A_t = A where it goes wrong, by SHEAR's distances; ours. `options` are fields of `ablations.Settings`.
+def first(batch: Batch, args) -> Tensor:
+    """A_t = A where it goes wrong, by SHEAR's distances; ours.
 
     Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, judge it beside
     `--negative-scale`, which does that without looking.
     """
-    settings = Settings(reading="cost", **options)
-    weights = [first_weights(*group, settings, threshold=threshold) for group in states_by_group(batch)]
+    settings = replace(settings_of(args), reading="cost", distance="w1")
+    weights = [first_weights(*group, settings, threshold=args.first_threshold) for group in states_by_group(batch)]
     return batch.advantages[:, None] * torch.cat(weights)
 
 
@@ -206,7 +205,7 @@ def states_by_group(batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 # ---- further passes of the policy -----------------------------------------------------------------------------
 
 
-def oar_g(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str = "kl", noise: float = 1e-3) -> Tensor:
+def oar_g(batch: Batch, args) -> Tensor:
     """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G, arXiv 2601.07408).
 
     quantile, beta, noise are those of the authors' page; the paper's own are not known. Their code multiplies by the
@@ -214,17 +213,19 @@ def oar_g(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str
     With either probe a part of the importance is the draw of the noise, which is made anew in each step.
     """
     source, answers = batch.source, answers_that_count(batch)
-    options = dict(noise=noise, seed=source.step, probe=probe, micro_tokens=source.micro_tokens)
+    options = dict(noise=args.oar_noise, seed=source.step, probe=args.oar_probe, micro_tokens=source.micro_tokens)
     importance = salience.importance_by_gradient(source.policy, batch.rollouts, answers, **options)
-    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, quantile, beta)
+    shape = args.oar_quantile, args.oar_beta
+    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, *shape)
 
 
-def oar_p(batch: Batch, *, quantile: float = 0.25, beta: float = 1.0, probe: str = "kl") -> Tensor:
+def oar_p(batch: Batch, args) -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token."""
     source, answers = batch.source, answers_that_count(batch)
-    options = dict(pad=pad_id(source.tokenizer), probe=probe, micro_tokens=source.micro_tokens)
+    options = dict(pad=pad_id(source.tokenizer), probe=args.oar_probe, micro_tokens=source.micro_tokens)
     importance = salience.importance_by_masking(source.policy, batch.rollouts, answers, **options)
-    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, quantile, beta)
+    shape = args.oar_quantile, args.oar_beta
+    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, *shape)
 
 
 def answers_that_count(batch: Batch) -> list[salience.Answer | None]:
@@ -256,7 +257,7 @@ def outcome_weights(
     return omega
 
 
-def rlsd(batch: Batch, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2) -> Tensor:
+def rlsd(batch: Batch, args) -> Tensor:
     """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))).
 
     RLSD (arXiv 2604.03128): pi', the policy that also sees the final answer, teaches pi; lam falls from `mix` to 0
@@ -264,16 +265,16 @@ def rlsd(batch: Batch, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2)
     steps behind), and the answer stands before the problem (`Task.hint`).
     """
     source, scale = batch.source, batch.advantages[:, None]
-    share = mix * max(0.0, 1 - source.step / steps)
+    share = args.rlsd_mix * max(0.0, 1 - source.step / args.rlsd_steps)
     if not share:
-        return grpo(batch)
+        return grpo(batch, args)
     prompts = [source.task.prompt(source.task.informed(problem)) for problem in batch.problems]
     informed = salience.informed_logp(source.policy, batch.rollouts, source.tokenizer, prompts, **source.limits)
     ratio = (scale.sign() * (informed - batch.scored.logp)).exp()  # (B, T)
-    return scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
+    return scale * (1 - share + share * ratio.clamp(1 - args.rlsd_bound, 1 + args.rlsd_bound))
 
 
-def attention(batch: Batch, *, slope: float = 1.0) -> Tensor:
+def attention(batch: Batch, args) -> Tensor:
     """A_t = A omega_t, omega_t by how widely token t looks back: from focused tokens to wide ones during training.
 
     Attention entropy (arXiv 2605.07660) names the signal, the middle layer's entropy over log of the context, and
@@ -283,12 +284,12 @@ def attention(batch: Batch, *, slope: float = 1.0) -> Tensor:
     source, mask = batch.source, batch.rollouts.mask
     values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=source.micro_tokens)  # (B, T)
     mean, std = group_moments(values, mask, batch.group_size)
-    pull = slope * (2 * source.step / max(1, source.steps) - 1)
+    pull = args.attention_slope * (2 * source.step / max(1, source.steps) - 1)
     omega = 2 * torch.sigmoid(pull * (values - mean) / std.clamp_min(1e-8))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
-def arca(batch: Batch, *, floor: float = 1e-6) -> Tensor:
+def arca(batch: Batch, args) -> Tensor:
     """A_t = A T w_t, w_t = (a_t + floor) / sum (a + floor), a_t = ||h_adapted - h_base||, Eqs. (8), (15) of 2606.00257.
 
     h is the last hidden state with the LoRA adapter and without. T w_t has mean 1 in a rollout; an adapter that is
@@ -296,8 +297,9 @@ def arca(batch: Batch, *, floor: float = 1e-6) -> Tensor:
     """
     source, mask = batch.source, batch.rollouts.mask
     change = salience.adapter_residual(source.policy, batch.rollouts, batch.scored.hidden, **source.limits)
-    change = (change + floor) * mask  # (B, T)
-    return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / change.sum(1, keepdim=True).clamp_min(floor)
+    change = (change + args.arca_floor) * mask  # (B, T)
+    total = change.sum(1, keepdim=True).clamp_min(args.arca_floor)  # (B, 1)
+    return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
 
 
 # ---- another model --------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ def judged(batch: Batch) -> list[tuple[Tensor, Tensor]]:
     )
 
 
-def prm(batch: Batch) -> Tensor:
+def prm(batch: Batch, args) -> Tensor:
     """A_t = A omega_t, omega_t = p_k for A > 0 and 1 - p_k for A < 0, p_k the score at the end of the step of token t.
 
     "PRM-based advantage reshaping", SHEAR's baseline with backward-filled scores. Inferred: the formula, of which
@@ -325,7 +327,7 @@ def prm(batch: Batch) -> Tensor:
     return batch.advantages[:, None] * omega
 
 
-def pure(batch: Batch, *, temperature: float = 0.1, outcome: float = 1.0) -> Tensor:
+def pure(batch: Batch, args) -> Tensor:
     """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in place of A.
 
     r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature), whose sum tends to the
@@ -337,9 +339,9 @@ def pure(batch: Batch, *, temperature: float = 0.1, outcome: float = 1.0) -> Ten
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
     for row, (good, step) in enumerate(judged(batch)):
-        shares = min_form(good, temperature)  # (K,)
+        shares = min_form(good, args.pure_temperature)  # (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
-    returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
+    returns = torch.where(mask, returns + args.pure_outcome * batch.correct[:, None], 0.0)
     known = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
     means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(known.shape)
     others = (means.sum(1, keepdim=True) - means) / (known.sum(1, keepdim=True) - 1).clamp_min(1)  # leave one out
@@ -367,7 +369,7 @@ def true_errors(batch: Batch, first_error: Callable, problems: list[dict]) -> Te
     return places
 
 
-def oracle(batch: Batch) -> Tensor:
+def oracle(batch: Batch, args) -> Tensor:
     """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could give."""
     source, position = batch.source, torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)
     start, end = true_errors(batch, source.task.first_error, source.problems).unbind(1)  # (B,), (B,)
@@ -375,18 +377,18 @@ def oracle(batch: Batch) -> Tensor:
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
 
 
-def position(batch: Batch) -> Tensor:
+def position(batch: Batch, args) -> Tensor:
     """A_t = A t / T: later tokens get more, whatever they say."""
     mask = batch.rollouts.mask
     return batch.advantages[:, None] * mask.cumsum(1) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
-def random(batch: Batch, *, window: int = 100) -> Tensor:
-    """A_t = A u, u uniform in [0, 2] and the same for `window` tokens in a row."""
+def random(batch: Batch, args) -> Tensor:
+    """A_t = A u, u uniform in [0, 2] and the same for `--window` tokens in a row."""
     omega = batch.rollouts.mask.float()  # (B, T)
     for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
-        draws = 2 * torch.rand(-(-length // window))
-        omega[row, :length] = draws.repeat_interleave(window)[:length].to(omega)
+        draws = 2 * torch.rand(-(-length // args.window))
+        omega[row, :length] = draws.repeat_interleave(args.window)[:length].to(omega)
     return batch.advantages[:, None] * omega
 
 

@@ -8,8 +8,6 @@ where it acts). `--task embedded`, the default without `--model`, replaces those
 """
 
 import argparse
-import dataclasses
-import inspect
 import json
 from pathlib import Path
 
@@ -53,34 +51,6 @@ BOUNDS = {
 }
 
 
-def own_options(method: str) -> dict[str, object]:
-    """A credit method's keyword options with their defaults, as its function states them."""
-    shared = {"shear": SHEAR, "first": ("window", "stride", "eps", "max_iters", "tol")}.get(method, ())
-    options = inspect.signature(METHODS[method]).parameters.values()
-    own = {option.name: option.default for option in options if option.kind == option.KEYWORD_ONLY}
-    return own | {name: SHEAR[name] for name in shared}
-
-
-def name_of(method: str, option: str) -> str:
-    """The argument that gives a method's option: SHEAR's by their own names, also where others share them."""
-    return option if option in SHEAR else f"{method.split('-')[0]}_{option}"
-
-
-SHEAR = {field.name: field.default for field in dataclasses.fields(Settings)}
-OPTIONS = {method: list(own_options(method)) for method in METHODS}
-DEFAULTS = {name_of(method, name): own_options(method)[name] for method in METHODS for name in OPTIONS[method]}
-
-
-def shear_settings(args: argparse.Namespace) -> Settings:
-    """SHEAR's settings, from the flags."""
-    return Settings(**{name: getattr(args, name) for name in SHEAR})
-
-
-def method_options(args: argparse.Namespace) -> dict[str, object]:
-    """The options of the run's method, from the flags."""
-    return {option: getattr(args, name_of(args.method, option)) for option in OPTIONS[args.method]}
-
-
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are one sentence."""
 
@@ -106,34 +76,45 @@ def add_flags(parser: Parser) -> None:
     add("--lora-rank", type=int, default=0, help="train an adapter of this rank; 0: the whole model; arca needs one")
     add("--prm", help="process reward model of prm and pure; embedded: if not given, a tiny one is made and taught")
     add = parser.add_argument_group("SHEAR").add_argument
-    add("--window", type=int, help="span length w, tokens")
-    add("--stride", type=int, help="distance s between span starts, tokens")
-    add("--eps", type=float, help="entropic regularisation, in units of the mean hidden norm")
-    add("--reading", choices=CHOICES["reading"], help="Eq. (10) itself, or the transport cost only")
-    add("--distance", choices=CHOICES["distance"], help="distance of two spans")
-    add("--normalize", choices=CHOICES["normalize"], help="weights in group or rollout units")
-    add("--pool", choices=CHOICES["pool"], help="how a token pools the spans that cover it")
-    add("--max-iters", type=int, help="Sinkhorn iterations at most")
-    add("--tol", type=float, help="marginal error at which a pair of spans stops")
+    add("--window", type=int, default=Settings.window, help="span length w, tokens")
+    add("--stride", type=int, default=Settings.stride, help="distance s between span starts, tokens")
+    add("--eps", type=float, default=Settings.eps, help="entropic regularisation, in units of the mean hidden norm")
+    add(
+        "--reading",
+        choices=CHOICES["reading"],
+        default=Settings.reading,
+        help="Eq. (10) itself, or the transport cost only",
+    )
+    add("--distance", choices=CHOICES["distance"], default=Settings.distance, help="distance of two spans")
+    add(
+        "--normalize",
+        choices=CHOICES["normalize"],
+        default=Settings.normalize,
+        help="weights in group or rollout units",
+    )
+    add("--pool", choices=CHOICES["pool"], default=Settings.pool, help="how a token pools the spans that cover it")
+    add("--max-iters", type=int, default=Settings.max_iters, help="Sinkhorn iterations at most")
+    add("--tol", type=float, default=Settings.tol, help="marginal error at which a pair of spans stops")
     add("--fused", action="store_true", help="one Triton kernel on a GPU, on none of which it was run yet")
     add = parser.add_argument_group("other credit methods").add_argument
-    add("--first-threshold", type=float, help="first: distance at which a wrong rollout has gone wrong")
-    add("--entropy-alpha", type=float, help="entropy: advantage a nat")
-    add("--entropy-kappa", type=float, help="entropy: at most |A| / this is added")
-    add("--hapo-alpha", type=float, help="hapo: advantage a standard deviation of entropy")
-    add("--hapo-phi", type=float, help="hapo: at most |A| / this many standard deviations count")
-    add("--oar-quantile", type=float, help="oar-g, oar-p: share of a rollout's tokens that are suppressed")
-    add("--oar-beta", type=float, help="oar-g, oar-p: what the most important token gets on top of 1")
-    add("--oar-probe", choices=salience.PROBES, help="oar-g, oar-p: how the answer's change is measured")
-    add("--oar-noise", type=float, help="oar-g: standard deviation of the noise on embeddings")
-    add("--arca-floor", type=float, help="arca: added to every token's salience")
-    add("--pure-temperature", type=float, help="pure: of the soft minimum over steps")
-    add("--pure-outcome", type=float, help="pure: what a right verdict adds")
-    add("--rlsd-mix", type=float, help="rlsd: share of the teacher at the start")
-    add("--rlsd-steps", type=int, help="rlsd: steps until it is 0")
-    add("--rlsd-bound", type=float, help="rlsd: weights lie within 1 +- this")
-    add("--attention-slope", type=float, help="attention: c goes from - this to + this")
-    parser.set_defaults(**DEFAULTS)
+    add("--first-threshold", type=float, default=0.03, help="first: distance at which a wrong rollout has gone wrong")
+    add("--entropy-alpha", type=float, default=0.4, help="entropy: advantage a nat")
+    add("--entropy-kappa", type=float, default=2.0, help="entropy: at most |A| / this is added")
+    add("--hapo-alpha", type=float, default=0.2, help="hapo: advantage a standard deviation of entropy")
+    add("--hapo-phi", type=float, default=2.0, help="hapo: at most |A| / this many standard deviations count")
+    add(
+        "--oar-quantile", type=float, default=0.25, help="oar-g, oar-p: share of a rollout's tokens that are suppressed"
+    )
+    add("--oar-beta", type=float, default=1.0, help="oar-g, oar-p: what the most important token gets on top of 1")
+    add("--oar-probe", choices=salience.PROBES, default="kl", help="oar-g, oar-p: how the answer's change is measured")
+    add("--oar-noise", type=float, default=1e-3, help="oar-g: standard deviation of the noise on embeddings")
+    add("--arca-floor", type=float, default=1e-6, help="arca: added to every token's salience")
+    add("--pure-temperature", type=float, default=0.1, help="pure: of the soft minimum over steps")
+    add("--pure-outcome", type=float, default=1.0, help="pure: what a right verdict adds")
+    add("--rlsd-mix", type=float, default=0.5, help="rlsd: share of the teacher at the start")
+    add("--rlsd-steps", type=int, default=50, help="rlsd: steps until it is 0")
+    add("--rlsd-bound", type=float, default=0.2, help="rlsd: weights lie within 1 +- this")
+    add("--attention-slope", type=float, default=1.0, help="attention: c goes from - this to + this")
     add = parser.add_argument_group("rollouts").add_argument
     add("--batch", type=int, default=512, help="rollouts a step")
     add("--group", type=int, default=8, help="rollouts a problem, G")

@@ -39,7 +39,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from credit import prm
-from credit.ablations import span_matrix
+from credit.ablations import settings_of, span_matrix
 from credit.methods import Batch
 from grpo import Policy
 from harness import report, tables
@@ -47,7 +47,7 @@ from harness.checkpoint import write_whole
 from harness.command import GOES_ON, guarded
 from harness.parallel import Ranks
 from harness.prepare import grader, load_model, own_prm, set_up, warm_up
-from harness.recipe import Parser, flag, parse_args, shear_settings
+from harness.recipe import Parser, flag, parse_args
 from shear import span_bounds, two_sides
 from studies import figures, page
 from studies.prefixes import Group, collect, distances_of, read, scored, table_of
@@ -272,7 +272,7 @@ def pair(batch: Batch, one: int, other: int, args, task: Task) -> tuple[np.ndarr
     rows = [one, other]
     parts = batch.scored.hidden[rows], batch.rollouts.mask[rows], torch.tensor([True, False]).to(batch.correct)
     sides = two_sides(*parts, args.window, args.stride)
-    matrix = span_matrix(*sides, shear_settings(args))
+    matrix = span_matrix(*sides, settings_of(args))
     ends = [end for _, end in span_bounds(int(batch.rollouts.mask[other].sum()), args.window, args.stride)]
     start = int(errors_in(batch, task)[other, 0])
     seen = [column for column, end in enumerate(ends) if end > start >= 0]

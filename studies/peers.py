@@ -48,7 +48,7 @@ from harness import tables
 from harness.command import guarded
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
-from harness.recipe import SHEAR, Parser, parse_args
+from harness.recipe import Parser, parse_args
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
@@ -56,7 +56,7 @@ from studies.machine import ceilings, hardware
 from tasks.problems import BadInput
 
 SEED = 0
-SOLVER = {name: SHEAR[name] for name in ("eps", "max_iters", "tol")}  # the recipe's
+SOLVER = dict(eps=Settings.eps, max_iters=Settings.max_iters, tol=Settings.tol)  # the recipe's
 EPS = SOLVER["eps"]
 CHECKED = 128  # pairs; at least one row of them
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # what they are checked against, in float64
@@ -169,8 +169,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--tokens", type=int, nargs="*", default=[300, 1000, 3000] if cuda else [300], help="of synthetic responses")
     add("--width", type=int, nargs="*", default=[896, 3584] if cuda else [896], help="of synthetic states")
     add("--group", type=int, nargs="*", default=[8, 16] if cuda else [8], help="rollouts of a synthetic group")
-    add("--window", type=int, default=SHEAR["window"], help="tokens a span, in synthetic and --states groups")
-    add("--stride", type=int, default=SHEAR["stride"], help="tokens between the starts of these spans")
+    add("--window", type=int, default=Settings.window, help="tokens a span, in synthetic and --states groups")
+    add("--stride", type=int, default=Settings.stride, help="tokens between the starts of these spans")
     add(
         "--pairs",
         type=int,

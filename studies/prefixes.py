@@ -28,13 +28,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from credit.ablations import span_distances
+from credit.ablations import settings_of, span_distances
 from credit.methods import Batch, Source
 from credit.salience import answer_places
 from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from harness.checkpoint import write_whole
 from harness.prepare import sampling_of
-from harness.recipe import shear_settings
 from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds, two_sides
@@ -227,7 +226,7 @@ def scored(group: Group, policy: Policy, task: Task, tokenizer, args, judge=None
 
 def distances_of(batch: Batch, args: argparse.Namespace) -> list[list[float]]:
     """Of each rollout, each span's distance to the closest opposing one, in units of nbar."""
-    settings, sizes = shear_settings(args), (args.window, args.stride)
+    settings, sizes = settings_of(args), (args.window, args.stride)
     sides = two_sides(batch.scored.hidden, batch.rollouts.mask, batch.correct, *sizes)
     rows = [[] for _ in range(batch.group_size)]
     for side, distances in zip(sides, span_distances(*sides, settings), strict=True):

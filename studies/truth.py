@@ -27,7 +27,6 @@ from credit.ablations import CHOICES
 from credit.measures import around, effective_weights, localisation, peak
 from credit.methods import METHODS, USES_PRM, Batch, credit, true_errors
 from grpo import cat_padded
-from harness.recipe import SHEAR, method_options
 from studies import figures
 from tasks.problems import Task
 
@@ -35,8 +34,9 @@ from tasks.problems import Task
 def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:
     """What a method multiplies each token's advantage by, (G, T), with the flags' options but for those `changed`."""
     torch.manual_seed(args.seed)
-    options = method_options(argparse.Namespace(**{**vars(args), "method": method})) | changed
-    return effective_weights(credit(method, batch, options), batch.advantages, batch.rollouts.mask)
+    plain = dict(negative_scale=1.0, rescale="none")  # controls, which are of no method
+    args = argparse.Namespace(**{**vars(args), **plain, **changed})
+    return effective_weights(credit(method, batch, args), batch.advantages, batch.rollouts.mask)
 
 
 def errors_in(batch: Batch, task: Task) -> Tensor:
@@ -61,7 +61,7 @@ def against_truth(
     left_out.append("arca against the truth: its weights need an adapter that was trained, and is no longer there")
     if not judged:
         left_out.append(f"{', '.join(sorted(USES_PRM))} against the truth: they need --prm")
-    settings = {name: ("shear", changed) for name, changed in settings_of(args).items()}
+    settings = {name: ("shear", changed) for name, changed in changes_of(args).items()}
     found, curves = {"methods": {}, "settings": {}}, {}
     for part, calls in (("methods", methods), ("settings", settings)):
         for name, (method, changed) in tqdm(calls.items(), part, leave=False, disable=None):
@@ -80,7 +80,7 @@ def against_truth(
     return {**found, "pooling": smear}
 
 
-def settings_of(args: argparse.Namespace) -> dict[str, dict]:
+def changes_of(args: argparse.Namespace) -> dict[str, dict]:
     """SHEAR as the flags have it, and with one option changed at a time."""
     half, double = max(1, args.window // 2), 2 * args.window
     changed = [dict(window=half, stride=min(args.stride, half)), dict(window=double)]
@@ -88,8 +88,7 @@ def settings_of(args: argparse.Namespace) -> dict[str, dict]:
     changed += [dict(eps=args.eps / 5), dict(eps=args.eps * 5)]
     for name in ("pool", "reading", "distance"):
         changed += [{name: value} for value in CHOICES[name]]
-    has = {name: getattr(args, name) for name in SHEAR}
-    others = [each for each in changed if any(has[name] != value for name, value in each.items())]
+    others = [each for each in changed if any(getattr(args, name) != value for name, value in each.items())]
     return {"as given": {}} | {spelled(each): each for each in others}
 
 

@@ -3,6 +3,7 @@
 Run: pytest tests/test_credit.py
 """
 
+import argparse
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,13 @@ from tasks import toy
 
 FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
 OPTIONS = {"shear": dict(window=6, stride=3), "first": dict(window=6, stride=3), "random": dict(window=5)}
+
+
+def flags(method: str = "", **changes) -> argparse.Namespace:
+    """The recipe's, but for OPTIONS of the method, and `changes`."""
+    return argparse.Namespace(**{**vars(parse_args([])), **OPTIONS.get(method, {}), **changes})
+
+
 WEIGHING = [method for method in METHODS if method != "pure"]  # they multiply or bend A, and keep its sign
 
 
@@ -118,7 +126,7 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_finite_detached_token_advantages(method, told):
     """(B, T), no gradient, 0 outside of the mask; nothing for a group without contrast, but from pure."""
-    ours = credit(method, told, OPTIONS.get(method, {}))
+    ours = credit(method, told, flags(method))
     assert ours.shape == told.rollouts.mask.shape and not ours.requires_grad
     assert ours.isfinite().all() and ours[:4].abs().max() > 0
     assert ours[~told.rollouts.mask].abs().max() == 0
@@ -128,14 +136,14 @@ def test_every_method_gives_finite_detached_token_advantages(method, told):
 @pytest.mark.parametrize("method", WEIGHING)
 def test_no_method_but_pure_changes_a_sign(method, told):
     """Tokens of right rollouts are never punished, of wrong ones never rewarded."""
-    ours = credit(method, told, OPTIONS.get(method, {}))
+    ours = credit(method, told, flags(method))
     assert (ours * told.advantages[:, None] >= 0).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_credit_depends_neither_on_padding_nor_on_the_order_of_the_batch(method, told):
     """More padding, filled with garbage; groups and rollouts exchanged. (Random draws follow the order.)"""
-    options = OPTIONS.get(method, {})
+    options = flags(method)
     torch.manual_seed(5)
     ours = credit(method, told, options)
     torch.manual_seed(5)
@@ -167,13 +175,13 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
         seen.append(given.shape[0] * given.shape[1])
 
     model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    credit(method, replace(told, source=replace(told.source, micro_tokens=100_000)), OPTIONS.get(method, {}))
+    credit(method, replace(told, source=replace(told.source, micro_tokens=100_000)), flags(method))
     if method == "oar-p":
         assert len(seen) == 2 * 4  # of the mixed group's rollouts: as it is, and all masked versions at once
     else:
         assert len(seen) == PASSES.get(method, 0)
     seen.clear()
-    credit(method, replace(told, source=replace(told.source, micro_tokens=90)), OPTIONS.get(method, {}))
+    credit(method, replace(told, source=replace(told.source, micro_tokens=90)), flags(method))
     assert all(tokens <= 90 for tokens in seen)
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
@@ -185,14 +193,14 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     """Whole groups with their own problems, verdicts and text: nothing of another group was needed."""
     monkeypatch.setattr(methods, "BLOCK_TOKENS", 1)
     torch.manual_seed(5)
-    whole = credit(method, told, OPTIONS.get(method, {}))
+    whole = credit(method, told, flags(method))
     blocks = list(told.blocks())
     assert [block.source.problems for block in blocks] == [[problem] for problem in told.source.problems]
     width = whole.shape[1]
     for rows, block in zip((slice(0, 4), slice(4, 8)), blocks, strict=True):
         limits = dict(temperature=1.0, micro_tokens=300)
         ours = credit(
-            method, replace(block, scored=score(block.source.policy, block.rollouts, **limits)), OPTIONS.get(method, {})
+            method, replace(block, scored=score(block.source.policy, block.rollouts, **limits)), flags(method)
         )
         assert block.rollouts.texts == told.rollouts.texts[rows]
         ours = torch.nn.functional.pad(ours, (0, width - ours.shape[1]))
@@ -205,7 +213,7 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
 def test_negative_scale_multiplies_wrong_rollouts_only():
     """Half the punishment, the same reward."""
     batch = batch_of([[1, 0, 0, 1]])
-    ours = credit("grpo", batch, {}, negative_scale=0.5)
+    ours = credit("grpo", batch, flags(negative_scale=0.5))
     expected = batch.advantages * torch.tensor([1, 0.5, 0.5, 1])
     assert torch.equal(ours, expected[:, None] * batch.rollouts.mask)
 
@@ -214,8 +222,8 @@ def test_negative_scale_multiplies_wrong_rollouts_only():
 def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
     """Over the tokens of the group; the weights' proportions stay."""
     batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1]])
-    plain = credit(method, batch, OPTIONS.get(method, {}), negative_scale=0.3)
-    ours = credit(method, batch, OPTIONS.get(method, {}), negative_scale=0.3, rescale="mean1")
+    plain = credit(method, batch, flags(method, negative_scale=0.3))
+    ours = credit(method, batch, flags(method, negative_scale=0.3, rescale="mean1"))
     weights = effective_weights(ours, batch.advantages, batch.rollouts.mask)
     for group in (slice(0, 4), slice(4, 8)):
         assert weights[group][batch.rollouts.mask[group]].mean() == pytest.approx(1, abs=1e-5)
@@ -226,7 +234,7 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
 def test_shear_is_the_rollout_advantage_times_its_weights():
     """The door adds nothing to Algorithm 1, and reports how the solver fared."""
     batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
-    ours = credit("shear", batch, OPTIONS["shear"])
+    ours = credit("shear", batch, flags("shear"))
     mask, hidden = batch.rollouts.mask, batch.scored.hidden
     omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
@@ -245,7 +253,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(monkeypatch):
     results = []
     for method in ("grpo", "shear"):
         logp = (old + 0.3 * torch.sin(torch.arange(80.0)).view(8, 10)).requires_grad_()
-        loss, metrics = policy_loss(logp, old, credit(method, batch, {}), batch.rollouts.mask, 64)
+        loss, metrics = policy_loss(logp, old, credit(method, batch, flags()), batch.rollouts.mask, 64)
         loss.backward()
         results.append((loss.detach(), logp.grad, metrics))
     assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
@@ -264,7 +272,7 @@ def test_entropy_adds_at_most_half_the_advantage():
     batch = replace(
         batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=entropies)
     )
-    ours = credit("entropy", batch, {})
+    ours = credit("entropy", batch, flags())
     expected = [[a, a + 0.04, a + abs(a) / 2] for a in scale]
     torch.testing.assert_close(ours, torch.tensor(expected))
 
@@ -278,11 +286,11 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
     batch = replace(
         batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=entropies)
     )
-    ours = credit("hapo", batch, {})
+    ours = credit("hapo", batch, flags())
     bend = 0.2 * abs(scale[0]) / 2
     expected = [[scale[0] - bend, scale[0] - bend, scale[0] + bend], [scale[1] - bend, 0, 0]]
     torch.testing.assert_close(ours, torch.tensor(expected))
-    mild = credit("hapo", replace(batch, advantages=10 * batch.advantages), {"alpha": 1.0})
+    mild = credit("hapo", replace(batch, advantages=10 * batch.advantages), flags(hapo_alpha=1.0))
     torch.testing.assert_close(mild[0], 10 * scale[0] + torch.tensor([-1.0, -1, 1]))
 
 
@@ -293,7 +301,7 @@ def test_hapo_standardises_within_each_group():
     both = torch.cat([entropies, 5 + 10 * entropies])
     mask = torch.ones(4, 3).bool()
     batch = replace(batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=both))
-    ours = credit("hapo", batch, {})
+    ours = credit("hapo", batch, flags())
     torch.testing.assert_close(ours[2:], ours[:2], atol=1e-5, rtol=1e-4)
     assert (ours - batch.advantages[:, None]).abs().max() > 0.01
 
@@ -302,7 +310,7 @@ def test_hapo_of_equal_entropies_is_grpo():
     """No deviation, no bend, no NaN."""
     batch = batch_of([[1, 0, 0, 1]])
     flat = replace(batch, scored=replace(batch.scored, entropies=torch.full_like(batch.scored.entropies, 0.3)))
-    torch.testing.assert_close(credit("hapo", flat, {}), credit("grpo", flat, {}), atol=1e-4, rtol=0)
+    torch.testing.assert_close(credit("hapo", flat, flags()), credit("grpo", flat, flags()), atol=1e-4, rtol=0)
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
@@ -312,12 +320,12 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     hidden[1, 12:] = torch.tensor([0.0, 1.0])
     mask = torch.ones(2, 24).bool()
     settings = Settings(window=6, stride=3, reading="cost")
-    ours = first_weights(hidden, mask, torch.tensor([True, False]), settings)
+    ours = first_weights(hidden, mask, torch.tensor([True, False]), settings, threshold=0.03)
     assert ours[0].tolist() == [1] * 24
     assert ours[1].tolist() == [0] * 9 + [1] * 9 + [0] * 6  # its last 3 tokens are [12, 15), 3 more on each side
     near = first_weights(hidden, mask, torch.tensor([True, False]), settings, threshold=2.0)
     assert near[1].abs().max() == 0
-    assert torch.equal(first_weights(hidden, mask, torch.tensor([True, True]), settings), mask.float())
+    assert torch.equal(first_weights(hidden, mask, torch.tensor([True, True]), settings, threshold=0.03), mask.float())
 
 
 def test_first_reads_each_wrong_rollout_s_own_spans():
@@ -326,7 +334,9 @@ def test_first_reads_each_wrong_rollout_s_own_spans():
     hidden[..., 0] = 1
     hidden[1, 3:], hidden[2, 18:] = (torch.tensor([0.0, 1.0]) for _ in range(2))
     mask = torch.arange(24) < torch.tensor([24, 14, 24])[:, None]
-    ours = first_weights(hidden, mask, torch.tensor([True, False, False]), Settings(window=6, stride=3, reading="cost"))
+    ours = first_weights(
+        hidden, mask, torch.tensor([True, False, False]), Settings(window=6, stride=3, reading="cost"), threshold=0.03
+    )
     assert ours[1].nonzero().flatten().tolist() == list(range(9))  # the span [0, 6) is far: onset at 3
     assert ours[2].nonzero().flatten().tolist() == list(range(15, 24))  # [15, 21): onset at 18
 
@@ -354,13 +364,13 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkey
     """T w_t: mean 1 in each rollout; proportional to how far the adapter moves a state."""
     change = torch.rand(told.rollouts.mask.shape) + 0.1
     monkeypatch.setattr(salience, "adapter_residual", lambda *inputs, **limits: change)
-    weights = effective_weights(credit("arca", told, {}), told.advantages, told.rollouts.mask)
+    weights = effective_weights(credit("arca", told, flags()), told.advantages, told.rollouts.mask)
     for row in range(4):
         inside = told.rollouts.mask[row]
         expected = change[row][inside] / change[row][inside].sum() * inside.sum()
         torch.testing.assert_close(weights[row][inside], expected, atol=1e-4, rtol=1e-4)
     monkeypatch.setattr(salience, "adapter_residual", lambda *inputs, **limits: 0 * change)
-    torch.testing.assert_close(credit("arca", told, {}), credit("grpo", told, {}))
+    torch.testing.assert_close(credit("arca", told, flags()), credit("grpo", told, flags()))
 
 
 def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
@@ -370,7 +380,7 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
     monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: told.scored.logp + delta)
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
         now = replace(told, source=replace(told.source, step=step))
-        weights = effective_weights(credit("rlsd", now, {}), told.advantages, told.rollouts.mask)
+        weights = effective_weights(credit("rlsd", now, flags()), told.advantages, told.rollouts.mask)
         right, wrong = weights[0], weights[1]
         up, down = torch.tensor([0.1, -0.1]).exp()
         for got, ratio in ((right[0], up), (right[1], 0.8), (wrong[0], down), (wrong[1], 1.2)):
@@ -385,14 +395,14 @@ def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
     z = (values[:4] - values[:4][inside].mean()) / values[:4][inside].std(correction=0)
     for step, slope in ((0, -1), (20, 0), (40, 1)):
         now = replace(told, source=replace(told.source, step=step))
-        weights = effective_weights(credit("attention", now, {}), told.advantages, told.rollouts.mask)[:4][inside]
+        weights = effective_weights(credit("attention", now, flags()), told.advantages, told.rollouts.mask)[:4][inside]
         expected = torch.sigmoid(slope * z[inside])
         torch.testing.assert_close(weights, expected / expected.mean(), atol=1e-5, rtol=1e-4)
 
 
 def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
     """Each token has the score of its own step; the stop token that of the last."""
-    weights = effective_weights(credit("prm", told, {}), told.advantages, told.rollouts.mask)
+    weights = effective_weights(credit("prm", told, flags()), told.advantages, told.rollouts.mask)
     judged = judge_lines(None, None, told.rollouts, None, "\n", 0)
     for row in range(4):
         good, step = judged[row]
@@ -403,7 +413,7 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
 
 def test_pure_against_a_loop_by_its_formula(told):
     """r*, suffix sums, leave-one-out baseline and the group's deviation, one number at a time in float64."""
-    ours = credit("pure", told, {})
+    ours = credit("pure", told, flags())
     judged = judge_lines(None, None, told.rollouts, None, "\n", 0)
     for group in (range(4), range(4, 8)):
         returns = {}
@@ -442,7 +452,7 @@ def test_groups_with_one_verdict_or_none_get_no_credit(method, told):
     rollouts = replace(told.rollouts, mask=told.rollouts.mask & ~rewards.isnan()[:, None])
     batch = replace(told, rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=rollouts)
     for rescale in ("none", "mean1"):
-        assert credit(method, batch, OPTIONS.get(method, {}), rescale=rescale).abs().max() == 0
+        assert credit(method, batch, flags(method, rescale=rescale)).abs().max() == 0
 
 
 def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
@@ -452,14 +462,14 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
         for row, (good, step) in enumerate(judge_lines(None, None, told.rollouts, None, "\n", 0))
     ]
     monkeypatch.setattr(methods.process_rewards, "judge_steps", lambda *inputs: even)
-    assert 0 < credit("pure", told, {})[4:].abs().max() < 0.2
+    assert 0 < credit("pure", told, flags())[4:].abs().max() < 0.2
 
 
 def test_rlsd_without_a_share_asks_nobody(told, monkeypatch):
     """After its last step it is GRPO, at GRPO's cost."""
     monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: 1 / 0)
     late = replace(told, source=replace(told.source, step=50))
-    assert torch.equal(credit("rlsd", late, {}), credit("grpo", late, {}))
+    assert torch.equal(credit("rlsd", late, flags()), credit("grpo", late, flags()))
 
 
 def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
@@ -469,7 +479,7 @@ def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
     rewards = told.rewards.clone()
     rewards[1] = torch.nan
     parts = dict(rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=replace(told.rollouts, mask=mask))
-    ours = credit("pure", replace(told, **parts), {})
+    ours = credit("pure", replace(told, **parts), flags())
     assert ours[1].abs().max() == 0 and ours.isfinite().all()
     few = mask[[0, 2, 3]].sum(1)
     means = torch.stack([ours[row, :count].mean() for row, count in zip((0, 2, 3), few.tolist(), strict=True)])
@@ -488,16 +498,18 @@ def test_true_errors_and_the_oracle(told):
     batch = replace(told, advantages=group_advantages(rewards, 4), rewards=rewards, rollouts=rollouts, source=source)
     places = true_errors(batch, source.task.first_error, source.problems)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
-    weights = effective_weights(credit("oracle", batch, {}), batch.advantages, rollouts.mask)
+    weights = effective_weights(credit("oracle", batch, flags()), batch.advantages, rollouts.mask)
     assert weights[1].tolist() == [1] * 12 + [0] * 16
     assert torch.equal(weights[[0, 2, 3]], rollouts.mask[[0, 2, 3]].float())
 
 
 def test_position_and_random_are_what_they_say(told):
     """t / T of each rollout's own length; runs of equal draws within [0, 2]."""
-    weights = effective_weights(credit("position", told, {}), told.advantages, told.rollouts.mask)
+    weights = effective_weights(credit("position", told, flags()), told.advantages, told.rollouts.mask)
     length = int(told.rollouts.mask[0].sum())
     torch.testing.assert_close(weights[0, :length], torch.arange(1, length + 1) / length)
-    weights = effective_weights(credit("random", told, {"window": 5}), told.advantages, told.rollouts.mask)[0, :length]
+    weights = effective_weights(credit("random", told, flags("random")), told.advantages, told.rollouts.mask)[
+        0, :length
+    ]
     assert all(len(run.unique()) == 1 for run in weights.split(5)) and len(weights.unique()) == -(-length // 5)
     assert weights.min() >= 0 and weights.max() <= 2

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 
 import eval as command
-from credit.ablations import Settings, first_weights
+from credit.ablations import Settings
 from fast.race import race
 from grpo import group_advantages, policy_loss
 from harness.evaluation import Protocol
@@ -75,5 +75,4 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     ):
         parameters = inspect.signature(function).parameters
         assert {name: parameters[name].default for name in names} == {name: PAPER[name] for name in names}
-    assert inspect.signature(first_weights).parameters["threshold"].default == PAPER["first_threshold"]
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6

@@ -336,7 +336,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     verdicts = [Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error"), Verdict(0.0, "wrong")]
     batch = dataclasses.replace(train.as_batch(rollouts, verdicts, 4), scored=scored)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
-    ours = credit("shear", batch, dict(window=3, stride=3))
+    ours = credit("shear", batch, train.parse_args(["--window", "3", "--stride", "3"]))
     rest = torch.tensor([0, 1, 3])
     alone = shear_weights(scored.hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
