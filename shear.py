@@ -50,6 +50,10 @@ from torch import Tensor
 
 from sinkhorn import sinkhorn
 
+WINDOW = 100  # w, tokens
+STRIDE = 25  # s, tokens
+EPS = 0.05  # in units of nbar
+
 
 class Spans(NamedTuple):
     """The spans of one side's rollouts, whose N tokens lie end to end."""
@@ -155,9 +159,9 @@ def shear_weights(
     mask: Tensor,
     correct: Tensor,
     *,
-    window: int = 100,
-    stride: int = 25,
-    eps: float = 0.05,
+    window: int = WINDOW,
+    stride: int = STRIDE,
+    eps: float = EPS,
     closest: Callable = closest_spans,
     distances: Callable = token_distances,
 ) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor
 from fast.distances import token_distances
 from fast.kernel import fused_race
 from fast.race import race
-from shear import Side, Spans, mean_norm, shear_weights, span_bounds, token_weights, two_sides
+from shear import EPS, STRIDE, WINDOW, Side, Spans, mean_norm, shear_weights, span_bounds, token_weights, two_sides
 from sinkhorn import sinkhorn
 
 CHOICES = {
@@ -42,9 +42,9 @@ CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 class Settings:
     """The options of SHEAR; the defaults are the paper's. Raises ValueError for an unknown choice."""
 
-    window: int = 100  # w, tokens
-    stride: int = 25  # s, tokens
-    eps: float = 0.05  # in units of nbar
+    window: int = WINDOW  # w, tokens
+    stride: int = STRIDE  # s, tokens
+    eps: float = EPS  # in units of nbar
     reading: str = "value"  # of Eq. (10), with the distance "w1"
     distance: str = "w1"  # of two spans
     normalize: str = "group"  # "rollout": every rollout's mean weight becomes the group's

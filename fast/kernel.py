@@ -48,7 +48,7 @@ MARGIN = 1e-5  # by which a dual must exceed a minimum, as both are rounded
 
 @dataclass(frozen=True)
 class Race:
-    """What `race` found of the (K+, K-) pairs: `bound.amin(1)` and `bound.amin(0)` are the exact minima."""
+    """What `race_pairs` found of the (K+, K-) pairs: `bound.amin(1)` and `bound.amin(0)` are the exact minima."""
 
     bound: Tensor  # (K+, K-) float32: Eq. (10) where `stopped`; elsewhere below it, and above both minima
     stopped: Tensor  # (K+, K-) bool: solved to the tolerance or to the last iteration; the others left the race
@@ -57,7 +57,7 @@ class Race:
 
 
 def available() -> bool:
-    """Whether `race` can run on a GPU here."""
+    """Whether `fused_race` can run on a GPU here."""
     return triton is not None and torch.cuda.is_available()
 
 

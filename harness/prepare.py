@@ -115,8 +115,12 @@ def sampling_of(args: argparse.Namespace, model) -> dict:
     """The options of `grpo.rollout` that change speed alone; raises BadInput for a model that --decode cannot run."""
     if args.decode == "fast" and not decode.supported(model):
         raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
-    fitting = partial(rows_at_a_time, model, args.decode) if model.device.type == "cuda" else 512
-    return dict(batch_size=args.generate_batch or fitting, generate=DECODERS[args.decode])
+    options = dict(generate=DECODERS[args.decode])
+    if args.generate_batch:
+        options["batch_size"] = args.generate_batch
+    elif model.device.type == "cuda":
+        options["batch_size"] = partial(rows_at_a_time, model, args.decode)
+    return options
 
 
 def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:

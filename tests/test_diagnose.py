@@ -243,7 +243,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     )
     asked, graded = [], []
 
-    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, batch_size, generate):
+    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate):
         asked.append((prompts, count, max_tokens, temperature))
         rows = len(prompts) * count
         ids = torch.tensor([[20 + row, 1] for row in range(rows)])  # a token of its own, and the stop
