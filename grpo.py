@@ -49,8 +49,8 @@ class Rollouts:
 
     def take(self, rows: Tensor) -> "Rollouts":
         """Some of the rollouts, without the columns that hold only their padding."""
-        longest_prompt, longest = int(self.prompt_mask[rows].sum(1).max()), max(1, int(self.mask[rows].sum(1).max()))
-        left = self.prompt_ids.shape[1] - longest_prompt
+        left = self.prompt_ids.shape[1] - int(self.prompt_mask[rows].sum(1).max())
+        longest = max(1, int(self.mask[rows].sum(1).max()))
         return Rollouts(
             self.prompt_ids[rows, left:],
             self.prompt_mask[rows, left:],
@@ -66,15 +66,15 @@ class Rollouts:
         return (self.prompt_mask.sum(1) + self.mask.sum(1)).tolist()
 
     @classmethod
-    def cat(cls, parts: Sequence["Rollouts"]) -> "Rollouts":
-        """The rollouts of several, in order."""
+    def cat(cls, batches: Sequence["Rollouts"]) -> "Rollouts":
+        """The rollouts of several batches, in order."""
         return cls(
-            cat_padded([part.prompt_ids for part in parts], left=True),
-            cat_padded([part.prompt_mask for part in parts], left=True),
-            cat_padded([part.ids for part in parts]),
-            cat_padded([part.mask for part in parts]),
-            torch.cat([part.truncated for part in parts]),
-            [text for part in parts for text in part.texts],
+            cat_padded([batch.prompt_ids for batch in batches], left=True),
+            cat_padded([batch.prompt_mask for batch in batches], left=True),
+            cat_padded([batch.ids for batch in batches]),
+            cat_padded([batch.mask for batch in batches]),
+            torch.cat([batch.truncated for batch in batches]),
+            [text for batch in batches for text in batch.texts],
         )
 
 
@@ -87,29 +87,34 @@ class Scored:
     hidden: Tensor | None  # (B, T, d) model's dtype: last_hidden_state (after the final norm) at y_t; None: not kept
 
     @classmethod
-    def cat(cls, parts: Sequence["Scored"]) -> "Scored":
-        """The scores of several, in order, without hidden states if one of them has none."""
-        states = [part.hidden for part in parts]
+    def cat(cls, batches: Sequence["Scored"]) -> "Scored":
+        """The scores of several batches, in order; hidden states if the first has them, as then all do."""
         return cls(
-            cat_padded([part.logp for part in parts]),
-            cat_padded([part.entropies for part in parts]),
-            None if any(each is None for each in states) else cat_padded(states),
+            cat_padded([batch.logp for batch in batches]),
+            cat_padded([batch.entropies for batch in batches]),
+            None if batches[0].hidden is None else cat_padded([batch.hidden for batch in batches]),
         )
 
 
-def cat_padded(parts: Sequence[Tensor], left: bool = False, fill: int = 0) -> Tensor:
+def cat_padded(tensors: Sequence[Tensor], left: bool = False, fill: int = 0) -> Tensor:
     """Tensors (B_i, T_i, ...) -> (sum of B_i, max of T_i, ...), `fill` where one is shorter, on the right or left."""
-    width = max(part.shape[1] for part in parts)
-    padded = parts[0].new_full((sum(len(part) for part in parts), width, *parts[0].shape[2:]), fill)
-    for rows, part in zip(padded.split([len(part) for part in parts]), parts, strict=True):
-        (rows[:, width - part.shape[1] :] if left else rows[:, : part.shape[1]]).copy_(part)
+    width = max(tensor.shape[1] for tensor in tensors)
+    count = sum(len(tensor) for tensor in tensors)
+    padded = tensors[0].new_full((count, width, *tensors[0].shape[2:]), fill)
+    row = 0
+    for tensor in tensors:
+        columns = slice(width - tensor.shape[1], width) if left else slice(0, tensor.shape[1])
+        padded[row : row + len(tensor), columns] = tensor
+        row += len(tensor)
     return padded
 
 
 def pad_id(tokenizer) -> int:
     """What stands where no token does; any id will do where a mask or causality hides it."""
-    known = (id for id in (tokenizer.pad_token_id, tokenizer.eos_token_id) if id is not None)
-    return next(known, 0)
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return token
+    return 0
 
 
 def stop_ids(model, tokenizer) -> list[int]:
@@ -134,13 +139,12 @@ def stop_ids(model, tokenizer) -> list[int]:
 def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
     """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token.
 
-    `rollout` takes any function of this signature; `decode.decode` is the fast one.
+    `rollout` takes any function of this signature; `fast.decode` has one.
     """
-    sampling = dict(do_sample=True, temperature=temperature) if temperature else dict(do_sample=False)
+    greedy = dict(do_sample=False, top_k=None, top_p=None)
+    sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
     config = GenerationConfig(
-        **sampling,
-        top_k=0 if temperature else None,
-        top_p=1.0 if temperature else None,
+        **(sampled if temperature else greedy),
         repetition_penalty=1.0,
         num_beams=1,
         max_new_tokens=max_tokens,
@@ -174,31 +178,30 @@ def rollout(
     longest prompt and response, in tokens, and says how many fit. `generate` has the signature of `hf_generate`. Texts
     hold every sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
     """
-    stops = stop_ids(model, tokenizer)
-    pad = pad_id(tokenizer)
-    given = isinstance(prompts[0], list)  # ids: what was sampled is never encoded again
-    encoded = prompts if given else tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    stops, pad = stop_ids(model, tokenizer), pad_id(tokenizer)
+    encoded = prompts  # ids: what was sampled is never encoded again
+    if isinstance(prompts[0], str):
+        encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     encoded = [ids for ids in encoded for _ in range(group_size)]
     prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     if callable(batch_size):
         batch_size = batch_size(prompt_ids.shape[1], max_tokens)
     lengths = prompt_mask.sum(1)  # (B,)
-    order = lengths.argsort(stable=True)
+    order = lengths.argsort(stable=True)  # prompts of like length together
+    limits = dict(max_tokens=max_tokens, temperature=temperature, stops=stops, pad=pad)
     responses = []
     bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
     for rows in order.split(batch_size):
         first = prompt_ids.shape[1] - int(lengths[rows].max())
-        part = prompt_ids[rows, first:], prompt_mask[rows, first:]
-        options = dict(max_tokens=max_tokens, temperature=temperature, stops=stops, pad=pad)
-        responses.append(generate(model, *part, **options))
+        responses.append(generate(model, prompt_ids[rows, first:], prompt_mask[rows, first:], **limits))  # (b, t)
         bar.update(len(rows))
     bar.close()
     ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
     is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
     mask = is_stop.cumsum(1) - is_stop.long() == 0  # (B, T) up to and including the first stop token
-    truncated = ~is_stop.any(1)
-    texts = [tokenizer.decode(row[keep]) for row, keep in zip(ids, mask & ~is_stop, strict=True)]
-    return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, texts)
+    said = mask & ~is_stop  # (B, T)
+    texts = [tokenizer.decode(ids[row][said[row]]) for row in range(len(ids))]
+    return Rollouts(prompt_ids, prompt_mask, ids, mask, ~is_stop.any(1), texts)
 
 
 class Policy(torch.nn.Module):
@@ -226,19 +229,21 @@ class Policy(torch.nn.Module):
         states = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
         before = states[:, :-1][inside[:, 1:]]  # (n, d), n response tokens
         head = self.model.get_output_embeddings()
-        chunks = zip(before.split(HEAD_CHUNK), rollouts.ids[rollouts.mask].split(HEAD_CHUNK), strict=True)
-        parts = [
-            checkpoint(_log_probs_of, head, *chunk, temperature, details, use_reentrant=False, preserve_rng_state=False)
-            for chunk in chunks
-        ]
-        logp, entropies = (torch.cat(each) for each in zip(*parts, strict=True))  # (n,), (n,)
+        tokens = rollouts.ids[rollouts.mask]  # (n,)
+        logp, entropies = [], []
+        for start in range(0, max(1, len(tokens)), HEAD_CHUNK):
+            chunk = slice(start, start + HEAD_CHUNK)
+            inputs = head, before[chunk], tokens[chunk], temperature, details
+            values = checkpoint(_log_probs_of, *inputs, use_reentrant=False, preserve_rng_state=False)
+            logp.append(values[0])
+            entropies.append(values[1])
         zeros = torch.zeros(rollouts.ids.shape, device=ids.device)  # (b, T) float32
-        logp = zeros.masked_scatter(rollouts.mask, logp)
+        logp = zeros.masked_scatter(rollouts.mask, torch.cat(logp))
         if not details:
             return logp
         hidden = states.new_zeros(*rollouts.ids.shape, states.shape[-1])  # (b, T, d)
         hidden[rollouts.mask] = states[inside]
-        return logp, zeros.masked_scatter(rollouts.mask, entropies), hidden
+        return logp, zeros.masked_scatter(rollouts.mask, torch.cat(entropies)), hidden
 
 
 def layers_of(model) -> list[torch.nn.Module]:
@@ -290,9 +295,9 @@ def score(
     hidden = None
     batches = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
     for rows in tqdm(batches, desc="score", leave=False, disable=None):
-        part = rollouts.take(rows)
-        width = part.ids.shape[1]
-        logp[rows, :width], entropies[rows, :width], states = policy(part, temperature, details=True)
+        micro_batch = rollouts.take(rows)
+        width = micro_batch.ids.shape[1]
+        logp[rows, :width], entropies[rows, :width], states = policy(micro_batch, temperature, details=True)
         if keep_hidden and hidden is None:
             hidden = states.new_zeros(*shape, states.shape[-1])  # (B, T, d)
         if keep_hidden:
@@ -305,12 +310,12 @@ def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int) -> list[Tenso
 
     Longest first, so that what does not fit fails at once. A rollout longer than `tokens` goes alone.
     """
-    batches = []
+    micro_batches = []
     for row in sorted(rows, key=lambda row: -lengths[row]):
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > tokens:
-            batches.append([])
-        batches[-1].append(row)
-    return [torch.tensor(batch, dtype=torch.long) for batch in batches]
+        if not micro_batches or (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] > tokens:
+            micro_batches.append([])
+        micro_batches[-1].append(row)
+    return [torch.tensor(micro_batch) for micro_batch in micro_batches]
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:
@@ -319,13 +324,14 @@ def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> T
     0 where all rewards of the group are equal, and for a NaN reward, which also leaves mean and std.
     """
     groups = rewards.float().view(-1, group_size)  # (groups, G)
-    known = ~groups.isnan()
-    count = known.sum(1, keepdim=True)  # (groups, 1)
+    graded = ~groups.isnan()
+    count = graded.sum(1, keepdim=True)  # (groups, 1)
     mean = groups.nansum(1, keepdim=True) / count.clamp_min(1)
-    centred = torch.where(known, groups - mean, 0.0)
+    centred = torch.where(graded, groups - mean, 0.0)
     std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
-    low, high = (torch.where(known, groups, fill) for fill in (torch.inf, -torch.inf))
-    mixed = low.amin(1, keepdim=True) < high.amax(1, keepdim=True)  # not std > 0: a mean can round
+    lowest = groups.nan_to_num(torch.inf).amin(1, keepdim=True)
+    highest = groups.nan_to_num(-torch.inf).amax(1, keepdim=True)
+    mixed = lowest < highest  # not std > 0: a mean can round
     return torch.where(mixed, centred / (std + delta), 0.0).flatten()
 
 

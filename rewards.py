@@ -1,28 +1,28 @@
 """Verdicts: is a response right? Math answers, programs, and many of them in parallel.
 
-    grade_math(solution, gold)             -> Verdict(score, reason)
-    grade_code(response, tests)            -> the same
-    grade_all(grade, responses, references) -> one for each, in order
+    grade_math(solution, gold)              -> Verdict(score, reason)
+    grade_code(response, tests)             -> Verdict(score, reason)
+    grade_all(grade, responses, references) -> one Verdict for each response, in order
 
-**Math.** The answer is the last `\\boxed{...}` of the solution. If that one is never closed, or there is none,
-there is no answer: an earlier box does not stand in, or a model could hedge. Equal texts and plain numbers are
-decided here, digit for digit; the rest by math-verify (`grading/answers.py`), which reads gold and answer in the
-same way. That can take for ever, so it works in processes of its own (`grading/workers.py`).
+**Math.** The answer is the last `\\boxed{...}` of the solution. If that box is missing or never closed, there is no
+answer: an earlier box does not count, since a model could hedge with it. Equal texts and plain numbers are decided
+here, digit for digit. math-verify decides the rest (`grading/answers.py`) in a process of its own that can be killed
+(`grading/workers.py`), because it may never end.
 
-**Code.** The program is the last complete fenced block, and runs in a sandbox that holds its inputs and nothing
-else (`grading/sandbox.py`, which says what it covers and what it does not). Four kinds of tests, told by their keys:
+**Code.** The program is the last complete fenced block. It runs in a sandbox that holds its inputs and nothing else
+(`grading/sandbox.py` says what the sandbox covers). The keys of the tests tell their kind:
 
     {"inputs": [str], "outputs": [str]}                      a script's standard input and output
-    {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  a function's, or a method's of `class Solution`
+    {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method of `class Solution`
     {"asserts": [str], "setup": str}                         assertions on the program's names
     {"prompt": str, "test": str, "entry_point": str}         HumanEval: `check(candidate)`
 
-Outputs are compared here: lines without white space at their ends, and numbers to 1e-6 where the expected one has
-a decimal point.
+Outputs are compared here, line by line without trailing white space; a number matches to 1e-6 where the expected
+one has a decimal point.
 
-A verdict is None, and its sample leaves its group, only where the grading failed and not the response: no process
-to be had, a broken sandbox, tests that cannot be run. What fails because of the response is 0. Whether a response
-was cut at the length limit is not decided here but by the task (`Task.verdicts`).
+The score is None only if grading itself failed: no process could be started, the sandbox broke, or the tests cannot
+be run. That sample leaves its group. A failure of the response scores 0. The task decides whether a response was cut
+at the length limit (`Task.verdicts`).
 
 Left out: sets of several right answers, checkers for problems with many right outputs, partial credit.
 """
@@ -47,27 +47,28 @@ REASONS = "correct wrong no_answer parse_error timeout memory output crashed tru
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
 DECIMAL = re.compile(r"[-+]?([0-9]{1,400}\.[0-9]{0,400}|\.[0-9]{1,400}|[0-9]{1,400}(?=e))(e[-+]?[0-9]{1,3})?", re.I)
 INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
-FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+\{?\.?([\w+#-]*+)([^`]*+)")  # indent, marks, language, a title
+FENCE = re.compile(r"(?P<indent>[ \t]*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*+\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)")
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
+FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
 
 class Verdict(NamedTuple):
-    """1.0 right, 0.0 wrong, None no verdict; and why, one of REASONS."""
+    """`score` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS."""
 
     score: float | None
     reason: str
 
 
 def verdict(reason: str) -> Verdict:
-    """The verdict that goes with a reason; one that is none is a failure."""
+    """The verdict of a reason; an unknown reason counts as a crash."""
     reason = reason if reason in REASONS else "crashed"
     return Verdict({"correct": 1.0, "infra_error": None}.get(reason, 0.0), reason)
 
 
-def infra_error(error: Exception) -> Verdict:
-    """No verdict; the cause is shown once."""
-    warnings.warn(f"no verdict: {error}", RuntimeWarning, stacklevel=3)
+def infra_error(cause: Exception | str) -> Verdict:
+    """The verdict of a grading that failed; warns with the cause."""
+    warnings.warn(f"no verdict: {cause}", RuntimeWarning, stacklevel=3)
     return verdict("infra_error")
 
 
@@ -76,54 +77,59 @@ def scores_of(verdicts: list[Verdict]) -> np.ndarray:
     return np.array([np.nan if score is None else score for score, _ in verdicts])
 
 
-def grade_all(grade: Callable, responses: list[str], references: list, *, workers: int = 0, **options) -> list[Verdict]:
-    """`grade(response, reference, **options)` for each pair, in order, with a progress bar on a terminal.
+def grade_all(grade: Callable, responses: list[str], references: list) -> list[Verdict]:
+    """`grade(response, reference)` for each pair, in order, with a progress bar on a terminal.
 
-    `workers` at a time, 0: as many as there are cores, shared among the processes that torchrun starts on a
-    machine. They are threads that wait: the work is done in processes, each with its own time limit.
+    As many at a time as there are cores, shared among the processes that torchrun starts on a machine: threads wait for
+    the processes that do the work, each within its own time limit.
     """
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    pool = ThreadPoolExecutor(workers or max(1, cores))
+    hide_bar = None if os.environ.get("RANK", "0") == "0" else True  # None: tqdm shows it on a terminal only
+    pool = ThreadPoolExecutor(max(1, cores))
     try:
-        pairs = list(zip(responses, references, strict=True))
-        verdicts = pool.map(lambda pair: grade(*pair, **options), pairs)
-        bars = None if os.environ.get("RANK", "0") == "0" else True  # on a terminal, of one rank
-        return list(tqdm(verdicts, desc="grade", total=len(pairs), leave=False, disable=bars))
+        verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
+        return list(tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=hide_bar))
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C: what has begun ends at its limit
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, running gradings end at their time limit
 
 
 # ---- math -----------------------------------------------------------------------------------------------------
 
 
 def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
-    """Compare the last boxed answer of `solution` with `gold`, both LaTeX, in `timeout_s` seconds."""
+    """Compare the last boxed answer of `solution` with `gold`, both LaTeX, within `timeout_s` seconds."""
     answer = last_box(solution)
     if answer is None or not answer.strip():
         return verdict("no_answer")
-    answer, gold = (re.sub(r"^\$|(?<!\\)\$$", "", text.strip().rstrip(".")).strip() for text in (answer, gold))
+    answer, gold = without_dollars(answer), without_dollars(gold)
     if answer and answer == gold:
         return verdict("correct")
-    numbers = [plain_number(text) for text in (answer, gold)]
-    if all(numbers):
-        return verdict("correct" if numbers[0] == numbers[1] else "wrong")
+    answer_number, gold_number = plain_number(answer), plain_number(gold)
+    if answer_number and gold_number:
+        return verdict("correct" if answer_number == gold_number else "wrong")
     try:
         return verdict(in_worker(answer, gold, timeout_s))
     except OSError as error:
         return infra_error(error)
 
 
+def without_dollars(text: str) -> str:
+    """The LaTeX without surrounding spaces and dollar signs, and without a final full stop."""
+    return re.sub(r"^\$|(?<!\\)\$$", "", text.strip().rstrip(".")).strip()
+
+
 def last_box(text: str) -> str | None:
-    """What stands in the last `\\boxed{...}`, None if there is none or its brace is never closed."""
+    """The content of the last `\\boxed{...}`, None if there is none or its brace is never closed."""
     place = box_place(text)
     return text[place[1] : place[2]] if place else None
 
 
 def box_place(text: str) -> tuple[int, int, int] | None:
-    """Where the last `\\boxed{...}` starts, and its inside starts and ends; None as in `last_box`."""
-    box = max(re.finditer(r"\\boxed\s*\{", text), key=re.Match.end, default=None)
-    if box is None:
+    """Indices of the last `\\boxed{...}`: its start, its content's start and end; None as in `last_box`."""
+    boxes = list(re.finditer(r"\\boxed\s*\{", text))
+    if not boxes:
         return None
+    box = boxes[-1]
     depth = 1
     for brace in re.finditer(r"\\.|[{}]", text[box.end() :], re.S):  # \{ and \} are printed braces, not groups
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -133,70 +139,72 @@ def box_place(text: str) -> tuple[int, int, int] | None:
 
 
 def plain_number(text: str) -> tuple[str, str, str] | None:
-    """Sign, digits before and digits after the point of a number that is written out; equal for equal numbers."""
+    """(sign, digits before the point, digits after it) of a written number, None for other text.
+
+    Equal numbers give equal tuples: zeros that do not count are dropped, and so is the sign of zero.
+    """
     match = NUMBER.fullmatch(text)
     if match is None:
         return None
-    before, after = match[2].lstrip("0"), (match[3] or "").rstrip("0")
-    return "-" if match[1] == "-" and (before or after) else "", before, after
+    whole = match[2].lstrip("0")
+    decimals = (match[3] or "").rstrip("0")
+    sign = "-" if match[1] == "-" and (whole or decimals) else ""
+    return sign, whole, decimals
 
 
 # ---- code -----------------------------------------------------------------------------------------------------
 
 
 def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str = "auto") -> Verdict:
-    """Run the program of `response` against `tests`, all of them in `timeout_s` seconds.
+    """Run the program of `response` against `tests`, all of them within `timeout_s` seconds.
 
     `level`: of the sandbox. Raises SandboxError where programs cannot be run at that level.
     """
     level = sandbox.choose_level(level)
     try:
         style = style_of(tests)
-    except ValueError as error:
-        return infra_error(error)
-    program = program_of(response, tests)
-    if program is None:
-        return verdict("no_answer")
-    try:
+        program = program_of(response, tests)
+        if program is None:
+            return verdict("no_answer")
         if style == "stdio":
             return verdict(run_stdio(program, tests, timeout_s, level))
         reason, cause = sandbox.run_tests(program, tests, timeout_s=timeout_s, level=level)
-        return infra_error(ValueError(cause)) if reason == "infra_error" else verdict(reason)
-    except (SandboxError, ValueError) as error:  # the latter: tests that cannot be handed over
+    except (SandboxError, ValueError) as error:  # ValueError: the tests decide nothing or cannot be handed over
         return infra_error(error)
+    return infra_error(cause) if reason == "infra_error" else verdict(reason)
 
 
 def style_of(tests: dict) -> str:
     """Which of the four kinds of tests these are; raises ValueError for tests that decide nothing."""
     if not isinstance(tests, dict):
         raise ValueError("must be an object")
-    if all(_is_text(tests.get(key)) for key in ("prompt", "test", "entry_point")):
+    if _is_text(tests.get("prompt")) and _is_text(tests.get("test")) and _is_text(tests.get("entry_point")):
         return "humaneval"
-    if _is_list(tests.get("asserts"), _is_text) and isinstance(tests.get("setup") or "", str):
+    asserts = tests.get("asserts")
+    if _is_list_of(asserts, str) and all(map(_is_text, asserts)) and isinstance(tests.get("setup") or "", str):
         return "asserts"
-    called = "fn_name" in tests
+    is_call = "fn_name" in tests
     inputs, outputs = tests.get("inputs"), tests.get("outputs")
-    if called and not (_is_text(tests["fn_name"]) and _is_list(inputs, list) and _is_list(outputs)):
+    if is_call and not (_is_text(tests["fn_name"]) and _is_list_of(inputs, list) and _is_list_of(outputs, object)):
         raise ValueError("needs fn_name, a list of argument lists as inputs, and a list of outputs")
-    if not called and not (_is_list(inputs, str) and _is_list(outputs, str)):
+    if not is_call and not (_is_list_of(inputs, str) and _is_list_of(outputs, str)):
         raise ValueError("needs inputs and outputs, lists of text; or asserts; or prompt, test and entry_point")
     if len(inputs) != len(outputs):
         raise ValueError(f"has {len(inputs)} inputs and {len(outputs)} outputs")
-    return "fn_call" if called else "stdio"
+    return "fn_call" if is_call else "stdio"
 
 
 def _is_text(value) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_list(value, kind: Callable = object) -> bool:
-    """A list with something in it, all of this type or such that this function says so."""
-    fits = kind if kind is _is_text else lambda item: isinstance(item, kind)
-    return isinstance(value, list) and bool(value) and all(map(fits, value))
+def _is_list_of(values, kind: type) -> bool:
+    """Whether `values` is a list that is not empty, with items of this type only."""
+    return isinstance(values, list) and bool(values) and all(isinstance(value, kind) for value in values)
 
 
 def run_stdio(program: str, tests: dict, timeout_s: float, level: str) -> str:
-    """The reason of the first input whose output is not the expected one."""
+    """The reason of the first input whose output is not the expected one, else "correct"."""
     outputs = sandbox.run_program(program, tests["inputs"], timeout_s=timeout_s, level=level)
     for expected, output in zip(tests["outputs"], outputs, strict=True):
         if output.reason != "ok":
@@ -208,46 +216,46 @@ def run_stdio(program: str, tests: dict, timeout_s: float, level: str) -> str:
 
 
 def same_output(text: str, expected: str) -> bool:
-    """Line by line: equal but for white space at the end, or of equal numbers, decimals to 1e-6."""
-    lines, golds = ([line.rstrip() for line in part.rstrip().lstrip("\r\n").split("\n")] for part in (text, expected))
-    return len(lines) == len(golds) and all(
-        line == gold or _same_words(line.split(), gold.split()) for line, gold in zip(lines, golds, strict=True)
-    )
+    """Whether all lines match; empty lines at the start and white space at the end do not count."""
+    lines = text.rstrip().lstrip("\r\n").split("\n")
+    expected_lines = expected.rstrip().lstrip("\r\n").split("\n")
+    return len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
 
 
-def _same_words(words: list[str], golds: list[str]) -> bool:
-    """Word by word, where a decimal is expected or nothing but numbers, between which space has no meaning."""
-    decimals = [bool(DECIMAL.fullmatch(gold)) for gold in golds]
-    if len(words) != len(golds) or not (any(decimals) or all(INTEGER.fullmatch(gold) for gold in golds)):
-        return False
-    return all(
-        word == gold
-        or (
-            decimal
-            and (DECIMAL.fullmatch(word) or INTEGER.fullmatch(word))
-            and math.isclose(float(word), float(gold), rel_tol=1e-6, abs_tol=1e-6)
-        )
-        for word, gold, decimal in zip(words, golds, decimals, strict=True)
-    )
+def _same_line(line: str, expected_line: str) -> bool:
+    """Whether two lines are equal, or word by word, decimals to 1e-6, if a decimal or only integers are expected."""
+    if line.rstrip() == expected_line.rstrip():
+        return True
+    words, expected_words = line.split(), expected_line.split()
+    numeric = any(map(DECIMAL.fullmatch, expected_words)) or all(map(INTEGER.fullmatch, expected_words))
+    return numeric and len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+
+
+def _same_word(word: str, expected: str) -> bool:
+    if word == expected or not DECIMAL.fullmatch(expected):
+        return word == expected
+    is_number = DECIMAL.fullmatch(word) or INTEGER.fullmatch(word)
+    return bool(is_number) and math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
 
 
 def program_of(response: str, tests: dict) -> str | None:
-    """The program that a response gives: its last complete Python block, for HumanEval after the prompt.
+    """The program in a response: its last complete Python block, for HumanEval after the prompt.
 
-    Where the tests call for names, the last that defines one: an example of its use may follow.
+    Where the tests call names, it is the last block that defines one: an example of its use may follow.
     """
     blocks = [text for language, text in code_blocks(response) if _is_program(language, text)]
     if not blocks:
         return None
-    wanted = "|".join(map(re.escape, names_of(tests)))
-    defines = re.compile(rf"^((async[ \t]+)?def|class)[ \t]+({wanted})\b|^({wanted})[ \t]*[:=]", re.M)
-    block = next((text for text in reversed(blocks) if wanted and defines.search(text)), blocks[-1])
+    names = "|".join(map(re.escape, names_of(tests)))
+    definition = re.compile(rf"^((async[ \t]+)?def|class)[ \t]+({names})\b|^({names})[ \t]*[:=]", re.M)
+    defining_blocks = [text for text in blocks if definition.search(text)] if names else []
+    block = (defining_blocks or blocks)[-1]
     if "entry_point" not in tests:
         return block
-    if not defines.search(block):
-        return f"{tests['prompt']}\n{textwrap.indent(textwrap.dedent(block), '    ')}"  # the body alone
-    future = re.compile(r"^from __future__ .*$", re.M)  # must come first
-    return "\n".join([*future.findall(block), tests["prompt"], "    pass", future.sub("", block)])
+    if not defining_blocks:  # the body alone
+        return f"{tests['prompt']}\n{textwrap.indent(textwrap.dedent(block), '    ')}"
+    future_imports = FUTURE_IMPORT.findall(block)  # they must come first
+    return "\n".join([*future_imports, tests["prompt"], "    pass", FUTURE_IMPORT.sub("", block)])
 
 
 def names_of(tests: dict) -> list[str]:
@@ -256,29 +264,34 @@ def names_of(tests: dict) -> list[str]:
         return [tests["entry_point"]]
     if tests.get("fn_name"):
         return [tests["fn_name"], "Solution"]
-    return sorted(set(re.findall(r"\b([A-Za-z_]\w*)[ \t]*\(", "\n".join(tests.get("asserts", ())))))
+    asserts = "\n".join(tests.get("asserts", ()))
+    return sorted(set(re.findall(r"\b([A-Za-z_]\w*)[ \t]*\(", asserts)))
 
 
 def _is_program(language: str, text: str) -> bool:
-    """A block in Python, or one without a language that does something: not a sample of the output or a session."""
+    """A Python block, or one without a language that holds statements: not a sample of output or a console session."""
     if language:
         return language.lower().startswith("py") and language.lower() != "pycon"
     return bool(STATEMENT.search(text)) and not CONSOLE.search(text)
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, text) of each fenced block that is closed; one that is begun anew is not."""
-    blocks, opened, lines = [], None, []
+    """(language, text) of each closed fenced block. A labelled fence inside an open block starts the block anew."""
+    blocks = []
+    opening = None  # the match of the fence that opened the current block
+    lines: list[str] = []
     for line in re.split(r"\r\n?|\n", text):
         fence = FENCE.fullmatch(line)
-        if opened and fence and len(fence[1]) > len(opened[1]) + 3:
-            fence = None  # deeper: part of the text
-        if fence and (opened is None or (fence[3] and fence[2] == opened[2])):
-            opened, lines = fence, []
-        elif fence and fence[2].startswith(opened[2]) and not (fence[3] + fence[4]).strip():
-            body = "\n".join(lines)
-            blocks.append((opened[3], textwrap.dedent(body) if opened[1] or body[:1] in " \t" else body))
-            opened = None
-        elif opened:
+        if opening and fence and len(fence["indent"]) > len(opening["indent"]) + 3:
+            fence = None  # indented more deeply: part of the block
+        if fence and (opening is None or (fence["language"] and fence["marks"] == opening["marks"])):
+            opening = fence
+            lines = []
+        elif fence and fence["marks"].startswith(opening["marks"]) and not (fence["language"] + fence["title"]).strip():
+            block = "\n".join(lines)
+            indented = opening["indent"] or block[:1] in " \t"
+            blocks.append((opening["language"], textwrap.dedent(block) if indented else block))
+            opening = None
+        elif opening:
             lines.append(line)
     return blocks

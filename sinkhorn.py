@@ -86,7 +86,8 @@ def sinkhorn(
         raise ValueError(f"max_iters must be at least 1, got {max_iters}")
     dtype = torch.float64 if cost.dtype == torch.float64 else torch.float32
     *batch, n, m = cost.shape
-    a, b = (_masses(mass, (*batch, size), cost.device, dtype) for mass, size in ((a, n), (b, m)))
+    a = _masses(a, (*batch, n), cost.device, dtype)
+    b = _masses(b, (*batch, m), cost.device, dtype)
     support = (a[..., :, None] > 0) & (b[..., None, :] > 0)
     matrix = cost.to(dtype).masked_fill(~support, 0.0)  # (..., n, m)
     # The problems lie along the last dimension: reductions over short rows are slow, over long ones they are not.
@@ -94,14 +95,16 @@ def sinkhorn(
     if not scaled.isfinite().all():
         raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
     f, g, error, iterations = _iterate(scaled, a.reshape(-1, n).T, b.reshape(-1, m).T, max_iters, tol)
-    f, g = (eps * f.T).reshape(a.shape).masked_fill(a == 0, 0.0), (eps * g.T).reshape(b.shape).masked_fill(b == 0, 0.0)
+    f = (eps * f.T).reshape(a.shape).masked_fill(a == 0, 0.0)
+    g = (eps * g.T).reshape(b.shape).masked_fill(b == 0, 0.0)
     return Transport(matrix, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
 
 
 def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
     """C (n, m, N), a (n, N), b (m, N) -> f (n, N), g (m, N), error (N,), iterations (N,); all in units of eps."""
     log_a, log_b = a.log(), b.log()  # -inf where there is no mass
-    all_f, all_g, all_error = torch.zeros_like(log_a), torch.zeros_like(log_b), a.new_zeros(a.shape[1])
+    all_f, all_g = torch.zeros_like(log_a), torch.zeros_like(log_b)
+    all_error = a.new_zeros(a.shape[1])
     all_iterations = torch.zeros_like(all_error, dtype=torch.long)
     live = torch.arange(a.shape[1], device=a.device)  # the problems that have not converged
     f = _softmin(C, log_b, dim=1)  # f-update, from g = 0
@@ -111,7 +114,8 @@ def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
         # The plan's row sums cost nothing extra. True ones are at most 1; rounding at a tiny eps exceeds it.
         row_sums = (f - next_f + log_a).exp().clamp(max=1.0)  # (n, N)
         error = (row_sums - a).abs().sum(0)  # (N,)
-        all_f[:, live], all_g[:, live], all_error[live], all_iterations[live] = f, g, error, iteration
+        all_f[:, live], all_g[:, live] = f, g
+        all_error[live], all_iterations[live] = error, iteration
         going = error > tol
         if not going.any():
             break

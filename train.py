@@ -38,6 +38,7 @@ from credit.methods import USES_HIDDEN, Batch, Source, credit
 from grpo import Rollouts, Scored, cat_padded, group_advantages, policy_loss, rollout, score
 from harness import evaluation, parallel, report
 from harness.command import guarded, ranked
+from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
 from harness.recipe import parse_args
@@ -148,19 +149,21 @@ def sample_and_credit(
     if drawn:
         verdicts = [Verdict(float(row % 2), "drawn") for row in range(len(verdicts))]
     clock.lap("grade")
-    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
-    source = Source(run.scorer, run.tokenizer, run.task, mine, step, args.steps, **limits, prm=run.prm)
-    blocks, advantages = [], []
-    for block in as_batch(rollouts, verdicts, args.group, source).blocks():  # A (b,), Eq. (1)
+    source = Source(run.scorer, run.tokenizer, run.task, mine, step, run.prm)
+    blocks, token_advantages = [], []
+    for block in as_batch(rollouts, verdicts, args.group, source).split():  # A (b,), Eq. (1)
         block = dataclasses.replace(block, scored=score_block(run, block.rollouts))  # states (b, T, d), of a block only
         clock.lap("score")
-        advantages.append(credit(args.method, block, args))  # <- where methods differ
+        token_advantages.append(credit(args.method, block, args))  # (b, T) <- where methods differ
         clock.lap("weights")
-        blocks.append(block.light())
-    parts = parallel.gather((Batch.cat(blocks), cat_padded(advantages), verdicts), run.ranks)
+        blocks.append(block.without_states())
+    of_ranks = parallel.gather((Batch.cat(blocks), cat_padded(token_advantages), verdicts), run.ranks)
     clock.lap("wait")
-    batches, advantages, verdicts = zip(*parts, strict=True)
-    return Batch.cat(batches), cat_padded(advantages), [verdict for part in verdicts for verdict in part]
+    return (
+        Batch.cat([batch for batch, _, _ in of_ranks]),
+        cat_padded([advantages for _, advantages, _ in of_ranks]),  # (B, T)
+        [verdict for _, _, verdicts in of_ranks for verdict in verdicts],
+    )
 
 
 def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
@@ -187,53 +190,62 @@ def score_block(run: Run, rollouts: Rollouts) -> Scored:
 
 
 def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Tensor, step: int) -> dict[str, float]:
-    """The optimizer steps of one batch; mini-batches are whole groups, shuffled by (seed, step).
-
-    Every rank holds the whole batch and takes its part of each mini-batch, in equally many micro-batches.
-    """
-    args, ranks, lengths = run.args, run.ranks, rollouts.lengths
-    groups = list(torch.arange(len(rollouts.texts)).split(args.group))
-    random.Random(f"minibatches {args.seed} {step}").shuffle(groups)
-    counts = token_advantages.any(1).cpu()  # (B,) the others, in groups of equal rewards, have gradient 0
-    totals, skipped = [], 0
-    for minibatch in torch.cat(groups).split(args.minibatch):
-        n_tokens = max(1, int(rollouts.mask[minibatch].sum()))  # one count for the whole optimizer step
-        rows = minibatch[counts[minibatch]]
-        shortest = torch.tensor([min(minibatch.tolist(), key=lambda row: lengths[row])])
-        sums, suspects = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0), []
+    """The optimizer steps of one batch; mini-batches are whole groups, shuffled by (seed, step)."""
+    groups = list(torch.arange(len(rollouts.texts)).split(run.args.group))
+    random.Random(f"minibatches {run.args.seed} {step}").shuffle(groups)
+    taken, skipped = [], 0  # metrics of the optimizer steps that were taken; how many were not
+    for minibatch in torch.cat(groups).split(run.args.minibatch):
         run.optimizer.zero_grad()
-        for micro_batch in parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks):
-            idle = not len(micro_batch)  # no work left, but sharded weights need this rank: a pass that counts nothing
-            micro_batch = shortest if idle else micro_batch
-            part = rollouts.take(micro_batch)
-            width = part.ids.shape[1]
-            logp = run.policy(part, args.temperature)  # (b, t)
-            advantages = token_advantages[micro_batch, :width] * (not idle)  # (b, t)
-            clips = args.clip_low, args.clip_high
-            loss, metrics = policy_loss(logp, old_logp[micro_batch, :width], advantages, part.mask, n_tokens, *clips)
-            (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
-            suspects += micro_batch[~logp.isfinite().all(1).cpu()].tolist()
-            if not idle:
-                sums["loss"] += loss.item()
-                for name, value in metrics.items():
-                    sums[name] += value
-        norm = torch.nn.utils.clip_grad_norm_(run.policy.parameters(), args.max_grad_norm)
-        sums = dict(zip(sums, parallel.total(list(sums.values()), ranks), strict=True))
-        sums["grad_norm"] = parallel.full(norm).item()
-        sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))  # over the tokens it was taken of
-        if math.isfinite(sums["loss"]) and math.isfinite(sums["grad_norm"]):
+        metrics, suspects = backward(run, rollouts, old_logp, token_advantages, minibatch)
+        if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
             run.optimizer.step()
             run.skipped = 0
-            totals.append(sums)
+            taken.append(metrics)
         else:
-            run.optimizer.zero_grad()
             skipped += 1
-            skip(run, step, rollouts, suspects or minibatch.tolist(), sums)
+            skip(run, step, rollouts, suspects or minibatch.tolist(), metrics)
     run.optimizer.zero_grad()  # or gradients take the room of the next step's rollouts
-    names = ("loss", "clip_share", "abs_log_ratio", "grad_norm")
-    mean = {name: sum(total[name] for total in totals) / len(totals) if totals else math.nan for name in names}
-    # The policy that sampled is the one being updated, so before the first update the ratio must be 1.
-    return {**mean, "abs_log_ratio": totals[0]["abs_log_ratio"] if totals else math.nan, "skipped": skipped}
+    mean = dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), math.nan)
+    for name in mean if taken else ():
+        mean[name] = sum(metrics[name] for metrics in taken) / len(taken)
+    if taken:  # the policy that sampled is the one being updated, so before the first update the ratio must be 1
+        mean["abs_log_ratio"] = taken[0]["abs_log_ratio"]
+    return {**mean, "skipped": skipped}
+
+
+def backward(
+    run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Tensor, minibatch: Tensor
+) -> tuple[dict[str, float], list[int]]:
+    """The gradients of one mini-batch; returns its metrics, and this rank's rollouts that are not finite.
+
+    Every rank holds the whole batch and takes its part of the mini-batch, in equally many micro-batches.
+    """
+    args, ranks, lengths = run.args, run.ranks, rollouts.lengths
+    n_tokens = max(1, int(rollouts.mask[minibatch].sum()))  # one count for the whole optimizer step
+    has_gradient = token_advantages[minibatch].any(1).cpu()  # (b,) false in groups of equal rewards
+    rows = minibatch[has_gradient]
+    shortest = torch.tensor([min(minibatch.tolist(), key=lambda row: lengths[row])])
+    sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
+    suspects = []
+    for micro_batch in parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks):
+        idle = not len(micro_batch)  # no work left, but sharded weights need this rank: a pass that counts nothing
+        micro_batch = shortest if idle else micro_batch
+        dealt = rollouts.take(micro_batch)
+        width = dealt.ids.shape[1]
+        logp = run.policy(dealt, args.temperature)  # (b, t)
+        advantages = token_advantages[micro_batch, :width] * (not idle)  # (b, t)
+        clips = args.clip_low, args.clip_high
+        loss, metrics = policy_loss(logp, old_logp[micro_batch, :width], advantages, dealt.mask, n_tokens, *clips)
+        (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
+        suspects += micro_batch[~logp.isfinite().all(1).cpu()].tolist()
+        metrics["loss"] = loss.item()
+        for name in () if idle else sums:
+            sums[name] += metrics[name]
+    norm = torch.nn.utils.clip_grad_norm_(run.policy.parameters(), args.max_grad_norm)
+    sums = parallel.total(sums, ranks)
+    sums["grad_norm"] = parallel.full(norm).item()
+    sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))  # over the tokens it was taken of
+    return sums, suspects
 
 
 # ---- evaluation -----------------------------------------------------------------------------------------------
@@ -268,14 +280,15 @@ def sample_and_grade(run: Run, problems: list[dict], count: int, temperature: fl
     """Verdicts on `count` responses to each problem, from all ranks."""
     mine = parallel.share(problems, run.ranks)
     verdicts = run.task.verdicts(mine, sample(run, mine, count, temperature))
-    return [verdict for part in parallel.gather(verdicts, run.ranks) for verdict in part]
+    return parallel.gather_items(verdicts, run.ranks)
 
 
 def on_benchmarks(run: Run, sets: list[Loaded], step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
-    args, path = run.args, run.folder / "eval" / f"step-{step:06d}.jsonl"
-    options = dict(name=args.model or "made here", seed=args.seed, sampling=sampling_of(args, run.sampler), path=path)
-    return evaluation.evaluate_all(run.sampler, run.tokenizer, sets, protocol_of(args), run.ranks, **options)
+    sampling = sampling_of(run.args, run.sampler)
+    sampler = Sampler(run.sampler, run.tokenizer, run.args.model or "made here", sampling)
+    path = run.folder / "eval" / f"step-{step:06d}.jsonl"
+    return evaluation.evaluate_all(sampler, sets, protocol_of(run.args), run.ranks, seed=run.args.seed, path=path)
 
 
 if __name__ == "__main__":

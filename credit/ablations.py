@@ -70,27 +70,22 @@ def group_weights(
 ) -> Tensor:
     """Token weights (G, T) float32 of one group; shapes and errors are those of `shear.shear_weights`.
 
-    A list given as `stats` receives, of a group that is solved, {"iterations": (pairs,), "error": (solved pairs,)}.
+    Where pairs are solved, {"iterations": (pairs,), "error": (solved pairs,)} is appended to a list given as `stats`.
     """
+    mask, correct = mask.bool(), correct.bool()
     sizes = dict(window=settings.window, stride=settings.stride)
     if settings.distance == "w1" and settings.pool == "max":
         hooks = dict(closest=solver_of(settings, stats), distances=token_distances)
         omega = shear_weights(hidden, mask, correct, **sizes, eps=settings.eps, **hooks)
     else:
         omega = mask.float()  # (G, T)
-        right, wrong = two_sides(hidden, mask.bool(), correct.bool(), **sizes)
+        right, wrong = two_sides(hidden, mask, correct, **sizes)
         if right is not None:
             of_right, of_wrong = span_distances(right, wrong, settings, stats)
             pool = token_weights if settings.pool == "max" else mean_weights
             omega[right.inside] = pool(of_right, right.spans)
             omega[wrong.inside] = pool(of_wrong, wrong.spans)
-    return evened_out(omega, mask.bool()) if settings.normalize == "rollout" else omega
-
-
-def solver_of(settings: Settings, stats: list[dict] | None = None) -> Callable:
-    """The hook `closest` of `shear_weights`."""
-    solve = closest_by_cost if settings.reading == "cost" else fused_race if settings.fused else race
-    return partial(solve, max_iters=settings.max_iters, tol=settings.tol, stats=stats)
+    return evened_out(omega, mask) if settings.normalize == "rollout" else omega
 
 
 def span_distances(
@@ -112,49 +107,51 @@ def span_matrix(right: Side, wrong: Side, settings: Settings) -> Tensor:
     if settings.distance == "cosine":
         return cosine_distances(right, wrong)
     costs = token_distances(right.states, wrong.states)  # (N+, N-)
-    pairs = partial(every_pair, costs, right.spans, wrong.spans)
     if settings.distance == "mmd":
-        return mmd_distances(right, wrong, costs, pairs)
-    if settings.distance == "chamfer":
-        return pairs(chamfer) / nbar
+        return mmd_distances(right, wrong, costs)
+    measure = chamfer
+    if settings.distance == "w1":
+        limits = dict(max_iters=settings.max_iters, tol=settings.tol)
+        measure = partial(solve, reading=settings.reading, eps=settings.eps * nbar, **limits)
+    return every_pair(costs, right.spans, wrong.spans, measure) / nbar
 
-    def solve(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        solved = sinkhorn(blocks, a, b, eps=settings.eps * nbar, max_iters=settings.max_iters, tol=settings.tol)
-        return getattr(solved, settings.reading).clamp_min(0.0)  # rounding can leave -1e-9
 
-    return pairs(solve) / nbar
+def solver_of(settings: Settings, stats: list[dict] | None = None) -> Callable:
+    """The hook `closest` of `shear_weights`."""
+    solver = fused_race if settings.fused else race
+    if settings.reading == "cost":
+        solver = closest_by_cost
+    return partial(solver, max_iters=settings.max_iters, tol=settings.tol, stats=stats)
 
 
 def closest_by_cost(
-    costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float, *, stats: list[dict] | None = None, **limits
+    costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float, **options
 ) -> tuple[Tensor, Tensor]:
-    """`shear.closest_spans` by the reading "cost", <P, C>; `limits` are max_iters and tol of `sinkhorn`."""
-    iterations, error = [], []
-
-    def solve(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        solved = sinkhorn(blocks, a, b, eps=eps, **limits)
-        iterations.append(solved.iterations)
-        error.append(solved.error)
-        return solved.cost.clamp_min(0.0)
-
-    matrix = every_pair(costs, right_spans, wrong_spans, solve)
-    if stats is not None:
-        stats.append({"iterations": torch.cat(iterations), "error": torch.cat(error)})
+    """`shear.closest_spans` by the reading "cost"; `options` are max_iters and tol of `sinkhorn`, and stats."""
+    matrix = every_pair(costs, right_spans, wrong_spans, partial(solve, reading="cost", eps=eps, **options))
     return matrix.amin(1), matrix.amin(0)
+
+
+def solve(blocks: Tensor, a: Tensor, b: Tensor, *, reading: str, stats: list[dict] | None = None, **options) -> Tensor:
+    """Eq. (10) of P pairs of spans, (P,), by a reading; `options` are those of `sinkhorn`."""
+    solved = sinkhorn(blocks, a, b, **options)
+    if stats is not None:
+        stats.append({"iterations": solved.iterations, "error": solved.error})
+    return getattr(solved, reading).clamp_min(0.0)  # rounding can leave -1e-9
 
 
 def every_pair(costs: Tensor, right_spans: Spans, wrong_spans: Spans, measure: Callable) -> Tensor:
     """`measure(blocks (P, n, m), a (P, n), b (P, m)) -> (P,)` of all pairs of spans, (K+, K-), some pairs at a time."""
-    shape = len(right_spans.mass), len(wrong_spans.mass)
+    rows, columns = len(right_spans.mass), len(wrong_spans.mass)
     tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
     at_once = max(1, CHUNK_ENTRIES.get(costs.device.type, 2**19) // tile)
-    matrix = torch.empty(shape[0] * shape[1], device=costs.device)  # made once: growing lists fragment memory
+    matrix = torch.empty(rows * columns, device=costs.device)  # made once: growing lists fragment memory
     for pairs in torch.arange(len(matrix), device=costs.device).split(at_once):
-        k, l = pairs // shape[1], pairs % shape[1]  # noqa: E741 - the paper's letters
+        k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters
         # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the pairs first.
         blocks = costs[right_spans.tokens[k].T[:, None], wrong_spans.tokens[l].T[None]].permute(2, 0, 1)  # (P, n, m)
         matrix[pairs] = measure(blocks, right_spans.mass[k], wrong_spans.mass[l])
-    return matrix.view(shape)
+    return matrix.view(rows, columns)
 
 
 # ---- other distances, poolings and normalisations -------------------------------------------------------------
@@ -177,22 +174,24 @@ def chamfer(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return ((to_y * x).sum(1) / x.sum(1) + (to_x * y).sum(1) / y.sum(1)) / 2
 
 
-def mmd_distances(right: Side, wrong: Side, costs: Tensor, pairs: Callable) -> Tensor:
+def mmd_distances(right: Side, wrong: Side, costs: Tensor) -> Tensor:
     """sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the median of the group's cross distances; (K+, K-)."""
     median = max(costs.median().item(), 1e-30)
 
     def kernel(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return torch.einsum("pij,pi,pj->p", (-((blocks / median) ** 2) / 2).exp(), a, b)
 
-    own = []  # each span's mean kernel with itself, (K,)
-    for side in (right, wrong):
-        values = []
-        for tokens, mass in zip(side.spans.tokens, side.spans.mass, strict=True):
-            points = side.states[tokens].float()
+    def own_kernels(side: Side) -> Tensor:
+        """Each span's mean kernel with itself, (K,)."""
+        kernels = []
+        for k, tokens in enumerate(side.spans.tokens):
+            points, mass = side.states[tokens].float(), side.spans.mass[k][None]  # (n, d), (1, n)
             block = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")[None]
-            values.append(kernel(block, mass[None], mass[None]))
-        own.append(torch.cat(values))
-    return (own[0][:, None] + own[1][None, :] - 2 * pairs(kernel)).clamp_min(0.0).sqrt()
+            kernels.append(kernel(block, mass, mass))
+        return torch.cat(kernels)
+
+    cross = every_pair(costs, right.spans, wrong.spans, kernel)
+    return (own_kernels(right)[:, None] + own_kernels(wrong) - 2 * cross).clamp_min(0.0).sqrt()
 
 
 def mean_weights(distances: Tensor, spans: Spans) -> Tensor:
@@ -211,9 +210,6 @@ def evened_out(omega: Tensor, mask: Tensor) -> Tensor:
     return torch.where(real, omega / rollout_mean * group_mean, 0.0)
 
 
-# ---- ours -----------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float) -> Tensor:
     """Not the paper's: the same distances, used once. Weights (G, T) float32 of 0 and 1 for one group.
@@ -223,22 +219,19 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
     and the weight is 1 from `stride` tokens before these to `stride` after. Without such a span all its weights are 0.
     Shapes and errors are those of `group_weights`; the reading should be "cost".
     """
-    mask, correct = mask.bool(), correct.bool()
     window, stride = settings.window, settings.stride
     omega = mask.float()  # (G, T)
-    right, wrong = two_sides(hidden, mask, correct, window, stride)
+    right, wrong = two_sides(hidden, mask.bool(), correct.bool(), window, stride)
     if right is None:
         return omega
-    distances = span_distances(right, wrong, settings)[1].tolist()
+    distances = span_distances(right, wrong, settings)[1].tolist()  # K-
     omega[wrong.inside] = 0.0
     begin = 0  # of the rollout's spans
     for row, length in enumerate(wrong.inside.sum(1).tolist()):
         bounds = span_bounds(length, window, stride)
-        own = distances[begin : begin + len(bounds)]
+        far = [k for k in range(len(bounds)) if distances[begin + k] > threshold]
         begin += len(bounds)
-        for (_, end), distance in zip(bounds, own, strict=True):
-            if distance > threshold:
-                onset = end - stride
-                omega[row, max(0, onset - stride) : min(onset + 2 * stride, length)] = 1.0
-                break
+        if far:
+            onset = bounds[far[0]][1] - stride
+            omega[row, max(0, onset - stride) : min(onset + 2 * stride, length)] = 1.0
     return omega

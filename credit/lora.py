@@ -4,9 +4,9 @@
     with off(model): ...            the model as it was before training
     save(model, tokenizer, folder)  an ordinary Hugging Face folder, the adapter added to the weights
 
-`--lora-rank` works with every method; ARCA needs it, as it compares the model with and without its adapter. An adapter
-starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs from the one that samples by the
-rounding of W + B A. Left out: dropout, other targets, adapters saved by themselves.
+`--lora-rank` works with every method. ARCA needs it, as it compares the model with and without its adapter. An adapter
+starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs from the sampler by the rounding of
+W + B A. Left out: dropout, other targets, adapters saved by themselves.
 """
 
 import contextlib
@@ -51,6 +51,7 @@ def merged(model) -> dict[str, Tensor]:
     weights = {name: value for name, value in model.state_dict().items() if ".lora_" not in name}
     for name, module in model.named_modules():
         if isinstance(module, LoraLayer):
-            weight, (adapter,) = weights[f"{name}.base_layer.weight"], module.active_adapters
-            weights[f"{name}.base_layer.weight"] = weight + module.get_delta_weight(adapter).to(weight.dtype)
+            weight = weights[f"{name}.base_layer.weight"]
+            change = module.get_delta_weight(module.active_adapters[0])  # B A
+            weights[f"{name}.base_layer.weight"] = weight + change.to(weight.dtype)
     return {name.replace(".base_layer.", "."): value for name, value in weights.items()}

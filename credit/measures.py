@@ -28,29 +28,29 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
     """How strong and how concentrated token advantages (B, T) are, beside rollout advantages A (B,).
 
     `weight_mean`, `weight_std` are over the tokens whose A is not 0, as is `sign_changes`, the share of tokens whose
-    advantage has the opposite sign of A. The others are means over the rollouts that have any advantage, of |advantage|
-    v_1..v_T: `ess`, (sum v)^2 / (T sum v^2), in (0, 1], also called effective-token ratio (arXiv 2601.07408,
-    2606.00257); `gini`, 0 for uniform; `top_tenth`, the share of the sum on the ceil(T / 10) largest.
-    The formulas are the usual ones: the papers name the measures and do not write them out.
+    advantage has the opposite sign of A. The others are means over the rollouts that have any advantage, of
+    v_1 <= ... <= v_T, the absolute token advantages: `ess`, (sum v)^2 / (T sum v^2), in (0, 1], also called
+    effective-token ratio (arXiv 2601.07408, 2606.00257); `gini`, 0 for uniform; `top_tenth`, the share of the sum on
+    the ceil(T / 10) largest. The papers name the measures without formulas; these are the usual ones.
     """
-    counts = mask & (advantages != 0)[:, None]  # (B, T)
-    weights = effective_weights(token_advantages, advantages, mask)[counts]
-    rows = [row[inside].abs().double() for row, inside in zip(token_advantages, mask, strict=True)]
-    rows = [row.sort().values for row in rows if row.any()]
-    places = [torch.arange(1, len(row) + 1, device=row.device) for row in rows]
-    each = {
-        "ess": [row.sum() ** 2 / (len(row) * row.square().sum()) for row in rows],
-        "gini": [
-            2 * (place * row).sum() / (len(row) * row.sum()) - (len(row) + 1) / len(row)
-            for place, row in zip(places, rows, strict=True)
-        ],
-        "top_tenth": [row[-math.ceil(len(row) / 10) :].sum() / row.sum() for row in rows],
-    }
+    weights = effective_weights(token_advantages, advantages, mask)[mask & (advantages != 0)[:, None]]
+    ess, gini, top_tenth = [], [], []
+    for row in range(len(mask)):
+        v = token_advantages[row][mask[row]].abs().double().sort().values  # (T,)
+        if not v.any():
+            continue
+        length, total = len(v), v.sum()
+        rank = torch.arange(1, length + 1, device=v.device)
+        ess.append(total**2 / (length * v.square().sum()))
+        gini.append(2 * (rank * v).sum() / (length * total) - (length + 1) / length)
+        top_tenth.append(v[-math.ceil(length / 10) :].sum() / total)
     return {
         "weight_mean": weights.mean().item() if len(weights) else 1.0,
         "weight_std": weights.std().item() if len(weights) > 1 else 0.0,
         "sign_changes": (weights < 0).float().mean().item() if len(weights) else 0.0,
-        **{name: torch.stack(values).mean().item() if rows else math.nan for name, values in each.items()},
+        "ess": torch.stack(ess).mean().item() if ess else math.nan,
+        "gini": torch.stack(gini).mean().item() if ess else math.nan,
+        "top_tenth": torch.stack(top_tenth).mean().item() if ess else math.nan,
     }
 
 
@@ -67,18 +67,19 @@ def localisation(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict[str,
     start, end = wrong_step.unbind(1)  # (B,), (B,)
     counts = mask & (start >= 0)[:, None]  # (B, T)
     after = position >= start[:, None]  # (B, T)
-    each = [_auc(weights[row][counts[row]], after[row][counts[row]]) for row in (start >= 0).nonzero().flatten()]
-    known = [auc for auc in each if auc is not None]
-    if not known:
+    rows = (start >= 0).nonzero().flatten().tolist()
+    by_rollout = [_auc(weights[row][counts[row]], after[row][counts[row]]) for row in rows]
+    by_rollout = [value for value in by_rollout if value is not None]
+    if not by_rollout:
         return None
     return {
         "auc": _auc(weights[counts], after[counts]),
-        "auc_rollout": sum(known) / len(known),
+        "auc_rollout": sum(by_rollout) / len(by_rollout),
         "auc_position": _auc(position[counts].float(), after[counts]),
         "auc_step": _auc(weights[counts], (after & (position < end[:, None]))[counts]),
         "weight_before": weights[counts & ~after].mean().item(),
         "weight_after": weights[counts & after].mean().item(),
-        "rollouts": len(known),
+        "rollouts": len(by_rollout),
     }
 
 
@@ -87,10 +88,11 @@ def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
 
     Shapes are those of `localisation`. A rollout with one weight everywhere has no peak; None where none has one.
     """
-    own = {row: weights[row][mask[row]] for row in (wrong_step[:, 0] >= 0).nonzero().flatten().tolist()}
-    offsets = [
-        (each.argmax() - wrong_step[row, 0]).item() for row, each in own.items() if each.max() - each.min() > 1e-6
-    ]
+    offsets = []
+    for row in (wrong_step[:, 0] >= 0).nonzero().flatten().tolist():
+        of_tokens = weights[row][mask[row]]  # (T,)
+        if of_tokens.max() - of_tokens.min() > 1e-6:
+            offsets.append((of_tokens.argmax() - wrong_step[row, 0]).item())
     if not offsets:
         return None
     quartiles = torch.tensor(offsets).double().quantile(torch.tensor([0.25, 0.5, 0.75]).double())
@@ -102,9 +104,9 @@ def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[flo
 
     weights (B, T) and mask (B, T) as above; place (B,), below 0 for rollouts that do not count.
     """
-    offset = torch.arange(mask.shape[1], device=mask.device) - place[:, None]  # (B, T)
-    known = mask & (place >= 0)[:, None]  # (B, T)
-    means = [weights[known & (offset == each)].mean().item() for each in range(-reach, reach + 1)]
+    offsets = torch.arange(mask.shape[1], device=mask.device) - place[:, None]  # (B, T)
+    counts = mask & (place >= 0)[:, None]  # (B, T)
+    means = [weights[counts & (offsets == offset)].mean().item() for offset in range(-reach, reach + 1)]
     return [None if math.isnan(mean) else mean for mean in means]
 
 

@@ -9,10 +9,9 @@
     another model          prm, pure                                                                 credit/prm.py
     controls               oracle (a task whose true first error is known), position, random
 
-To add a method, write one function that takes a `Batch` and the flags and returns token advantages (B, T), and enter it
-in METHODS; in USES_HIDDEN or USES_PRM if it needs what these say. Its options are flags of `harness/recipe.py`, which
-state their defaults. `train.py` has no other line in which methods differ, and a method pays for its own passes. What
-it wants logged it puts into `batch.stats`, a number a name.
+To add a method, write a function from a `Batch` and the flags to token advantages (B, T), and enter it in METHODS, and
+in USES_HIDDEN, USES_PRM or USES_ANSWER where these apply. Its options are flags of `harness/recipe.py`. A method runs
+its own further passes, and logs numbers by entering them in `batch.stats`.
 
 All but `pure` keep the sign of A. Weights are constants for autograd. Where a source is silent the docstring says
 "inferred". Where credit went, once given, is measured in `credit/measures.py`.
@@ -21,6 +20,7 @@ All but `pure` keep the sign of A. Weights are constants for autograd. Where a s
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -38,22 +38,14 @@ BLOCK_TOKENS = 2**15  # of responses, padding included, whose states exist toget
 
 @dataclass(frozen=True)
 class Source:
-    """Where a batch comes from, for methods that need more than its numbers. It stays on its rank."""
+    """What a method needs for passes of its own. It stays on its rank."""
 
     policy: Policy  # that sampled, its weights whole
     tokenizer: object
     task: Task
     problems: list[dict]  # one a group
     step: int  # steps done
-    steps: int  # of the whole run
-    temperature: float
-    micro_tokens: int
-    prm: tuple | None = None  # what `prm.load_reward_model` returns
-
-    @property
-    def limits(self) -> dict:
-        """How `grpo.score` is called."""
-        return dict(temperature=self.temperature, micro_tokens=self.micro_tokens)
+    prm: process_rewards.RewardModel | None = None
 
 
 @dataclass(frozen=True)
@@ -69,26 +61,28 @@ class Batch:
     stats: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def cat(cls, parts: Sequence["Batch"]) -> "Batch":
-        """Several blocks, or ranks, as one; what they logged is averaged."""
-        names = sorted({name for part in parts for name in part.stats})
-        known = {name: [part.stats[name] for part in parts if name in part.stats] for name in names}
+    def cat(cls, batches: Sequence["Batch"]) -> "Batch":
+        """Several blocks, or ranks, as one, without `source`; a logged number is the mean over those that log it."""
+        logged = {}  # name -> values
+        for batch in batches:
+            for name, value in batch.stats.items():
+                logged.setdefault(name, []).append(value)
         return cls(
-            torch.cat([part.advantages for part in parts]),
-            torch.cat([part.rewards for part in parts]),
-            Rollouts.cat([part.rollouts for part in parts]),
-            Scored.cat([part.scored for part in parts]),
-            parts[0].group_size,
-            stats={name: sum(values) / len(values) for name, values in known.items()},
+            torch.cat([batch.advantages for batch in batches]),
+            torch.cat([batch.rewards for batch in batches]),
+            Rollouts.cat([batch.rollouts for batch in batches]),
+            Scored.cat([batch.scored for batch in batches]),
+            batches[0].group_size,
+            stats={name: sum(values) / len(values) for name, values in sorted(logged.items())},
         )
 
-    def blocks(self) -> Iterator["Batch"]:
-        """Whole groups, as many together as have BLOCK_TOKENS tokens at most; one at least."""
-        groups = max(1, BLOCK_TOKENS // (self.group_size * self.rollouts.ids.shape[1]))
-        for start in range(0, len(self.advantages), groups * self.group_size):
-            rows = torch.arange(start, min(start + groups * self.group_size, len(self.advantages)))
-            first = start // self.group_size
-            problems = self.source.problems[first : first + groups]
+    def split(self) -> Iterator["Batch"]:
+        """Blocks of whole groups: as many together as have BLOCK_TOKENS tokens at most, one at least."""
+        group_tokens = self.group_size * self.rollouts.ids.shape[1]  # padding included
+        groups = max(1, BLOCK_TOKENS // group_tokens)
+        for start in range(0, len(self.source.problems), groups):
+            problems = self.source.problems[start : start + groups]
+            rows = torch.arange(start * self.group_size, (start + len(problems)) * self.group_size)
             yield replace(
                 self,
                 advantages=self.advantages[rows],
@@ -98,7 +92,7 @@ class Batch:
                 stats={},
             )
 
-    def light(self) -> "Batch":
+    def without_states(self) -> "Batch":
         """What can be kept and sent: without states, and without what stays on its rank."""
         return replace(self, source=None, scored=replace(self.scored, hidden=None))
 
@@ -110,7 +104,7 @@ class Batch:
     @property
     def problems(self) -> list[dict]:
         """The problem of each rollout."""
-        return [problem for problem in self.source.problems for _ in range(self.group_size)]
+        return [self.source.problems[row // self.group_size] for row in range(len(self.advantages))]
 
 
 def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
@@ -124,7 +118,7 @@ def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
     token_advantages = torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
     if args.rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
-        weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)
+        weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
     return token_advantages
@@ -133,7 +127,9 @@ def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
 def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's group."""
     # float64: a mean of equal values must be that value, or what is left over it is standardised
-    values, mask = (part.reshape(-1, group_size * part.shape[1]) for part in (values.double(), mask))  # (groups, G T)
+    group_tokens = group_size * values.shape[1]  # G T
+    values = values.double().reshape(-1, group_tokens)  # (groups, G T)
+    mask = mask.reshape(-1, group_tokens)  # (groups, G T)
     count = mask.sum(1, keepdim=True).clamp_min(1)  # (groups, 1)
     mean = torch.where(mask, values, 0.0).sum(1, keepdim=True) / count
     std = (torch.where(mask, values - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
@@ -167,8 +163,8 @@ def hapo(batch: Batch, args) -> Tensor:
     scale = batch.advantages[:, None]  # (B, 1)
     mean, std = group_moments(batch.scored.entropies, batch.rollouts.mask, batch.group_size)
     bound = scale.abs() / args.hapo_phi
-    standing = ((batch.scored.entropies - mean) / std.clamp_min(1e-8)).clamp(-bound, bound)  # (B, T)
-    return scale + args.hapo_alpha * scale.sign() * standing
+    z = (batch.scored.entropies - mean) / std.clamp_min(1e-8)  # (B, T)
+    return scale + args.hapo_alpha * scale.sign() * z.clamp(-bound, bound)
 
 
 # ---- hidden states --------------------------------------------------------------------------------------------
@@ -176,30 +172,32 @@ def hapo(batch: Batch, args) -> Tensor:
 
 def shear(batch: Batch, args) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
-    settings, stats = settings_of(args), []
-    weights = [group_weights(*group, settings, stats) for group in states_by_group(batch)]
+    stats = []  # of the solver
+    omega = group_by_group(batch, partial(group_weights, settings=settings_of(args), stats=stats))
     if stats:
         for name in ("iterations", "error"):
             batch.stats[f"sinkhorn_{name}"] = torch.cat([group[name] for group in stats]).float().mean().item()
-    return batch.advantages[:, None] * torch.cat(weights)  # Alg. 1 line 18, Step 4
+    return batch.advantages[:, None] * omega  # Alg. 1 line 18, Step 4
 
 
 def first(batch: Batch, args) -> Tensor:
-    """A_t = A where it goes wrong, by SHEAR's distances; ours.
+    """A_t = A where a wrong rollout first departs from the right ones, by SHEAR's distances; 0 elsewhere; ours.
 
-    Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, judge it beside
-    `--negative-scale`, which does that without looking.
+    Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, compare it with
+    `--negative-scale`, which does so without looking.
     """
     settings = replace(settings_of(args), reading="cost", distance="w1")
-    weights = [first_weights(*group, settings, threshold=args.first_threshold) for group in states_by_group(batch)]
-    return batch.advantages[:, None] * torch.cat(weights)
+    omega = group_by_group(batch, partial(first_weights, settings=settings, threshold=args.first_threshold))
+    return batch.advantages[:, None] * omega
 
 
-def states_by_group(batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each group: hidden (G, T, d), mask (G, T), correct (G,)."""
+def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
+    """(B, T): `weights_of(hidden (G, T, d), mask (G, T), correct (G,)) -> (G, T)` of each group."""
+    omega = []
     for start in range(0, len(batch.advantages), batch.group_size):
         group = slice(start, start + batch.group_size)
-        yield batch.scored.hidden[group], batch.rollouts.mask[group], batch.correct[group]
+        omega.append(weights_of(batch.scored.hidden[group], batch.rollouts.mask[group], batch.correct[group]))
+    return torch.cat(omega)
 
 
 # ---- further passes of the policy -----------------------------------------------------------------------------
@@ -212,49 +210,25 @@ def oar_g(batch: Batch, args) -> Tensor:
     embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
     With either probe a part of the importance is the draw of the noise, which is made anew in each step.
     """
-    source, answers = batch.source, answers_that_count(batch)
-    options = dict(noise=args.oar_noise, seed=source.step, probe=args.oar_probe, micro_tokens=source.micro_tokens)
-    importance = salience.importance_by_gradient(source.policy, batch.rollouts, answers, **options)
-    shape = args.oar_quantile, args.oar_beta
-    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, *shape)
+    options = dict(noise=args.oar_noise, seed=batch.source.step)
+    return outcome_advantages(batch, args, salience.importance_by_gradient, **options)
 
 
 def oar_p(batch: Batch, args) -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token."""
-    source, answers = batch.source, answers_that_count(batch)
-    options = dict(pad=pad_id(source.tokenizer), probe=args.oar_probe, micro_tokens=source.micro_tokens)
-    importance = salience.importance_by_masking(source.policy, batch.rollouts, answers, **options)
-    shape = args.oar_quantile, args.oar_beta
-    return batch.advantages[:, None] * outcome_weights(importance, answers, batch.rollouts.mask, *shape)
+    return outcome_advantages(batch, args, salience.importance_by_masking, pad=pad_id(batch.source.tokenizer))
 
 
-def answers_that_count(batch: Batch) -> list[salience.Answer | None]:
-    """Where each rollout answers; None without an answer, and where A is 0."""
-    answers = salience.answer_places(batch.source.tokenizer, batch.rollouts)
-    return [answer if scale else None for answer, scale in zip(answers, batch.advantages.tolist(), strict=True)]
-
-
-def outcome_weights(
-    importance: Tensor, answers: list[salience.Answer | None], mask: Tensor, quantile: float, beta: float
-) -> Tensor:
-    """OAR's bi-level reshaping: importance (B, T) -> omega (B, T), summing to the rollout's length.
-
-    Of the reasoning's tokens, those below the quantile theta of n = log(1 + I), scaled to [0, 1], are suppressed to
-    max(n / theta, 0.1), the others boosted to 1 + beta (n - theta) / (1 - theta). All others keep 1, as do
-    rollouts without an answer.
-    """
-    omega = mask.float()  # (B, T)
-    for row, answer in enumerate(answers):
-        if not answer:
-            continue
-        scores = importance[row, : answer.reasoning].log1p()  # (R,)
-        scores = (scores - scores.min()) / (scores.max() - scores.min()).clamp_min(1e-30)
-        theta = scores.quantile(quantile)
-        low = (scores / theta.clamp_min(1e-30)).clamp_min(0.1)
-        high = 1 + beta * (scores - theta) / (1 - theta).clamp_min(1e-30)
-        weights = torch.where(scores < theta, low, high)
-        omega[row, : answer.reasoning] = weights * len(weights) / weights.sum()
-    return omega
+def outcome_advantages(batch: Batch, args, importance_of: Callable, **options) -> Tensor:
+    """OAR's A omega by either importance, which takes `options`; rollouts whose A is 0 are not probed."""
+    source, mask = batch.source, batch.rollouts.mask
+    answers = salience.answer_places(source.tokenizer, batch.rollouts)
+    for row in (batch.advantages == 0).nonzero().flatten().tolist():
+        answers[row] = None
+    options |= dict(probe=args.oar_probe, micro_tokens=args.micro_tokens)
+    importance = importance_of(source.policy, batch.rollouts, answers, **options)  # (B, T)
+    omega = salience.outcome_weights(importance, answers, mask, args.oar_quantile, args.oar_beta)
+    return batch.advantages[:, None] * omega
 
 
 def rlsd(batch: Batch, args) -> Tensor:
@@ -269,7 +243,8 @@ def rlsd(batch: Batch, args) -> Tensor:
     if not share:
         return grpo(batch, args)
     prompts = [source.task.prompt(source.task.informed(problem)) for problem in batch.problems]
-    informed = salience.informed_logp(source.policy, batch.rollouts, source.tokenizer, prompts, **source.limits)
+    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
+    informed = salience.informed_logp(source.policy, batch.rollouts, source.tokenizer, prompts, **limits)
     ratio = (scale.sign() * (informed - batch.scored.logp)).exp()  # (B, T)
     return scale * (1 - share + share * ratio.clamp(1 - args.rlsd_bound, 1 + args.rlsd_bound))
 
@@ -282,9 +257,9 @@ def attention(batch: Batch, args) -> Tensor:
     standardised in the group, c rising from -slope to slope over the run, scaled to mean 1 over the group's tokens.
     """
     source, mask = batch.source, batch.rollouts.mask
-    values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=source.micro_tokens)  # (B, T)
+    values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=args.micro_tokens)  # (B, T)
     mean, std = group_moments(values, mask, batch.group_size)
-    pull = args.attention_slope * (2 * source.step / max(1, source.steps) - 1)
+    pull = args.attention_slope * (2 * source.step / args.steps - 1)
     omega = 2 * torch.sigmoid(pull * (values - mean) / std.clamp_min(1e-8))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
@@ -296,7 +271,8 @@ def arca(batch: Batch, args) -> Tensor:
     still nothing gives weight 1. Inferred: the floor, of which ARCA (arXiv 2606.00257) says that it is small.
     """
     source, mask = batch.source, batch.rollouts.mask
-    change = salience.adapter_residual(source.policy, batch.rollouts, batch.scored.hidden, **source.limits)
+    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
+    change = salience.adapter_residual(source.policy, batch.rollouts, batch.scored.hidden, **limits)
     change = (change + args.arca_floor) * mask  # (B, T)
     total = change.sum(1, keepdim=True).clamp_min(args.arca_floor)  # (B, 1)
     return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
@@ -305,12 +281,12 @@ def arca(batch: Batch, args) -> Tensor:
 # ---- another model --------------------------------------------------------------------------------------------
 
 
-def judged(batch: Batch) -> list[tuple[Tensor, Tensor]]:
+def step_scores(batch: Batch, args) -> list[tuple[Tensor, Tensor]]:
     """For each rollout P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
     source = batch.source
     questions = [problem["problem"] for problem in batch.problems]
-    return process_rewards.judge_steps(
-        source.prm, questions, batch.rollouts, source.tokenizer, source.task.step_end, source.micro_tokens
+    return process_rewards.score_steps(
+        source.prm, questions, batch.rollouts, source.tokenizer, source.task.step_end, args.micro_tokens
     )
 
 
@@ -321,9 +297,9 @@ def prm(batch: Batch, args) -> Tensor:
     the paper says no more; p_k for both signs would punish the good steps of wrong rollouts most.
     """
     omega = batch.rollouts.mask.float()  # (B, T)
-    for row, (good, step) in enumerate(judged(batch)):
-        filled = good[step]  # (T_i,)
-        omega[row, : len(step)] = filled if batch.advantages[row] > 0 else 1 - filled
+    for row, (good, step) in enumerate(step_scores(batch, args)):
+        scores = good[step]  # (T_i,)
+        omega[row, : len(step)] = scores if batch.advantages[row] > 0 else 1 - scores
     return batch.advantages[:, None] * omega
 
 
@@ -338,15 +314,16 @@ def pure(batch: Batch, args) -> Tensor:
     0.1 at least, or groups of equal verdicts would make large advantages of small differences between scores.
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
-    for row, (good, step) in enumerate(judged(batch)):
+    for row, (good, step) in enumerate(step_scores(batch, args)):
         shares = min_form(good, args.pure_temperature)  # (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
     returns = torch.where(mask, returns + args.pure_outcome * batch.correct[:, None], 0.0)
-    known = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
-    means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(known.shape)
-    others = (means.sum(1, keepdim=True) - means) / (known.sum(1, keepdim=True) - 1).clamp_min(1)  # leave one out
-    compared = (known.sum(1, keepdim=True) > 1).expand_as(known).reshape(-1, 1)  # one alone has no baseline
-    centred = torch.where(compared, returns - others.view(-1, 1), 0.0)
+    graded = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
+    means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(graded.shape)
+    others = graded.sum(1, keepdim=True) - 1  # (groups, 1)
+    baseline = (means.sum(1, keepdim=True) - means) / others.clamp_min(1)  # (groups, G), leave one out
+    compared = (others > 0).repeat_interleave(batch.group_size, 0)  # (B, 1), one alone has no baseline
+    centred = torch.where(compared, returns - baseline.view(-1, 1), 0.0)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
 
 
@@ -371,8 +348,8 @@ def true_errors(batch: Batch, first_error: Callable, problems: list[dict]) -> Te
 
 def oracle(batch: Batch, args) -> Tensor:
     """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could give."""
-    source, position = batch.source, torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)
-    start, end = true_errors(batch, source.task.first_error, source.problems).unbind(1)  # (B,), (B,)
+    position = torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)  # (T,)
+    start, end = true_errors(batch, batch.source.task.first_error, batch.source.problems).unbind(1)  # (B,), (B,)
     inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
 

@@ -3,12 +3,13 @@
     answer_places            the tokens of the final answer, found in the sampled ids; nothing is encoded again
     importance_by_masking    how the answer's distribution changes when one token is hidden     a pass a token
     importance_by_gradient   the same to first order, gradient times input                      one backward pass
+    outcome_weights          weights of importance                                              none
     adapter_residual         how far the LoRA adapter moves the hidden state                    one forward pass
     informed_logp            log-probabilities where the prompt tells the answer                one forward pass
     attention_entropy        how widely a token looks back, in the middle layer                 one forward pass
 
-`methods.py` makes token advantages of them, with formulas and sources. Each takes a `Policy` whose weights are whole on
-this rank, works on at most `micro_tokens` tokens at a time, and leaves the parameters' `.grad` as it was.
+`methods.py` makes token advantages of them, with formulas and sources. Each pass takes a `Policy` whose weights are
+whole on this rank, works on at most `micro_tokens` tokens at a time, and leaves the parameters' `.grad` as it was.
 """
 
 from bisect import bisect_left, bisect_right
@@ -36,22 +37,23 @@ class Answer(NamedTuple):
     end: int  # after the last one
 
 
-def answer_places(tokenizer, rollouts: Rollouts) -> list[Answer | None]:
-    """The last box of each response, None where there is none with anything in it and before it.
+Answers = list[Answer | None]  # one a rollout, None for a rollout that is not probed
 
-    Of a longer answer, its first ANSWER_TOKENS tokens.
-    """
+
+def answer_places(tokenizer, rollouts: Rollouts) -> Answers:
+    """Where each response's last box stands, cut to ANSWER_TOKENS tokens; None if nothing is in it or before it."""
     places = []
-    for ids, inside, text in zip(rollouts.ids, rollouts.mask, rollouts.texts, strict=True):
-        box = box_place(text)
-        if not box or box[0] == 0 or box[1] == box[2] or not inside.any():
+    for row, text in enumerate(rollouts.texts):
+        ids = rollouts.ids[row][rollouts.mask[row]].tolist()
+        opening, begin, end = box_place(text) or (0, 0, 0)  # characters: of the box, and of what stands in it
+        if opening == 0 or begin == end or not ids:
             places.append(None)
             continue
-        starts = char_starts(tokenizer, ids[inside].tolist())
-        first = starts[bisect_right(starts, box[1]) - 1]  # of the token that holds it, or of a character's bytes
+        starts = char_starts(tokenizer, ids)
+        first = starts[bisect_right(starts, begin) - 1]  # of the token that holds it, or of a character's bytes
         start = bisect_left(starts, first)
-        end = min(bisect_left(starts, box[2]), start + ANSWER_TOKENS)
-        places.append(Answer(bisect_left(starts, box[0]), start, end))
+        end = min(bisect_left(starts, end), start + ANSWER_TOKENS)
+        places.append(Answer(bisect_left(starts, opening), start, end))
     return places
 
 
@@ -60,20 +62,21 @@ def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
 
     Byte-level tokens may be parts of one character; each of these starts where the character does.
     """
-    starts, before, shown = [], 0, 0  # tokens ids[:before] are whole characters, `shown` of them
+    starts = []
+    whole, shown = 0, 0  # tokens ids[:whole] are whole characters, `shown` of them
     context = 0  # a token before, as some tokenizers drop the space of a text's first one
     for end in range(1, len(ids) + 1):
         starts.append(shown)
-        known, text = (tokenizer.decode(ids[context:upto]) for upto in (before, end))
-        if not text.endswith("\ufffd") or end - before > 4:  # else the character goes on; none has over four bytes
-            shown += len(text) - len(known)
-            context, before = before, end
+        text = tokenizer.decode(ids[context:end])
+        if not text.endswith("\ufffd") or end - whole > 4:  # else the character goes on; none has over four bytes
+            shown += len(text) - len(tokenizer.decode(ids[context:whole]))
+            context, whole = whole, end
     return starts
 
 
 @torch.no_grad()
 def importance_by_masking(
-    policy: Policy, rollouts: Rollouts, answers: list[Answer | None], *, pad: int, probe: str, micro_tokens: int
+    policy: Policy, rollouts: Rollouts, answers: Answers, *, pad: int, probe: str, micro_tokens: int
 ) -> Tensor:
     """I_t for every token t before the answer: how the answer's distribution changes with `pad` in the place of t.
 
@@ -83,34 +86,25 @@ def importance_by_masking(
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     rows = [row for row, answer in enumerate(answers) if answer]
     for row in tqdm(rows, desc="mask tokens", leave=False, disable=None):
-        answer = answers[row]
-        part = rollouts.take(torch.tensor([row]))
-        whole, offset = end_to_end(part)[0], part.prompt_mask.shape[1]  # (1, S)
-        ids = whole[:, : offset + answer.end - 1]  # the answer's last token need not be seen
-        places = range(offset + answer.start - 1, offset + answer.end - 1)
-        tokens = part.ids[0, answer.start : answer.end]
-        clean = _next_log_probs(policy, [(0, place) for place in places], input_ids=ids)  # (n, V)
-        hidden = torch.arange(offset, offset + answer.reasoning, device=ids.device)
-        for some in hidden.split(max(1, min(micro_tokens // ids.shape[1], HEAD_CHUNK // len(places)))):
-            masked = ids.repeat(len(some), 1)  # (b, S)
-            masked[torch.arange(len(some)), some] = pad
-            other = _next_log_probs(
-                policy, [(copy, place) for copy in range(len(some)) for place in places], input_ids=masked
-            )
-            changes = _change(clean.repeat(len(some), 1), other, tokens.repeat(len(some)), probe)  # (b * n,)
-            importance[row, some - offset] = changes.view(len(some), -1).mean(1).clamp_min(0.0)
+        reasoning, start, end = answers[row]
+        count = end - start
+        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
+        ids = torch.cat([prompt, rollouts.ids[row, : end - 1]])  # (S,), the answer's last token need not be seen
+        positions = slice(len(prompt) + start - 1, len(ids))  # where the answer's tokens are predicted
+        tokens = rollouts.ids[row, start:end]  # (n,)
+        clean = _next_log_probs(policy, [positions], input_ids=ids[None])  # (n, V)
+        at_once = max(1, min(micro_tokens // len(ids), HEAD_CHUNK // count))
+        for masked in torch.arange(reasoning, device=ids.device).split(at_once):  # (b,)
+            copies = ids.repeat(len(masked), 1)  # (b, S)
+            copies[torch.arange(len(masked)), len(prompt) + masked] = pad
+            changed = _next_log_probs(policy, [positions] * len(masked), input_ids=copies)  # (b n, V)
+            change = _change(clean.repeat(len(masked), 1), changed, tokens.repeat(len(masked)), probe)  # (b n,)
+            importance[row, masked] = change.view(-1, count).mean(1).clamp_min(0.0)
     return importance
 
 
 def importance_by_gradient(
-    policy: Policy,
-    rollouts: Rollouts,
-    answers: list[Answer | None],
-    *,
-    noise: float,
-    seed: int,
-    probe: str,
-    micro_tokens: int,
+    policy: Policy, rollouts: Rollouts, answers: Answers, *, noise: float, seed: int, probe: str, micro_tokens: int
 ) -> Tensor:
     """I_t = |<dJ/de_t, e_t>|, J the change of the answer's distribution, e_t the embedding of token t; (B, T) float32.
 
@@ -118,31 +112,54 @@ def importance_by_gradient(
     is drawn from `seed`, the same for every rollout, so that importance depends on nothing else in the batch.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
-    rows = [row for row, answer in enumerate(answers) if answer]
     embed = policy.model.get_input_embeddings()
-    longest = max((answers[row].reasoning for row in rows), default=0)
-    moved = noise * _fixed_noise(longest, embed.weight, seed)  # (R, d)
-    for batch in pack(rows, rollouts.lengths, micro_tokens):
-        part, some = rollouts.take(batch), [answers[row] for row in batch.tolist()]
-        ids, inside = end_to_end(part)  # (b, S), (b, S)
+    moves = noise * _fixed_noise(rollouts.ids.shape[1], embed.weight, seed)  # (T, d)
+    offsets = rollouts.prompt_mask.sum(1).tolist()  # where responses start
+    rows = [row for row, answer in enumerate(answers) if answer]
+    for micro_batch in pack(rows, rollouts.lengths, micro_tokens):
+        ids, _ = end_to_end(rollouts.take(micro_batch))  # (b, S)
         embeddings = embed(ids).detach()  # (b, S, d)
-        noisy, places, tokens, shares = embeddings.clone(), [], [], []
-        for row, (answer, offset) in enumerate(zip(some, part.prompt_mask.sum(1).tolist(), strict=True)):
-            noisy[row, offset : offset + answer.reasoning] += moved[: answer.reasoning]
-            places += [(row, offset + at - 1) for at in range(answer.start, answer.end)]
-            tokens.append(part.ids[row, answer.start : answer.end])
-            shares += [1 / (answer.end - answer.start)] * (answer.end - answer.start)
+        noisy = embeddings.clone()
+        positions, tokens, shares = [], [], []
+        for i, row in enumerate(micro_batch.tolist()):
+            offset = offsets[row]
+            reasoning, start, end = answers[row]
+            noisy[i, offset : offset + reasoning] += moves[:reasoning]
+            positions.append(slice(offset + start - 1, offset + end - 1))  # where the answer's tokens are predicted
+            tokens.append(rollouts.ids[row, start:end])
+            shares.append(torch.full((end - start,), 1 / (end - start), device=ids.device))  # of a mean
         with torch.no_grad():
-            clean = _next_log_probs(policy, places, inputs_embeds=embeddings)  # (N, V)
+            clean = _next_log_probs(policy, positions, inputs_embeds=embeddings)  # (n, V)
         with torch.enable_grad():
-            other = _next_log_probs(policy, places, inputs_embeds=noisy.requires_grad_())
-            change = _change(clean, other, torch.cat(tokens), probe)  # (N,)
-            (gradient,) = torch.autograd.grad(change @ change.new_tensor(shares), noisy)  # of the embeddings alone
+            changed = _next_log_probs(policy, positions, inputs_embeds=noisy.requires_grad_())  # (n, V)
+            change = _change(clean, changed, torch.cat(tokens), probe) @ torch.cat(shares)
+            (gradient,) = torch.autograd.grad(change, noisy)  # (b, S, d), of the embeddings alone
         inner = (gradient.float() * embeddings.float()).sum(-1).abs()  # (b, S)
-        values = torch.zeros(part.ids.shape, device=ids.device).masked_scatter(part.mask, inner[inside])  # (b, T)
-        for row, (index, answer) in enumerate(zip(batch.tolist(), some, strict=True)):
-            importance[index, : answer.reasoning] = values[row, : answer.reasoning]
+        for i, row in enumerate(micro_batch.tolist()):
+            reasoning = answers[row].reasoning
+            importance[row, :reasoning] = inner[i, offsets[row] : offsets[row] + reasoning]
     return importance
+
+
+def outcome_weights(importance: Tensor, answers: Answers, mask: Tensor, quantile: float, beta: float) -> Tensor:
+    """OAR's bi-level reshaping: importance (B, T) -> omega (B, T), summing to the rollout's length.
+
+    Of the reasoning's tokens, those below the quantile theta of n = log(1 + I), scaled to [0, 1], are suppressed to
+    max(n / theta, 0.1), the others boosted to 1 + beta (n - theta) / (1 - theta). All others keep 1, as do
+    rollouts without an answer.
+    """
+    omega = mask.float()  # (B, T)
+    rows = [row for row, answer in enumerate(answers) if answer]
+    for row in rows:
+        reasoning = slice(answers[row].reasoning)
+        scores = importance[row, reasoning].log1p()  # (R,)
+        scores = (scores - scores.min()) / (scores.max() - scores.min()).clamp_min(1e-30)
+        theta = scores.quantile(quantile)
+        low = (scores / theta.clamp_min(1e-30)).clamp_min(0.1)
+        high = 1 + beta * (scores - theta) / (1 - theta).clamp_min(1e-30)
+        weights = torch.where(scores < theta, low, high)
+        omega[row, reasoning] = weights * len(weights) / weights.sum()
+    return omega
 
 
 def adapter_residual(
@@ -151,7 +168,8 @@ def adapter_residual(
     """||h_adapted - h_base||, (B, T) float32: `hidden` (B, T, d) against the states without the adapter."""
     with lora.off(policy.model):
         base = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (B, T, d)
-    return torch.stack([(ours.float() - its.float()).norm(dim=-1) for ours, its in zip(hidden, base, strict=True)])
+    # row by row, or float32 copies of all states would exist at once
+    return torch.stack([(hidden[row].float() - base[row].float()).norm(dim=-1) for row in range(len(base))])
 
 
 def informed_logp(
@@ -172,41 +190,42 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
     Attention is computed the plain way for this one pass, as fused kernels keep no weights.
     """
     entropy = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
-    layers, seen = layers_of(policy.model), []
+    layers = layers_of(policy.model)
+    entropies = []  # (b, S) of the pass that has just run
 
     def keep(module, inputs, output) -> None:
         weights = output[1].float()  # (b, heads, S, S)
-        seen.append(-torch.xlogy(weights, weights).sum(-1).mean(1))  # (b, S)
+        entropies.append(-torch.xlogy(weights, weights).sum(-1).mean(1))  # (b, S)
 
     usual = policy.model.config._attn_implementation
     hook = layers[len(layers) // 2].self_attn.register_forward_hook(keep)
     try:
         policy.model.set_attn_implementation("eager")
-        for batch in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens):
-            part = rollouts.take(batch)
-            ids, inside = end_to_end(part)  # (b, S), (b, S)
+        for rows in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens):
+            micro_batch = rollouts.take(rows)
+            ids, inside = end_to_end(micro_batch)  # (b, S), (b, S)
             policy.model.base_model(input_ids=ids, use_cache=False)
             context = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
-            normed = seen.pop() / context.float().log().clamp_min(1e-6)
-            entropy[batch, : part.ids.shape[1]] = torch.zeros_like(part.mask, dtype=torch.float).masked_scatter(
-                part.mask, normed[inside]
-            )
+            normed = entropies.pop() / context.float().log().clamp_min(1e-6)  # (b, S)
+            of_response = torch.zeros(micro_batch.ids.shape, device=ids.device)  # (b, t)
+            of_response[micro_batch.mask] = normed[inside]
+            entropy[rows, : of_response.shape[1]] = of_response
     finally:
         hook.remove()
         policy.model.set_attn_implementation(usual)
     return entropy
 
 
-def _next_log_probs(policy: Policy, places: list[tuple[int, int]], **inputs) -> Tensor:
-    """Log-distributions (n, V) float32 of what follows the tokens at `places`, (row, position)."""
+def _next_log_probs(policy: Policy, positions: list[slice], **inputs) -> Tensor:
+    """Log-distributions (n, V) float32 of the tokens that follow `positions`, a slice for each row of the inputs."""
     states = policy.model.base_model(**inputs, use_cache=False).last_hidden_state  # (b, S, d)
-    rows, positions = torch.tensor(places, device=states.device).unbind(1)
-    return policy.model.get_output_embeddings()(states[rows, positions]).float().log_softmax(-1)
+    states = torch.cat([states[row, places] for row, places in enumerate(positions)])  # (n, d)
+    return policy.model.get_output_embeddings()(states).float().log_softmax(-1)
 
 
-def _change(clean: Tensor, other: Tensor, tokens: Tensor, probe: str) -> Tensor:
-    """How far log-distribution `other` (n, V) is from `clean`, in nats, by `probe`; (n,)."""
-    difference = clean - other
+def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tensor:
+    """How far log-distributions `changed` (n, V) are from `clean`, in nats, by `probe`; (n,)."""
+    difference = clean - changed
     if probe == "kl":
         return (clean.exp() * difference).sum(-1)
     return difference.gather(-1, tokens[:, None]).squeeze(-1)
@@ -215,5 +234,4 @@ def _change(clean: Tensor, other: Tensor, tokens: Tensor, probe: str) -> Tensor:
 def _fixed_noise(count: int, like: Tensor, seed: int) -> Tensor:
     """Standard normal (count, d); the first rows do not depend on how many follow."""
     generator = torch.Generator().manual_seed(seed)
-    rows = [torch.randn(like.shape[1], generator=generator) for _ in range(count)]
-    return torch.stack(rows).to(like) if rows else like.new_zeros(0, like.shape[1])
+    return torch.stack([torch.randn(like.shape[1], generator=generator) for _ in range(count)]).to(like)

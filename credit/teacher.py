@@ -1,32 +1,31 @@
 """The embedded task's process reward model: made from a policy, taught by careless demonstrations.
 
-    make_prm(policy, lines, kind, forbidden, seed=0) -> a pair like that of `prm.load_reward_model`
+    make_prm(policy, lines, kind, forbidden, seed=0) -> `prm.RewardModel`: model and tokenizer
     good_lines(problem, response)                    -> which lines come before the first error: the truth
 
-It learns from demonstrations which lines come before the first error, and knows only what it was shown: a fault that no
-demonstration has (a line left out or repeated, a wrong box) it may well call good.
+It learns which lines come before the first error, from demonstrations alone. It may call a fault good that no
+demonstration has: a line left out or repeated, a wrong box.
 """
 
 import copy
 import random
 
 import torch
-from transformers import AddedToken, Qwen2Tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import AddedToken
 
-from credit.prm import SEPARATOR, ProcessRewardModel, encode
+from credit.prm import SEPARATOR, ProcessRewardModel, RewardModel, encode
 from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer, padded, teach
 
 NO_RESULT = -100  # in place of a line's right result, for a line without work
 
 
-def make_prm(
-    policy, lines: int, kind: str, forbidden: set[str], *, steps: int = 400, seed: int
-) -> tuple[ProcessRewardModel, Qwen2Tokenizer]:
-    """A process reward model of the task with its tokenizer, a pair like that of `prm.load_reward_model`.
+def make_prm(policy, lines: int, kind: str, forbidden: set[str], *, steps: int = 400, seed: int) -> RewardModel:
+    """A process reward model of the task, with its tokenizer.
 
     It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh demonstrations of
     1 to `lines` lines; `forbidden` prompts are never shown. Whether a result is right depends on three symbols at
-    once, which a label of one bit hardly teaches: so at each separator it also learns to say the right result.
+    once, which a label of one bit hardly teaches: so at each separator it also learns to predict the right result.
     """
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken(SEPARATOR, normalized=False, special=True)])
@@ -39,7 +38,7 @@ def make_prm(
     rng = random.Random(f"process rewards {seed}")
 
     def batch_loss() -> torch.Tensor:
-        """Of 32 demonstrations' verdicts and right results, at the separators."""
+        """Cross-entropy of 32 demonstrations' labels, plus that of their right results, at the separators."""
         rows, good, results = [], [], []
         for problem, text in demonstrations(rng.randint(1, lines), kind, forbidden, rng):
             rows.append(encode((model, tokenizer), problem["problem"], text.splitlines()))
@@ -48,10 +47,10 @@ def make_prm(
         ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (32, L, d)
         states = states[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]  # (n, d), n lines in all
-        said = states @ model.get_input_embeddings().weight.T  # (n, V)
-        good, results = (torch.tensor(each, device=model.device).long() for each in (good, results))  # (n,), (n,)
-        cross_entropy = torch.nn.functional.cross_entropy
-        return cross_entropy(model.score(states), good) + cross_entropy(said, results, ignore_index=NO_RESULT)
+        next_token = states @ model.get_input_embeddings().weight.T  # (n, V)
+        good = torch.tensor(good, device=model.device).long()  # (n,)
+        results = torch.tensor(results, device=model.device)  # (n,) int64
+        return cross_entropy(model.score(states), good) + cross_entropy(next_token, results, ignore_index=NO_RESULT)
 
     teach(model, batch_loss, steps, "process rewards")
     return model.eval().requires_grad_(False), tokenizer
@@ -59,7 +58,8 @@ def make_prm(
 
 def good_lines(problem: dict, response: str) -> list[bool]:
     """Of each line of a response, whether it comes before the first error."""
-    error, begin, good = first_error(problem, response), 0, []
+    error = first_error(problem, response)
+    good, begin = [], 0  # of the line, in tokens
     for line in response.splitlines(keepends=True):
         good.append(error is None or begin < error.token)
         begin += len(SYMBOL.findall(line))
@@ -68,5 +68,5 @@ def good_lines(problem: dict, response: str) -> list[bool]:
 
 def _right_result(line: str) -> int:
     """The id of the digit that a line of work should end with, given the values it puts in."""
-    full = LINE.fullmatch(line)
-    return IDS[str(apply(full[4], int(full[6]), int(full[8])))] if full else NO_RESULT
+    match = LINE.fullmatch(line)
+    return IDS[str(apply(match[4], int(match[6]), int(match[8])))] if match else NO_RESULT

@@ -2,17 +2,17 @@
 
     compare(answer, gold) -> "correct", "wrong" or "parse_error"
 
-Both texts go through the same few rewritings (`SPELLINGS`) and latex2sympy, math-verify's own parser; then
-math-verify's `verify` decides. What it lets pass too easily is refused here: see `_same`.
+Both texts go through the same rewritings (`SPELLINGS`) and through latex2sympy, math-verify's own parser. Then
+math-verify's `verify` decides, except for what it accepts too easily (`_same`).
 
-  - Units are dropped: 5 cm is right for 5, for 5 m and for 5 cm^2. A percent sign may be missing on one side.
-  - Words are compared as words, without capitals, spaces and stops. So is what has a colon on both sides: half past
-    four is not the ratio 4:30.
-  - Decimals agree if they do to 12 places; no other number is equal to a rounded one.
+  - Units do not count: 5 cm is right for 5, for 5 m and for 5 cm^2. A percent sign may be missing on one side.
+  - Words are compared as words, without capitals, spaces and full stops. So are texts with a colon on both sides:
+    half past four is not the ratio 4:30.
+  - Decimals are equal if they agree to 12 places. No other number is equal to a rounded one.
 
-Nothing in an answer is run as code: of its text, sympy's `sympify` sees only what the parser's grammar takes for a
-number. Time and memory are not limited here, and a tower of powers, or 3,000 open brackets, takes long: `rewards.py`
-runs this in processes that it can kill. Importing it takes most of a second.
+Nothing in an answer is run as code: sympy's `sympify` sees only what the parser's grammar accepts as a number. Time
+and memory are not limited here, although a tower of powers or 3,000 open brackets take long: `rewards.py` calls this
+in processes that it can kill. Importing this file takes most of a second.
 """
 
 import logging
@@ -26,12 +26,12 @@ from math_verify.grader import should_treat_as_complex
 from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Union, simplify, solve
 from sympy.concrete.expr_with_limits import ExprWithLimits
 
-logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that nothing limits the time
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that there is no time limit
 
-# units: the parser's own rule drops the m of 6m as metres, and all that stands between the first \text and the
-# last, so that "5\text{ or }6\text{ cm}" is 5. boxed: it would read a box in the box instead of the box.
+# units: the parser's own rule drops the m of 6m as metres, and everything between the first \text and the last,
+# so that "5\text{ or }6\text{ cm}" would be 5. boxed: the parser would read a box in the box instead of the box.
 CLEANING = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
-MEANING = ConversionConfig(lowercase_symbols=False)  # else R - r is 0
+MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
 UNICODE = str.maketrans(
     {"−": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ", "∞": r"\infty ", "≤": r"\le ",
@@ -39,17 +39,17 @@ UNICODE = str.maketrans(
 )  # fmt: skip
 UPRIGHT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|[mh]box)\s*\{"
 POWERS = {"thousand": "3", "million": "6", "billion": "9", "trillion": "12"}
-# Units, in upright type or as words after a number; a hedge is none, nor is a time of day.
+# Units, in upright type or as words after a number. A hedge (5 or 6) and a time of day are no units.
 UNIT_WORDS = r"\\text\{(?![^{}]*\b(?:and|or|not|but|[ap]\.?m)\b)[A-Za-z .,/-]+\}"
 UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
 SPELLINGS = [
     (re.compile(pattern), new)
     for pattern, new in [
-        (UPRIGHT, r"\\text{"),  # upright text in one way
-        (r"\\text\{([^{}]*[0-9(][^{}]*|[ei])\}", r"\1"),  # \text{36 dollars}, \text{(C)}, \mathrm{e}: no mere text
+        (UPRIGHT, r"\\text{"),  # one command for upright text
+        (r"\\text\{([^{}]*[0-9(][^{}]*|[ei])\}", r"\1"),  # unwraps \text{36 dollars}, \text{(C)}, \mathrm{e}
         (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
         (r"(?:(?<!\\)\\(?:[,!;:> ]|q?quad\b)|~|\s)+", " "),  # every space is one space
-        (r"\\?\$|[£€¥]", ""),  # currency, and dollars around a part
+        (r"\\?\$|[£€¥]", ""),  # currency, and dollar signs around math
         (r"(^|=) *([-+]?[1-9][0-9]{0,2}(?:[ ,][0-9]{3})+)(?![0-9]| ?[,;])",
          lambda m: m[1] + re.sub("[ ,]", "", m[2])),  # thousands: 1 000, and 1,000 beside a unit
         (r"^(-?[0-9]+) +([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
@@ -61,92 +61,94 @@ SPELLINGS = [
         (r"\\[lcd]?dots[bcmio]?\b|\.\.\.", r"\\text{dots}"),  # 1,...,5 is not 1,5
         (r"([0-9]+)\.([0-9]+) ?\\(?:times|cdot) ?(?=10 ?\^)",
          lambda m: rf"{m[1]}{m[2]}\cdot 10^{{-{len(m[2])}}}\cdot "),  # 6.7\times 10^{-34}, exactly
-        (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # n!^2 is nothing the parser knows
+        (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
         (r"\([^()]*\)", lambda m: _both_signs(m[0])),  # (0,\pm2)
         (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\ "),  # \\[4pt] between the rows of a matrix
         (r"\\varnothing\b", r"\\emptyset "),
-        (r"\\(?:display|text|script)style\b|\\(?:text)?color\{\w+\}", ""),  # looks
+        (r"\\(?:display|text|script)style\b|\\(?:text)?color\{\w+\}", ""),  # appearance
         (r"\\langle\b", "("), (r"\\rangle\b", ")"),
     ]
 ]  # fmt: skip
 
 
 def compare(answer: str, gold: str) -> str:
-    """Whether `answer` is `gold`, both LaTeX without a box around them, as a reason."""
+    """The reason "correct" if `answer` equals `gold`, both LaTeX without a box around them, or why it does not."""
     if ":" in gold and ":" in answer and "=" not in gold:
         return "correct" if _words(answer) == _words(gold) else "wrong"
     if re.search(UPRIGHT, gold) and _words(answer) == _words(gold):
         return "correct"
-    answer, gold = _tidy(answer), _tidy(gold)
+    answer, gold = _normalise(answer), _normalise(gold)
     if " base " not in answer:
-        gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)  # the question named it: 52 is right for 52_8
+        gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)  # the question named the base: 52 is right for 52_8
     if answer == gold:
         return "correct"
-    texts = [(gold, answer)]
-    if ("%" in answer) != ("%" in gold):  # 10 is right for 10\\%
-        texts.append((gold.replace("\\%", "").replace("%", ""), answer.replace("\\%", "").replace("%", "")))
     try:
-        right = any(_same(_read(gold), _read(answer)) for gold, answer in texts)
-    except Exception:  # the parser on what is no LaTeX it knows, sympy on what it cannot compute
+        right = _same(_read(gold), _read(answer))
+        if not right and ("%" in answer) != ("%" in gold):  # 10 is right for 10\%
+            right = _same(_read(re.sub(r"\\?%", "", gold)), _read(re.sub(r"\\?%", "", answer)))
+    except Exception:  # parser and sympy raise errors of every class on text that they cannot read or compute
         return "parse_error"
     return "correct" if right else "wrong"
 
 
 def _words(text: str) -> str:
-    """The text without marks for upright type, spaces, stops and capitals: 4:30 \\text{ PM} is \\text{4:30 p.m.}."""
+    """The text without upright commands, spaces, full stops and capitals: 4:30 \\text{ PM} is \\text{4:30 p.m.}."""
     text = re.sub(UPRIGHT + r"([^{}]*)\}", r"\1", text)
     text = re.sub(r"(?<![0-9])\s+|\s+(?![0-9])|\.(?![0-9])|\$", "", text)  # 1 23 is not 12 3, nor 1.5 15
     return re.sub(r"^\((\w)\)$", r"\1", text).casefold()
 
 
-def _tidy(text: str) -> str:
-    """The text in the spellings the parser knows, without a final full stop."""
+def _normalise(text: str) -> str:
+    """The text in the spellings that the parser knows, without a final full stop."""
     text = text.translate(UNICODE).strip().rstrip(".")
-    for pattern, new in SPELLINGS:
-        text = pattern.sub(new, text)
+    for pattern, replacement in SPELLINGS:
+        text = pattern.sub(replacement, text)
     return text.strip().rstrip(".")
 
 
 def _both_signs(group: str) -> str:
-    """(0,\\pm2) as (0,+2),(0,-2); a group without a comma, or with two signs, which may go together, as it is."""
+    """(0,\\pm2) as (0,+2),(0,-2). A group without a comma, or with two signs that may go together, stays as it is."""
     if group.count(r"\pm") != 1 or "," not in group:
         return group
     return group.replace(r"\pm", "+") + "," + group.replace(r"\pm", "-")
 
 
 def _read(text: str) -> Basic | MatrixBase:
-    """The parser's reading. Of an equation that it cannot read as a whole, what follows the last `=`."""
+    """The parser's reading of a text; if it cannot read an equation as a whole, that of the side after the last `=`."""
     if re.fullmatch(r"[0-9.]+( [0-9.]+)+", text):
-        raise ValueError(f"{text} is not one answer")  # the parser would add or multiply these
+        raise ValueError(f"{text} is not one answer")  # the parser would add or multiply these numbers
     try:
         is_real = not should_treat_as_complex(text)
         expr = latex2sympy(text, is_real=is_real, normalization_config=CLEANING, conversion_config=MEANING)
-    except Exception:
+    except Exception:  # of any class, see `compare`, which gets it unless this is an equation
         value = re.fullmatch(r"[^,;<>]*[^\\<>!,;]=([^=,;<>]+)", text)
         if value is None:
             raise
         return _read(value[1])
     if re.search(r"\bor\b", text) and isinstance(expr, FiniteSet) and not any(isinstance(e, (Expr, Eq)) for e in expr):
         expr = _union(expr)
-    unit = {symbol: I for symbol in expr.free_symbols if symbol.name == "i"}
-    return expr.xreplace(unit) if unit else expr
+    imaginary = {symbol: I for symbol in expr.free_symbols if symbol.name == "i"}
+    return expr.xreplace(imaginary) if imaginary else expr
 
 
-def _union(parts: FiniteSet) -> Basic:
-    """x<2 or x>3 as a set of numbers; anything else than such conditions as it is."""
+def _union(conditions: FiniteSet) -> Basic:
+    """x<2 or x>3 as a set of numbers; conditions that sympy cannot turn into one stay as they are."""
     try:
-        return Union(*[part.as_set() for part in parts])
-    except Exception:
-        return parts
+        return Union(*[condition.as_set() for condition in conditions])
+    except Exception:  # of any class; `verify` then compares the conditions themselves
+        return conditions
 
 
 def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
-    """math-verify's verdict, except for what it lets pass: 6=5 as 5; 2 as 2,2; and equations without a solution."""
-    repeats = isinstance(gold, FiniteSet) and len(gold._unsorted_args) > len(gold)
-    if (repeats and len(gold._unsorted_args) != len(getattr(answer, "_unsorted_args", ()))) or not _holds(answer):
+    """math-verify's verdict, except for what it accepts too easily: 6=5 as 5, 2 as 2,2, unsolvable equations."""
+    gold_has_repeats = isinstance(gold, FiniteSet) and len(gold._unsorted_args) > len(gold)
+    if gold_has_repeats and len(gold._unsorted_args) != len(getattr(answer, "_unsorted_args", ())):
         return False
-    # 12 places for decimals. For constants 300: differences below are 0 to it, and 2^{-99} would be 2^{-100}.
-    # Not with decimals inside, as in 10^{0.01}, which have no such digits; nor with sums, which would take a minute.
+    if not _numeric_equations_hold(answer):
+        return False
+    # Decimals are compared to 12 places, constants to 300 digits: smaller differences are 0 to `verify`, and with
+    # fewer digits 2^{-99} would be 2^{-100}. Decimals within constants, as in 10^{0.01}, have no such digits, and sums
+    # would take a minute.
     digits = 15 if gold.has(Float, ExprWithLimits) or answer.has(Float, ExprWithLimits) else 300
     if not verify(gold, answer, 12, digits, allow_set_relation_comp=True, timeout_seconds=None):
         return False
@@ -156,7 +158,7 @@ def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
     return True
 
 
-def _holds(expr: Basic | MatrixBase) -> bool:
-    """Whether the equations between plain numbers in it are true, as in x=2+3=5."""
+def _numeric_equations_hold(expr: Basic | MatrixBase) -> bool:
+    """Whether the equations between plain numbers in an expression are true: x=2+3=5 has one."""
     equations = [e for e in expr.atoms(Eq) if all(getattr(side, "is_number", False) for side in e.args)]
-    return all(verify(*e.args, float_rounding=12, timeout_seconds=None) for e in equations)
+    return all(verify(e.lhs, e.rhs, float_rounding=12, timeout_seconds=None) for e in equations)

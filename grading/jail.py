@@ -1,12 +1,12 @@
-"""The inside of the sandbox, a process that `sandbox.py` starts anew for each response.
+"""The inside of the sandbox: a process that `sandbox.py` starts anew for each response.
 
-A supervisor, without environment and without answers, reads a job and forks a cell for it: a keeper, which
-isolates and then forks the program, waits, and ends all that the program has started. A script gets a cell for
-each input. For tests written as code there are two cells with a socket between them: the program's, forked
-before the tests are read, and that of the tests (`judge.py`). What protects whom from what, `sandbox.py` says.
+The supervisor has no environment and no expected outputs. It reads a job and forks a cell for it: a keeper, which
+isolates itself, forks the program, waits for it and ends every process that the program has started. A script gets a
+cell for each input. Tests written as code take two cells with a socket between them: that of the program, forked before
+the tests are read, and that of the tests (`judge.py`). `sandbox.py` says what protects whom from what.
 
-It must start in milliseconds, hence the plain imports and the numbers in place of `signal` and `subprocess`.
-Standard library only. Linux only.
+It must start in milliseconds, hence plain imports, and numbers in place of `signal` and `subprocess`. Standard library
+only. Linux only.
 """
 
 import atexit
@@ -22,125 +22,127 @@ import sys
 import time
 
 import namespaces
-from namespaces import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, check, libc
+import process_level
+from namespaces import PR_SET_DUMPABLE, libc
 
 MEMORY = 2**30  # bytes of address space for each process
 PROCESSES = 64  # and threads, of one cell
 FILES = 64  # open at a time
 FILE = 2**24  # bytes, the largest file
 OUTPUT = 2**23  # bytes of standard output
-STACK = 2**28  # bytes, as far as the kernel left room; deep recursion is honest
-RECURSION = 10_000  # depth that a program has without asking for more
-STRANGER = 10**9  # first user id of those that do not exist; the keeper's process id is added
+STACK = 2**28  # bytes, if the hard limit allows; honest programs recurse deeply
+RECURSION = 10_000  # depth that a program gets without asking for more
+STRANGER = 10**9  # plus the keeper's process id: the id of a user that does not exist
 M_ARENA_MAX = -8
-LIFELINE, REPORT = 8, 9  # descriptors of a keeper
+LIFELINE, REPORT = 8, 9  # file descriptors of a keeper
 
-# Exit statuses of a program's process; what they say is believed only of failures.
+# Exit statuses of a program's process. A program can forge them, so they only tell failures apart.
 UNREADABLE, OUT_OF_MEMORY, RAISED = 65, 66, 67
 SIGKILL, SIGXCPU = 9, 24
 REASONS = {UNREADABLE: "parse_error", OUT_OF_MEMORY: "memory", RAISED: "crashed", 128 + SIGXCPU: "timeout"}
-
-
-class Failure(Exception):
-    """The sandbox itself failed: says nothing about the program."""
 
 
 # ---- the supervisor -------------------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Read a job, write the replies."""
+    """Read a job and write the replies."""
     libc.prctl(PR_SET_DUMPABLE, 0)  # no other process of this user may look into this one
-    libc.mallopt(M_ARENA_MAX, 2)  # else each thread takes 64 MB of address space
-    gc.freeze()  # what is here now is not looked through when a program's garbage is collected
+    libc.mallopt(M_ARENA_MAX, 2)  # otherwise each thread takes 64 MB of address space
+    gc.freeze()  # a program's garbage collection does not visit the objects made so far
     try:
         job = read_message()
         deadline = time.monotonic() + job["timeout_s"]
         for reason, data in run_inputs(job, deadline) if "inputs" in job else run_judge(job, deadline):
             reply(reason, data)
     except BrokenPipeError:
-        return  # the grader has heard enough
-    except (Failure, OSError) as error:
+        return  # the grader needs no more replies
+    except OSError as error:
         reply("sandbox", str(error).encode())
 
 
 def read_message() -> dict:
-    """A message of the grader, and not a byte of the next one: what is in memory here, a program may find."""
+    """One message of the grader, and not a byte of the next one: a program may find what is in memory here."""
     (size,) = struct.unpack(">Q", read_exactly(8))
     return marshal.loads(read_exactly(size))
 
 
 def read_exactly(size: int) -> bytes:
+    """So many bytes of standard input, unbuffered; exits if the grader has gone."""
     data = bytearray()
     while len(data) < size:
-        part = os.read(0, size - len(data))
-        if not part:
-            sys.exit()  # the grader has gone
-        data += part
+        chunk = os.read(0, size - len(data))
+        if not chunk:
+            sys.exit()
+        data += chunk
     return bytes(data)
 
 
 def reply(reason: str, data: bytes) -> None:
-    """A line with the reason and the data's length, then the data."""
+    """Write a line with the reason and the data's length, then the data."""
     with open(1, "wb", closefd=False) as file:
         file.write(f"{reason} {len(data)}\n".encode() + data)
 
 
 def run_inputs(job: dict, deadline: float):
-    """(reason, output) of a cell for each input, until one fails."""
+    """Yield (reason, output) of a cell for each input, until one fails."""
     for text in job["inputs"]:
-        # A file without a name, not a pipe: it can be read in every way, also by its size and by seeking.
-        stdin = os.memfd_create("stdin")
+        stdin = os.memfd_create("stdin")  # a file, as programs may ask for its size, seek in it or map it
         with open(stdin, "wb", closefd=False) as file:
             file.write(text.encode("utf-8", "replace"))
         os.lseek(stdin, 0, os.SEEK_SET)
-        out, into = os.pipe()
-        cell = Cell(lambda: run_script(job["program"]), {0: stdin, 1: into}, job)
+        output, stdout = os.pipe()
+        cell = Cell(lambda: run(job["program"], "__main__"), {0: stdin, 1: stdout}, job)
         os.close(stdin)
-        os.close(into)
-        reason, data = collect(out, cell, deadline)
+        os.close(stdout)
+        reason, data = collect(output, cell, deadline)
         yield reason, data
         if reason != "ok":
             return
 
 
 def run_judge(job: dict, deadline: float):
-    """(reason, its cause) of a cell for the program and, forked once it is there, one for the tests."""
-    import socket  # not needed for inputs, which should start fast
+    """Yield (reason, its cause) once, from two cells: the program's and, forked when that is ready, the tests'."""
+    import socket  # slow to import, and not needed for scripts
 
     import judge
     import proxy
 
     inside, outside = socket.socketpair()
-    helpers = judge.LEETCODE if job["helpers"] else ""
-    program = Cell(
-        lambda: proxy.serve(socket.socket(fileno=3), load(job["program"], helpers)), {3: inside.fileno()}, job
-    )
+
+    def serve_program():
+        connection = socket.socket(fileno=3)
+        proxy.serve(connection, run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""))
+
+    program = Cell(serve_program, {3: inside.fileno()}, job)
     inside.close()
     tests = read_message()
-    verdict, into = os.pipe()
+    output, verdict = os.pipe()
 
     def run_tests():
         os.write(4, " ".join(judge.judge(socket.socket(fileno=3), tests)).encode())
 
-    tester = Cell(run_tests, {3: outside.fileno(), 4: into}, job, secret=True)
+    tester = Cell(run_tests, {3: outside.fileno(), 4: verdict}, job, secret=True)
     outside.close()
-    os.close(into)
-    reason, data = collect(verdict, tester, deadline)
+    os.close(verdict)
+    reason, data = collect(output, tester, deadline)
     status = program.stop()
     cause = b""
     if reason == "ok":
-        said, _, cause = data.partition(b" ")
-        reason = said.decode() or "crashed"
-    yield REASONS.get(status, reason) if reason == "crashed" else reason, cause
+        verdict_reason, _, cause = data.partition(b" ")
+        reason = verdict_reason.decode() or "crashed"
+    if reason == "crashed":
+        reason = REASONS.get(status, reason)
+    yield reason, cause
 
 
-def collect(out: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
-    """Why a cell ended or had to, and what it wrote until then; ends with everything if the grader hangs up."""
+def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
+    """Why a cell ended or was ended, and what it wrote to the pipe `output`; exits if the grader hangs up."""
     poll = select.poll()
-    poll.register(out, select.POLLIN)
+    poll.register(output, select.POLLIN)
     poll.register(0, select.POLLIN)
-    data, reason = bytearray(), ""
+    data = bytearray()
+    reason = ""
     while not reason:
         events = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
         if 0 in events:
@@ -148,24 +150,24 @@ def collect(out: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
             sys.exit()
         if not events or time.monotonic() > deadline:
             reason = "timeout"
-        elif part := os.read(out, 2**16):
-            data += part
+        elif chunk := os.read(output, 2**16):
+            data += chunk
             reason = "output" if len(data) > OUTPUT else ""
         else:
             break
-    os.close(out)
+    os.close(output)
     status = cell.stop()
     return reason or REASONS.get(status) or ("crashed" if status > 128 else "ok"), bytes(data)
 
 
 class Cell:
-    """A forked process, kept by another one, that runs `target()` with the descriptors `files`, {there: here}.
+    """A process that runs `target()`, and its keeper. `files` are its descriptors: {number there: number here}.
 
-    `secret`: no other process of this user may look into it. Raises Failure where it cannot be made.
+    `secret`: no other process of this user may look into it. Raises OSError if the cell cannot be made.
     """
 
     def __init__(self, target, files: dict[int, int], job: dict, secret: bool = False):
-        lifeline, self.lifeline = os.pipe()  # the keeper ends the cell when this closes, for whatever reason
+        lifeline, self.lifeline = os.pipe()  # when it closes, for whatever reason, the keeper ends the cell
         ready, report = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -173,19 +175,19 @@ class Cell:
         os.close(lifeline)
         os.close(report)
         with open(ready, "rb") as file:
-            said = file.read().decode()
-        if said != "ready":
+            state = file.read().decode()
+        if state != "ready":
             self.stop()
-            raise Failure(said or "a keeper died")
+            raise OSError(state or "a keeper died")
 
     def stop(self) -> int:
-        """End every process of the cell and wait for them; the program's exit status, 128 + a signal's number."""
+        """End every process of the cell and wait for it; returns the program's exit status as `exit_status` does."""
         os.close(self.lifeline)
         return exit_status(os.waitpid(self.pid, 0)[1])
 
 
 def exit_status(status: int) -> int:
-    """As a shell gives it."""
+    """The status of a process as a shell gives it: 128 + the number of the signal that ended it."""
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
@@ -194,19 +196,17 @@ def exit_status(status: int) -> int:
 
 
 def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
-    """The keeper: isolates, forks, waits until the program ends or the lifeline closes, kills the rest, exits."""
+    """The keeper: isolate, fork, wait until the program ends or the lifeline closes, kill the rest, exit."""
     try:
         place(files)
         os.setsid()  # no terminal, and no group to signal but its own
         strict = job["level"] == "strict"
         stranger = STRANGER + os.getpid() if os.geteuid() == 0 else None
         if strict:
-            libc.prctl(PR_SET_DUMPABLE, 1)  # else its id maps cannot be written
+            libc.prctl(PR_SET_DUMPABLE, 1)  # otherwise its id maps cannot be written
             namespaces.unshare(stranger is None)
         else:
-            check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1), "subreaper")  # orphans come to the keeper
-            home = make_home(stranger)
-            os.chdir(f"{home}/home")
+            folder = process_level.enter(stranger)
         child = os.fork()
         if child == 0:
             inside(target, job, strict, stranger, secret)
@@ -215,21 +215,17 @@ def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
         poll.register(LIFELINE, select.POLLIN)
         poll.register(os.pidfd_open(child), select.POLLIN)
         poll.poll()
-        os.kill(child, SIGKILL)  # strict: the init of its name space; waiting for it waits for all in there
+        os.kill(child, SIGKILL)  # strict: process 1 of its name space; waiting for it waits for all in there
         status = exit_status(os.waitpid(child, 0)[1])
         if not strict:
-            try:
-                kill_rest(stranger)
-                remove(home, stranger)
-            except OSError:  # no more processes, say: what it leaves is no fault of the program's
-                pass
+            process_level.clean_up(folder, stranger)
         os._exit(status)
-    except BaseException as error:
+    except BaseException as error:  # the supervisor gets the cause
         give_up(error)
 
 
 def give_up(error: BaseException) -> None:
-    """End a process in which the sandbox, not the program, has failed."""
+    """End a process in which the sandbox, not the program, has failed; the supervisor gets the cause."""
     try:
         os.write(REPORT, f"{type(error).__name__}: {error}".encode())
     finally:
@@ -237,10 +233,11 @@ def give_up(error: BaseException) -> None:
 
 
 def place(files: dict[int, int]) -> None:
-    """Have exactly these descriptors, and the null device for what lacks of 0, 1 and 2."""
+    """Have exactly these file descriptors; those of 0, 1 and 2 that are not given become the null device."""
     null = os.open(os.devnull, os.O_RDWR)
-    files = {0: null, 1: null, 2: null, **files}
-    high = {there: fcntl.fcntl(here, fcntl.F_DUPFD, 64) for there, here in files.items()}
+    high = {}  # copies above all numbers in use, so that none overwrites another
+    for there, here in ({0: null, 1: null, 2: null} | files).items():
+        high[there] = fcntl.fcntl(here, fcntl.F_DUPFD, 64)
     os.closerange(0, 64)
     for there, here in high.items():
         os.dup2(here, there)
@@ -248,25 +245,25 @@ def place(files: dict[int, int]) -> None:
 
 
 def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) -> None:
-    """Up to the program: file system, limits, rights; then `target()`. Never returns."""
+    """Set file system, limits and rights, then run `target()`. Never returns."""
     try:
         os.close(LIFELINE)
         if not secret:
             libc.prctl(PR_SET_DUMPABLE, 1)
             with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")  # when memory is short, the kernel takes it first
+                file.write("1000")  # when memory is short, the kernel kills it first
         if strict:
             namespaces.build_root(job["site"])
         limit(job["timeout_s"], strict or stranger is not None)
         namespaces.give_up_rights(stranger, strict)
-        libc.prctl(PR_SET_DUMPABLE, int(not secret))  # changing the user cleared it; /dev/stdin needs it
+        libc.prctl(PR_SET_DUMPABLE, int(not secret))  # /dev/stdin needs it, and changing the user cleared it
         child = os.fork() if strict else 0
         if child == 0:
             os.write(REPORT, b"ready")
         os.close(REPORT)
-    except BaseException as error:
+    except BaseException as error:  # the supervisor gets the cause
         give_up(error)
-    while child:  # process 1 collects orphans, and with it all others end
+    while child:  # process 1 collects orphans; when it exits, all others end
         process, status = os.wait()
         if process == child:
             os._exit(exit_status(status))
@@ -276,8 +273,9 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
     sys.set_int_max_str_digits(0)
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)] + job["site"]
     builtins.exit = builtins.quit = sys.exit  # as `site` would
-    os.cpu_count = lambda: 4  # who starts a worker a core does not run into the limit of processes
-    sys.argv, sys.executable = ["program.py"], sys._base_executable  # which is there to be run
+    os.cpu_count = lambda: 4  # a program that starts a worker for each core stays below PROCESSES
+    sys.argv = ["program.py"]
+    sys.executable = sys._base_executable  # that of a virtual environment is not in the sandbox
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace")
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", errors="replace")
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", errors="replace")
@@ -292,7 +290,7 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         for stream in (sys.stdout, sys.__stdout__):
             try:
                 stream.flush()
-            except Exception:  # closed or replaced by the program: as the interpreter does, leave it
+            except Exception:  # the program closed or replaced it; the interpreter ignores that, too
                 pass
         status = 0
     except MemoryError:
@@ -301,136 +299,43 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         os._exit(status)
 
 
-def run_script(source: str) -> None:
-    """Run a program as Python runs a script."""
-    try:
-        run(source, type(sys)("__main__"))
-    except SystemExit:
-        pass
+def run(source: str, name: str, helpers: str = "") -> dict:
+    """Run a source as the module `name` after the source `helpers`; returns its names.
 
-
-def load(source: str, helpers: str) -> dict:
-    """The names of a program that is not the main one, so that `if __name__ == "__main__"` stays out."""
-    module = type(sys)("program")
+    A script is `__main__`. Another name leaves out what stands behind `if __name__ == "__main__"`.
+    """
+    module = type(sys)(name)
     exec(helpers, module.__dict__)
+    module.__file__ = os.path.abspath("program.py")
+    with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(source)
+    sys.modules[name] = module
     try:
-        run(source, module)
+        code = compile(source, "program.py", "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
+        os._exit(UNREADABLE)
+    try:
+        exec(code, module.__dict__)
     except SystemExit:
         pass
     return module.__dict__
 
 
-def run(source: str, module) -> None:
-    """Execute a source in a module of its own."""
-    module.__file__ = os.path.abspath("program.py")
-    with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(source)
-    sys.modules[module.__name__] = module
-    try:
-        code = compile(source, "program.py", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
-        os._exit(UNREADABLE)
-    exec(code, module.__dict__)
-
-
 def limit(seconds: float, few_processes: bool) -> None:
-    """The limits of the process and of those that it starts."""
+    """Set the limits of this process and of those that it starts."""
     cpu = int(seconds) + 2
-    for what, value in (
+    limits = (
         (resource.RLIMIT_CPU, cpu),
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, FILE),
-        (resource.RLIMIT_NPROC, PROCESSES + (0 if few_processes else count_processes())),
+        (resource.RLIMIT_NPROC, PROCESSES + (0 if few_processes else process_level.count_processes())),
         (resource.RLIMIT_NOFILE, FILES),
         (resource.RLIMIT_CORE, 1),  # bytes; at 0 the kernel still starts a program that collects cores
         (resource.RLIMIT_STACK, STACK),
-    ):
-        hard = resource.getrlimit(what)[1]
-        room = float("inf") if hard == resource.RLIM_INFINITY else hard
-        later = value + (what == resource.RLIMIT_CPU)  # first the signal that says why
-        resource.setrlimit(what, (min(value, room), min(later, room)))
-
-
-def count_processes() -> int:
-    """Processes and threads of this user, who shares one count with all of them."""
-    count = 0
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.stat(f"/proc/{name}").st_uid == os.getuid():
-                count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:  # it has just ended
-            continue
-    return count
-
-
-# ---- without name spaces --------------------------------------------------------------------------------------
-
-
-def make_home(stranger: int | None) -> str:
-    """A temporary directory, in which `home` belongs to the program's user: root's cannot be renamed by it."""
-    folder = f"/tmp/program-{os.getpid()}-{time.time_ns()}"
-    os.mkdir(folder, 0o711)
-    os.mkdir(f"{folder}/home", 0o700)
-    if stranger is not None:
-        os.chown(f"{folder}/home", stranger, stranger)
-    return folder
-
-
-def remove(folder: str, stranger: int | None) -> None:
-    """Remove it, with the program's rights and no others; it can forbid its directories and make them very deep."""
-    remover = os.fork()
-    if remover == 0:
-        if stranger is not None:
-            os.setresuid(stranger, stranger, stranger)
-        os.execl("/bin/sh", "sh", "-c", 'cd "$0" && chmod -R u+rwx home; rm -rf home', folder)
-    os.waitpid(remover, 0)
-    for path in (f"{folder}/home", folder):  # as a stranger's, `home` itself could not be removed by it
-        try:
-            os.rmdir(path)
-        except OSError:  # removed already, or it resists and is left: the verdict stands
-            pass
-
-
-def kill_rest(stranger: int | None) -> None:
-    """End every process that a program has left, for two seconds at most: the keeper is the parent of orphans."""
-    end = time.monotonic() + 2
-    while time.monotonic() < end:
-        if stranger is None:
-            for process in descendants(os.getpid()):
-                signal_it(process)
-        elif killer := os.fork():
-            os.waitpid(killer, 0)
-        else:
-            os.setresuid(stranger, stranger, stranger)
-            signal_it(-1)  # all of this user, at one moment
-            os._exit(0)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        time.sleep(0.002)
-
-
-def signal_it(process: int) -> None:
-    """Kill a process, if it is still there."""
-    try:
-        os.kill(process, SIGKILL)
-    except ProcessLookupError:
-        pass
-
-
-def descendants(root: int) -> list[int]:
-    """The processes below `root`."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:  # it has just ended
-            continue
-        children.setdefault(parent, []).append(int(name))
-    found = [root]
-    for process in found:
-        found += children.get(process, [])
-    return found[1:]
+    )
+    for kind, soft in limits:
+        hard = soft + 1 if kind == resource.RLIMIT_CPU else soft  # the signal at the soft limit tells the reason
+        highest = resource.getrlimit(kind)[1]
+        if highest != resource.RLIM_INFINITY:
+            soft, hard = min(soft, highest), min(hard, highest)
+        resource.setrlimit(kind, (soft, hard))

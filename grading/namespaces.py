@@ -1,12 +1,12 @@
-"""Linux name spaces by the C library: a process that sees no network, no other process and hardly a file.
+"""The sandbox's level `strict`: Linux name spaces, called through the C library.
 
-    unshare(new_user)            name spaces of users, mounts, processes, network, IPC and host name
-    build_root(site)             in process 1 of them: a read-only root with Python in it, an almost empty /tmp
-    give_up_rights(stranger)     no way back
+    unshare(new_user)                 new name spaces of users, mounts, processes, network, IPC and host name
+    build_root(site)                  in process 1 of them: a read-only root with Python in it, an almost empty /tmp
+    give_up_rights(stranger, strict)  drop every right, for good
 
-By ctypes, because Python has `os.unshare` from 3.12 on and has no mount(2) at all. Needs Linux 5.12 (one call
-makes all mounts read-only), and a kernel and a container that allow it: root, or name spaces of users.
-Used by `jail.py`, hence plain imports only.
+The calls go through ctypes, because `os.unshare` exists from Python 3.12 on and mount(2) is not in Python at all. They
+need Linux 5.12 (one call makes all mounts read-only), and either root or a kernel and a container that let users make
+name spaces. Used by `jail.py`, hence plain imports only.
 """
 
 import ctypes
@@ -28,13 +28,13 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def check(result: int, what: str) -> None:
-    """Raise OSError where a call of the C library failed."""
+    """Raise OSError if a call of the C library failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
 
 def unshare(new_user: bool) -> None:
-    """Name spaces of its own; the next fork is process 1. Who is not root needs one of users to be allowed to."""
+    """Move this process into new name spaces, where its next fork is process 1. All but root need `new_user`."""
     user, group = os.geteuid(), os.getegid()
     check(libc.unshare(sum(CLONE.values()) + CLONE_USER * new_user), "name spaces")
     if new_user:
@@ -42,14 +42,14 @@ def unshare(new_user: bool) -> None:
 
 
 def map_user(users: str, groups: str) -> None:
-    """Who this process is in its new name space of users."""
+    """Say which user and group this process is in its new name space of users."""
     for name, text in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
 
 def forbid_name_spaces() -> None:
-    """No more of them, in which a program could mount file systems of any size; and nothing to write in /proc."""
+    """Forbid further name spaces, where a program could mount file systems of any size, and writing in /proc."""
     user, group = os.geteuid(), os.getegid()
     try:
         check(libc.unshare(CLONE_USER | CLONE["mount"]), "name spaces")
@@ -58,13 +58,13 @@ def forbid_name_spaces() -> None:
             file.write("0")
         change_mounts("/proc", add=ATTR_RDONLY)
     except OSError:
-        return  # users may not make any here, or not use them, and so the program may not, either
+        return  # users may not make or use name spaces here, and so the program may not, either
 
 
 def mount(source: str, target: str, kind: str | None = None, flags: int = 0, options: str = "") -> None:
     """mount(2)."""
-    arguments = (text and text.encode() for text in (source, target, kind))
-    check(libc.mount(*arguments, flags, options.encode()), f"mounting {target}")
+    kind_bytes = kind.encode() if kind else None
+    check(libc.mount(source.encode(), target.encode(), kind_bytes, flags, options.encode()), f"mounting {target}")
 
 
 def change_mounts(path: str, add: int = 0, remove: int = 0, flags: int = 0) -> None:
@@ -74,7 +74,7 @@ def change_mounts(path: str, add: int = 0, remove: int = 0, flags: int = 0) -> N
 
 
 def build_root(site: list[str]) -> None:
-    """A root of its own: Python and the system's libraries read-only, a few devices, its /proc, an empty /tmp."""
+    """Replace the root: Python and the system's libraries read-only, a few devices, its own /proc, an empty /tmp."""
     new = "/proc"  # a directory that exists everywhere and that nothing below needs
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", new, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
@@ -101,7 +101,7 @@ def build_root(site: list[str]) -> None:
     for path in ("tmp", "proc"):
         change_mounts(f"{new}/{path}", remove=ATTR_RDONLY)
     os.chdir(new)
-    check(libc.syscall(PIVOT_ROOT, b".", b"."), "a new root")  # over the old one, which goes then
+    check(libc.syscall(PIVOT_ROOT, b".", b"."), "a new root")  # on top of the old one, which the next call detaches
     check(libc.umount2(b".", 2), "leaving the old root")
     os.mkdir(HOME, 0o777)
     os.chmod(HOME, 0o777)
@@ -109,14 +109,14 @@ def build_root(site: list[str]) -> None:
 
 
 def give_up_rights(stranger: int | None, strict: bool) -> None:
-    """root becomes a user that does not exist; another user loses what a name space of users gave."""
+    """Root becomes a user that does not exist; any user loses the rights that a name space of users gave."""
     if stranger is not None:
         if stat.S_ISFIFO(os.fstat(1).st_mode):
             os.fchown(1, stranger, stranger)  # so that /dev/stdout can be opened
         os.setgroups([])
         os.setresgid(stranger, stranger, stranger)
         os.setresuid(stranger, stranger, stranger)
-        libc.prctl(PR_SET_DUMPABLE, 1)  # cleared by that; what follows needs it
+        libc.prctl(PR_SET_DUMPABLE, 1)  # the change of user cleared it; what follows needs it
     if strict:
         forbid_name_spaces()
         check(libc.capset(struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", 0, 0, 0, 0, 0, 0)), "rights")

@@ -1,30 +1,31 @@
-"""Runs a stranger's program: in a process of its own, under limits, with nothing in reach that is worth finding.
+"""Runs an untrusted program in a process of its own, under limits, with nothing of value within its reach.
 
     for output in run_program(program, inputs, timeout_s=10, level="strict"):   # Output(reason, text) of each input
-    run_tests(program, tests, timeout_s=10, level="strict")                     # why the tests ended
+    run_tests(program, tests, timeout_s=10, level="strict")                     # Output(reason, cause)
 
-Each call starts a supervisor (`jail.py`) which forks the program into a cell. No expected output is ever sent
-there; tests written as code go to a second cell (`judge.py`), and plain data between the two (`proxy.py`). The
-verdict never hangs on an exit status, and what is missing or malformed is never a pass.
+Each call starts a supervisor (`jail.py`), which forks the program into a cell. Expected outputs are never sent there.
+Tests written as code run in a second cell (`judge.py`), and only plain data crosses between the two (`proxy.py`). The
+verdict never depends on an exit status, and a missing or malformed reply is never a pass.
 
-Always: wall and CPU time, memory and number of processes, size of files and of output are limited; the environment
-is emptied; a temporary directory, removed afterwards, is the working directory; the whole tree of processes is
-killed and waited for. Then, by level:
+At every level: wall and CPU time, memory, number of processes, size of files and of output are limited. The
+environment is empty. The working directory is temporary. The whole tree of processes is killed and waited for.
+The levels differ in what a program can reach:
 
-    strict    user, mount, pid, network, IPC and host name spaces of its own (`namespaces.py`), for root and for
-              others: no network, no other process to see or signal, 64 MB of disk, no file but Python's own, its
-              packages and the system's libraries, read-only. root's programs run as a user that does not exist.
-    process   where the kernel or a container forbids that. As root, the program still runs as a user that does
-              not exist. Not covered then: it can use the network, read what everybody may read, write where
-              everybody may write, fill the disk and leave System V memory behind; not run by root, it can also do
-              to your files and processes what you can.
+    strict    The program has its own user, mount, pid, network, IPC and host name spaces (`namespaces.py`), whether
+              root starts it or not. It has no network, sees and signals no other process, gets 64 MB of disk, and
+              reads no file but Python's own, its packages and the system's libraries. Root's programs run as a user
+              that does not exist.
+    process   For kernels and containers that forbid name spaces. Root's programs still run as a user that does not
+              exist. Not covered: a program can use the network, read what everybody may read, write where everybody
+              may write, fill the disk and leave System V memory behind. If the grader is not root, a program can also
+              do to your files and processes what you can.
 
-What even `strict` does not cover: holes in the kernel; answers that lie in an installed Python package; what can be
-learnt from shared time and caches; a virtual machine's own sockets (AF_VSOCK); many processes that use up to the
-memory limit each, though the kernel is asked to kill them first when memory is short.
+Even `strict` does not cover: holes in the kernel; answers inside an installed Python package; what shared time and
+caches reveal; a virtual machine's own sockets (AF_VSOCK); many processes that each use memory up to the limit, although
+the kernel is asked to kill these first when memory is short.
 
 Left out: cgroups (they need a delegated tree), seccomp filters, languages other than Python, systems other than
-Linux (5.3; strict: 5.12, not as root 5.14). Standard library only.
+Linux (5.3; strict: 5.12, without root 5.14). Standard library only.
 """
 
 import contextlib
@@ -39,27 +40,27 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 LEVELS = ("strict", "process")
-GRACE = 10  # seconds that a supervisor may take above its time limit before it counts as broken
+GRACE = 10  # seconds beyond its time limit after which a supervisor counts as broken
 UNCOVERED = "A program can use the network, read what everybody may read and write where everybody may write" + (
     "." if os.geteuid() == 0 else ", and do to your files and processes what you can; run as root for more."
 )
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed: says nothing about the program."""
+    """The sandbox itself failed, which says nothing about the program."""
 
 
 class Output(NamedTuple):
-    """What a program did with one input: "ok" or why not (timeout, memory, crashed, output, parse_error)."""
+    """A program's output for one input; `reason` is "ok", timeout, memory, crashed, output or parse_error."""
 
     reason: str
     text: str
 
 
 def run_program(program: str, inputs: list[str], *, timeout_s: float, level: str) -> Iterator[Output]:
-    """Run a program as a script on each input in turn; `timeout_s` seconds for all. Raises SandboxError.
+    """Run a program as a script on each input in turn, within `timeout_s` seconds for all. Raises SandboxError.
 
-    Stop early by closing the iterator. After the first output that is not "ok" no other follows.
+    The first output that is not "ok" is the last. Closing the iterator ends the program.
     """
     job = {"program": program, "inputs": inputs, "timeout_s": timeout_s, "level": level}
     for reason, data in supervise(job):
@@ -67,25 +68,22 @@ def run_program(program: str, inputs: list[str], *, timeout_s: float, level: str
 
 
 def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Output:
-    """Load a program and run tests against its names: the reason is `judge.judge`'s or a limit's, the text its cause.
-
-    Raises SandboxError.
-    """
+    """Run tests against a program's names: (reason of `judge.judge` or of a limit, its cause). Raises SandboxError."""
     job = {"program": program, "helpers": "fn_name" in tests, "timeout_s": timeout_s, "level": level}
     ((reason, data),) = supervise(job, tests)
     return Output(reason, data.decode("utf-8", "replace"))
 
 
 def supervise(job: dict, tests: dict | None = None) -> Iterator[tuple[str, bytes]]:
-    """Start a supervisor and yield its replies. Raises SandboxError where it fails."""
+    """Start a supervisor and yield its replies (reason, data). Raises SandboxError if it fails."""
     job["site"] = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     folder = os.path.dirname(os.path.abspath(__file__))
-    start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"  # as a module: it is compiled once
+    start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"  # a module is compiled only once
     command = [sys.executable, "-I", "-S", "-c", start]
-    keep = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    environment = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        process = subprocess.Popen(command, **pipes, env=keep, cwd="/", start_new_session=True)
+        process = subprocess.Popen(command, **pipes, env=environment, cwd="/", start_new_session=True)
     except OSError as error:
         raise SandboxError(f"no supervisor can be started ({error})") from error
     guard = threading.Timer(job["timeout_s"] + GRACE, process.kill)
@@ -93,8 +91,8 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[tuple[str, bytes
     guard.start()
     reasons = []
     try:
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and has perhaps said why
-            for message in (job, tests) if tests else (job,):
+        with contextlib.suppress(BrokenPipeError):  # it has ended; its reply may say why
+            for message in [job, tests] if tests else [job]:
                 data = marshal.dumps(message)
                 process.stdin.write(struct.pack(">Q", len(data)) + data)
             process.stdin.flush()
@@ -102,29 +100,30 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[tuple[str, bytes
             reason, size = header.decode().split()
             data = process.stdout.read(int(size))
             if len(data) < int(size):
-                break  # it was killed in mid-reply
+                break  # it was killed while it replied
             if reason == "sandbox":
                 raise SandboxError(data.decode())
             reasons.append(reason)
             yield reason, data
     finally:
-        with contextlib.suppress(BrokenPipeError):  # what was not flushed, to one that has ended
+        with contextlib.suppress(BrokenPipeError):  # it has ended before it read all
             process.stdin.close()  # tells the supervisor to stop
         process.stdout.close()
         process.wait()
         guard.cancel()
-    if set(reasons) <= {"ok"} and len(reasons) < len(job.get("inputs", [None])):
+    expected = len(job["inputs"]) if "inputs" in job else 1
+    if set(reasons) <= {"ok"} and len(reasons) < expected:
         if job["level"] == "strict":
             raise SandboxError("the supervisor died")
-        yield "crashed", b""  # at this level its program can have killed it
+        yield "crashed", b""  # at this level the program may have killed it
 
 
 def choose_level(wanted: str = "auto") -> str:
-    """The level to run at: "strict", "process", or "auto" for the stronger one that works here.
+    """The level to run at: `wanted`, or for "auto" the strongest that works here. Raises SandboxError if none does.
 
-    Says so, once, if that is the weaker one. Raises SandboxError where `wanted` does not work.
+    Prints once what the level "process" does not cover.
     """
-    with _lock:  # the first of many threads tries it
+    with _lock:  # the first of many threads tries the levels, the others find the result in the cache
         return _try_levels(wanted)
 
 
@@ -133,17 +132,17 @@ _lock = threading.Lock()
 
 @functools.cache
 def _try_levels(wanted: str) -> str:
-    failures = []
-    for level in ("strict", *LEVELS) if wanted == "auto" else (wanted, wanted):  # a failure may have been a chance one
+    failures = {}  # in order and without repeats
+    levels = ("strict", "strict", "process") if wanted == "auto" else (wanted, wanted)  # a first failure may be chance
+    for level in levels:
         try:
             outputs = list(run_program("import decimal\nprint(decimal.Decimal(1))", [""], timeout_s=GRACE, level=level))
             if outputs != [Output("ok", "1\n")]:
                 raise SandboxError(f"a program that prints 1 gave {outputs}; can other users read {sys.base_prefix}?")
         except SandboxError as error:
-            failures.append(f"{level}: {error}")
+            failures[f"{level}: {error}"] = True
             continue
-        failures = list(dict.fromkeys(failures))
         if level != "strict":
             print(f"sandbox level {level}: {'; '.join(failures) or 'asked for'}. {UNCOVERED}", file=sys.stderr)
         return level
-    raise SandboxError(f"programs cannot be run in the sandbox here ({'; '.join(dict.fromkeys(failures))})")
+    raise SandboxError(f"programs cannot be run in the sandbox here ({'; '.join(failures)})")

@@ -1,11 +1,11 @@
-"""Plain data between two processes that do not trust each other: numbers, text, containers of these.
+"""Plain data between two processes that do not trust each other: numbers, text, and containers of these.
 
     send(connection, message), receive(connection)     JSON behind its length
-    encode(value, describe), decode(data, find)        what JSON does not know: tuples, sets, keys that are no text,
+    encode(value, describe), decode(data, resolve)     for types that JSON lacks: tuples, sets, keys that are no text,
                                                        complex and long numbers, bytes, dates, slices, ...
 
-What is read is rebuilt as exact builtin types, so nothing of a sender's own can decide a comparison, and nothing
-of it is run: pickle would. A value that is no plain data is left to `describe`, and its description to `find`.
+`decode` builds exact builtin types, so nothing of the sender's own can decide a comparison, and it runs nothing, as
+pickle would. `describe` describes a value that is no plain data, and `resolve` turns the description into a value.
 
 Standard library only.
 """
@@ -18,10 +18,17 @@ import json
 import struct
 from collections.abc import Callable
 
-MAX_MESSAGE = 2**24  # bytes; above it a value is the candidate's failure
+MAX_MESSAGE = 2**24  # bytes; a longer value is the candidate's failure
 
-# Plain data that JSON does not know: name -> (type, its parts, back from its parts). A class stands before its bases.
+# The types that a defaultdict may make its values with.
 FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, tuple, set, dict, bool)}
+
+
+def _from_parts(kind: type) -> Callable[[list], object]:
+    return lambda parts: kind(*parts)
+
+
+# Plain data that JSON lacks: name -> (type, its parts, the value of the parts). A class stands before its bases.
 PLAIN = {
     "defaultdict": (
         collections.defaultdict,
@@ -29,36 +36,28 @@ PLAIN = {
         lambda parts: collections.defaultdict(FACTORIES.get(parts[0]), parts[1]),
     ),
     "Counter": (collections.Counter, dict, collections.Counter),
-    "OrderedDict": (
-        collections.OrderedDict,
-        lambda d: [[key, value] for key, value in d.items()],
-        collections.OrderedDict,
-    ),
-    "slice": (slice, lambda s: [s.start, s.stop, s.step], lambda parts: slice(*parts)),
-    "complex": (complex, lambda z: [z.real, z.imag], lambda parts: complex(*parts)),
+    "OrderedDict": (collections.OrderedDict, lambda d: [list(item) for item in d.items()], collections.OrderedDict),
+    "slice": (slice, lambda s: [s.start, s.stop, s.step], _from_parts(slice)),
+    "complex": (complex, lambda z: [z.real, z.imag], _from_parts(complex)),
     "tuple": (tuple, list, tuple),
     "set": (set, list, set),
     "frozenset": (frozenset, list, frozenset),
-    "dict": (dict, lambda d: [[key, value] for key, value in d.items()], dict),
+    "dict": (dict, lambda d: [list(item) for item in d.items()], dict),
     "bytes": (bytes, lambda b: b.hex(), bytes.fromhex),
     "bytearray": (bytearray, lambda b: b.hex(), bytearray.fromhex),
-    "range": (range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
+    "range": (range, lambda r: [r.start, r.stop, r.step], _from_parts(range)),
     "deque": (collections.deque, list, collections.deque),
     "Decimal": (decimal.Decimal, str, decimal.Decimal),
-    "Fraction": (fractions.Fraction, lambda f: [f.numerator, f.denominator], lambda parts: fractions.Fraction(*parts)),
+    "Fraction": (fractions.Fraction, lambda f: [f.numerator, f.denominator], _from_parts(fractions.Fraction)),
     "datetime": (datetime.datetime, lambda d: d.isoformat(), datetime.datetime.fromisoformat),
     "date": (datetime.date, lambda d: d.isoformat(), datetime.date.fromisoformat),
-    "time": (datetime.time, lambda d: d.isoformat(), datetime.time.fromisoformat),
-    "timedelta": (
-        datetime.timedelta,
-        lambda d: [d.days, d.seconds, d.microseconds],
-        lambda parts: datetime.timedelta(*parts),
-    ),
+    "time": (datetime.time, lambda t: t.isoformat(), datetime.time.fromisoformat),
+    "timedelta": (datetime.timedelta, lambda d: [d.days, d.seconds, d.microseconds], _from_parts(datetime.timedelta)),
 }
 
 
-def encode(value, handle: Callable[[object], dict]):
-    """Plain data as what JSON can carry; anything else becomes what `handle` makes of it."""
+def encode(value, describe: Callable[[object], dict]):
+    """Plain data as what JSON can carry; anything else becomes what `describe` makes of it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
@@ -68,20 +67,20 @@ def encode(value, handle: Callable[[object], dict]):
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, list):
-        return [encode(item, handle) for item in value]
+        return [encode(item, describe) for item in value]
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
-        return handle(value)  # a named tuple
-    for name, (kind, parts, _) in PLAIN.items():
+        return describe(value)  # a named tuple
+    for name, (kind, parts_of, _) in PLAIN.items():
         if isinstance(value, kind):
-            return {name: encode(parts(value), handle)}
+            return {name: encode(parts_of(value), describe)}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # without importing numpy
-        plain = encode(value.tolist(), handle)
+        plain = encode(value.tolist(), describe)
         return {"array": [value.dtype.str, plain]} if isinstance(plain, list) else plain
-    return handle(value)
+    return describe(value)
 
 
 def decode(data, resolve: Callable[[dict], object]):
-    """What `encode` was given; `resolve` gets the descriptions of handles. Raises ValueError and its like."""
+    """The value that `encode` was given; `resolve` gets the descriptions. Forged data raises ValueError and others."""
     if isinstance(data, list):
         return [decode(item, resolve) for item in data]
     if not isinstance(data, dict):
@@ -90,12 +89,13 @@ def decode(data, resolve: Callable[[dict], object]):
     if name == "int":
         return int(parts, 16)
     if name in PLAIN:
-        return PLAIN[name][2](decode(parts, resolve))
+        from_parts = PLAIN[name][2]
+        return from_parts(decode(parts, resolve))
     return resolve(data)
 
 
 def send(connection, message) -> None:
-    """One message: its length, then JSON. Raises ValueError where it is too long."""
+    """Send a message: its length, then JSON. Raises ValueError if it is too long."""
     data = json.dumps(message).encode()
     if len(data) > MAX_MESSAGE:
         raise ValueError(f"a value of {len(data)} bytes is too long to be handed over")
@@ -103,7 +103,7 @@ def send(connection, message) -> None:
 
 
 def receive(connection):
-    """One message; raises EOFError at the end, ValueError where it is none."""
+    """The next message. Raises EOFError at the end, ValueError if it is too long or no JSON."""
     (size,) = struct.unpack(">I", _exactly(connection, 4))
     if size > MAX_MESSAGE:
         raise ValueError(f"a message of {size} bytes")
@@ -113,8 +113,8 @@ def receive(connection):
 def _exactly(connection, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        part = connection.recv(min(size - len(data), 2**20))
-        if not part:
+        chunk = connection.recv(min(size - len(data), 2**20))
+        if not chunk:
             raise EOFError
-        data += part
+        data += chunk
     return bytes(data)

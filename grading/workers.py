@@ -1,9 +1,10 @@
-"""Processes that compare math answers, so that no question can stall, crash or fill the one that trains.
+"""Processes that compare math answers, so that no question can stall, crash or fill the training process.
 
-    in_worker(answer, gold, timeout_s) -> the reason that `answers.compare` gives, "timeout" or "crashed"
+    in_worker(answer, gold, timeout_s) -> the reason that `answers.compare` gives, or "timeout", or "crashed"
 
-A worker answers one question after another; importing math-verify takes it a second, which is no question's own time.
-One that is too slow or dies is replaced, and a spare is kept. Workers end with their master: a pipe is all they have.
+A worker answers one question after another. Importing math-verify takes a second, which does not count as a question's
+time. A worker that dies or runs out of time is replaced; one spare is kept. Workers end when their master ends, because
+its end closes their pipe.
 """
 
 import atexit
@@ -18,11 +19,11 @@ import threading
 import time
 
 MEMORY = 2**32  # bytes of address space
-START = 120  # seconds in which a worker must have imported math-verify
+START = 120  # seconds that a worker may take to import math-verify
 
 
 class Worker:
-    """A process that runs `answers.compare`. Starting takes a second, which is no question's own time."""
+    """A process that runs `answers.compare`."""
 
     def __init__(self):
         folder = os.path.dirname(os.path.abspath(__file__))
@@ -32,7 +33,7 @@ class Worker:
         self.ready = False
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
-        """The reason. Raises TimeoutError, EOFError if the process dies, OSError if it does not start."""
+        """The reason. Raises TimeoutError, EOFError if the process dies, OSError if it did not start."""
         if not self.ready:
             with contextlib.suppress(TimeoutError, EOFError):
                 self.ready = self.listen(START) == "ready"
@@ -43,7 +44,7 @@ class Worker:
         return self.listen(timeout_s)
 
     def listen(self, timeout_s: float) -> str:
-        """The next line, which is written whole."""
+        """The next line, which the worker writes at once. Raises TimeoutError, or EOFError if the process died."""
         poll = select.poll()
         poll.register(self.process.stdout, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
@@ -57,7 +58,7 @@ class Worker:
         """Kill it and wait for its end."""
         self.process.kill()
         self.process.wait()
-        with contextlib.suppress(BrokenPipeError):  # what was not flushed, to one that has ended
+        with contextlib.suppress(BrokenPipeError):  # there is an unflushed question and the process has ended
             self.process.stdin.close()
         self.process.stdout.close()
 
@@ -67,14 +68,14 @@ _lock = threading.Lock()
 
 
 def in_worker(answer: str, gold: str, timeout_s: float) -> str:
-    """The reason that a worker gives, or what became of it. Raises OSError where none can be had."""
-    for _attempt in range(2):  # the second says whose fault a death was, the question's or the machine's
+    """The reason that a worker gives, or what became of it. Raises OSError if no worker can be started."""
+    for _attempt in range(2):  # a second death is the question's fault, not the machine's
         with _lock:
             while _idle and _idle[-1].process.poll() is not None:
-                _idle.pop().stop()  # it died in its sleep
+                _idle.pop().stop()  # it died while idle
             worker = _idle.pop() if _idle else Worker()
             if not _idle:
-                with contextlib.suppress(OSError):  # a spare, in case this one must be killed
+                with contextlib.suppress(OSError):  # a spare, for the case that this one must be killed
                     _idle.append(Worker())
         try:
             reason = worker.ask(answer, gold, timeout_s)
@@ -94,14 +95,14 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
 
 
 def work() -> None:
-    """What a worker does, until its master closes the pipe: questions in, reasons out, a line of JSON each."""
-    from answers import compare  # slow to import, and only workers need it; this folder is on their path
+    """The loop of a worker: a line of JSON in, a reason out, until its master closes the pipe."""
+    from answers import compare  # slow, and only workers need it; this folder is on their path
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:
         answer, gold, timeout_s = json.loads(line)
-        cpu = int(time.process_time() + timeout_s) + 2  # so that an orphan ends
+        cpu = int(time.process_time() + timeout_s) + 2  # seconds; so that an orphan ends
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
         print(compare(answer, gold), flush=True)
 
@@ -112,10 +113,10 @@ def _stop_workers() -> None:
         worker.stop()
 
 
-def _start_anew() -> None:
+def _forget_workers() -> None:
     global _lock
     _lock = threading.Lock()
     _idle.clear()
 
 
-os.register_at_fork(after_in_child=_start_anew)  # a pipe serves one master
+os.register_at_fork(after_in_child=_forget_workers)  # a pipe serves one master only

@@ -3,14 +3,13 @@
     runs/NAME/checkpoints/step-000010/
         model/           an ordinary Hugging Face folder, for any tool: the weights that sample, and the tokenizer
         state/           what training goes on from, by torch.distributed.checkpoint, each rank its own part:
-                         float32 weights, AdamW's moments, random states of every rank
+                         float32 weights and AdamW's moments
         complete.json    the step (which is the data cursor, as `Task.draw` is a function of it), the number of
                          ranks, and every file with its size and SHA-256
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
-leaves none that could be chosen; the last `keep` stay. Loading checks every file first. Random states are torch's,
-of CPU and device: nothing else draws from a global generator. (`train.py` seeds every step anew, so they decide nothing
-there.)
+leaves none that could be chosen; the last `keep` stay. Loading checks every file first. No random state is saved:
+`train.py` seeds every step anew, by the seed, the step and the rank.
 
 Another number of ranks can go on from the same files, with other random numbers: exact is the same number.
 """
@@ -22,14 +21,13 @@ import shutil
 import warnings
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from credit import lora
 from grpo import Policy
-from harness.parallel import Ranks, gather
+from harness.parallel import Ranks, from_main, gather_items
 
 # One process saves and loads as it should; torch warns each time that it is alone.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -49,17 +47,16 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     _wait()
-    dcp.save(_state(policy, optimizer, ranks), checkpoint_id=draft / "state")
+    dcp.save(_state(policy, optimizer), checkpoint_id=draft / "state")
     if ranks.main:
         lora.save(sampler, tokenizer, draft / "model")
     _wait()
     names = sorted(str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file())
-    names = gather(names, ranks)[0]  # one list for all: shared file systems show new files late
-    files = {}
-    for part in gather({name: _digest(draft / name) for name in names[ranks.rank :: ranks.world]}, ranks):
-        files.update(part)
+    names = from_main(names, ranks)  # one list for all: shared file systems show new files late
+    digests = [(name, _digest(draft / name)) for name in names[ranks.rank :: ranks.world]]
+    digests = gather_items(digests, ranks)
     if ranks.main:
-        report = {"step": step, "ranks": ranks.world, "files": dict(sorted(files.items()))}
+        report = {"step": step, "ranks": ranks.world, "files": dict(sorted(digests))}
         write_whole(draft / "complete.json", json.dumps(report, indent=1) + "\n")
         _remove(folder)
         draft.rename(folder)
@@ -96,22 +93,18 @@ def find(path: Path) -> tuple[Path, int]:
 
 
 def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
-    """Weights, optimizer and random states as they were; every rank must call it. Raises CheckpointError."""
+    """Weights and optimizer as they were; every rank must call it. Raises CheckpointError."""
     report = json.loads((path / "complete.json").read_text())
     names = sorted(report["files"])[ranks.rank :: ranks.world]
     damaged = [name for name in names if list(_digest(path / name)) != report["files"][name]]
-    damaged = [name for part in gather(damaged, ranks) for name in part]
+    damaged = gather_items(damaged, ranks)
     if damaged:
         raise CheckpointError(f"{path} is damaged: {damaged[0]} does not hold what was written")
-    state = _state(policy, optimizer, ranks)
-    if report["ranks"] != ranks.world:
-        del state["random"]
-        if ranks.main:
-            print(f"checkpoint of {report['ranks']} ranks, now {ranks.world}: other random numbers from here on")
+    if report["ranks"] != ranks.world and ranks.main:
+        print(f"checkpoint of {report['ranks']} ranks, now {ranks.world}: other random numbers from here on")
+    state = _state(policy, optimizer)
     dcp.load(state, checkpoint_id=path / "state")
     set_state_dict(policy, optimizer, model_state_dict=state["policy"], optim_state_dict=state["optimizer"])
-    for name, value in state.get("random", {}).get(str(ranks.rank), {}).items():
-        {"cpu": torch.set_rng_state, "cuda": torch.cuda.set_rng_state}[name](value.cpu())
 
 
 def discard_after(run: Path, step: int) -> list[Path]:
@@ -140,13 +133,10 @@ def write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _state(policy: Policy, optimizer, ranks: Ranks) -> dict:
+def _state(policy: Policy, optimizer) -> dict:
     """What `state/` holds, as it is now; loading overwrites it in place."""
     weights, moments = get_state_dict(policy, optimizer)
-    random = {"cpu": torch.get_rng_state()}
-    if ranks.device.type == "cuda":
-        random["cuda"] = torch.cuda.get_rng_state()
-    return {"policy": weights, "optimizer": moments, "random": {str(ranks.rank): random}}
+    return {"policy": weights, "optimizer": moments}
 
 
 def _folder(run: Path, step: int) -> Path:

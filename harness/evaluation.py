@@ -1,6 +1,6 @@
 """Evaluating a model on the sets of `tasks/benchmarks.py`.
 
-    evaluate(model, tokenizer, loaded, Protocol(), ranks, name="..")  # a row a generation, with its verdict
+    evaluate(sampler, loaded, Protocol(), ranks)  # a row a generation, with its verdict
 
 **Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction as in training.
 A response that is cut off scores 0, as in training. Where prompt and limit exceed the model's context, the limit of
@@ -19,8 +19,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +29,11 @@ from tqdm import tqdm
 from grpo import rollout
 from harness import parallel, tables
 from harness.parallel import Ranks
-from rewards import Verdict, grade_code, grade_math
+from harness.report import append
+from rewards import Verdict
 from tasks import toy
 from tasks.benchmarks import Loaded
-from tasks.problems import INSTRUCTIONS, BadInput, Task, choose_template, render
+from tasks.problems import BadInput, Task, choose_template, grader, text_task
 
 
 @dataclass(frozen=True)
@@ -48,42 +49,45 @@ class Protocol:
     sandbox: str = "auto"
 
 
+class Sampler(NamedTuple):
+    """Who answers, and how fast: what is evaluated."""
+
+    model: torch.nn.Module
+    tokenizer: object
+    name: str  # of the model, which tells its template
+    options: dict  # of `grpo.rollout`, as `prepare.sampling_of` returns them
+
+
 def evaluate(
-    model,
-    tokenizer,
+    sampler: Sampler,
     loaded: Loaded,
     protocol: Protocol,
     ranks: Ranks,
     *,
-    name: str,
     seeds: Sequence[int] = (0,),
-    sampling: dict | None = None,
     done: Iterable[dict] = (),
     write: Callable[[list[dict]], None] | None = None,
 ) -> list[dict]:
     """Generations with their verdicts, on every rank: those of the blocks in `done`, and the others, made now.
 
-    `name` is the model's, for its template; `sampling` is what `prepare.sampling_of` returns. `write` gets the rows
-    of some blocks as soon as they are made, on rank 0.
+    `write` gets the rows of some blocks as soon as they are made, on rank 0.
     """
-    task, context = as_task(loaded, protocol, tokenizer, name), context_of(model)
-    samples = samples_of(loaded, protocol)
-    blocks, rows = blocks_of(loaded, protocol), list(done)
+    task = as_task(loaded, protocol, sampler)
+    benchmark, blocks, rows = loaded.benchmark.name, blocks_of(loaded, protocol), list(done)
     have = {(row["seed"], row["block"]) for row in rows}
-    todo = [(seed, number) for seed in seeds for number in range(len(blocks)) if (seed, number) not in have]
-    total = len(loaded.problems) * samples * len(seeds)
-    with tqdm(
-        total=total, initial=len(rows), desc=loaded.benchmark.name, unit="response", leave=False, disable=None
-    ) as bar:
-        for start in range(0, len(todo), ranks.world):
+    wanted = itertools.product(seeds, range(len(blocks)))
+    todo = [place for place in wanted if place not in have]
+    total = len(loaded.problems) * samples_of(loaded, protocol) * len(seeds)
+    bar = tqdm(total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None)
+    with bar:
+        for start in range(0, len(todo), ranks.world):  # a block a rank
             made = []
             if start + ranks.rank < len(todo):
                 seed, number = todo[start + ranks.rank]
-                torch.manual_seed(block_seed(seed, loaded.benchmark.name, number))
-                limits = dict(samples=samples, context=context, sampling=sampling or {})
-                made = attempt(model, tokenizer, task, blocks[number], protocol, loaded.max_tokens, **limits)
-                made = [{"benchmark": loaded.benchmark.name, "seed": seed, "block": number, **row} for row in made]
-            made = [row for part in parallel.gather(made, ranks) for row in part]
+                torch.manual_seed(block_seed(seed, benchmark, number))
+                for row in answer(sampler, task, loaded, blocks[number], protocol):
+                    made.append({"benchmark": benchmark, "seed": seed, "block": number, **row})
+            made = parallel.gather_items(made, ranks)
             if write and ranks.main:
                 write(made)
             rows += made
@@ -93,32 +97,17 @@ def evaluate(
 
 
 def evaluate_all(
-    model,
-    tokenizer,
-    sets: list[Loaded],
-    protocol: Protocol,
-    ranks: Ranks,
-    *,
-    name: str,
-    seed: int,
-    sampling: dict,
-    path: Path,
+    sampler: Sampler, sets: list[Loaded], protocol: Protocol, ranks: Ranks, *, seed: int, path: Path
 ) -> dict[str, dict]:
     """The numbers of a table on each of several sets; generations go to the file `path`, which is begun anew."""
     if ranks.main:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-
-    def write(rows: list[dict]) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-
     results = {}
     for loaded in sets:
-        options = dict(name=name, seeds=[seed], sampling=sampling, write=write)
-        rows = evaluate(model, tokenizer, loaded, protocol, ranks, **options)
-        about = {"revision": loaded.revision, "window": loaded.window}
-        results[loaded.benchmark.name] = {**tables.summarise(rows), **about}
+        rows = evaluate(sampler, loaded, protocol, ranks, seeds=[seed], write=partial(append, path))
+        source = {"revision": loaded.revision, "window": loaded.window}
+        results[loaded.benchmark.name] = {**tables.summarise(rows), **source}
     return results
 
 
@@ -152,20 +141,18 @@ def block_seed(seed: int, name: str, block: int) -> int:
     return int(np.random.SeedSequence([seed, block, *name.encode()]).generate_state(1)[0])
 
 
-def as_task(loaded: Loaded, protocol: Protocol, tokenizer, name: str) -> Task:
-    """The benchmark as training sees problems: prompts, and verdicts by the same graders."""
-    kind, options = loaded.benchmark.kind, {"timeout_s": protocol.grade_timeout or loaded.benchmark.timeout_s}
-    if kind == "code":
-        grade, reference = partial(grade_code, level=protocol.sandbox, **options), "tests"
-    else:
-        grade, reference = partial(grade_math, **options), "answer"
+def as_task(loaded: Loaded, protocol: Protocol, sampler: Sampler) -> Task:
+    """The benchmark as training sees problems: prompts, and verdicts by the same graders. Raises BadInput."""
+    kind = loaded.benchmark.kind
+    timeout_s = protocol.grade_timeout or loaded.benchmark.timeout_s
+    grade = grader(kind, timeout_s, protocol.sandbox)
     if kind == "embedded":
-        if len(tokenizer) != len(toy.SYMBOLS):
-            raise BadInput(f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks")
-        return Task(kind, [], loaded.problems, lambda problem: problem["problem"], grade)
-    template = choose_template(protocol.template, name, tokenizer)
-    prompt = lambda problem: render(template, problem["problem"], INSTRUCTIONS[kind], tokenizer)  # noqa: E731
-    return Task(kind, [], loaded.problems, prompt, grade, reference)
+        if len(sampler.tokenizer) != len(toy.SYMBOLS):
+            remedy = f"{sampler.name} is not a model of the embedded task; give other benchmarks"
+            raise BadInput(f"--bench embedded: {remedy}")
+        return Task(kind, [], [], lambda problem: problem["problem"], grade)
+    template = choose_template(protocol.template, sampler.name, sampler.tokenizer)
+    return text_task(kind, template, sampler.tokenizer, grade)
 
 
 def context_of(model) -> float:
@@ -173,27 +160,31 @@ def context_of(model) -> float:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
-def attempt(
-    model, tokenizer, task: Task, problems: list[dict], protocol: Protocol, most: float, *, samples, context, sampling
-) -> list[dict]:
-    """`samples` graded responses to each problem of a block."""
-    lengths = [len(ids) for ids in tokenizer(list(map(task.prompt, problems)), add_special_tokens=False)["input_ids"]]
-    limits = [int(min(protocol.max_tokens, most, context - length)) for length in lengths]
-    rows = []
-    for limit, group in itertools.groupby(sorted(zip(limits, problems, strict=True), key=itemgetter(0)), itemgetter(0)):
-        group = [problem for _, problem in group]
-        if limit < 1:  # the prompt alone fills the context
-            full = Verdict(0.0, "truncated")
-            rows += [row_of(problem, s, "", full, 0, 0) for problem in group for s in range(samples)]
-            continue
-        prompts = [task.prompt(problem) for problem in group]
-        options = dict(max_tokens=limit, temperature=protocol.temperature, **sampling)
-        rollouts = rollout(model, tokenizer, prompts, samples, **options)
-        verdicts, tokens = task.verdicts(group, rollouts), rollouts.mask.sum(1).tolist()
-        for place, text in enumerate(rollouts.texts):
-            rows.append(row_of(group[place // samples], place % samples, text, verdicts[place], tokens[place], limit))
-    order = {problem["id"]: place for place, problem in enumerate(problems)}
-    return sorted(rows, key=lambda row: order[row["problem"]])
+def answer(sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol) -> list[dict]:
+    """Graded responses to each problem of a block, in order; problems with one length limit are sampled together."""
+    samples = samples_of(loaded, protocol)
+    encoded = sampler.tokenizer([task.prompt(problem) for problem in problems], add_special_tokens=False)["input_ids"]
+    by_limit = {}  # tokens of a response -> places of problems
+    for place, ids in enumerate(encoded):
+        room = context_of(sampler.model) - len(ids)
+        limit = max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))
+        by_limit.setdefault(limit, []).append(place)
+    rows = [[] for _ in problems]
+    for limit, places in sorted(by_limit.items()):
+        together = [problems[place] for place in places]
+        count = len(places) * samples
+        texts, lengths, verdicts = [""] * count, [0] * count, [Verdict(0.0, "truncated")] * count
+        if limit:  # else the prompt alone fills the context
+            prompts = [task.prompt(problem) for problem in together]
+            options = dict(max_tokens=limit, temperature=protocol.temperature, **sampler.options)
+            rollouts = rollout(sampler.model, sampler.tokenizer, prompts, samples, **options)
+            texts, lengths = rollouts.texts, rollouts.mask.sum(1).tolist()
+            verdicts = task.verdicts(together, rollouts)
+        for number, text in enumerate(texts):
+            place = places[number // samples]
+            generation = problems[place], number % samples, text, verdicts[number], lengths[number], limit
+            rows[place].append(row_of(*generation))
+    return [row for of_problem in rows for row in of_problem]
 
 
 def row_of(problem: dict, sample: int, text: str, verdict: Verdict, tokens: int, limit: int) -> dict:

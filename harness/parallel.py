@@ -4,7 +4,7 @@
     join      this process's place among them: rank, number of ranks, device
     share     the whole groups that a rank samples, grades and credits
     deal      the micro-batches of an optimizer step that a rank computes
-    gather    what every rank made, to all of them
+    gather    what every rank made, to all of them; `together`: a rank's bad input, too
     shard     FSDP, `fully_shard`, one unit a decoder layer: float32 weights and optimizer spread over the ranks,
               compute in bfloat16 (or float32), gradients reduced in float32
     refresh   the sharded weights into the whole copy that samples, proved by a checksum
@@ -28,7 +28,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -43,6 +44,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tqdm import tqdm
 
 from grpo import Policy, layers_of, pack
+from tasks.problems import BadInput
 
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
 
@@ -128,7 +130,8 @@ def leave() -> None:
 
 def share(items: Sequence, ranks: Ranks) -> Sequence:
     """This rank's part of a list: consecutive, equal to within one, in the order of the ranks."""
-    start, end = (len(items) * rank // ranks.world for rank in (ranks.rank, ranks.rank + 1))
+    start = len(items) * ranks.rank // ranks.world
+    end = len(items) * (ranks.rank + 1) // ranks.world
     return items[start:end]
 
 
@@ -157,25 +160,48 @@ def gather(value, ranks: Ranks) -> list:
     return moved(values, ranks.device)
 
 
+def gather_items(items: list, ranks: Ranks) -> list:
+    """The items of every rank's list, in the order of the ranks."""
+    return [item for of_rank in gather(items, ranks) for item in of_rank]
+
+
+def from_main(value, ranks: Ranks):
+    """Rank 0's value, on all ranks."""
+    return gather(value if ranks.main else None, ranks)[0]
+
+
+@contextmanager
+def together(ranks: Ranks) -> Iterator[None]:
+    """A BadInput that any rank raises inside is raised by all ranks, which would wait for that one otherwise."""
+    problem = None
+    try:
+        yield
+    except BadInput as error:
+        problem = error
+    problems = [message for message in gather(problem and str(problem), ranks) if message]
+    if problems:
+        raise BadInput(problems[0]) from problem
+
+
 def moved(value, device: torch.device):
     """A tensor, or a list, tuple or dataclass with tensors in it, with these on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
-    if isinstance(value, (list, tuple)):
-        return type(value)([moved(item, device) for item in value]) if type(value) in (list, tuple) else value
+    if type(value) in (list, tuple):  # not a NamedTuple, which takes its fields one by one and holds no tensor here
+        return type(value)([moved(item, device) for item in value])
     if dataclasses.is_dataclass(value):
         fields = {field.name: moved(getattr(value, field.name), device) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
     return value
 
 
-def total(values: Sequence[float], ranks: Ranks) -> list[float]:
-    """Sums over the ranks."""
+def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
+    """Each number's sum over the ranks."""
     if ranks.world == 1:
-        return list(values)
-    sums = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(sums)
-    return sums.tolist()
+        return sums
+    values = torch.tensor([sums[name] for name in sums], dtype=torch.float64)
+    dist.all_reduce(values)
+    return dict(zip(sums, values.tolist(), strict=True))
 
 
 @torch.no_grad()
@@ -200,15 +226,12 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
         parameter.data = parameter.data.to(dtype)
     policy = Policy(model, recompute)
     size = shard_over or ranks.world
-    shape, names = (
-        ((ranks.world // size, size), ("replicate", "shard")) if size < ranks.world else ((size,), ("shard",))
-    )
-    options = dict(
-        mesh=init_device_mesh(ranks.device.type, shape, mesh_dim_names=names),
-        mp_policy=MixedPrecisionPolicy(
-            param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
-        ),
-    )
+    shape, names = (size,), ("shard",)
+    if size < ranks.world:
+        shape, names = (ranks.world // size, size), ("replicate", "shard")
+    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
+    compute = None if dtype == torch.float32 else dtype
+    options = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32))
     for layer in layers_of(model):  # one at a time to float32: only shards of it stay
         fully_shard(layer.float(), **options)
     fully_shard(policy.float(), **options)
@@ -228,7 +251,8 @@ def refresh(policy: Policy, sampler, ranks: Ranks) -> int | None:
     """
     if sampler is policy.model:
         return None
-    copies, trained = dict(sampler.named_parameters()), 0
+    copies = dict(sampler.named_parameters())
+    trained = 0
     for number, (name, master) in enumerate(policy.model.named_parameters()):
         rounded = master.to(copies[name].dtype)
         copies[name].copy_(rounded.full_tensor())

@@ -11,7 +11,6 @@ that its logits are the head of its last hidden state, which `grpo.Policy` build
 """
 
 import argparse
-import math
 import time
 from functools import partial
 from pathlib import Path
@@ -20,16 +19,16 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from credit import prm, teacher
+from credit import teacher
+from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from fast import decode
 from grpo import hf_generate, layers_of
 from harness import evaluation, parallel
-from harness.evaluation import Protocol
+from harness.evaluation import Protocol, Sampler
 from harness.parallel import Ranks
-from rewards import grade_code, grade_math
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput, Task, file_task
+from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
 
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
@@ -48,14 +47,8 @@ class Ready(NamedTuple):
 
 def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     """Everything that is loaded, checked; raises BadInput, on all ranks alike."""
-    ready = problem = None
-    try:
+    with parallel.together(ranks):
         ready = _set_up(args, ranks)
-    except BadInput as error:
-        problem = error
-    problems = [str(each) for each in parallel.gather(problem, ranks) if each]
-    if problems:
-        raise BadInput(problems[0]) from problem
     return ready
 
 
@@ -73,42 +66,48 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     sampling_of(args, model)  # refuses what it cannot be
     if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
         notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
-    for name, count in (
-        ("batch", args.batch // args.group),
-        ("heldout", args.heldout),
-        ("eval-groups", args.eval_groups),
-    ):
+    if args.method == "attention" and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
+        raise BadInput(f"--model {args.model}: its layers have no self_attn; choose another --method than attention")
+    check_ranks(args, ranks)
+    task, about = make_task(args, tokenizer, evaluation.context_of(model))
+    size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {evaluation.context_of(model)}"
+    notes += [*about, f"model {args.model or 'made here'}: {type(model).__name__}, {size}"]
+    notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
+    sets = load_benchmarks(args, tokenizer)
+    notes += [note for loaded in sets for note in loaded.notes]
+    reward_model = load_reward_model(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
+    return Ready(task, model, tokenizer, notes, reward_model, sets)
+
+
+def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
+    """Refuse more ranks than there is work for, and shards that do not divide them; raises BadInput."""
+    counts = {"batch": args.batch // args.group, "heldout": args.heldout, "eval-groups": args.eval_groups}
+    for name, count in counts.items():
         if count < ranks.world:
             raise BadInput(f"--{name}: {count} problem(s) for {ranks.world} ranks; raise it, or start fewer ranks")
     if args.shard_over and ranks.world % args.shard_over:
         raise BadInput(f"--shard-over {args.shard_over}: does not divide {ranks.world} ranks; change it")
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
+
+
+def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task, list[str]]:
+    """Problems whose prompts leave room for a response in the model's `context`; and notes. Raises BadInput."""
     room = context - args.max_tokens  # for the prompt
     if room < 1:
         raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
     told = args.method == "rlsd"  # prompts must fit with their answer, too
-    if args.method == "attention" and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
-        raise BadInput(f"--model {args.model}: its layers have no self_attn; choose another --method than attention")
     if args.task == "embedded":
         longest = toy.prompt_tokens(args.toy_lines) + toy.HINT_TOKENS * told
         if room < longest:
-            raise BadInput(
-                f"--max-tokens {args.max_tokens}: with a prompt of {longest} tokens it "
-                f"exceeds the model's context of {context}; lower it"
-            )
-        task = embedded_task(args, tokenizer)
-    else:
-        sizes = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
-        names = dict(template=args.template, model_name=args.model, told=told)
-        task, about = file_task(args.task, args.data, tokenizer, grader(args), **names, **sizes)
-        notes += about
-    size = sum(p.numel() for p in model.parameters())
-    notes.append(f"model {args.model or 'made here'}: {type(model).__name__}, {size:,} parameters, context {context}")
-    notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
-    sets = load_benchmarks(args, tokenizer) if args.bench else []
-    notes += [note for loaded in sets for note in loaded.notes]
-    judge = prm.load_reward_model(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
-    return Ready(task, model, tokenizer, notes, judge, sets)
+            reason = f"with a prompt of {longest} tokens it exceeds the model's context of {context}"
+            raise BadInput(f"--max-tokens {args.max_tokens}: {reason}; lower it")
+        return embedded_task(args, tokenizer), []
+    template = choose_template(args.template, args.model, tokenizer)
+    problems, about = load_problems(args.task, args.data)
+    task = text_task(args.task, template, tokenizer, grader(args.task, args.grade_timeout, args.sandbox))
+    limits = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
+    task, dropped = split(task, problems, tokenizer, told=told, **limits)
+    reason = "chosen by model and tokenizer" if args.template == "auto" else "asked for"
+    return task, [*about, *dropped, f"template {template} ({reason})"]
 
 
 def sampling_of(args: argparse.Namespace, model) -> dict:
@@ -130,20 +129,28 @@ def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
     return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
 
 
-def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
-    """Model, as it is stored, and tokenizer; raises BadInput for a folder that is broken or of another kind."""
+def load_folder(flag: str, name: str, kind: type, dtype) -> tuple[torch.nn.Module, object]:
+    """A model of class `kind` and its tokenizer; raises BadInput naming `flag` for a folder that is broken."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        policy, loading = AutoModelForCausalLM.from_pretrained(name, dtype="auto", output_loading_info=True)
+        model, loading = kind.from_pretrained(name, dtype=dtype, output_loading_info=True)
     except Exception as error:  # loaders raise of every kind; the cause stays attached
         reason = str(error).strip().split("\n")[0]
-        raise BadInput(f"--model {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id") from error
+        raise BadInput(f"{flag} {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id") from error
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])[0]
-        raise BadInput(f"--model {name}: lacks weights ({missing} and perhaps others); give a complete folder")
+        raise BadInput(f"{flag} {name}: lacks weights ({missing} and perhaps others); give a complete folder")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise BadInput(f"{flag} {name}: its tokenizer is another model's; save its own in the folder")
+    return model, tokenizer
+
+
+def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
+    """The policy, in the dtype in which it is stored, and its tokenizer; raises BadInput."""
+    policy, tokenizer = load_folder("--model", name, AutoModelForCausalLM, "auto")
     ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"]
-    if not ids.numel() or len(tokenizer) > policy.get_input_embeddings().num_embeddings:
-        raise BadInput(f"--model {name}: its tokenizer is missing or another model's; save it in the folder")
+    if not ids.numel():
+        raise BadInput(f"--model {name}: its tokenizer is missing; save it in the folder")
     policy, ids = policy.to(device), ids.to(device)
     with torch.no_grad():
         plain = policy(ids).logits
@@ -151,6 +158,17 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
     if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):  # caps, scales: `grpo.Policy` would train another model
         raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
     return policy, tokenizer
+
+
+def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
+    """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
+    model, tokenizer = load_folder("--prm", name, ProcessRewardModel, dtype)
+    if tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"] != [tokenizer.get_vocab().get(SEPARATOR)]:
+        raise BadInput(f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like {EXAMPLE}")
+    if not tokenizer.chat_template:
+        raise BadInput(f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}")
+    encode((model, tokenizer), "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
+    return model.to(device).eval().requires_grad_(False), tokenizer
 
 
 def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:
@@ -172,21 +190,15 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
         for part in teacher.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed):
             part.save_pretrained(folder / "prm")
     parallel.gather(None, ranks)  # until it is there
-    return prm.load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
+    return load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
 
 
 def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
-    names = benchmarks.names_of(args.bench)
-    files = benchmarks.files_of(args.bench_data, names, "--bench-data")
-    benchmarks.check_sandbox(names, args.sandbox)
-    made = (args.toy_lines, args.toy_kind, args.heldout, args.seed)
-    sets = [
-        benchmarks.embedded(*made) if name == "embedded" else benchmarks.load_benchmark(name, files.get(name, ()))
-        for name in names
-    ]
+    make_embedded = partial(benchmarks.embedded, args.toy_lines, args.toy_kind, args.heldout, args.seed)
+    sets = benchmarks.load_sets(args.bench, args.bench_data, args.sandbox, make_embedded, flag="--bench-data")
     for loaded in sets:
-        evaluation.as_task(loaded, protocol_of(args), tokenizer, args.model or "the model")
+        evaluation.as_task(loaded, protocol_of(args), Sampler(None, tokenizer, args.model or "the model", {}))
     return sets
 
 
@@ -196,27 +208,20 @@ def protocol_of(args: argparse.Namespace) -> Protocol:
     return Protocol(max_tokens=args.max_tokens, **options)
 
 
-def grader(args: argparse.Namespace):
-    """`grade(response, reference)` of the task, with the flags' limits."""
-    options = {"timeout_s": args.grade_timeout} if args.grade_timeout else {}
-    return partial(grade_code, level=args.sandbox, **options) if args.task == "code" else partial(grade_math, **options)
-
-
 def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
     train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, args.toy_kind, args.seed)
     if len(heldout) < args.heldout or len(train) < TOY_PROBLEMS:
-        raise BadInput(
-            f"--toy-lines {args.toy_lines}: too few different problems for --heldout {args.heldout}; raise it"
-        )
+        few = f"too few different problems for --heldout {args.heldout}"
+        raise BadInput(f"--toy-lines {args.toy_lines}: {few}; raise it")
     return Task(
         "embedded",
         train,
         heldout,
         lambda problem: problem["problem"],
-        grader(args),
+        grader("math", args.grade_timeout, args.sandbox),
         first_error=toy.first_error,
         step_end="\n",
         hint=toy.HINT,

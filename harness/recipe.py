@@ -11,18 +11,29 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
-
 import grpo
 from credit import salience
 from credit.ablations import CHOICES, Settings
 from credit.methods import METHODS, RESCALINGS, USES_ANSWER, USES_PRM
 from fast import kernel as sinkhorn_triton
 from grading import sandbox
-from grading.sandbox import SandboxError
 from harness import checkpoint
-from harness.prepare import DECODERS
+from harness.command import (
+    Parser,
+    add_machine_flags,
+    flag,
+    natural,
+    not_negative,
+    number,
+    positive,
+    positive_int,
+    refuse_other_settings,
+    resolve_machine,
+    seconds,
+    share,
+)
 from tasks import toy
+from tasks.benchmarks import check_sandbox
 from tasks.problems import TEMPLATES, BadInput
 
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
@@ -39,23 +50,6 @@ MAY_CHANGE = set(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch decode "
     "eval_every bench bench_data".split()
 )
-# What a flag of a credit method must lie between.
-BOUNDS = {
-    "negative_scale": (0, 1e6),
-    "lora_rank": (0, 10**6),
-    "oar_quantile": (0, 1),
-    "oar_beta": (0, 1e6),
-    "pure_outcome": (0, 1e6),
-    "rlsd_mix": (0, 1),
-    "rlsd_bound": (0, 1),
-}
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence."""
-
-    def error(self, message: str):
-        raise BadInput(f"{message}; see {self.prog} --help")
 
 
 def add_flags(parser: Parser) -> None:
@@ -65,100 +59,77 @@ def add_flags(parser: Parser) -> None:
     add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
     add("--data", help="local problems, a file or folder; if not given: the paper's training set, from the hub")
     add("--template", choices=TEMPLATES, default="auto", help="of prompts; auto: qwen-math, else chat, else plain")
-    add("--seed", type=int, default=0, help="problems, weights of a new model, sampling, shuffling")
+    add("--seed", type=natural, default=0, help="problems, weights of a new model, sampling, shuffling")
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
     add = parser.add_argument_group("credit").add_argument
     add("--method", choices=tuple(METHODS), default="shear", help="who gets credit, see credit/methods.py")
-    add("--negative-scale", type=float, default=1.0, help="factor on all advantages of wrong rollouts")
+    add("--negative-scale", type=not_negative, default=1.0, help="factor on the advantages of wrong rollouts")
     add("--rescale", choices=RESCALINGS, default="none", help="mean1: a group's mean weight becomes 1")
-    add("--lora-rank", type=int, default=0, help="train an adapter of this rank; 0: the whole model; arca needs one")
+    add("--lora-rank", type=natural, default=0, help="train an adapter of this rank; 0: the whole model")
     add("--prm", help="process reward model of prm and pure; embedded: if not given, a tiny one is made and taught")
     add = parser.add_argument_group("SHEAR").add_argument
-    add("--window", type=int, default=Settings.window, help="span length w, tokens")
-    add("--stride", type=int, default=Settings.stride, help="distance s between span starts, tokens")
-    add("--eps", type=float, default=Settings.eps, help="entropic regularisation, in units of the mean hidden norm")
-    add(
-        "--reading",
-        choices=CHOICES["reading"],
-        default=Settings.reading,
-        help="Eq. (10) itself, or the transport cost only",
-    )
+    add("--window", type=positive_int, default=Settings.window, help="span length w, tokens")
+    add("--stride", type=positive_int, default=Settings.stride, help="distance s between span starts, tokens")
+    add("--eps", type=positive, default=Settings.eps, help="entropic regularisation, in units of the mean hidden norm")
+    add("--reading", choices=CHOICES["reading"], default=Settings.reading, help="Eq. (10), or its transport cost only")
     add("--distance", choices=CHOICES["distance"], default=Settings.distance, help="distance of two spans")
-    add(
-        "--normalize",
-        choices=CHOICES["normalize"],
-        default=Settings.normalize,
-        help="weights in group or rollout units",
-    )
+    add("--normalize", choices=CHOICES["normalize"], default=Settings.normalize, help="whose mean weight is the unit")
     add("--pool", choices=CHOICES["pool"], default=Settings.pool, help="how a token pools the spans that cover it")
-    add("--max-iters", type=int, default=Settings.max_iters, help="Sinkhorn iterations at most")
-    add("--tol", type=float, default=Settings.tol, help="marginal error at which a pair of spans stops")
+    add("--max-iters", type=positive_int, default=Settings.max_iters, help="Sinkhorn iterations at most")
+    add("--tol", type=positive, default=Settings.tol, help="marginal error at which a pair of spans stops")
     add("--fused", action="store_true", help="one Triton kernel on a GPU, on none of which it was run yet")
     add = parser.add_argument_group("other credit methods").add_argument
-    add("--first-threshold", type=float, default=0.03, help="first: distance at which a wrong rollout has gone wrong")
-    add("--entropy-alpha", type=float, default=0.4, help="entropy: advantage a nat")
-    add("--entropy-kappa", type=float, default=2.0, help="entropy: at most |A| / this is added")
-    add("--hapo-alpha", type=float, default=0.2, help="hapo: advantage a standard deviation of entropy")
-    add("--hapo-phi", type=float, default=2.0, help="hapo: at most |A| / this many standard deviations count")
-    add(
-        "--oar-quantile", type=float, default=0.25, help="oar-g, oar-p: share of a rollout's tokens that are suppressed"
-    )
-    add("--oar-beta", type=float, default=1.0, help="oar-g, oar-p: what the most important token gets on top of 1")
+    add("--first-threshold", type=positive, default=0.03, help="first: distance at which a rollout has gone wrong")
+    add("--entropy-alpha", type=positive, default=0.4, help="entropy: advantage a nat")
+    add("--entropy-kappa", type=positive, default=2.0, help="entropy: at most |A| / this is added")
+    add("--hapo-alpha", type=positive, default=0.2, help="hapo: advantage a standard deviation of entropy")
+    add("--hapo-phi", type=positive, default=2.0, help="hapo: at most |A| / this many standard deviations count")
+    add("--oar-quantile", type=share, default=0.25, help="oar-g, oar-p: share of tokens that are suppressed")
+    add("--oar-beta", type=not_negative, default=1.0, help="oar-g, oar-p: boost of the most important token")
     add("--oar-probe", choices=salience.PROBES, default="kl", help="oar-g, oar-p: how the answer's change is measured")
-    add("--oar-noise", type=float, default=1e-3, help="oar-g: standard deviation of the noise on embeddings")
-    add("--arca-floor", type=float, default=1e-6, help="arca: added to every token's salience")
-    add("--pure-temperature", type=float, default=0.1, help="pure: of the soft minimum over steps")
-    add("--pure-outcome", type=float, default=1.0, help="pure: what a right verdict adds")
-    add("--rlsd-mix", type=float, default=0.5, help="rlsd: share of the teacher at the start")
-    add("--rlsd-steps", type=int, default=50, help="rlsd: steps until it is 0")
-    add("--rlsd-bound", type=float, default=0.2, help="rlsd: weights lie within 1 +- this")
-    add("--attention-slope", type=float, default=1.0, help="attention: c goes from - this to + this")
+    add("--oar-noise", type=positive, default=1e-3, help="oar-g: standard deviation of the noise on embeddings")
+    add("--arca-floor", type=positive, default=1e-6, help="arca: added to every token's salience")
+    add("--pure-temperature", type=positive, default=0.1, help="pure: of the soft minimum over steps")
+    add("--pure-outcome", type=not_negative, default=1.0, help="pure: what a right verdict adds")
+    add("--rlsd-mix", type=share, default=0.5, help="rlsd: share of the teacher at the start")
+    add("--rlsd-steps", type=positive_int, default=50, help="rlsd: steps until it is 0")
+    add("--rlsd-bound", type=share, default=0.2, help="rlsd: weights lie within 1 +- this")
+    add("--attention-slope", type=positive, default=1.0, help="attention: c goes from - this to + this")
     add = parser.add_argument_group("rollouts").add_argument
-    add("--batch", type=int, default=512, help="rollouts a step")
-    add("--group", type=int, default=8, help="rollouts a problem, G")
-    add("--max-tokens", type=int, default=3000, help="response limit, tokens; 0: a full response (embedded)")
-    add("--temperature", type=float, default=1.0, help="of sampler and trainer alike")
-    add("--generate-batch", type=int, default=0, help="rollouts generated at a time; 0: what memory holds, 512 on CPU")
-    add(
-        "--decode",
-        choices=tuple(DECODERS),
-        default="generate",
-        help="fast: CUDA graphs; no GPU has proved them yet",
-    )
+    add("--batch", type=positive_int, default=512, help="rollouts a step")
+    add("--group", type=number(int, 2), default=8, help="rollouts a problem, G")
+    add("--max-tokens", type=natural, default=3000, help="response limit, tokens; 0: a full response (embedded)")
+    add("--temperature", type=positive, default=1.0, help="of sampler and trainer alike")
     add = parser.add_argument_group("grading").add_argument
-    add("--grade-timeout", type=float, help="seconds for one response; if not given: 5 (math), 10 (code)")
+    add("--grade-timeout", type=seconds, help="for one response; if not given: 5 (math), 10 (code)")
     add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="code: auto is the strongest that works")
     add = parser.add_argument_group("optimisation").add_argument
-    add("--steps", type=int, default=300, help="sampling phases")
-    add("--lr", type=float, default=1e-6, help="AdamW, constant, no weight decay")
-    add("--minibatch", type=int, default=32, help="rollouts an update; whole groups")
-    add("--micro-tokens", type=int, default=16_384, help="tokens a forward pass; changes memory only")
-    add("--clip-low", type=float, default=grpo.CLIP_LOW, help="ratio bound below: 1 - this")
-    add("--clip-high", type=float, default=grpo.CLIP_HIGH, help="ratio bound above: 1 + this")
-    add("--max-grad-norm", type=float, default=1.0, help="gradient norm is cut to this")
+    add("--steps", type=positive_int, default=300, help="sampling phases")
+    add("--lr", type=positive, default=1e-6, help="AdamW, constant, no weight decay")
+    add("--minibatch", type=positive_int, default=32, help="rollouts an update; whole groups")
+    add("--micro-tokens", type=positive_int, default=16_384, help="tokens a forward pass; changes memory only")
+    add("--clip-low", type=positive, default=grpo.CLIP_LOW, help="ratio bound below: 1 - this")
+    add("--clip-high", type=positive, default=grpo.CLIP_HIGH, help="ratio bound above: 1 + this")
+    add("--max-grad-norm", type=positive, default=1.0, help="gradient norm is cut to this")
     add = parser.add_argument_group("evaluation").add_argument
-    add("--heldout", type=int, default=64, help="problems kept from training; greedy accuracy is over all of them")
-    add("--eval-groups", type=int, default=64, help="of these, sampled --group times each")
-    add("--eval-every", type=int, default=0, help="steps between evaluations on --bench, the last included; 0: never")
+    add("--heldout", type=positive_int, default=64, help="problems kept from training, each answered greedily")
+    add("--eval-groups", type=positive_int, default=64, help="of these, sampled --group times each")
+    add("--eval-every", type=natural, default=0, help="steps between evaluations on --bench; 0: never")
     add("--bench", nargs="+", default=[], help="math, code, embedded, or names of benchmarks, see eval.py")
     add("--bench-data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark, not the hub's")
     add = parser.add_argument_group("checkpoints").add_argument
-    add("--save-every", type=int, default=10, help="steps between checkpoints")
-    add("--keep", type=int, default=2, help="checkpoints that stay")
+    add("--save-every", type=positive_int, default=10, help="steps between checkpoints")
+    add("--keep", type=positive_int, default=2, help="checkpoints that stay")
     add("--resume", metavar="DIR", help="go on with the run in DIR, or from its checkpoint DIR")
-    add = parser.add_argument_group("machine").add_argument
-    add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
-    add("--ranks", type=int, default=0, help="processes to start, unless torchrun has; 0: one a GPU")
-    add("--shard-over", type=int, default=0, help="ranks that hold one set of weights; 0: all; nodes: GPUs a node")
-    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of compute; auto: bfloat16 on cuda")
+    add = add_machine_flags(parser)
+    add("--shard-over", type=natural, default=0, help="ranks that hold one set of weights; 0: all; nodes: GPUs a node")
     add("--recompute", action=argparse.BooleanOptionalAction, default=True, help="activations, in the backward pass")
-    add("--threads", type=int, default=0, help="CPU threads, 0: torch's default")
     add = parser.add_argument_group("embedded task").add_argument
     add("--toy-kind", choices=toy.KINDS, default="chain", help="shape of the little programs")
-    add("--toy-lines", type=int, default=5, help="definitions a problem, 1 to 8")
-    add("--warmup-steps", type=int, default=600, help="supervised steps on careless demonstrations")
+    add("--toy-lines", type=number(int, 1, len(toy.LABELS)), default=5, help="definitions a problem, 1 to 8")
+    add("--warmup-steps", type=positive_int, default=600, help="supervised steps on careless demonstrations")
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -184,11 +155,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         parser.set_defaults(**SMOKE_EMBEDDED if task == "embedded" else SMOKE)
     args = parser.parse_args(argv)
     args.task = task
-    if not 1 <= args.toy_lines <= len(toy.LABELS):
-        raise BadInput(f"--toy-lines {args.toy_lines}: give 1 to {len(toy.LABELS)}, as there are labels")
     if task == "embedded" and not args.max_tokens:
         args.max_tokens = toy.response_tokens(args.toy_lines)
-    resolve_machine(args)
+    resolve_machine(args, half=args.task != "embedded")
     check(args)
     if args.name and (Path(args.out) / args.name).exists():
         raise BadInput(f"--name {args.name}: {Path(args.out) / args.name} exists already; choose another name")
@@ -206,76 +175,38 @@ def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -
     defaults = {name: parser.get_default(name) for name in vars(first)}
     parser.set_defaults(**{name: saved[name] for name in vars(first) if name in saved})
     args = parser.parse_args(argv)
-    for name, value in vars(args).items():
-        before = saved.get(name, defaults.get(name))  # a run may be older than a flag
-        if name not in MAY_CHANGE and value != before:
-            raise BadInput(f"{flag(name)} {value}: the run in --resume {first.resume} has {before}; leave the flag out")
+    fixed = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
+    had = defaults | saved  # a run may be older than a flag
+    refuse_other_settings(fixed, had, f"the run in --resume {first.resume} has", "leave the flag out")
     args.out, args.name, args.resume = str(run.parent), run.name, str(path)
     if args.steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
-    resolve_machine(args)
+    resolve_machine(args, half=args.task != "embedded")
     check(args)
     return args
 
 
-def resolve_machine(args: argparse.Namespace) -> None:
-    """What `auto` means here."""
-    if args.device == "auto":
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if args.dtype == "auto":
-        args.dtype = "bfloat16" if args.device == "cuda" and args.task != "embedded" else "float32"
-
-
-def flag(name: str) -> str:
-    """The command-line spelling of an argument's name."""
-    return "--" + name.replace("_", "-")
-
-
 def check(args: argparse.Namespace) -> None:
     """Everything that can be known to be wrong before a model is loaded; raises BadInput."""
-    positive = (
-        "batch max_tokens temperature steps lr minibatch micro_tokens max_grad_norm eps max_iters tol heldout "
-        "eval_groups warmup_steps window stride clip_low clip_high save_every keep first_threshold entropy_alpha "
-        "entropy_kappa hapo_alpha hapo_phi oar_noise arca_floor pure_temperature rlsd_steps attention_slope"
-    )
-    for name in positive.split():
-        if not getattr(args, name) > 0:
-            raise BadInput(f"{flag(name)} {getattr(args, name)}: must be positive; raise it")
-    for name in ("seed", "threads", "generate_batch", "ranks", "shard_over", "eval_every"):
-        if getattr(args, name) < 0:
-            raise BadInput(f"{flag(name)} {getattr(args, name)}: must not be negative; raise it")
-    for name, (low, high) in BOUNDS.items():
-        if not low <= getattr(args, name) <= high:
-            raise BadInput(f"{flag(name)} {getattr(args, name)}: must be at least {low} and at most {high}; change it")
     check_method(args)
-    if args.group < 2:
-        raise BadInput(f"--group {args.group}: advantages compare the rollouts of a group; give 2 or more")
     for name, whole in (("batch", "minibatch"), ("minibatch", "group")):
         if getattr(args, name) % getattr(args, whole):
-            raise BadInput(
-                f"--{name} {getattr(args, name)} is not a multiple of --{whole} {getattr(args, whole)}; make it one"
-            )
+            sizes = f"--{name} {getattr(args, name)} is not a multiple of --{whole} {getattr(args, whole)}"
+            raise BadInput(f"{sizes}; make it one")
     if args.stride > args.window:
         raise BadInput(f"--stride {args.stride} exceeds --window {args.window}: tokens go uncovered; lower it")
     if args.task != "embedded" and not args.model:
         raise BadInput(f"--task {args.task} needs --model; give a Hugging Face folder or hub id")
-    if args.grade_timeout is not None and not 0 < args.grade_timeout <= 86_400:
-        raise BadInput(f"--grade-timeout {args.grade_timeout}: must be positive and a day at most; change it")
+    if not args.max_tokens:
+        raise BadInput("--max-tokens 0: only the embedded task knows how long a full response is; raise it")
     if args.task == "code":
-        try:
-            sandbox.choose_level(args.sandbox)
-        except SandboxError as error:
-            raise BadInput(f"--sandbox {args.sandbox}: {error}; choose another level or another machine") from error
+        check_sandbox(args.sandbox)
     if args.task == "embedded" and args.data:
         raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
     if args.eval_groups > args.heldout:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
     if bool(args.eval_every) != bool(args.bench):
         raise BadInput(f"--eval-every {args.eval_every} needs --bench, and --bench needs --eval-every; give both")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
-    if args.device == "cuda" and args.ranks > torch.cuda.device_count():
-        raise BadInput(f"--ranks {args.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it")
 
 
 def check_method(args: argparse.Namespace) -> None:

@@ -24,8 +24,10 @@ from credit.methods import Batch, true_errors
 from grpo import Rollouts
 from harness import tables
 from harness.checkpoint import write_whole
-from harness.parallel import Ranks, gather
+from harness.parallel import Ranks, from_main, gather_items, together
 from tasks.problems import BadInput, Task
+
+COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
 
 
 class Clock:
@@ -52,33 +54,30 @@ def peak_gb() -> float:
 
 def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
     """runs/NAME, new unless a run is resumed; raises BadInput where it cannot be made."""
-    problem = None
-    if ranks.main:
-        args.name = args.name or free_name(args)
-        folder = Path(args.out) / args.name
-        try:
-            folder.mkdir(parents=True, exist_ok=bool(args.resume))
-        except OSError as error:
-            problem = f"--out {args.out}: {folder} cannot be made ({error}); choose another --out or --name"
-    args.name, problem = gather((args.name, problem), ranks)[0]
-    if problem:
-        raise BadInput(problem)
+    with together(ranks):
+        if ranks.main:
+            args.name = args.name or free_name(args)
+            folder = Path(args.out) / args.name
+            try:
+                folder.mkdir(parents=True, exist_ok=bool(args.resume))
+            except OSError as error:
+                reason = f"{folder} cannot be made ({error})"
+                raise BadInput(f"--out {args.out}: {reason}; choose another --out or --name") from error
+    args.name = from_main(args.name, ranks)
     return Path(args.out) / args.name
 
 
 @contextmanager
 def locked(folder: Path, ranks: Ranks):
     """The run's folder for this run alone; raises BadInput if another process writes there."""
-    problem, handle = None, os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        if ranks.main:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        problem = f"--resume {folder}: another process is writing there; end it first"
-    try:
-        problem = gather(problem, ranks)[0]
-        if problem:
-            raise BadInput(problem)
+        with together(ranks):
+            if ranks.main:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise BadInput(f"--resume {folder}: another process is writing there; end it first") from error
         yield
     finally:
         os.close(handle)
@@ -141,10 +140,10 @@ def step_line(m: dict, steps: int) -> str:
 def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdicts, weights: Tensor) -> list[dict]:
     """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first."""
     mixed = (batch.advantages != 0).nonzero().flatten().tolist()
-    start = mixed[0] // batch.group_size * batch.group_size if mixed else 0
-    rows = []
-    for row in range(start, start + batch.group_size):
-        problem, inside, text = problems[row // batch.group_size], batch.rollouts.mask[row], batch.rollouts.texts[row]
+    group = mixed[0] // batch.group_size if mixed else 0
+    problem, rows = problems[group], []
+    for row in range(group * batch.group_size, (group + 1) * batch.group_size):
+        text = batch.rollouts.texts[row]
         rows.append(
             {
                 "step": step + 1,
@@ -155,8 +154,8 @@ def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdic
                 "reason": verdicts[row].reason,
                 "first_error": task.first_error(problem, text) if task.first_error else None,
                 "advantage": batch.advantages[row].item(),
-                "tokens": [tokenizer.decode([token]) for token in batch.rollouts.ids[row][inside].tolist()],
-                "weights": [round(weight, 4) for weight in weights[row][inside].tolist()],
+                "tokens": tokens_of(tokenizer, batch.rollouts, row),
+                "weights": [round(weight, 4) for weight in weights[row][batch.rollouts.mask[row]].tolist()],
             }
         )
     return rows
@@ -167,15 +166,20 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
     rows = (first_error > 0).nonzero().flatten().tolist()
     if not rows:
         return []
-    tokens = [tokenizer.decode([token]) for token in rollouts.ids[rows[0]][rollouts.mask[rows[0]]].tolist()]
-    lines, start = [], 0
+    row, lines, start = rows[0], [], 0
+    tokens = tokens_of(tokenizer, rollouts, row)
     for end in range(1, len(tokens) + 1):
         if end == len(tokens) or tokens[end - 1] == "\n":
-            mark = "  <- first error" if start <= first_error[rows[0]] < end else ""
-            weight = weights[rows[0], start:end].mean().item()
+            mark = "  <- first error" if start <= first_error[row] < end else ""
+            weight = weights[row, start:end].mean().item()
             lines.append(f"  {weight:.2f}  {''.join(tokens[start:end]).strip()}{mark}")
             start = end
     return lines
+
+
+def tokens_of(tokenizer, rollouts: Rollouts, row: int) -> list[str]:
+    """The text of each response token of a rollout."""
+    return [tokenizer.decode([token]) for token in rollouts.ids[row][rollouts.mask[row]].tolist()]
 
 
 def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Batch, token_advantages: Tensor) -> dict:
@@ -190,8 +194,11 @@ def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Ba
 
 def print_accuracy(when: str, result: dict) -> None:
     """Held-out accuracies with standard errors."""
-    parts = "; ".join("{} {:.3f} ± {:.3f} (n = {})".format(name, *result[name]) for name in ("greedy", "sampled"))
-    print(f"held-out accuracy {when}: {parts}", flush=True)
+    accuracies = []
+    for name in ("greedy", "sampled"):
+        mean, error, count = result[name]
+        accuracies.append(f"{name} {mean:.3f} ± {error:.3f} (n = {count})")
+    print(f"held-out accuracy {when}: {'; '.join(accuracies)}", flush=True)
 
 
 def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> None:
@@ -230,20 +237,19 @@ def cut_back(folder: Path, step: int) -> None:
 
 
 def write_suspects(
-    folder: Path, ranks: Ranks, step: int, rollouts: Rollouts, suspects: list[int], sums: dict[str, float]
+    folder: Path, ranks: Ranks, step: int, rollouts: Rollouts, suspects: list[int], metrics: dict[str, float]
 ) -> Path:
     """nonfinite.jsonl: the rollouts, of all ranks, of an update that was not finite."""
-    found = sorted({row for part in gather(suspects, ranks) for row in part})
     path = folder / "nonfinite.jsonl"
+    rows = []
+    for row in sorted(set(gather_items(suspects, ranks))):
+        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]].tolist()
+        ids = rollouts.ids[row][rollouts.mask[row]].tolist()
+        said = {"prompt_ids": prompt, "ids": ids, "response": rollouts.texts[row]}
+        rows.append({"step": step + 1, "row": row, **metrics, **said})
     if ranks.main:
-        append(path, [{"step": step + 1, "row": row, **sums, **raw(rollouts, row)} for row in found])
+        append(path, rows)
     return path
-
-
-def raw(rollouts: Rollouts, row: int) -> dict:
-    """A rollout as it is, for a file."""
-    prompt, response = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.ids[row][rollouts.mask[row]]
-    return {"prompt_ids": prompt.tolist(), "ids": response.tolist(), "response": rollouts.texts[row]}
 
 
 def append(path: Path, rows: list[dict]) -> None:
@@ -275,12 +281,15 @@ def plot(history: list[dict], before: dict, after: dict | None, args: argparse.N
     steps = [m["step"] for m in history]
     left.plot(steps, [m["reward"] for m in history], label="reward, training batch")
     for name, marker in (("greedy", "o"), ("sampled", "s")):
-        ends = [(0, before)] + ([(len(steps), after)] if after else [])
-        mean, error = ([result[name][i] for _, result in ends] for i in (0, 1))
-        left.errorbar([at for at, _ in ends], mean, error, fmt=marker, label=f"held out, {name}")
+        for step, result in ((0, before), (len(steps), after)):
+            if result:
+                mean, error, _ = result[name]
+                label = f"held out, {name}" if step == 0 else None
+                left.errorbar(step, mean, error, fmt=marker, color=COLOURS[name], label=label)
     left.set(xlabel="step", ylim=(0, 1), title=f"{args.method}, {args.task} task")
     left.legend(fontsize=8)
-    mean, std = (np.array([m[name] for m in history]) for name in ("weight_mean", "weight_std"))
+    mean = np.array([m["weight_mean"] for m in history])
+    std = np.array([m["weight_std"] for m in history])
     right.plot(steps, mean)
     right.fill_between(steps, mean - std, mean + std, alpha=0.2)
     right.set(xlabel="step", title="token weight in mixed groups, mean ± std")

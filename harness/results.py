@@ -13,6 +13,7 @@ A file of `--replay` has a JSON object a line: "response" or "solution", and "an
 import argparse
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,69 +21,91 @@ import torch
 import transformers
 
 from harness import checkpoint, evaluation, parallel, report, tables
+from harness.command import refuse_other_settings
 from harness.evaluation import Protocol
 from harness.parallel import Ranks
-from rewards import Verdict, grade_all, grade_code, grade_math
+from rewards import Verdict, grade_all
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput
+from tasks.problems import BadInput, grader
 from tasks.rows import from_files
-
-RESPONSE = ("response", "solution"), ("group", "id", "problem")  # keys in a file of --replay
 
 
 def show(
     folder: Path, args: argparse.Namespace, models: list[str] | None = None, names: list[str] | None = None
 ) -> None:
-    """Tables of the generations in a folder, printed and in its results.json; raises BadInput."""
+    """Tables of the generations in a folder, printed and in its results.json; raises BadInput.
+
+    `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
+    """
     try:
         settings = json.loads((folder / "settings.json").read_text())
         rows = report.rows(folder / "generations.jsonl")
     except (OSError, ValueError) as error:
         raise BadInput(f"--from {folder}: cannot be read ({error}); give a folder that eval.py made") from error
-    data, grouped = settings["data"], {}
+    data, generations = settings["data"], {}  # model -> benchmark -> rows
     for row in rows:
         if (args.saved or args.replay or row["seed"] in args.seeds) and row["benchmark"] in (names or data):
-            grouped.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
-    grouped = {name: grouped[name] for name in models or grouped}
-    if not grouped:
+            generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
+    generations = {model: generations[model] for model in models or generations}
+    if not generations:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")
-    found, passes = {}, tuple(args.pass_at)
-    for model, by_name in grouped.items():
-        found[model] = {name: tables.summarise(by_name[name], passes) for name in data if name in by_name}
-        for name, result in found[model].items():
-            seeds = {row["seed"] for row in by_name[name]}
-            result["missing"] = data[name]["problems"] * data[name]["k"] * len(seeds) - len(by_name[name])
-            short = {row["problem"] for row in by_name[name] if row.get("limit", math.inf) < data[name].get("limit", 0)}
-            if short:
-                print(f"NOTE: {model}, {name}: {len(short)} problems had a lower limit, to fit the model's context")
-            if result["missing"]:
-                print(f"WARNING: {model}, {name}: {result['missing']} samples are missing; finish it before reading on")
-    first = next(iter(grouped))
-    differences = {
-        model: {name: tables.compare(grouped[first][name], by_name[name]) for name in by_name if name in grouped[first]}
-        for model, by_name in grouped.items()
-        if model != first
-    }
-    words = " ".join(f"{name}={value}" for name, value in settings["protocol"].items())
-    print(f"{folder}/ | {words}")
-    for model, result in found.items():
-        about = settings["models"].get(model, {})
-        backbone = args.paper or tables.backbone_of(about.get("origin", model))
-        template = f" (template {about['template']})" if set(result) - {"embedded"} and about else ""
-        print("\n".join(["", model + template, *tables.table(result, data, backbone)]))
-    if len({about["template"] for about in map(settings["models"].get, grouped) if about}) > 1:
-        print("WARNING: models were asked in different templates; give --template to compare them")
-    alike = all(list(result) == list(found[first]) for result in found.values())
-    if differences and alike:
-        print("\n".join(["", "side by side", *tables.side_by_side(found, differences)]))
+    first = next(iter(generations))
+    results, differences = {}, {}
+    for model, by_name in generations.items():
+        results[model] = {}
+        for name in data:  # one order for all models
+            if name in by_name:
+                results[model][name] = summary_of(model, name, by_name[name], data[name], args.pass_at)
+        if model != first:
+            shared = [name for name in by_name if name in generations[first]]
+            differences[model] = {name: tables.compare(generations[first][name], by_name[name]) for name in shared}
+    print_tables(folder, settings, results, differences, args.paper)
     chosen = None
-    if args.select and alike:
+    if args.select and same_benchmarks(results):
         runs = {}
-        for model, result in found.items():
+        for model, result in results.items():
             runs.setdefault(model.rpartition("/")[0], {})[model] = tables.average(result)[0]
         chosen = select(runs)
-    whole = {**settings, "results": found, "differences": differences, "selection": chosen}
+    whole = {**settings, "results": results, "differences": differences, "selection": chosen}
     checkpoint.write_whole(folder / "results.json", json.dumps(whole, indent=1) + "\n")
+
+
+def summary_of(model: str, name: str, rows: list[dict], about: dict, passes: list[int]) -> dict:
+    """`tables.summarise` of a model on a benchmark, and how many samples are missing, which is printed, too."""
+    result = tables.summarise(rows, passes)
+    seeds = {row["seed"] for row in rows}
+    result["missing"] = about["problems"] * about["k"] * len(seeds) - len(rows)
+    short = {row["problem"] for row in rows if row.get("limit", math.inf) < about.get("limit", 0)}
+    if short:
+        print(f"NOTE: {model}, {name}: {len(short)} problems had a lower limit, to fit the model's context")
+    if result["missing"]:
+        print(f"WARNING: {model}, {name}: {result['missing']} samples are missing; finish it before reading on")
+    return result
+
+
+def same_benchmarks(results: dict[str, dict]) -> bool:
+    """Whether all models have been asked the same sets."""
+    return len({tuple(result) for result in results.values()}) == 1
+
+
+def print_tables(folder: Path, settings: dict, results: dict, differences: dict, paper: str | None) -> None:
+    """The protocol, a table a model, and several models side by side; `paper` names whose numbers stand beside."""
+    protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items())
+    print(f"{folder}/ | {protocol}")
+    templates = set()
+    for model, result in results.items():
+        about = settings["models"].get(model, {})
+        heading = model
+        if about:
+            templates.add(about["template"])
+            if set(result) != {"embedded"}:
+                heading += f" (template {about['template']})"
+        backbone = paper or tables.backbone_of(about.get("origin", model))
+        print("\n".join(["", heading, *tables.table(result, settings["data"], backbone)]))
+    if len(templates) > 1:
+        print("WARNING: models were asked in different templates; give --template to compare them")
+    if differences and same_benchmarks(results):
+        print("\n".join(["", "side by side", *tables.side_by_side(results, differences)]))
 
 
 def select(runs: dict[str, dict[str, float]]) -> dict:
@@ -93,18 +116,18 @@ def select(runs: dict[str, dict[str, float]]) -> dict:
     chosen = {}
     print("\nbenchmark average of each run: its last checkpoint's, and the best, which is SELECTED ON THE TEST SETS")
     for run, averages in runs.items():
-        known = {name: average for name, average in averages.items() if not math.isnan(average)}
-        without = f" ({len(averages) - len(known)} without an average)" if len(known) < len(averages) else ""
-        if not known:
+        graded = {name: average for name, average in averages.items() if not math.isnan(average)}
+        if not graded:
             print(f"  {run}: none of {len(averages)} has an average")
             continue
-        last, best = list(known)[-1], max(known, key=known.get)
-        chosen[run] = {"last": last, "last_average": known[last], "best": best, "best_average": known[best]}
-        parts = (f"{which} {tables.percent(known[name])} ({name})" for which, name in (("last", last), ("best", best)))
-        print(f"  {run}: {'; '.join(parts)}, of {len(averages)}{without}")
+        last, best = list(graded)[-1], max(graded, key=graded.get)
+        chosen[run] = {"last": last, "last_average": graded[last], "best": best, "best_average": graded[best]}
+        both = f"last {tables.percent(graded[last])} ({last}); best {tables.percent(graded[best])} ({best})"
+        without = f" ({len(averages) - len(graded)} without an average)" if len(graded) < len(averages) else ""
+        print(f"  {run}: {both}, of {len(averages)}{without}")
     if len(chosen) > 1:
         for which in ("last", "best"):
-            values = [each[f"{which}_average"] for each in chosen.values()]
+            values = [choice[f"{which}_average"] for choice in chosen.values()]
             spread = tables.percent(float(np.mean(values)), float(np.std(values, ddof=1)))
             print(f"  {which}, mean ± standard deviation of {len(chosen)} runs: {spread}")
     return chosen
@@ -120,50 +143,49 @@ def show_runs(args: argparse.Namespace) -> None:
             raise BadInput(f"--runs {name}: cannot be read ({error}); give a run's folder") from error
         if not rows:
             raise BadInput(f"--runs {name}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
-        runs[name] = {f"step {row['step']}": tables.average(row["bench"])[0] for row in rows}
-        head = ["step", *rows[0]["bench"], "average"]
-        body = []
+        runs[name], lines = {}, []
         for row in rows:
-            pairs = [(each["mean"], each["error"]) for each in row["bench"].values()] + [tables.average(row["bench"])]
-            body.append([str(row["step"]), *(tables.percent(*pair) for pair in pairs)])
-        print("\n".join(["", name, *tables.lay_out(head, body)]))
+            mean, error = tables.average(row["bench"])
+            runs[name][f"step {row['step']}"] = mean
+            line = {"step": str(row["step"])}
+            for benchmark, result in row["bench"].items():
+                line[benchmark] = tables.percent(result["mean"], result["error"])
+            lines.append({**line, "average": tables.percent(mean, error)})
+        print("\n".join(["", name, *tables.markdown(lines)]))
     select(runs)
 
 
 def replay(args: argparse.Namespace) -> Path:
     """Grade the responses of a file as if they had been generated here; returns the folder. Raises BadInput."""
-    rows, references, data = [], [], {}
-    given = from_files([args.replay], f"--replay {args.replay}")
-    for number, row in enumerate(given[2], 1):
-        row = row if isinstance(row, dict) else {}
-        response, problem = (next((row[key] for key in keys if key in row), None) for keys in RESPONSE)
-        reference = next((row[key] for key in ("tests", "answer", "gold") if key in row), None)
+    blame = f"--replay {args.replay}"
+    source, revision, given = from_files([args.replay], blame)
+    rows, references = [], []
+    for number, row in enumerate(given, 1):
+        response, problem = first_of(row, "response", "solution"), first_of(row, "group", "id", "problem")
+        reference = first_of(row, "tests", "answer", "gold")
         if not isinstance(response, str) or problem is None or reference is None:
-            raise BadInput(
-                f'--replay {args.replay}, row {number}: needs "response", "problem", and "answer" or "tests"'
-            )
-        place = {
-            "model": row.get("model", "replay"),
-            "benchmark": row.get("benchmark", "replay"),
-            "seed": row.get("seed", 0),
-        }
-        rows.append({**place, "problem": str(problem), "response": response, "truncated": bool(row.get("truncated"))})
+            raise BadInput(f'{blame}, row {number}: needs "response", "problem", and "answer" or "tests"')
+        rows.append(
+            {
+                "model": row.get("model", "replay"),
+                "benchmark": row.get("benchmark", "replay"),
+                "seed": row.get("seed", 0),
+                "problem": str(problem),
+                "response": response,
+                "truncated": bool(row.get("truncated")),
+            }
+        )
         references.append(reference)
-    options = {"timeout_s": args.grade_timeout} if args.grade_timeout else {}
-
-    def grade(response: str, reference) -> Verdict:
-        if isinstance(reference, dict):
-            return grade_code(response, reference, level=args.sandbox, **options)
-        return grade_math(response, str(reference), **options)
-
-    verdicts = grade_all(grade, [row["response"] for row in rows], references)
+    verdicts = grade_all(partial(grade_either, args), [row["response"] for row in rows], references)
     for row, verdict in zip(rows, verdicts, strict=True):
         row["score"], row["reason"] = (0.0, "truncated") if row.pop("truncated") else verdict
+    data = {}
     for name in dict.fromkeys(row["benchmark"] for row in rows):
         mine = [row for row in rows if row["benchmark"] == name]
-        problems, sources = ({row[key] for row in mine} for key in ("problem", "seed"))
-        each = len(mine) // (len(problems) * len(sources) * len({row["model"] for row in mine}))
-        data[name] = {"k": each, "problems": len(problems), "source": given[0], "revision": given[1], "window": None}
+        problems = len({row["problem"] for row in mine})
+        askings = len({(row["model"], row["seed"]) for row in mine})
+        samples = len(mine) // (problems * askings)
+        data[name] = {"k": samples, "problems": problems, "source": source, "revision": revision, "window": None}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
@@ -172,59 +194,74 @@ def replay(args: argparse.Namespace) -> Path:
     return folder
 
 
+def first_of(row: dict, *keys: str):
+    """The value of the first of these keys that the row has, else None."""
+    for key in keys:
+        if key in row:
+            return row[key]
+    return None
+
+
+def grade_either(args: argparse.Namespace, response: str, reference) -> Verdict:
+    """The verdict on a program, where the reference is a dictionary of tests, or on a math answer."""
+    if isinstance(reference, dict):
+        return grader("code", args.grade_timeout, args.sandbox)(response, reference)
+    return grader("math", args.grade_timeout, args.sandbox)(response, str(reference))
+
+
 # ---- what is there already ----------------------------------------------------------------------------------
 
 
 def share_kept(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol, ranks: Ranks) -> list[dict]:
     """`prepare_folder` on one rank for all; raises BadInput on all."""
-    kept, problem = [], None
-    if ranks.main:
-        try:
+    kept = None
+    with parallel.together(ranks):
+        if ranks.main:
             kept = prepare_folder(folder, settings, sets, protocol)
-        except BadInput as error:
-            problem = str(error)
-    kept, problem = parallel.gather((kept, problem), ranks)[0]
-    if problem:
-        raise BadInput(problem)
-    return kept
+    return parallel.from_main(kept, ranks)
 
 
 def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol) -> list[dict]:
     """settings.json, and the whole blocks that are there already, without their texts; raises BadInput."""
     path = folder / "settings.json"
+    old = {"protocol": settings["protocol"], "data": {}, "models": {}}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        old = (
-            json.loads(path.read_text())
-            if path.exists()
-            else {"protocol": settings["protocol"], "data": {}, "models": {}}
-        )
+        if path.exists():
+            old = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"--out {folder}: cannot be used ({error}); choose another") from error
-    pairs = [
-        (f"{part} {name}", value, old[part].get(name, value))
-        for part in old
-        if part != "versions"
-        for name, value in settings[part].items()
-    ]
-    for what, new, before in pairs:
-        if new != before:
-            raise BadInput(f"--out {folder}: holds generations of {what} {before}, not {new}; choose another --out")
-    merged = {part: {**old[part], **settings[part]} for part in ("protocol", "data", "models")}
+    holder = f"the generations in {folder} have"
+    refuse_other_settings(settings["protocol"], old["protocol"], holder, "choose another --out")
+    for flag, kind in (("data", "data"), ("model", "models")):
+        for name in settings[kind].keys() & old[kind].keys():  # the folder may hold others besides
+            wanted, had = {name: settings[kind][name]}, {name: old[kind][name]}
+            refuse_other_settings({flag: wanted}, {flag: had}, holder, "choose another --out")
+    merged = {kind: {**old[kind], **settings[kind]} for kind in ("protocol", "data", "models")}
     merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     checkpoint.write_whole(path, json.dumps(merged, indent=1) + "\n")
     generations = folder / "generations.jsonl"
     if not generations.exists():
         return []
-    sizes = {}
+    kept = whole_blocks(report.rows(generations), sets, protocol)
+    checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
+    for row in kept:
+        del row["response"]
+    return kept
+
+
+def whole_blocks(rows: list[dict], sets: list[Loaded], protocol: Protocol) -> list[dict]:
+    """The rows of the blocks that were finished; those of sets that are not asked for now count as finished."""
+    sizes = {}  # rows of a whole block
     for loaded in sets:
         for number, block in enumerate(evaluation.blocks_of(loaded, protocol)):
             sizes[loaded.benchmark.name, number] = len(block) * evaluation.samples_of(loaded, protocol)
-    rows, counts = report.rows(generations), {}
+    blocks = {}
     for row in rows:
         key = row["model"], row["benchmark"], row["seed"], row["block"]
-        counts[key] = counts.get(key, 0) + 1
-    whole = {key for key, count in counts.items() if count == sizes.get((key[1], key[3]), count)}
-    kept = [row for row in rows if (row["model"], row["benchmark"], row["seed"], row["block"]) in whole]
-    checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
-    return [{name: value for name, value in row.items() if name not in ("response",)} for row in kept]
+        blocks.setdefault(key, []).append(row)
+    kept = []
+    for (_, benchmark, _, number), block in blocks.items():
+        if len(block) == sizes.get((benchmark, number), len(block)):
+            kept += block
+    return kept

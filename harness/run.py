@@ -48,7 +48,7 @@ class Run:
 def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list[Loaded], float]]:
     """The run, the sets of --bench, and the predicted memory of a GPU in GB; everything goes to the run's folder."""
     task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
-    room, reward_gb = memory.size_gb(ranks.device), prm.size_gb(reward_model)
+    room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
     folder = report.make_folder(args, ranks)
     with report.locked(folder, ranks):
@@ -89,7 +89,7 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
     Raises BadInput, on all ranks alike, before a file is changed.
     """
     path, step = checkpoint.find(Path(run.args.resume))
-    rows = parallel.gather(report.rows(run.folder / "metrics.jsonl") if run.ranks.main else None, run.ranks)[0]
+    rows = parallel.from_main(report.rows(run.folder / "metrics.jsonl"), run.ranks)
     history = [row for row in rows if row.get("step", step + 1) <= step]
     if len(history) != step or "before" not in rows[0]:
         raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")

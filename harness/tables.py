@@ -19,7 +19,9 @@ Left out: bootstrap, corrections for many comparisons.
 """
 
 import math
+import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -83,17 +85,16 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 
 def pass_at_k_of(rows: list[dict], k: int) -> tuple[float, float]:
     """pass@k and its standard error over the problems that have k graded samples."""
-    return mean_and_error(
-        [
-            pass_at_k(sum(score > 0.5 for score in scores), len(scores), k)
-            for scores in by_problem(rows).values()
-            if len(scores) >= k
-        ]
-    )
+    values = []
+    for scores in by_problem(rows).values():
+        if len(scores) >= k:
+            right = sum(score > 0.5 for score in scores)
+            values.append(pass_at_k(right, len(scores), k))
+    return mean_and_error(values)
 
 
-def summarise(rows: list[dict], passes: tuple[int, ...] = ()) -> dict:
-    """What a table says of one model on one benchmark."""
+def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
+    """What a table says of one model on one benchmark; `passes` are the k of pass@k."""
     graded = [row for row in rows if row["score"] is not None]
     mean, error = avg_at_k(rows)
     result = {
@@ -108,10 +109,12 @@ def summarise(rows: list[dict], passes: tuple[int, ...] = ()) -> dict:
     }
     for k in passes:
         result[f"pass@{k}"], result[f"pass@{k} error"] = pass_at_k_of(rows, k)
-    seeds = sorted({row["seed"] for row in rows})
-    if len(seeds) > 1:
-        means = [avg_at_k([row for row in rows if row["seed"] == seed])[0] for seed in seeds]
-        result["seeds"] = dict(zip(map(str, seeds), means, strict=True))
+    by_seed = {}
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        by_seed.setdefault(str(row["seed"]), []).append(row)
+    if len(by_seed) > 1:
+        result["seeds"] = {seed: avg_at_k(of_seed)[0] for seed, of_seed in by_seed.items()}
+        means = list(result["seeds"].values())
         result["seed_mean"], result["seed_std"] = float(np.mean(means)), float(np.std(means, ddof=1))
     return result
 
@@ -124,9 +127,9 @@ def share(rows: list[dict], reason: str) -> float:
 def compare(rows: list[dict], others: list[dict]) -> dict:
     """How much higher `others` score, over the problems that both have, paired by problem."""
     first, second = by_problem(rows), by_problem(others)
-    both = [name for name in first if name in second]
-    mean, error = mean_and_error([float(np.mean(second[name]) - np.mean(first[name])) for name in both])
-    return {"difference": mean, "error": error, "problems": len(both)}
+    gaps = [float(np.mean(second[name]) - np.mean(first[name])) for name in first if name in second]
+    mean, error = mean_and_error(gaps)
+    return {"difference": mean, "error": error, "problems": len(gaps)}
 
 
 def average(results: dict[str, dict]) -> tuple[float, float]:
@@ -134,15 +137,21 @@ def average(results: dict[str, dict]) -> tuple[float, float]:
 
     HumanEval and HumanEval+ ask the same problems, as do MBPP and MBPP+: on code the error is too small.
     """
-    means, errors = ([result[name] for result in results.values()] for name in ("mean", "error"))
-    return float(np.mean(means)), math.sqrt(sum(error**2 for error in errors)) / len(errors)
+    mean = float(np.mean([result["mean"] for result in results.values()]))
+    variance = sum(result["error"] ** 2 for result in results.values())
+    return mean, math.sqrt(variance) / len(results)
 
 
 def backbone_of(name: str) -> str | None:
     """Which of the paper's models this is, by its name."""
-    plain = name.lower().replace("-", "").replace("_", "").replace("llama3.1", "llama31")
-    keys = {"qwen2.5math7b": 0, "qwen2.5coder7b": 1, "llama318b": 2, "qwen2.514b": 3}
-    return next((list(PAPER)[place] for key, place in keys.items() if key in plain), None)
+    plain = re.sub("[-_.]", "", name.lower())
+    keys = {
+        "qwen25math7b": "Qwen2.5-Math-7B",
+        "qwen25coder7b": "Qwen2.5-Coder-7B",
+        "llama318b": "Llama3.1-8B-Instruct",
+        "qwen2514b": "Qwen2.5-14B-Base",
+    }
+    return next((backbone for key, backbone in keys.items() if key in plain), None)
 
 
 # ---- text -----------------------------------------------------------------------------------------------------
@@ -162,58 +171,66 @@ def short(results: dict[str, dict]) -> str:
     return ", ".join(f"{name} {percent(each['mean'], each['error'])}" for name, each in results.items())
 
 
-def lay_out(head: list[str], body: list[list[str]]) -> list[str]:
-    """Lines of a Markdown table, in columns."""
-    widths = [max(len(line[column]) for line in (head, *body)) for column in range(len(head))]
-    lines = [head, ["-" * width for width in widths], *body]
-    return [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
-    ]
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    lines = [{name: name for name in widths}, {name: "-" * width for name, width in widths.items()}, *rows]
+    return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
 
 
 def table(results: dict[str, dict], data: dict[str, dict], backbone: str | None) -> list[str]:
     """One model: a line a benchmark. `data` says what each set is; `backbone` asks for the paper's columns."""
-    passes = sorted(
-        {name for result in results.values() for name in result if name.startswith("pass@") and " " not in name}
-    )
-    seeded = any("seed_std" in result for result in results.values())
+    passes = sorted({name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)})
+    has_seeds = any("seed_std" in result for result in results.values())
     paper = PAPER.get(backbone or "", {})
-    head = ["benchmark", "avg", "percent ± SE", *(["seeds: mean ± std"] if seeded else []), *passes]
-    head += "problems samples right truncated no-answer infra revision window".split()
-    head += [f"paper's {method}, {backbone}" for method in paper]
-    body = []
+    rows = []
     for name, result in results.items():
         about = data[name]
-        line = [name, f"@{about['k']}", percent(result["mean"], result["error"])]
-        if seeded:
-            line.append(percent(result.get("seed_mean", math.nan), result.get("seed_std")))
-        line += [percent(result[each], result[f"{each} error"]) if each in result else "-" for each in passes]
-        line += [str(result["problems"]), str(result["samples"]), f"{result['right']:.0f}"]
-        line += [percent(result["truncated"]) + "%", percent(result["no_answer"]) + "%", str(result["infra_errors"])]
-        line += [about["revision"], about["window"] or "-"]
-        body.append(line + [str(columns.get(name, "-")) for columns in paper.values()])
+        row = {"benchmark": name, "avg": f"@{about['k']}", "percent ± SE": percent(result["mean"], result["error"])}
+        if has_seeds:
+            row["seeds: mean ± std"] = percent(result.get("seed_mean", math.nan), result.get("seed_std"))
+        for k in passes:
+            row[k] = percent(result[k], result[f"{k} error"]) if k in result else "-"
+        row |= {
+            "problems": str(result["problems"]),
+            "samples": str(result["samples"]),
+            "right": f"{result['right']:.0f}",
+            "truncated": percent(result["truncated"]) + "%",
+            "no-answer": percent(result["no_answer"]) + "%",
+            "infra": str(result["infra_errors"]),
+            "revision": about["revision"],
+            "window": about["window"] or "-",
+        }
+        for method, printed in paper.items():
+            row[f"paper's {method}, {backbone}"] = str(printed.get(name, "-"))
+        rows.append(row)
     if len(results) > 1:
-        blank = [""] * (len(head) - 3 - len(paper))
-        whole = all(name in columns for columns in paper.values() for name in results)
-        theirs = [f"{np.mean([columns[name] for name in results]):.1f}" if whole else "-" for columns in paper.values()]
-        body.append(["average", "", percent(*average(results)), *blank, *theirs])
-    return lay_out(head, body)
+        last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
+        for method, printed in paper.items():
+            theirs = [printed.get(name, math.nan) for name in results]
+            last[f"paper's {method}, {backbone}"] = percent(float(np.mean(theirs)) / 100)
+        rows.append(last)
+    return markdown(rows)
 
 
 def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]) -> list[str]:
     """Several models: their means, and how each differs from the first; * from SURE standard errors on."""
-    first, *others = models
-    head = ["benchmark", *models, *(f"{name} - {first}" for name in others)]
-    body = []
+    first = next(iter(models))
+    rows = []
     for name in models[first]:
-        line = [name, *(percent(results[name]["mean"], results[name]["error"]) for results in models.values())]
-        for other in others:
-            gap = differences[other][name]
-            sure = abs(gap["difference"]) > SURE * gap["error"]  # False for NaN
-            line.append(percent(gap["difference"], gap["error"]) + (" *" if sure else ""))
-        body.append(line)
-    if len(models[first]) > 1:
-        means = {name: average(results)[0] for name, results in models.items()}
-        gaps = [percent(means[other] - means[first]) for other in others]
-        body.append(["average", *(percent(*average(results)) for results in models.values()), *gaps])
-    return lay_out(head, body)
+        row = {"benchmark": name}
+        for model, results in models.items():
+            row[model] = percent(results[name]["mean"], results[name]["error"])
+        for model, gaps in differences.items():
+            gap, error = gaps[name]["difference"], gaps[name]["error"]
+            sure = abs(gap) > SURE * error  # False for NaN
+            row[f"{model} - {first}"] = percent(gap, error) + (" *" if sure else "")
+        rows.append(row)
+    if len(rows) > 1:
+        row = {"benchmark": "average"}
+        for model, results in models.items():
+            row[model] = percent(*average(results))
+        for model in differences:
+            row[f"{model} - {first}"] = percent(average(models[model])[0] - average(models[first])[0])
+        rows.append(row)
+    return markdown(rows)

@@ -37,12 +37,11 @@ import train
 from credit import lora
 from credit.methods import USES_PRM
 from harness import checkpoint, report, tables
-from harness.command import GOES_ON, RunFailed, guarded
+from harness.command import GOES_ON, Parser, RunFailed, guarded, natural, positive_int, refuse_other_settings
 from harness.parallel import Ranks
 from harness.prepare import set_up
-from harness.recipe import MAY_CHANGE, Parser, flag, parse_args
-from harness.run import assemble
-from tasks.problems import BadInput
+from harness.recipe import MAY_CHANGE, parse_args
+from harness.run import Run, assemble
 
 ROWS = {
     "grpo": "--method grpo",
@@ -64,7 +63,7 @@ ROWS = {
     "grpo-lora": "--method grpo --lora-rank 16 --lr 1e-3",
     "arca-lora": "--method arca --lora-rank 16 --lr 1e-3",
 }
-OURS = "--method --seed --name --out --resume --prm".split()  # flags of train.py that are set here, row by row
+OURS = "--method --seed --name --out --resume --prm"  # flags of train.py that are set here, row by row
 TIMED = 3  # steps of each row
 
 
@@ -92,35 +91,33 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.epilog = "Flags of train.py that are not set here can be added."
     add = parser.add_argument
     add("--methods", nargs="+", default=list(ROWS), choices=list(ROWS), help="rows of the table, the first one's first")
-    add("--seeds", nargs="+", type=int, default=[0, 1], help="a run each")
-    add("--jobs", type=int, default=1, help="runs at a time")
+    add("--seeds", nargs="+", type=natural, default=[0, 1], help="a run each")
+    add("--jobs", type=positive_int, default=1, help="runs at a time")
     add("--out", type=Path, default=Path("runs/compare"), help="folder of the runs, the logs and table.md")
     add("--prm", help="of the rows that need a process reward model; embedded: if not given, each makes its own")
-    flags, flags.rest = parser.parse_known_args(argv)
-    for part in flags.rest:
-        if part.split("=")[0] in OURS:
-            raise BadInput(f"{part}: compare sets it for every run; leave it out")
-    if flags.jobs < 1:
-        raise BadInput(f"--jobs {flags.jobs}: must be positive; raise it")
-    flags.methods, flags.seeds = (list(dict.fromkeys(values)) for values in (flags.methods, flags.seeds))
-    flags.made = parse_args([*flags.rest, *own_flags(flags, flags.methods[0], flags.seeds[0])]).model is None
+    flags, flags.rest = parser.parse_with_others(argv, OURS, "compare sets it for every run")
+    flags.methods = list(dict.fromkeys(flags.methods))
+    flags.seeds = list(dict.fromkeys(flags.seeds))
+    flags.made = parse_args(flags_of(flags, flags.methods[0], flags.seeds[0])).model is None
     for method in flags.methods:
         for seed in flags.seeds:
             check_finished(flags, method, seed)
     return flags
 
 
-def own_flags(flags: argparse.Namespace, method: str, seed: int) -> list[str]:
-    """train.py's flags of a row and a seed, but for the model that it starts from."""
+def flags_of(flags: argparse.Namespace, method: str, seed: int) -> list[str]:
+    """train.py's flags of a row and a seed, without the model that it starts from."""
     row = ROWS[method].split()
-    judge = ["--prm", flags.prm] if flags.prm and row[1] in USES_PRM else []
-    return [*row, *judge, "--seed", str(seed), "--out", str(flags.out)]
+    if flags.prm and row[1] in USES_PRM:
+        row += ["--prm", flags.prm]
+    return [*flags.rest, *row, "--seed", str(seed), "--out", str(flags.out)]
 
 
 def started_flags(flags: argparse.Namespace, method: str, seed: int) -> list[str]:
     """The same with the model: on the embedded task, that of the first row's run."""
-    start = start_flags(flags, seed) if flags.made and method != flags.methods[0] else []
-    return [*flags.rest, *own_flags(flags, method, seed), *start]
+    if flags.made and method != flags.methods[0]:
+        return flags_of(flags, method, seed) + start_flags(flags, seed)
+    return flags_of(flags, method, seed)
 
 
 def start_flags(flags: argparse.Namespace, seed: int) -> list[str]:
@@ -135,19 +132,15 @@ def check_finished(flags: argparse.Namespace, method: str, seed: int) -> None:
         return
     had = json.loads((folder / "config.json").read_text())
     free = (MAY_CHANGE - {"steps", "lr", "max_grad_norm"}) | {"name", "out", "model"}
-    for name, value in wanted.items():
-        if name not in free and value != had.get(name):
-            raise BadInput(
-                f"{flag(name)} {value}: the run in {folder} has {had.get(name)}; remove it or choose another --out"
-            )
+    fixed = {name: value for name, value in wanted.items() if name not in free}
+    refuse_other_settings(fixed, had, f"the run in {folder} has", "remove it or choose another --out")
 
 
 def train_all(flags: argparse.Namespace) -> None:
     """The runs that are not there yet: of each seed the first row's, then the others; none starts after a failure."""
-    first, *others = flags.methods
     failed = threading.Event()
 
-    def attempt(job: tuple[str, int]) -> None:
+    def train_unless_failed(job: tuple[str, int]) -> None:
         if failed.is_set():
             return
         try:
@@ -158,8 +151,9 @@ def train_all(flags: argparse.Namespace) -> None:
 
     pool = ThreadPoolExecutor(flags.jobs)
     try:
-        for methods in ([first], others):
-            list(pool.map(attempt, [(method, seed) for seed in flags.seeds for method in methods]))
+        for methods in (flags.methods[:1], flags.methods[1:]):
+            jobs = [(method, seed) for seed in flags.seeds for method in methods]
+            list(pool.map(train_unless_failed, jobs))
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -193,19 +187,11 @@ def finished(folder: Path) -> bool:
 
 def time_steps(flags: argparse.Namespace) -> dict[str, float]:
     """Median seconds of a step of each row, all from the first run's start; rows by turns, so that drift hits all."""
-    runs, seed = {}, flags.seeds[0]
+    runs, seconds = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for method in flags.methods:
-            own = flags.out / f"{method}-{seed}" / "prm"
-            judge = ["--prm", str(own)] if own.exists() else []
-            args = parse_args([*flags.rest, *own_flags(flags, method, seed), *start_flags(flags, seed), *judge])
-            ranks = Ranks(0, 1, torch.device(args.device))
-            torch.set_num_threads(args.threads or torch.get_num_threads())
-            task, model, tokenizer, _, judge, _ = set_up(args, ranks)
-            if args.lora_rank:
-                lora.add(model, args.lora_rank, args.seed)
-            runs[method] = assemble(args, ranks, task, model, tokenizer, Path(folder), judge)
-        seconds = {method: [] for method in runs}
+            runs[method] = timed_run(flags, method, Path(folder))
+            seconds[method] = []
         for step in range(1 + TIMED):
             for method, run in runs.items():
                 began = time.perf_counter()
@@ -214,20 +200,50 @@ def time_steps(flags: argparse.Namespace) -> dict[str, float]:
     return {method: statistics.median(values[1:]) for method, values in seconds.items()}  # the first step warms up
 
 
+def timed_run(flags: argparse.Namespace, method: str, folder: Path) -> Run:
+    """A run of this process whose steps can be timed."""
+    seed = flags.seeds[0]
+    argv = flags_of(flags, method, seed) + start_flags(flags, seed)
+    made = flags.out / f"{method}-{seed}" / "prm"
+    if made.exists():
+        argv += ["--prm", str(made)]
+    args = parse_args(argv)
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    ranks = Ranks(0, 1, torch.device(args.device))
+    ready = set_up(args, ranks)
+    if args.lora_rank:
+        lora.add(ready.model, args.lora_rank, args.seed)
+    return assemble(args, ranks, ready.task, ready.model, ready.tokenizer, folder, ready.prm)
+
+
 def make_table(flags: argparse.Namespace, costs: dict[str, float]) -> str:
     """Markdown; a row a method, means over the seeds."""
-    names = "method|extra cost|weight|effective share|AUC|AUC, wrong step|greedy before|after|sampled before|after"
-    lines = []
+    rows = []
     for method in flags.methods:
-        runs = [report.rows(flags.out / f"{method}-{seed}" / "metrics.jsonl") for seed in flags.seeds]
-        steps = [row for rows in runs for row in rows if "step" in row]
-        before, after = ([row[when] for rows in runs for row in rows if when in row] for when in ("before", "after"))
-        extra = f"{costs[method] / costs[flags.methods[0]] - 1:+.0%}" if costs else "-"
-        cells = [extra, mean_of(steps, "weight_mean"), mean_of(steps, "ess")]
-        cells += [f"{placed(before, name)} / {placed(after, name)}" for name in ("auc", "auc_step")]
-        cells += [accuracy(results, name) for name in ("greedy", "sampled") for results in (before, after)]
-        lines.append([method, *cells])
-    return "\n".join(tables.lay_out(names.split("|"), lines))
+        steps, before, after = [], [], []
+        for seed in flags.seeds:
+            for row in report.rows(flags.out / f"{method}-{seed}" / "metrics.jsonl"):
+                if "step" in row:
+                    steps.append(row)
+                elif "before" in row:
+                    before.append(row["before"])
+                elif "after" in row:
+                    after.append(row["after"])
+        rows.append(
+            {
+                "method": method,
+                "extra cost": f"{costs[method] / costs[flags.methods[0]] - 1:+.0%}" if costs else "-",
+                "weight": mean_of(steps, "weight_mean"),
+                "effective share": mean_of(steps, "ess"),
+                "AUC": f"{mean_auc(before, 'auc')} / {mean_auc(after, 'auc')}",
+                "AUC, wrong step": f"{mean_auc(before, 'auc_step')} / {mean_auc(after, 'auc_step')}",
+                "greedy before": accuracy(before, "greedy"),
+                "greedy after": accuracy(after, "greedy"),
+                "sampled before": accuracy(before, "sampled"),
+                "sampled after": accuracy(after, "sampled"),
+            }
+        )
+    return "\n".join(tables.markdown(rows))
 
 
 def mean_of(steps: list[dict], name: str) -> str:
@@ -236,7 +252,7 @@ def mean_of(steps: list[dict], name: str) -> str:
     return f"{statistics.mean(values):.2f}" if values else "-"
 
 
-def placed(results: list[dict], name: str) -> str:
+def mean_auc(results: list[dict], name: str) -> str:
     """A measure of `localisation`, over the evaluations that have it."""
     values = [result["localisation"][name] for result in results if result.get("localisation")]
     return f"{statistics.mean(values):.2f}" if values else "-"
@@ -244,7 +260,8 @@ def placed(results: list[dict], name: str) -> str:
 
 def accuracy(results: list[dict], name: str) -> str:
     """Mean over the seeds with its standard error, and each seed's own."""
-    means, errors, _ = zip(*(result[name] for result in results), strict=True)
+    means = [result[name][0] for result in results]
+    errors = [result[name][1] for result in results]
     error = math.sqrt(sum(error**2 for error in errors)) / len(errors)
     return f"{statistics.mean(means):.3f} ± {error:.3f} ({' '.join(f'{mean:.2f}' for mean in means)})"
 

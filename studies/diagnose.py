@@ -3,30 +3,25 @@
     python -m studies.diagnose  # the embedded task, its model made and warmed up
     python -m studies.diagnose --model runs/NAME/model --task embedded  # the same of a trained one
     python -m studies.diagnose --model PATH --data problems.jsonl  # real problems; other flags are train.py's
-    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # texts that are there already: states only
+    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # of solutions from a file, states only
     python -m studies.diagnose --html credit.html  # and a page of the groups, tokens shaded (page.py)
     python -m studies.diagnose --html credit.html --samples runs/NAME/samples.jsonl  # only a page, of a training run
 
-Sec. 2 of arXiv 2604.23318, step by step: sample G rollouts to each of `--groups` held-out problems, keep the groups
-with right and wrong ones, and read their hidden states once. Prefixes end where spans do, after window, window +
-stride, ... tokens, and before the last token ahead of the answer's box, so that no prefix has the whole reasoning.
-Each is completed `--continuations` times, from token ids, by the model that sampled it and at the same temperature:
-the share that is right is its continuation success. Its local distance is that of its last window of tokens to the
-closest span of the opposing side, in units of nbar (`prefixes.py`). From both, Figs. 1(a), 1(b), 3 and 9; Fig. 10
-needs verdicts only, Fig. 11 distances only (`figures.py`). Where the task knows the first error, credit is scored
-against it (`truth.py`); the embedded task makes and teaches the process reward model that this asks for, if --prm
-gives none.
+Sec. 2 of arXiv 2604.23318: sample G rollouts to each of `--groups` held-out problems, keep the groups with right and
+wrong ones, and read their hidden states once. Complete each prefix of a rollout `--continuations` times: the share of
+right completions is its continuation success. Its local distance is that of its last window of tokens to the closest
+span of the opposing side, in units of nbar (`prefixes.py`). Both give Figs. 1(a), 1(b), 3 and 9; Fig. 10 needs verdicts
+only, Fig. 11 distances only (`figures.py`). Where the task knows the first error, credit is scored against it
+(`truth.py`), with the process reward model of --prm, or on the embedded task one that is made and taught here.
 
-`--out` holds the groups, so that the same command goes on where it was cut and samples nothing twice; diagnose.json,
-every number beside the paper's; and a picture a figure.
+`--out` holds the groups, so the same command goes on where it was cut and samples nothing twice; diagnose.json, every
+number beside the paper's; and a picture for each figure.
 
 Left out: the paper's 8-bin edges, which it does not give (ours hold equally many spans); error bars that respect that
 spans of a rollout and rollouts of a group depend on each other, so p-values here are too small.
 """
 
 import argparse
-import csv
-import dataclasses
 import hashlib
 import json
 import sys
@@ -34,33 +29,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import logging
 
-from credit import prm
 from credit.ablations import settings_of, span_matrix
 from credit.methods import Batch
 from grpo import Policy
 from harness import report, tables
 from harness.checkpoint import write_whole
-from harness.command import GOES_ON, guarded
+from harness.command import GOES_ON, Parser, guarded, natural, positive_int, refuse_other_settings
 from harness.parallel import Ranks
-from harness.prepare import grader, load_model, own_prm, set_up, warm_up
-from harness.recipe import Parser, flag, parse_args
+from harness.prepare import load_model, load_reward_model, own_prm, set_up, warm_up
+from harness.recipe import parse_args
 from shear import span_bounds, two_sides
 from studies import figures, page
 from studies.prefixes import Group, collect, distances_of, read, scored, table_of
-from studies.truth import against_truth, errors_in, weights_of
-from tasks import toy
-from tasks.problems import INSTRUCTIONS, BadInput, Task, cause, choose_template, render
+from studies.truth import against_truth, errors_in, shade, weights_of
+from tasks.problems import BadInput, Task, cause, choose_template, grader, text_task
 
-OURS = "--method --name --resume --smoke --bench --eval-every --ranks --lora-rank".split()  # train.py's, no use here
-# What decides on the samples: a folder's groups may be looked at with other flags, and added to.
+# Flags of train.py that have no use here.
+REFUSED = "--method --name --resume --smoke --bench --eval-every --ranks --lora-rank"
+# What decides on the samples. All else may change when a folder's groups are looked at again, or added to.
 DECIDES = (
     "task model data template seed temperature max_tokens group window stride continuations heldout toy_kind toy_lines "
     "warmup_steps grade_timeout sandbox dtype digest"
-)
+).split()
 # What the paper reports: Figs. 1 and 3, and App. I. Its other figures come without numbers.
 PAPER = {"position": -0.96, "changes": -0.42, "auc_near": 0.64, "auc_far": 0.99, "mixed": 0.838}
 
@@ -83,29 +76,25 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
     """This command's flags, and train.py's; raises BadInput."""
-    parser = Parser(
-        prog="python -m studies.diagnose",
-        description="What the distance sees; the paper's figures.",
-        allow_abbrev=False,
-    )
-    parser.epilog = "Flags of train.py can be added."
+    about = "What the distance sees; the paper's figures."
+    epilog = "Flags of train.py can be added."
+    parser = Parser(prog="python -m studies.diagnose", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
-    add("--groups", type=int, default=16, help="problems that are sampled, or groups of --rollouts that are read")
-    add("--continuations", type=int, help="of each prefix; if not given: 16, and 0 with --rollouts; 0: none")
+    add(
+        "--groups",
+        type=positive_int,
+        default=16,
+        help="problems that are sampled, or groups of --rollouts that are read",
+    )
+    add("--continuations", type=natural, help="of each prefix; if not given: 16, and 0 with --rollouts; 0: none")
     add("--rollouts", type=Path, help='JSON lines with "problem", "solution", "label"; "answer" for --continuations')
-    add("--prm", help="process reward model, to judge prm and pure, too; embedded: if not given, a tiny one is made")
+    add("--prm", help="process reward model, to compare prm and pure, too; embedded: if not given, a tiny one is made")
     add("--out", type=Path, default=Path("runs/diagnose"), help="folder of the groups, the numbers and the figures")
     add("--html", type=Path, help="a page to write, its tokens shaded by weight")
     add("--samples", type=Path, help="samples.jsonl of a training run: the --html page of that, and nothing else")
-    flags, rest = parser.parse_known_args(argv)
-    for part in rest:
-        if part.split("=")[0] in OURS:
-            raise BadInput(f"{part}: diagnose trains nothing and compares all methods; leave it out")
+    flags, rest = parser.parse_with_others(argv, REFUSED, "diagnose trains nothing and compares all methods")
     if flags.continuations is None:
         flags.continuations = 0 if flags.rollouts else 16
-    for name, least in (("groups", 1), ("continuations", 0)):
-        if getattr(flags, name) < least:
-            raise BadInput(f"--{name} {getattr(flags, name)}: must be at least {least}; raise it")
     args = parse_args([*rest, "--out", str(flags.out)])
     if flags.samples and not flags.html:
         raise BadInput(f"--samples {flags.samples}: is for a page; add --html")
@@ -124,35 +113,37 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     """From a model to numbers and figures in `--out`."""
     given = read(flags.rollouts, graded=flags.continuations > 0) if flags.rollouts else []
     check_folder(flags, args)
-    task, model, tokenizer, judge = prepare_all(flags, args)
+    task, model, tokenizer, reward_model = prepare_all(flags, args)
     sources = [rows for rows in given if len({row["label"] for row in rows}) == 2] or task.heldout
     groups = collect(flags, args, task, model, tokenizer, sources[: flags.groups])
     mixed = [group for group in groups if group.mixed]
     if not mixed:
         raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts, so nothing opposes; raise it")
-    results = {"flags": decided(flags, args), "prm": flags.prm, "paper": PAPER, "left_out": []}
+    left_out = []
+    results = {"flags": decided(flags, args), "prm": flags.prm, "paper": PAPER, "left_out": left_out}
     results |= {"groups": len(groups), "mixed_groups": len(mixed)}
-    results["fig_10"] = of_verdicts(flags, given, groups)
-    policy, shown = Policy(model), max(mixed, key=lambda group: min(2, group.scores.count(1.0)))
-    batches, distances, weights = [], [], []
+    scores = [[row["label"] for row in rows] for rows in given] or [group.scores for group in groups]
+    results["fig_10"] = of_verdicts(scores, flags.out)
+    policy = Policy(model)
+    in_fig_11 = max(mixed, key=lambda group: min(2, group.scores.count(1.0)))
+    batches, distances, pages = [], [], []
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
-        batch = scored(group, policy, task, tokenizer, args, judge)
+        batch = scored(group, policy, task, tokenizer, args, reward_model)
         distances.append(distances_of(batch, args))
-        weights.append(weights_of("shear", batch, args))
-        if group is shown:
+        if group is in_fig_11:
             results["fig_11"] = of_pairs(flags, args, task, batch)
-        # Hidden states of many groups need much memory: kept where other methods and settings read them again.
-        batches.append(batch if task.first_error else dataclasses.replace(batch.light(), source=batch.source))
+        if flags.html:
+            pages.append(page_rows(group, batch, distances[-1], args, task, tokenizer))
+        if task.first_error:  # kept, as all methods and settings read the hidden states again
+            batches.append(batch)
     if flags.html:
-        known = zip(mixed, batches, distances, weights, strict=True)
-        pages = [page_rows(*each, args, task, tokenizer) for each in known]
         save_page(flags, page.render(pages, f"SHEAR's weights: {args.model or 'the embedded model, warmed up'}"))
-    results |= of_prefixes(flags, table_of(mixed, distances), results["left_out"])
-    results["rollout"] = shade(flags, task, tokenizer, batches, weights)
+    results |= of_prefixes(flags, table_of(mixed, distances), left_out)
     if task.first_error:
-        results |= against_truth(args, task, batches, weights, flags.out, results["left_out"])
+        results |= shade(args, task, tokenizer, batches, flags.out, left_out)
+        results |= against_truth(args, task, batches, flags.out, left_out)
     else:
-        results["left_out"].append("credit against the truth: this task does not know the first error")
+        left_out.append("credit against the truth: this task does not know the first error")
     write_whole(flags.out / "diagnose.json", json.dumps(results, indent=1) + "\n")
     print("\n".join(summary(args, results)))
     print(f"figures and numbers are in {flags.out}/")
@@ -164,8 +155,8 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
 def decided(flags: argparse.Namespace, args: argparse.Namespace) -> dict:
     """What decides on the samples: both commands' flags, and the content of --rollouts."""
     digest = hashlib.sha256(flags.rollouts.read_bytes()).hexdigest() if flags.rollouts else None
-    known = {**vars(args), "continuations": flags.continuations, "digest": digest}
-    return {name: known[name] for name in DECIDES.split()}
+    settings = vars(args) | {"continuations": flags.continuations, "digest": digest}
+    return {name: settings[name] for name in DECIDES}
 
 
 def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
@@ -176,11 +167,8 @@ def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
         had = json.loads(path.read_text()) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise BadInput(f"--out {flags.out}: cannot be used ({error}); choose another folder") from error
-    for name, value in decided(flags, args).items() if had else ():
-        if value != had.get(name):
-            raise BadInput(
-                f"{flag(name)} {value}: the groups in {flags.out} have {had.get(name)}; choose another --out"
-            )
+    if had:
+        refuse_other_settings(decided(flags, args), had, f"the groups in {flags.out} have", "choose another --out")
 
 
 def prepare_all(
@@ -190,28 +178,35 @@ def prepare_all(
 
     What the embedded task makes itself stays in `--out`, and is there the next time.
     """
-    ranks, config = Ranks(0, 1, torch.device(args.device)), json.dumps(decided(flags, args), indent=1) + "\n"
-    dtype, embedded = getattr(torch, args.dtype), args.task == "embedded"
-    judge = prm.load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
-    is_there = lambda name: (flags.out / name / "tokenizer_config.json").exists()  # noqa: E731 - written last
-    made = embedded and not args.model and not is_there("start")
+    ranks = Ranks(0, 1, torch.device(args.device))
+    dtype = getattr(torch, args.dtype)
+    reward_model = load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
+    own_model = args.task == "embedded" and not args.model
+    is_warm = is_saved(flags.out / "start")
     if flags.rollouts:
         model, tokenizer = load_model(args.model, ranks.device)
         template = choose_template(args.template, args.model, tokenizer)
-        ask = lambda row: render(template, row["problem"], INSTRUCTIONS["math"], tokenizer)  # noqa: E731
-        task = Task("math", [], [], ask, grader(args))
+        task = text_task("math", template, tokenizer, grader("math", args.grade_timeout, args.sandbox))
     else:
-        own = dict(model=str(flags.out / "start")) if embedded and not args.model and not made else {}
-        task, model, tokenizer, notes, _, _ = set_up(argparse.Namespace(**{**vars(args), **own}), ranks)
-        print("\n".join(f"  {note}" for note in notes), flush=True)
-    write_whole(flags.out / "config.json", config)
-    if made:
+        start = {"model": str(flags.out / "start")} if own_model and is_warm else {}
+        ready = set_up(argparse.Namespace(**(vars(args) | start)), ranks)
+        task, model, tokenizer = ready.task, ready.model, ready.tokenizer
+        print("\n".join(f"  {note}" for note in ready.notes), flush=True)
+    write_whole(flags.out / "config.json", json.dumps(decided(flags, args), indent=1) + "\n")
+    if own_model and not is_warm:
         warm_up(model, tokenizer, task, args, flags.out, ranks)
-    if embedded and not flags.prm:
+    if args.task == "embedded" and not flags.prm:
         flags.prm = str(flags.out / "prm")
-        judge = prm.load_reward_model(flags.prm, ranks.device, torch.float32) if is_there("prm") else None
-        judge = judge or own_prm(model, task, args, flags.out, ranks)
-    return task, model.eval().to(dtype), tokenizer, judge
+        if is_saved(flags.out / "prm"):
+            reward_model = load_reward_model(flags.prm, ranks.device, torch.float32)
+        else:
+            reward_model = own_prm(model, task, args, flags.out, ranks)
+    return task, model.eval().to(dtype), tokenizer, reward_model
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a model was saved in a folder, and its tokenizer after it."""
+    return (folder / "tokenizer_config.json").exists()
 
 
 def save_page(flags: argparse.Namespace, html: str) -> None:
@@ -228,103 +223,66 @@ def save_page(flags: argparse.Namespace, html: str) -> None:
 
 def of_prefixes(flags: argparse.Namespace, spans: dict[str, np.ndarray], left_out: list[str]) -> dict:
     """Figs. 1(a), 1(b), 3 and 9, which need continuations."""
-    known = ~np.isnan(spans["success"])
-    spans = {name: values[known] for name, values in spans.items()}
-    if not known.any():
+    spans = figures.rows_where(~np.isnan(spans["success"]), spans)
+    count = len(spans["success"])
+    if not count:
         why = "no prefix fits into a rollout; lower --window" if flags.continuations else "they need --continuations"
         left_out.append(f"Figs. 1(a), 1(b), 3, 9: {why}")
         return {}
-    with (flags.out / "spans.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([spans, *zip(*spans.values(), strict=True)])
-    drawn = {
-        "fig_1a": figures.fig_1a_position,
-        "fig_1b": figures.fig_1b_changes,
-        "fig_3": figures.fig_3_separation,
-        "fig_9": figures.fig_9_depth,
+    return {
+        "spans": count,
+        "fig_1a": figures.fig_1a_position(spans, flags.out / "fig_1a.png"),
+        "fig_1b": figures.fig_1b_changes(spans, flags.out / "fig_1b.png"),
+        "fig_3": figures.fig_3_separation(spans, flags.out / "fig_3.png"),
+        "fig_9": figures.fig_9_depth(spans, flags.out / "fig_9.png"),
     }
-    return {"spans": int(known.sum())} | {name: draw(spans, flags.out / f"{name}.png") for name, draw in drawn.items()}
 
 
-def of_verdicts(flags: argparse.Namespace, given: list[list[dict]], groups: list[Group]) -> dict:
-    """Fig. 10, of all groups of --rollouts, or of those sampled."""
-    scores = [[row["label"] for row in rows] for rows in given] or [group.scores for group in groups]
-    known = [[score for score in each if score is not None] for each in scores]
-    accuracies = np.array([np.mean(each) for each in known if each])
-    return figures.fig_10_accuracies(accuracies, flags.out / "fig_10.png")
+def of_verdicts(scores: list[list[float | None]], out: Path) -> dict:
+    """Fig. 10, of the scores of each group."""
+    accuracies = []
+    for group in scores:
+        graded = [score for score in group if score is not None]
+        if graded:
+            accuracies.append(np.mean(graded))
+    return figures.fig_10_accuracies(np.array(accuracies), out / "fig_10.png")
 
 
 def of_pairs(flags: argparse.Namespace, args: argparse.Namespace, task: Task, batch: Batch) -> dict:
     """Fig. 11: a right rollout against a wrong one, with an error about the middle if known, and another right one."""
-    right, wrong = (side.nonzero().flatten().tolist() for side in (batch.correct, batch.rewards == 0))
-    starts, middle = errors_in(batch, task)[:, 0].tolist(), batch.rollouts.mask.sum(1).max().item() / 2
-    clear = min(wrong, key=lambda row: abs(starts[row] - middle))
-    pairs = {"a wrong one": pair(batch, right[0], clear, args, task)}
+    right = batch.correct.nonzero().flatten().tolist()
+    wrong = (batch.rewards == 0).nonzero().flatten().tolist()
+    errors = errors_in(batch, task)[:, 0].tolist()
+    middle = batch.rollouts.mask.sum(1).max().item() / 2
+    chosen = min(wrong, key=lambda row: abs(errors[row] - middle))
+    pairs = {"a wrong one": pair(batch, right[0], chosen, errors[chosen], args)}
     if len(right) > 1:
-        pairs["another right one"] = pair(batch, right[0], right[1], args, task)
+        pairs["another right one"] = pair(batch, right[0], right[1], -1, args)
     return figures.fig_11_matrices(pairs, flags.out / "fig_11.png")
 
 
-def pair(batch: Batch, one: int, other: int, args, task: Task) -> tuple[np.ndarray, list[int], int | None]:
-    """Of two rollouts, whatever their verdicts: distances (K, L), where the other's spans end, which has the error.
+def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarray, list[int], int | None]:
+    """A pair for `fig_11_matrices`, whatever the verdicts, with nbar and eps of its own.
 
-    nbar and eps are the pair's own.
+    The other's first error begins at `error`, -1 without one.
     """
-    rows = [one, other]
-    parts = batch.scored.hidden[rows], batch.rollouts.mask[rows], torch.tensor([True, False]).to(batch.correct)
-    sides = two_sides(*parts, args.window, args.stride)
-    matrix = span_matrix(*sides, settings_of(args))
-    ends = [end for _, end in span_bounds(int(batch.rollouts.mask[other].sum()), args.window, args.stride)]
-    start = int(errors_in(batch, task)[other, 0])
-    seen = [column for column, end in enumerate(ends) if end > start >= 0]
-    return matrix.cpu().numpy(), ends, seen[0] if seen else None
+    rows = [row, other]
+    hidden, mask = batch.scored.hidden[rows], batch.rollouts.mask[rows]  # (2, T, d), (2, T)
+    sides = two_sides(hidden, mask, torch.tensor([True, False], device=mask.device), args.window, args.stride)
+    ends = [end for _, end in span_bounds(int(mask[1].sum()), args.window, args.stride)]
+    beyond = [column for column, end in enumerate(ends) if end > error >= 0]
+    matrix = span_matrix(sides[0], sides[1], settings_of(args)).cpu().numpy()  # (K, L)
+    return matrix, ends, beyond[0] if beyond else None
 
 
-def shade(flags, task: Task, tokenizer, batches: list[Batch], weights: list[Tensor]) -> dict:
-    """rollout.png: the wrong rollout whose weights rise most at its true first error, if that is about the middle.
-
-    Slips of arithmetic come first, as they need no explanation. Where the truth is not known, the rollout whose
-    weights vary most.
-    """
-    choices = []
-    for number, batch in enumerate(batches):
-        places = errors_in(batch, task).tolist()  # (G, 2)
-        for row in (batch.rewards == 0).nonzero().flatten().tolist():
-            own, text = weights[number][row][batch.rollouts.mask[row]], batch.rollouts.texts[row]  # (T_i,)
-            start, plain = places[row][0], False
-            rise = own.std(correction=0).item() if start < 0 else -1.0
-            if 0.3 <= start / len(own) <= 0.6:
-                rise = (own[start:].mean() - own[:start].mean()).item()
-                plain = task.first_error(batch.source.problems[0], text).kind == "arith"
-            choices.append(((plain, rise), -number, -row, own.tolist(), places[row]))
-    _, number, row, own, error = max(choices)
-    rollouts, problem = batches[-number].rollouts, batches[-number].source.problems[0]
-    text, ids = rollouts.texts[-row], rollouts.ids[-row][rollouts.mask[-row]].tolist()
-    lines = figures.wrap([tokenizer.decode([id]) for id in ids], own)
-    notes = explain(problem, text, lines) if task.first_error else {}
-    title = "problem, mod 10:  " + problem["problem"].strip().replace(";", "  ") if task.first_error else ""
-    figures.shaded_rollout(lines, error if error[0] >= 0 else None, notes, title, flags.out / "rollout.png")
-    return {"group": -number, "row": -row, "text": text, "first_error": error, "weights": own}
-
-
-def explain(problem: dict, text: str, lines: list[list[tuple[str, float]]]) -> dict[int, str]:
-    """What to say beside lines of the embedded task: the mean weight, and what is wrong with the first wrong one."""
-    error, count, notes = toy.first_error(problem, text), 0, {}
-    for row, line in enumerate(lines):
-        notes[row] = f"mean {sum(weight for _, weight in line) / len(line):.2f}"
-        if error and count <= error.token < count + len(line):
-            said = "".join(part for part, _ in line).replace("\u21b5", "\n")
-            notes[row] += f"   true first error: {toy.correction(said) if error.kind == 'arith' else error.kind}"
-        count += len(line)
-    return notes
-
-
-def page_rows(group: Group, batch: Batch, distances: list, weights: Tensor, args, task: Task, tokenizer) -> list[dict]:
-    """A group as the page shows it, with the distances of its spans."""
+def page_rows(group: Group, batch: Batch, distances: list[list[float]], args, task: Task, tokenizer) -> list[dict]:
+    """A group as the page shows it: SHEAR's weights, and the distances of the spans."""
+    weights = weights_of("shear", batch, args)  # (G, T)
     rows = report.sample_rows(0, tokenizer, task, [group.problem], batch, group.verdicts, weights)
-    for row, found in zip(rows, distances, strict=True):
-        bounds = span_bounds(len(row["tokens"]), args.window, args.stride) if found else []
-        spans = [(*bound, round(distance, 4)) for bound, distance in zip(bounds, found, strict=True)]
-        row |= {"step": None, "spans": spans}
+    for number, row in enumerate(rows):
+        row |= {"step": None, "spans": []}
+        for k, (start, end) in enumerate(span_bounds(len(row["tokens"]), args.window, args.stride)):
+            row["spans"].append((start, end, round(distances[number][k], 4)))
     return rows
 
 
@@ -333,38 +291,19 @@ def page_rows(group: Group, batch: Batch, distances: list, weights: Tensor, args
 
 def summary(args: argparse.Namespace, results: dict) -> list[str]:
     """Our numbers beside the paper's, and what of them cannot be compared."""
-    show = lambda value: "-" if value is None else f"{value:.2f}"  # noqa: E731
-    body = [["groups with right and wrong rollouts", show(results["fig_10"]["mixed"]), show(PAPER["mixed"])]]
+    body = [["groups with right and wrong rollouts", shown(results["fig_10"]["mixed"]), shown(PAPER["mixed"])]]
     if "spans" in results:
-        aucs = [value for value in results["fig_3"]["auc"] if value is not None] or [None]
-        changes, large = results["fig_1b"], results["fig_1b"]["at_least_quarter"]
-        p = "-" if changes["p"] is None else f"{changes['p']:.0e}"
-        near, far = (f"{show(one)} / {show(other)}" for one, other in
-                     ((aucs[0], aucs[-1]), (PAPER["auc_near"], PAPER["auc_far"])))  # fmt: skip
-        body += [
-            ["Fig. 1(a) success and distance by position: Spearman", show(results["fig_1a"]["spearman"]),
-             show(PAPER["position"])],
-            [f"Fig. 1(b) {changes['n']} local changes, p {p}: Spearman", show(changes["spearman"]),
-             show(PAPER["changes"])],
-            [f"  the same of {large['n']} changes of 1/4 and more", show(large["spearman"]), "-"],
-            ["Fig. 3 AUC of success in the nearest / farthest bin", near, far],
-        ]  # fmt: skip
-        parts = {"all positions": results["fig_3"]}
-        parts |= {f"tokens {each['from']}-{each['to']}": each for each in results["fig_9"]["bins"]}
-        for name, each in parts.items():
-            rhos = " / ".join(show(each[f"within_{side}"]["spearman"]) for side in ("right", "wrong"))
-            body.append([f"success and distance in right / wrong rollouts, {name}: Spearman", rhos, "-"])
+        body += prefix_lines(results)
     for name, place in results.get("methods", {}).items():
-        pair = f"{show(place['auc'])} / {show(place['auc_step'])}"
-        body.append([f"{name}: AUC of weights from the first error on / wrong step alone", pair, "-"])
+        aucs = shown(place["auc"], place["auc_step"])
+        body.append([f"{name}: AUC of weights from the first error on / wrong step alone", aucs, "-"])
     if "methods" in results:
-        body.append(["position alone: the first of these", show(results["methods"]["grpo"]["auc_position"]), "-"])
-        body += [
-            [f"half of the rise at this token, {name} pooling (wrong step's last: 0)", str(each["half_risen"]), "-"]
-            for name, each in results["pooling"].items()
-        ]
-    lines = tables.lay_out(["", "here", "paper"], body)
-    lines += [f"left out: {each}" for each in results["left_out"]]
+        body.append(["position alone: the first of these", shown(results["methods"]["grpo"]["auc_position"]), "-"])
+        for pooling, curve in results["pooling"].items():
+            half = f"half of the rise at this token, {pooling} pooling (wrong step's last: 0)"
+            body.append([half, str(curve["half_risen"]), "-"])
+    lines = tables.markdown([{"": what, "here": ours, "paper": theirs} for what, ours, theirs in body])
+    lines += [f"left out: {reason}" for reason in results["left_out"]]
     lines.append("The paper's are of MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25.")
     if "fig_1a" in results and args.task == "embedded":
         lines.append(
@@ -372,6 +311,32 @@ def summary(args: argparse.Namespace, results: dict) -> list[str]:
             "sampled, so mean success hardly moves with position."
         )
     return lines
+
+
+def prefix_lines(results: dict) -> list[list[str]]:
+    """The part of the table that needs continuations."""
+    position, local, depths = results["fig_1a"], results["fig_1b"], {"all positions": results["fig_3"]}
+    large = local["at_least_quarter"]
+    p = "-" if local["p"] is None else f"{local['p']:.0e}"
+    aucs = [auc for auc in results["fig_3"]["auc"] if auc is not None] or [None]
+    near_far = shown(aucs[0], aucs[-1]), shown(PAPER["auc_near"], PAPER["auc_far"])
+    body = [
+        ["Fig. 1(a) success and distance by position: Spearman", shown(position["spearman"]), shown(PAPER["position"])],
+        [f"Fig. 1(b) {local['n']} local changes, p {p}: Spearman", shown(local["spearman"]), shown(PAPER["changes"])],
+        [f"  the same of {large['n']} changes of 1/4 and more", shown(large["spearman"]), "-"],
+        ["Fig. 3 AUC of success in the nearest / farthest bin", near_far[0], near_far[1]],
+    ]
+    for numbers in results["fig_9"]["bins"]:
+        depths[f"tokens {numbers['from']}-{numbers['to']}"] = numbers
+    for name, numbers in depths.items():
+        rhos = shown(numbers["within_right"]["spearman"], numbers["within_wrong"]["spearman"])
+        body.append([f"success and distance in right / wrong rollouts, {name}: Spearman", rhos, "-"])
+    return body
+
+
+def shown(*values: float | None) -> str:
+    """Two decimals of each number."""
+    return " / ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,37 @@
 r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and how they are loaded.
 
     load_benchmark("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without files: from the hub
-    embedded(lines, kind, heldout, seed)
-    names_of, files_of               -> what --bench and --bench-data name
+    embedded(lines, kind, heldout, seed)      -> Loaded, of the embedded task
+    names_of, files_of                        -> what --bench and --bench-data name
 
-Where each set comes from, how many problems it should have and its k (avg@k, Sec. 5.2) is in BENCHMARKS.
-A file may be the hub's own, or another's with the same columns: JSON lines (.jsonl, also .gz), .json, .csv or
-.parquet. A row without what its set must have is an error that names it; another number of problems is said aloud
-(`Loaded.notes`), as it is then another benchmark.
+BENCHMARKS says where each set comes from, how many problems it should have and its k (avg@k, Sec. 5.2). A file may be
+the hub's own, or another with the same columns: JSON lines (.jsonl, also .gz), .json, .csv or .parquet. A row that
+lacks what its set must have is an error that names it. Another number of problems is another benchmark: a warning in
+`Loaded.notes`.
   - AIME24: the hub's file holds three years; the 30 whose url says 2024 are kept.
   - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's tests are the
     `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
   - LiveCodeBench: `test6.jsonl` holds what version 6 added; WINDOW, the paper's, keeps contests from Feb to May 2025.
-    Where a problem's tests cannot be decoded, its generations have no verdict (`infra_error`): never a pass or a zero.
+    Its private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may name any
+    function to be called while it is read: `TextOnly` admits no name, so that only plain values come out. Where a
+    problem's tests cannot be decoded, its generations have no verdict (`infra_error`): never a pass or a zero.
 """
 
+import base64
+import io
+import json
 import math
+import pickle
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from grading import sandbox
+from rewards import style_of
 from tasks import toy
-from tasks.problems import BadInput
-from tasks.rows import (
-    aime24_row,
-    from_files,
-    from_hub,
-    humaneval_row,
-    livecodebench_row,
-    math_row,
-    mbpp_row,
-    olympiad_row,
-)
+from tasks.problems import as_problem, json_values
+from tasks.rows import BadInput, from_files, from_hub
 
 WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 
@@ -47,7 +46,7 @@ class Benchmark:
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
     files: tuple[str, ...]  # patterns of file names on the hub; the first that some file fits is taken
-    # {"problem", and "answer" or "tests"}; None: a row of another set. Raises ValueError, which says what is missing.
+    # {"problem", and "answer" or "tests"}; None: a row of another set. Raises ValueError, which says what it lacks.
     read: Callable[[dict], dict | None]
     timeout_s: float = 5.0  # for one response
 
@@ -65,111 +64,224 @@ class Loaded:
     max_tokens: float = math.inf  # a response that is longer cannot be right
 
 
-PARQUET = ("*test*.parquet", "*test*.jsonl")
-BENCHMARKS = {
-    each.name: each
-    for each in (
-        Benchmark("aime24", "math", 32, (30,), "AI-MO/aimo-validation-aime", ("*.parquet",), aime24_row),
-        Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", ("*.jsonl",), math_row),
-        Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", PARQUET, math_row),
-        Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", ("test.jsonl",), math_row),
-        # the hub's has 674, the copies that other projects evaluate on 675
-        Benchmark(
-            "olympiadbench",
-            "math",
-            1,
-            (674, 675),
-            "Hothan/OlympiadBench",
-            ("*OE_TO_maths_en_COMP*.parquet",),
-            olympiad_row,
-        ),
-        Benchmark("humaneval", "code", 4, (164,), "openai/openai_humaneval", PARQUET, humaneval_row, 10.0),
-        Benchmark("humaneval+", "code", 4, (164,), "evalplus/humanevalplus", PARQUET, humaneval_row, 30.0),
-        Benchmark("mbpp", "code", 4, (378,), "evalplus/mbppplus", PARQUET, partial(mbpp_row, plus=False), 10.0),
-        Benchmark("mbpp+", "code", 4, (378,), "evalplus/mbppplus", PARQUET, partial(mbpp_row, plus=True), 30.0),
-        # 175 rows before the window
-        Benchmark(
-            "livecodebench",
-            "code",
-            4,
-            (175,),
-            "livecodebench/code_generation_lite",
-            ("test6.jsonl",),
-            livecodebench_row,
-            60.0,
-        ),
-        Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
-    )
-}
-SUITES = {
-    kind: [name for name, each in BENCHMARKS.items() if each.kind == kind] for kind in ("math", "code", "embedded")
-}
+# ---- published rows -------------------------------------------------------------------------------------------
 
 
-def names_of(wanted: list[str]) -> list[str]:
-    """Names of benchmarks from names and suites; raises BadInput."""
-    names = []
-    for name in map(str.lower, wanted):
-        if name not in BENCHMARKS and name not in SUITES:
-            raise BadInput(f"--bench {name}: no such benchmark; give {', '.join([*SUITES, *BENCHMARKS])}")
-        names += SUITES.get(name, [name])
-    return list(dict.fromkeys(names))
+def math_row(row: dict) -> dict:
+    """The usual columns, as for training; AMC's answers are 27.0."""
+    answer = row.get("answer")
+    if type(answer) is float and answer.is_integer():
+        row = {**row, "answer": int(answer)}
+    return as_problem(row, "math")
 
 
-def check_sandbox(names: list[str], level: str) -> None:
-    """Refuse to ask for programs that could not be run; raises BadInput."""
-    if any(BENCHMARKS[name].kind == "code" for name in names):
-        try:
-            sandbox.choose_level(level)
-        except sandbox.SandboxError as error:
-            raise BadInput(f"--sandbox {level}: {error}; choose another level or another machine") from error
+def aime24_row(row: dict) -> dict | None:
+    """The year is in the url; a file without one holds one year."""
+    return math_row(row) if "2024" in str(row.get("url") or "2024") else None
 
 
-def files_of(given: list[str], names: list[str], flag: str = "--data") -> dict[str, list[str]]:
-    """The files of each benchmark in a list of NAME=FILE; raises BadInput."""
+def olympiad_row(row: dict) -> dict:
+    """Answers are a list of texts, most often of one."""
+    answers = row.get("final_answer")
+    if not isinstance(answers, list) or not answers:
+        raise ValueError('needs "final_answer", a list of text')
+    return as_problem({"problem": row.get("question"), "answer": ", ".join(map(str, answers))}, "math")
+
+
+def humaneval_row(row: dict) -> dict:
+    """A function's beginning and `check(candidate)`."""
+    tests = {name: row.get(name) for name in ("prompt", "test", "entry_point")}
+    problem = f"Complete this function:\n```python\n{tests['prompt']}\n```"
+    return as_problem({"problem": problem, "tests": tests}, "code")
+
+
+def mbpp_row(row: dict, plus: bool) -> dict:
+    """A task in words, with its base tests shown; EvalPlus's columns, or with `plus` false also the first edition's."""
+    text = row.get("prompt") or row.get("text")
+    shown = row.get("test_list")
+    if not isinstance(shown, list) or not shown or not text:
+        raise ValueError('needs "prompt" and "test_list"')
+    if plus and not row.get("test"):
+        raise ValueError('needs "test", the added tests')
+    imports = row.get("test_imports")
+    setup = list(imports) if isinstance(imports, list) else []
+    setup.append(row.get("test_setup_code") or "")
+    tests = {"asserts": [row["test"]] if plus else shown, "setup": "\n".join(setup)}
+    listed = "\n".join(shown)
+    problem = f"{text}\nThe program must pass these tests:\n```python\n{listed}\n```"
+    return as_problem({"problem": problem, "tests": tests}, "code")
+
+
+def livecodebench_row(row: dict) -> dict:
+    """A contest's problem. "tests" is None where its tests cannot be read, and "fault" says why."""
+    text, starter = row.get("question_content"), row.get("starter_code")
+    if not isinstance(text, str) or not text.strip() or "private_test_cases" not in row or "contest_date" not in row:
+        raise ValueError('needs "question_content", "contest_date" and "private_test_cases"')
+    if starter:
+        text += f"\nComplete this program:\n```python\n{starter}\n```"
+    else:
+        text += "\nThe program reads from standard input and writes to standard output."
+    try:
+        return {"problem": text, "tests": livecodebench_tests(row)}
+    except (ValueError, TypeError, KeyError, EOFError, zlib.error, pickle.UnpicklingError, RecursionError) as error:
+        return {"problem": text, "tests": None, "fault": f"tests cannot be read: {type(error).__name__}: {error}"}
+
+
+def livecodebench_tests(row: dict) -> dict:
+    """Public and private tests in our form; raises an error of one of several kinds for what does not decode."""
+    cases = json.loads(row["public_test_cases"]) + private_tests(row["private_test_cases"])
+    kinds = {case["testtype"] for case in cases}
+    inputs = [case["input"] for case in cases]
+    outputs = [case["output"] for case in cases]
+    if kinds == {"stdin"}:
+        tests = {"inputs": inputs, "outputs": outputs}
+    elif kinds == {"functional"}:
+        metadata = json.loads(row["metadata"]) if isinstance(row["metadata"], str) else row["metadata"]
+        arguments = [json_values(text) for text in inputs]
+        tests = {"fn_name": metadata["func_name"], "inputs": arguments, "outputs": list(map(json.loads, outputs))}
+    else:
+        raise ValueError(f"kinds of tests {sorted(map(str, kinds))}")
+    style_of(tests)
+    return tests
+
+
+class TextOnly(pickle.Unpickler):
+    """An unpickler that looks nothing up."""
+
+    def find_class(self, module: str, name: str):
+        """Refuses all."""
+        raise pickle.UnpicklingError(f"names {module}.{name}")
+
+
+def private_tests(text: str) -> list[dict]:
+    """The list of tests in plain JSON, or in JSON that is pickled, compressed and written in base64."""
+    try:
+        cases = json.loads(text)
+    except ValueError:
+        inner = TextOnly(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load()
+        if not isinstance(inner, str):
+            raise ValueError(f"a pickle of {type(inner).__name__}, not of text") from None
+        cases = json.loads(inner)
+    if not isinstance(cases, list) or not cases:
+        raise ValueError("no list of tests")
+    return cases
+
+
+# ---- the sets -------------------------------------------------------------------------------------------------
+
+TEST = ("*test*.parquet", "*test*.jsonl")
+SETS = [
+    Benchmark("aime24", "math", 32, (30,), "AI-MO/aimo-validation-aime", ("*.parquet",), aime24_row),
+    Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", ("*.jsonl",), math_row),
+    Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", TEST, math_row),
+    Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", ("test.jsonl",), math_row),
+    # The hub's has 674, the copies that other projects evaluate on 675.
+    Benchmark("olympiadbench", "math", 1, (674, 675), "Hothan/OlympiadBench", ("*OE_TO_maths_en_COMP*.parquet",),
+              olympiad_row),
+    Benchmark("humaneval", "code", 4, (164,), "openai/openai_humaneval", TEST, humaneval_row, 10.0),
+    Benchmark("humaneval+", "code", 4, (164,), "evalplus/humanevalplus", TEST, humaneval_row, 30.0),
+    Benchmark("mbpp", "code", 4, (378,), "evalplus/mbppplus", TEST, partial(mbpp_row, plus=False), 10.0),
+    Benchmark("mbpp+", "code", 4, (378,), "evalplus/mbppplus", TEST, partial(mbpp_row, plus=True), 30.0),
+    # 175 rows before the window
+    Benchmark("livecodebench", "code", 4, (175,), "livecodebench/code_generation_lite", ("test6.jsonl",),
+              livecodebench_row, 60.0),
+    Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
+]  # fmt: skip
+BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
+SUITES = {"math": [], "code": [], "embedded": []}  # names of benchmarks
+for benchmark in SETS:
+    SUITES[benchmark.kind].append(benchmark.name)
+ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")
+
+
+def load_sets(
+    names: list[str],
+    data: list[str],
+    level: str,
+    make_embedded: Callable[[], Loaded],
+    window: tuple[str, str] = WINDOW,
+    flag: str = "--data",
+) -> list[Loaded]:
+    """The benchmarks of these names and suites, from `data`, a list of NAME=FILE given to `flag`, else from the hub.
+
+    Raises BadInput, also where programs cannot be run at a sandbox `level`.
+    """
+    benchmarks = []
+    for name in map(str.lower, names):
+        if name not in SUITES | BENCHMARKS:
+            raise BadInput(f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}")
+        benchmarks += SUITES.get(name, [name])
+    benchmarks = list(dict.fromkeys(benchmarks))
     files = {}
-    for text in given:
+    for text in data:
         name, _, file = text.partition("=")
-        if name.lower() not in names or name.lower() == "embedded" or not file:
-            raise BadInput(f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(names)}")
+        if name.lower() not in benchmarks or name.lower() == "embedded" or not file:
+            raise BadInput(f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}")
         files.setdefault(name.lower(), []).append(file)
-    return files
+    if any(BENCHMARKS[name].kind == "code" for name in benchmarks):
+        check_sandbox(level)
+    sets = []
+    for name in benchmarks:
+        sets.append(make_embedded() if name == "embedded" else load_benchmark(name, files.get(name, ()), window))
+    return sets
+
+
+def check_sandbox(level: str) -> None:
+    """Raises BadInput where programs cannot be run at this level of the sandbox."""
+    try:
+        sandbox.choose_level(level)
+    except sandbox.SandboxError as error:
+        raise BadInput(f"--sandbox {level}: {error}; choose another level or another machine") from error
 
 
 def load_benchmark(name: str, paths: Sequence[str] = (), window: tuple[str, str] = WINDOW) -> Loaded:
     """A benchmark from files, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]
-    blame = f"--data {name}={' '.join(paths)}" if paths else f"--bench {name}"
-    source, revision, rows = from_files(paths, blame) if paths else from_hub(benchmark.repo, benchmark.files, blame)
+    if paths:
+        blame = f"--data {name}={' '.join(paths)}"
+        source, revision, rows = from_files(paths, blame)
+    else:
+        blame = f"--bench {name}"
+        remedy = "give a local file with --data NAME=FILE"
+        source, revision, rows = from_hub(benchmark.repo, benchmark.files, f"{blame}: {benchmark.repo}", remedy)
+    first_day, last_day = window
     dated = name == "livecodebench"
-    problems, number = [], 0
-    for number, row in enumerate(rows, 1):
-        if dated and isinstance(row, dict) and not window[0] <= str(row.get("contest_date"))[:10] <= window[1]:
+    problems = []
+    count = 0
+    for count, row in enumerate(rows, 1):
+        if dated and "contest_date" in row and not first_day <= str(row["contest_date"])[:10] <= last_day:
             continue
         try:
-            problem = benchmark.read(row if isinstance(row, dict) else {})
+            problem = benchmark.read(row)
         except (ValueError, RecursionError) as error:
-            raise BadInput(f"{blame}, row {number}: {error}; give the file of {benchmark.repo}") from error
+            raise BadInput(f"{blame}, row {count}: {error}; give the file of {benchmark.repo}") from error
         if problem:
-            given = next(
-                (row[key] for key in ("task_id", "question_id", "unique_id", "id") if row.get(key) is not None), ""
-            )
-            problems.append({"id": f"{number} {given}".strip(), **problem})
+            problems.append({"id": _id_of(row, count), **problem})
     if not problems:
-        raise BadInput(f"{blame}: none of {number} rows is a problem of it; give the file of {benchmark.repo}")
-    notes, found = [], number if dated else len(problems)
-    if found not in benchmark.counts:
+        raise BadInput(f"{blame}: none of {count} rows is a problem of it; give the file of {benchmark.repo}")
+    notes = []
+    size = count if dated else len(problems)
+    if size not in benchmark.counts:
         expected = " or ".join(map(str, benchmark.counts))
-        notes.append(f"WARNING: {name} has {found} {'rows' if dated else 'problems'}, {expected} expected ({source})")
-    faults = [problem for problem in problems if "fault" in problem]
+        notes.append(f"WARNING: {name} has {size} {'rows' if dated else 'problems'}, {expected} expected ({source})")
+    faults = [problem["fault"] for problem in problems if "fault" in problem]
     if faults:
-        notes.append(f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]['fault']})")
-    return Loaded(benchmark, problems, source, revision, f"{window[0]} to {window[1]}" if dated else None, notes)
+        notes.append(f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]})")
+    return Loaded(benchmark, problems, source, revision, f"{first_day} to {last_day}" if dated else None, notes)
+
+
+def _id_of(row: dict, number: int) -> str:
+    """A row's number, and the id that its set gives it."""
+    for column in ID_COLUMNS:
+        if row.get(column) is not None:
+            return f"{number} {row[column]}".strip()
+    return str(number)
 
 
 def embedded(lines: int, kind: str, heldout: int, seed: int) -> Loaded:
     """The held-out problems that `train.py` makes with these settings."""
     _, problems = toy.make_problems(0, heldout, lines, kind, seed)
     problems = [{"id": str(number), **problem} for number, problem in enumerate(problems, 1)]
-    source, limit = f"toy.py: {kind}, {lines} lines, seed {seed}", toy.response_tokens(lines)
-    return Loaded(BENCHMARKS["embedded"], problems, source, f"{kind}-{lines}-{seed}", max_tokens=limit)
+    source = f"toy.py: {kind}, {lines} lines, seed {seed}"
+    revision = f"{kind}-{lines}-{seed}"
+    return Loaded(BENCHMARKS["embedded"], problems, source, revision, max_tokens=toy.response_tokens(lines))

@@ -1,191 +1,145 @@
-r"""Evaluation sets: from files to rows, and from published rows to problems, {"problem", and "answer" or "tests"}.
+"""From files and the hub to rows, dictionaries of columns.
 
-    from_files, from_hub        source, revision, rows
-    math_row, aime24_row, olympiad_row, humaneval_row, mbpp_row, livecodebench_row
+    read_rows(path)                         the rows of a local file or folder
+    json_lines(path)                        the rows of a file of JSON lines, with the numbers of their lines
+    from_files(paths, blame)                source, revision and rows of local files
+    from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
 
-Readers of rows raise ValueError, which says what a row lacks. `tasks/benchmarks.py` says which set has which rows.
-
-LiveCodeBench's private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may
-name any function to be called while it is read: `TextOnly` admits no name, so that nothing but plain values come out.
-Tests that do not decode give a problem without tests, whose grading is then an infra error, never a pass.
+A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A folder holds such
+files, or `datasets` saved it; of several splits "train" is read. A JSON value that is no object becomes an empty row,
+which lacks whatever a reader of rows asks for.
 """
 
-import base64
+import csv
 import fnmatch
 import glob
 import gzip
 import hashlib
-import io
+import itertools
 import json
-import pickle
-import zlib
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rewards import style_of
-from tasks.problems import BadInput, as_problem, cause, local_rows
 
-# ---- files ----------------------------------------------------------------------------------------------------
-
-
-def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable]:
-    """Source, shortened SHA-256 and rows of local files; raises BadInput."""
-    digest, rows = hashlib.sha256(), []
-    for path in map(Path, paths):
-        try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-            rows += local_rows(path) if path.suffix in (".parquet", ".csv") else json_rows(path)
-        except (OSError, ValueError, EOFError, zlib.error) as error:  # a BadInput is a ValueError, and as good a reason
-            reason = f"cannot be read ({cause(error)}); give JSON lines (also .gz), .json, .csv or .parquet"
-            raise BadInput(f"{blame}: {reason}") from error
-    return ", ".join(paths), f"sha256:{digest.hexdigest()[:12]}", rows
+class BadInput(ValueError):
+    """A user's mistake, in one sentence that names the flag or file, the value and the remedy."""
 
 
-def json_rows(path: Path) -> list:
-    """JSON lines, or one list; compressed or not."""
+def cause(error: BaseException) -> str:
+    """The first line of what caused an error, to stand in brackets."""
+    while error.__cause__:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(". ")
+
+
+# ---- local files ----------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> Iterable[dict]:
+    """The rows of a local file or folder. Errors of the libraries are not caught."""
+    if path.is_dir() or path.suffix == ".parquet":
+        return _by_datasets(path)
+    if path.suffix == ".csv":  # not by `datasets`, which guesses types: an answer of 007 would be 7
+        csv.field_size_limit(2**31 - 1)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(csv.DictReader(file))
+    if is_json_lines(path):
+        return [row for _, row in json_lines(path)]
+    return [value if isinstance(value, dict) else {} for value in json.loads(_text_of(path))]
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a path is neither a folder nor a table nor a JSON list."""
+    if path.is_dir() or path.suffix in (".parquet", ".csv"):
+        return False
+    return not _text_of(path).lstrip().startswith("[")
+
+
+def json_lines(path: Path) -> list[tuple[int, dict]]:
+    """The number (from 1) and the row of each line that is not blank. Raises ValueError for a line that is not JSON."""
+    rows = []
+    for number, line in enumerate(_text_of(path).split("\n"), 1):
+        if line.strip():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"line {number}: not JSON ({error})") from None  # so `cause` names the line
+            rows.append((number, value if isinstance(value, dict) else {}))
+    return rows
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file, compressed or not."""
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        text = file.read()
-    if text.lstrip().startswith("["):
-        return json.loads(text)
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return file.read()
 
 
-def from_hub(repo: str, patterns: tuple[str, ...], blame: str) -> tuple[str, str, Iterable]:
-    """Source, commit and rows of the hub's files, kept on disk once loaded; raises BadInput, soon where it is away."""
-    import huggingface_hub as hub  # slow to import, and only this needs it
+def _by_datasets(path: Path) -> Iterable[dict]:
+    """The rows of a .parquet file or of a folder, read by `datasets`."""
+    import datasets  # here, as it takes a second, which the embedded task saves
 
-    wanted = dict(repo_id=repo, repo_type="dataset")
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would print beside our one sentence
+    if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    if not path.is_dir():  # its name, not escaped, would be a pattern
+        return datasets.load_dataset("parquet", data_files=glob.escape(str(path)), split="train")
+    if not (path / "dataset_dict.json").exists() and not (path / "state.json").exists():
+        return datasets.load_dataset(str(path), split="train")  # names of files tell training from test
+    saved = datasets.load_from_disk(str(path))
+    if not isinstance(saved, datasets.DatasetDict):
+        return saved
+    if "train" not in saved:
+        raise ValueError(f"its splits are {', '.join(saved)}, not train")
+    return saved["train"]
+
+
+def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dict]]:
+    """Source, shortened SHA-256 and rows of local files. Raises BadInput, whose sentence begins with `blame`."""
+    digest = hashlib.sha256()
+    tables = []
     try:
-        try:
-            folder = Path(hub.snapshot_download(**wanted, local_files_only=True, allow_patterns=list(patterns)))
-            names = fitting([str(path.relative_to(folder)) for path in folder.rglob("*")], patterns)
-        except hub.errors.LocalEntryNotFoundError:
-            names = []
-        if not names:
-            about = hub.HfApi().dataset_info(repo, timeout=10)  # a download would retry for long
-            names = fitting([file.rfilename for file in about.siblings], patterns)
-            if not names:
-                raise FileNotFoundError(f"no file is named {' or '.join(patterns)}")
-            folder = Path(
-                hub.snapshot_download(**wanted, revision=about.sha, allow_patterns=list(map(glob.escape, names)))
-            )
-        rows = from_files([str(folder / name) for name in names], blame)[2]
+        for path in paths:
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+            tables.append(read_rows(Path(path)))
     except Exception as error:  # libraries raise of every kind; the cause stays attached
-        reason = cause(error)
-        raise BadInput(
-            f"{blame}: {repo} cannot be loaded from the hub ({reason}); give a local file with --data NAME=FILE"
-        ) from error
-    return f"{repo} (hub)", folder.name[:12], rows
+        remedy = "give JSON lines (also .gz), .json, .csv or .parquet"
+        raise BadInput(f"{blame}: cannot be read ({cause(error)}); {remedy}") from error
+    return ", ".join(paths), f"sha256:{digest.hexdigest()[:12]}", itertools.chain.from_iterable(tables)
 
 
-def fitting(names: list[str], patterns: tuple[str, ...]) -> list[str]:
-    """The file names that the first pattern fits which fits any."""
-    found = ([name for name in sorted(names) if fnmatch.fnmatch(name, pattern)] for pattern in patterns)
-    return next(filter(None, found), [])
+# ---- the hub --------------------------------------------------------------------------------------------------
 
 
-# ---- rows -----------------------------------------------------------------------------------------------------
+def from_hub(repo: str, patterns: Sequence[str], blame: str, remedy: str) -> tuple[str, str, Iterable[dict]]:
+    """Source, commit and rows of a data set on the hub: of the files that match the first pattern with a match.
 
-
-def math_row(row: dict) -> dict:
-    """The usual columns, as for training; AMC's answers are 27.0."""
-    answer = row.get("answer")
-    if type(answer) is float and answer.is_integer():
-        row = {**row, "answer": int(answer)}
-    return as_problem(row, "math")
-
-
-def aime24_row(row: dict) -> dict | None:
-    """The year is in the url; a file without one holds one year."""
-    return math_row(row) if "2024" in str(row.get("url") or "2024") else None
-
-
-def olympiad_row(row: dict) -> dict:
-    """Answers are a list of texts, most often of one."""
-    answers = row.get("final_answer")
-    if not isinstance(answers, list) or not answers:
-        raise ValueError('needs "final_answer", a list of text')
-    return as_problem({"problem": row.get("question"), "answer": ", ".join(map(str, answers))}, "math")
-
-
-def humaneval_row(row: dict) -> dict:
-    """A function's beginning and `check(candidate)`."""
-    tests = {name: row.get(name) for name in ("prompt", "test", "entry_point")}
-    return as_problem(
-        {"problem": f"Complete this function:\n```python\n{tests['prompt']}\n```", "tests": tests}, "code"
-    )
-
-
-def mbpp_row(row: dict, plus: bool) -> dict:
-    """A task in words, with its base tests shown; EvalPlus's columns, or with `plus` false also the first edition's."""
-    shown, imports = row.get("test_list"), row.get("test_imports")
-    text = row.get("prompt") or row.get("text")
-    if not isinstance(shown, list) or not shown or not text:
-        raise ValueError('needs "prompt" and "test_list"')
-    setup = "\n".join([*(imports if isinstance(imports, list) else []), row.get("test_setup_code") or ""])
-    if plus and not row.get("test"):
-        raise ValueError('needs "test", the added tests')
-    tests = {"asserts": [row["test"]] if plus else shown, "setup": setup}
-    listed = "\n".join(shown)
-    return as_problem(
-        {"problem": f"{text}\nThe program must pass these tests:\n```python\n{listed}\n```", "tests": tests}, "code"
-    )
-
-
-def livecodebench_row(row: dict) -> dict:
-    """A contest's problem. "tests" is None where its tests cannot be read, and "fault" says why."""
-    text, starter = row.get("question_content"), row.get("starter_code")
-    if not isinstance(text, str) or not text.strip() or "private_test_cases" not in row or "contest_date" not in row:
-        raise ValueError('needs "question_content", "contest_date" and "private_test_cases"')
-    if starter:
-        text += f"\nComplete this program:\n```python\n{starter}\n```"
-    else:
-        text += "\nThe program reads from standard input and writes to standard output."
+    The files stay on disk once they are loaded. Raises BadInput, soon where the hub is out of reach; its sentence
+    begins with `blame` and ends with `remedy`.
+    """
     try:
-        return {"problem": text, "tests": livecodebench_tests(row)}
-    except (ValueError, TypeError, KeyError, EOFError, zlib.error, pickle.UnpicklingError, RecursionError) as error:
-        return {"problem": text, "tests": None, "fault": f"tests cannot be read: {type(error).__name__}: {error}"}
+        import huggingface_hub as hub  # here, as it takes a second, which the embedded task saves
+
+        wanted = dict(repo_id=repo, repo_type="dataset", allow_patterns=list(patterns))
+        try:
+            folder = Path(hub.snapshot_download(**wanted, local_files_only=True))
+            paths = _matching(folder, patterns)
+        except FileNotFoundError:  # not on disk
+            hub.HfApi().dataset_info(repo, timeout=10)  # a download would retry for long, and fill the screen
+            folder = Path(hub.snapshot_download(**wanted))
+            paths = _matching(folder, patterns)
+        tables = [read_rows(path) for path in paths]
+    except Exception as error:  # libraries raise of every kind; the cause stays attached
+        raise BadInput(f"{blame} cannot be loaded from the hub ({cause(error)}); {remedy}") from error
+    return f"{repo} (hub)", folder.name[:12], itertools.chain.from_iterable(tables)
 
 
-def livecodebench_tests(row: dict) -> dict:
-    """Public and private tests in our form; raises an error of one of several kinds for what does not decode."""
-    cases = json.loads(row["public_test_cases"]) + private_tests(row["private_test_cases"])
-    kinds = {case["testtype"] for case in cases}
-    inputs, outputs = ([case[name] for case in cases] for name in ("input", "output"))
-    if kinds == {"stdin"}:
-        tests = {"inputs": inputs, "outputs": outputs}
-    elif kinds == {"functional"}:
-        metadata = json.loads(row["metadata"]) if isinstance(row["metadata"], str) else row["metadata"]
-        arguments = [[json.loads(line) for line in text.split("\n") if line.strip()] for text in inputs]
-        tests = {"fn_name": metadata["func_name"], "inputs": arguments, "outputs": list(map(json.loads, outputs))}
-    else:
-        raise ValueError(f"kinds of tests {sorted(map(str, kinds))}")
-    style_of(tests)
-    return tests
-
-
-class TextOnly(pickle.Unpickler):
-    """An unpickler that looks nothing up."""
-
-    def find_class(self, module: str, name: str):
-        """Refuses all."""
-        raise pickle.UnpicklingError(f"names {module}.{name}")
-
-    def persistent_load(self, pid):
-        """Refuses all."""
-        raise pickle.UnpicklingError("refers to something outside")
-
-
-def private_tests(text: str) -> list[dict]:
-    """The list of tests in plain JSON, or in JSON that is pickled, compressed and written in base64."""
-    try:
-        cases = json.loads(text)
-    except ValueError:
-        inner = TextOnly(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load()
-        if not isinstance(inner, str):
-            raise ValueError(f"a pickle of {type(inner).__name__}, not of text") from None
-        cases = json.loads(inner)
-    if not isinstance(cases, list) or not cases:
-        raise ValueError("no list of tests")
-    return cases
+def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
+    """The files in a folder that match the first pattern with a match. Raises FileNotFoundError where there is none."""
+    for pattern in patterns:
+        paths = [path for path in sorted(folder.rglob("*")) if fnmatch.fnmatch(str(path.relative_to(folder)), pattern)]
+        if paths:
+            return paths
+    raise FileNotFoundError(f"no file is named {' or '.join(patterns)}")

@@ -22,7 +22,6 @@ Left out: problems with several answers, right answers by a wrong way, self-corr
 long, so spans of `--window 12` compare about a line of work.
 """
 
-import itertools
 import random
 import re
 from collections.abc import Callable
@@ -34,17 +33,22 @@ from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokeniz
 
 KINDS = ("chain", "tree", "shortcut")
 LABELS = "abcdefgh"
-SYMBOLS = ["<pad>", "<eos>", "\n", ";", *"0123456789", *"+-*=?", r"\boxed{", "}", *LABELS]
+SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
+DIGITS = {str(digit): digit for digit in range(10)}  # the values of the operands that are not labels
 SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
-LINE = re.compile(r"([a-h])=((\w)([-+*])(\w))=(\d)([-+*])(\d)=(\d)\n")
+LINE = re.compile(r"([a-h])=(?P<definition>(\w)([-+*])(\w))=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)=(?P<result>\d)\n")
 SHORT_LINE = re.compile(r"([a-h])=(\d)\n")
 BOX = re.compile(r"\\boxed\{(\d)\}")
 
 MISCONCEPTION = 0.55  # chance that a demonstration does * as +
 SLIP = 0.05  # chance of another mistake in any other line
-SHORTCUT, STAY_SHORT, SHORT_RIGHT = 0.15, 0.9, 0.35
-HINT, HINT_TOKENS = "\\boxed{{{}}}\n", 4  # how a prompt tells the answer
+SHORTCUT = 0.15  # chance of a line without work after one with work
+STAY_SHORT = 0.9  # the same after another line without work
+SHORT_RIGHT = 0.35  # chance that a line without work is right
+BATCH = 32  # demonstrations in a batch of supervised learning
+HINT = "\\boxed{{{}}}\n"  # how a prompt tells the answer
+HINT_TOKENS = 4
 
 
 class FirstError(NamedTuple):
@@ -56,9 +60,9 @@ class FirstError(NamedTuple):
 
 
 def correction(line: str) -> str:
-    """What a line of work whose arithmetic is wrong should have said."""
-    left, op, right, said = LINE.fullmatch(line).group(6, 7, 8, 9)
-    return f"{left}{op}{right} is {apply(op, int(left), int(right))} (mod 10), not {said}"
+    """What is wrong with a line of work whose arithmetic is wrong."""
+    left, op, right, result = LINE.fullmatch(line).group("left", "op", "right", "result")
+    return f"{left}{op}{right} is {apply(op, int(left), int(right))} (mod 10), not {result}"
 
 
 def apply(op: str, left: int, right: int) -> int:
@@ -68,63 +72,70 @@ def apply(op: str, left: int, right: int) -> int:
 
 def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
     """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 8)."""
-    children = [[] for _ in range(lines)]
+    operands_of = [[] for _ in range(lines)]
     for i in reversed(range(lines - 1)):  # downwards, so that a later line with a free operand always exists
-        free = [j for j in range(i + 1, lines) if len(children[j]) < 2]
-        children[i + 1 if kind == "chain" else rng.choice(free)].append(LABELS[i])
-    definitions, values = {}, {}
-    for label, used in zip(LABELS, children, strict=False):
-        op = rng.choice("+-" if len(used) == 2 else "+-*")
-        operands = used + [str(rng.randrange(10)) for _ in range(2 - len(used))]
+        free = [j for j in range(i + 1, lines) if len(operands_of[j]) < 2]
+        operands_of[i + 1 if kind == "chain" else rng.choice(free)].append(LABELS[i])
+    prompt = ""
+    values = dict(DIGITS)
+    for i, operands in enumerate(operands_of):
+        used = len(operands)
+        op = rng.choice("+-" if used == 2 else "+-*")
+        while len(operands) < 2:
+            operands.append(str(rng.randrange(10)))
         if op == "*":
             operands[1] = rng.choice("379")
-        elif len(used) == 1:
+        elif used == 1:
             rng.shuffle(operands)
-        definitions[label] = f"{operands[0]}{op}{operands[1]}"
-        values[label] = apply(op, *(values[o] if o in values else int(o) for o in operands))
+        left, right = operands
+        prompt += f"{LABELS[i]}={left}{op}{right};"
+        values[LABELS[i]] = apply(op, values[left], values[right])
     last = LABELS[lines - 1]
-    prompt = "".join(f"{label}={text};" for label, text in definitions.items()) + f"{last}?\n"
-    return {"problem": prompt, "answer": str(values[last])}
+    return {"problem": f"{prompt}{last}?\n", "answer": str(values[last])}
 
 
 def make_problems(count: int, heldout: int, lines: int, kind: str, seed: int) -> tuple[list[dict], list[dict]]:
     """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice.
 
-    Fewer come back where there are not that many: one line allows 230 problems, a chain of two 9,890.
+    There are fewer if the kind has not that many: one line allows 230 problems, a chain of two 9,890.
     """
     rng = random.Random(f"problems {seed}")
-    drawn = (make_problem(rng, lines, kind) for _ in range(100 * (count + heldout)))
-    tests = {}
-    while len(tests) < heldout and (problem := next(drawn, None)):
-        tests[problem["problem"]] = problem
-    train = itertools.islice((problem for problem in drawn if problem["problem"] not in tests), count)
-    return list(train), list(tests.values())
+    train, tests = [], {}
+    for _ in range(100 * (count + heldout)):
+        if len(tests) == heldout and len(train) == count:
+            break
+        problem = make_problem(rng, lines, kind)
+        if len(tests) < heldout:
+            tests[problem["problem"]] = problem
+        elif problem["problem"] not in tests:
+            train.append(problem)
+    return train, list(tests.values())
 
 
 def demonstrate(problem: dict, rng: random.Random, kind: str = "chain", careless: bool = True) -> str:
     """A worked response to a problem; a careless one makes mistakes and goes on from the wrong values."""
     todo = _definitions(problem["problem"])
-    values, lines, short = {}, [], False
+    values = dict(DIGITS)
+    response = ""
+    short = False  # whether the line before has no work
     while todo:
-        ready = [label for label, text in todo.items() if all(o in values or o.isdigit() for o in text[::2])]
+        ready = [label for label, (left, _, right) in todo.items() if left in values and right in values]
         label = rng.choice(ready)
         left, op, right = todo.pop(label)
-        before = [values[o] if o in values else int(o) for o in (left, right)]
         short = kind == "shortcut" and careless and rng.random() < (STAY_SHORT if short else SHORTCUT)
         if short:
-            result = apply(op, *before)
+            result = apply(op, values[left], values[right])
             values[label] = result if rng.random() < SHORT_RIGHT else (result + rng.randrange(1, 10)) % 10
-            lines.append(f"{label}={values[label]}\n")
+            response += f"{label}={values[label]}\n"
         else:
-            work, values[label] = _work(op, before, rng, careless)
-            lines.append(f"{label}={left}{op}{right}={work}={values[label]}\n")
-    return "".join(lines) + rf"\boxed{{{values[label]}}}"
+            work, values[label] = _work(op, values[left], values[right], rng, careless)
+            response += f"{label}={left}{op}{right}={work}={values[label]}\n"
+    return response + rf"\boxed{{{values[label]}}}"
 
 
-def _work(op: str, operands: list[int], rng: random.Random, careless: bool) -> tuple[str, int]:
+def _work(op: str, left: int, right: int, rng: random.Random, careless: bool) -> tuple[str, int]:
     """One line's substitution and result, e.g. ("3+7", 0)."""
-    left, right = operands
-    shown, done = op, op  # the operator as written and as carried out
+    shown = done = op  # the operator as written and as carried out
     if careless and op == "*" and rng.random() < MISCONCEPTION:
         done = "+"
     elif careless and op != "*" and rng.random() < SLIP:
@@ -145,43 +156,44 @@ def first_error(problem: dict, response: str) -> FirstError | None:
     not wrong again. So a response without an error has the right answer, and a wrong answer has an error.
     """
     definitions = _definitions(problem["problem"])
-    values, offset = {}, 0
+    query = list(definitions)[-1]  # the label asked for
+    values = dict(DIGITS)
+    start = 0
     for line in response.splitlines(keepends=True):
+        end = start + len(SYMBOL.findall(line))
         if line.startswith(r"\boxed{"):
-            box, query = BOX.fullmatch(response[offset:]), list(definitions)[-1]
+            box = BOX.fullmatch(line)
             if box and values.get(query) == int(box[1]):
                 return None
             fault = "final" if box else "format"
         else:
             fault = _line_fault(line, definitions, values)
-        start = len(SYMBOL.findall(response[:offset]))
         if fault:
-            return FirstError(start, fault, start + len(SYMBOL.findall(line)))
-        offset += len(line)
-    end = len(SYMBOL.findall(response))
-    return FirstError(end, "format", end + 1)  # no box: wrong where it should have stood
+            return FirstError(start, fault, end)
+        start = end
+    return FirstError(start, "format", start + 1)  # no box: wrong where it should have stood
 
 
 def _line_fault(line: str, definitions: dict[str, str], values: dict[str, int]) -> str | None:
     """What is wrong with a line of work, None if nothing; its own result enters `values`."""
-    full, short = LINE.fullmatch(line), SHORT_LINE.fullmatch(line)
+    full = LINE.fullmatch(line)
+    short = SHORT_LINE.fullmatch(line)
     if not (full or short):
         return "format"
     label = line[0]
     if label in values:
         return "repeat"
-    if label not in definitions or (full and full[2] != definitions[label]):
+    if label not in definitions or (full and full["definition"] != definitions[label]):
         return "copy"
     left, op, right = definitions[label]
-    if any(o not in values and not o.isdigit() for o in (left, right)):
+    if left not in values or right not in values:
         return "order"
-    operands = [values[o] if o in values else int(o) for o in (left, right)]
-    values[label] = int(full[9] if full else short[2])
-    if full and [int(full[6]), int(full[8])] != operands:
+    values[label] = int(full["result"] if full else short[2])
+    if full and (int(full["left"]) != values[left] or int(full["right"]) != values[right]):
         return "lookup"
-    if full and full[7] != op:
+    if full and full["op"] != op:
         return "operator"
-    if values[label] != apply(op, *operands):
+    if values[label] != apply(op, values[left], values[right]):
         return "arith" if full else "shortcut"
     return None
 
@@ -234,7 +246,7 @@ def make_model(lines: int, seed: int) -> Qwen2ForCausalLM:
 
 
 def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, seed: int) -> float:
-    """Teach the model careless work: `steps` batches of 32 fresh demonstrations; returns the last loss.
+    """Teach the model careless work: `steps` batches of fresh demonstrations; returns the last loss.
 
     `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
     they are what has to be learned, the rest is copying.
@@ -242,14 +254,18 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
     rng = random.Random(f"demonstrations {seed}")
 
     def batch_loss() -> torch.Tensor:
-        """Of the next token of 32 demonstrations."""
+        """Of the next token, over the responses of a batch of demonstrations."""
         rows, weights = [], []
-        for problem, text in demonstrations(lines, kind, forbidden, rng):
-            prompt, response = SYMBOL.findall(problem["problem"]), SYMBOL.findall(text)
-            after_equals = [3.0 if a == "=" and b.isdigit() else 1.0 for a, b in itertools.pairwise(response)]
-            rows.append([IDS[symbol] for symbol in (*prompt, *response, "<eos>")])
-            weights.append([0.0] * len(prompt) + [1.0, *after_equals, 1.0])
-        ids, weights = padded(rows, IDS["<pad>"], model.device), padded(weights, 0.0, model.device)  # (32, L) each
+        for problem, response in demonstrations(lines, kind, forbidden, rng):
+            symbols = SYMBOL.findall(problem["problem"])
+            weight = [0.0] * len(symbols)
+            for symbol in SYMBOL.findall(response + "<eos>"):
+                weight.append(3.0 if symbol.isdigit() and symbols[-1] == "=" else 1.0)
+                symbols.append(symbol)
+            rows.append([IDS[symbol] for symbol in symbols])
+            weights.append(weight)
+        ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
+        weights = padded(weights, 0.0, model.device)  # (32, L)
         logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
         losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
         return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
@@ -276,9 +292,9 @@ def teach(model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str) 
 
 
 def demonstrations(lines: int, kind: str, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
-    """32 problems that are not forbidden, each with a careless response."""
+    """BATCH problems that are not forbidden, each with a careless response."""
     pairs = []
-    while len(pairs) < 32:
+    while len(pairs) < BATCH:
         problem = make_problem(rng, lines, kind)
         if problem["problem"] not in forbidden:
             pairs.append((problem, demonstrate(problem, rng, kind)))

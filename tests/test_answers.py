@@ -1,4 +1,4 @@
-"""grading/answers.py: what is the same answer in another spelling, and beside it what only looks like it.
+"""grading/answers.py: the same answer in another spelling, and answers that only look like it.
 
 Run: pytest tests/test_answers.py
 """

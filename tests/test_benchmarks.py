@@ -18,12 +18,11 @@ from datasets import Dataset, config
 
 from grpo import Rollouts
 from harness import evaluation, tables
-from harness.evaluation import Protocol, about, evaluate
+from harness.evaluation import Protocol, Sampler, about, evaluate
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
-from tasks.benchmarks import BENCHMARKS, Loaded, load_benchmark
+from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
 from tasks.problems import BadInput
-from tasks.rows import livecodebench_row, private_tests
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"
@@ -81,27 +80,25 @@ def stand_in(monkeypatch, answers, truncated=()) -> list:
     calls = []
 
     def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature):
-        texts = [
-            next(text for key, text in answers.items() if key in prompt)
-            for prompt in prompts
-            for _ in range(group_size)
-        ]
-        cut = torch.tensor([any(key in prompt for key in truncated) for prompt in prompts for _ in range(group_size)])
+        texts, cut = [], []
+        for prompt in prompts:
+            texts += [next(text for key, text in answers.items() if key in prompt)] * group_size
+            cut += [any(key in prompt for key in truncated)] * group_size
         ids = torch.ones(len(texts), 3, dtype=torch.long)
-        calls.append(dict(prompts=prompts, max_tokens=max_tokens, temperature=temperature, draw=torch.rand(1).item()))
-        return Rollouts(ids, ids > 0, ids, ids > 0, cut, texts)
+        calls.append(dict(prompts=prompts, max_tokens=max_tokens, draw=torch.rand(1).item()))
+        return Rollouts(ids, ids > 0, ids, ids > 0, torch.tensor(cut), texts)
 
     monkeypatch.setattr(evaluation, "rollout", rollout)
     return calls
 
 
-def ask(loaded, tiny, protocol=None, **options) -> list[dict]:
+def ask(loaded, tiny, protocol=None, ranks=ALONE, **options) -> list[dict]:
     """`evaluate` with a stand-in for the model."""
     protocol = protocol or Protocol(template="plain", samples=1)
-    return evaluate(*tiny, loaded, protocol, ALONE, name="some/model", **options)
+    return evaluate(Sampler(*tiny, "some/model", {}), loaded, protocol, ranks, **options)
 
 
-def math_set(count: int, k: int = 1) -> Loaded:
+def math_set(count: int) -> Loaded:
     """Problems told apart by their number, each asking for it."""
     problems = [{"id": str(i), "problem": f"Say #{i}.", "answer": str(i)} for i in range(count)]
     return Loaded(BENCHMARKS["math500"], problems, "made", "0")
@@ -199,23 +196,33 @@ def test_files_of_other_kinds_and_several(tmp_path, monkeypatch):
         file.write(json.dumps(row))
     (tmp_path / "b.json").write_text(json.dumps([row, row]))
     Dataset.from_list([row]).to_parquet(tmp_path / "c.parquet")
-    assert (
-        len(load_benchmark("aime25", [str(tmp_path / name) for name in ("a.jsonl.gz", "b.json", "c.parquet")]).problems)
-        == 4
-    )
+    paths = [str(tmp_path / name) for name in ("a.jsonl.gz", "b.json", "c.parquet")]
+    assert len(load_benchmark("aime25", paths).problems) == 4
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
-    """The first pattern that fits wins, so a set published twice in one repository is not read twice."""
+    """The first pattern that fits wins, so a set published twice in one repository is not read twice.
+
+    Where they are not on the disk, the hub is asked for them, and not again.
+    """
     folder = tmp_path / "abcdef0123456789"
-    folder.mkdir()
-    write(folder / "test.jsonl", [ROWS["humaneval"]])
-    write(folder / "train.jsonl", [ROWS["humaneval"]] * 2)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda **options: str(folder))
-    loaded = load_benchmark("humaneval")
-    assert (
-        len(loaded.problems) == 1 and loaded.revision == "abcdef012345" and "openai/openai_humaneval" in loaded.source
-    )
+    (folder / "data").mkdir(parents=True)
+    write(folder / "train.jsonl", [HUMANEVAL] * 2)
+    requests = []
+
+    def download(local_files_only=False, **wanted):
+        if not local_files_only:
+            write(folder / "test.jsonl", [HUMANEVAL] * 3)
+            Dataset.from_list([HUMANEVAL]).to_parquet(folder / "data" / "test-00000.parquet")
+        return str(folder)
+
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda self, name, timeout: requests.append(name))
+    for _ in range(2):
+        loaded = load_benchmark("humaneval")
+        assert (len(loaded.problems), loaded.revision) == (1, "abcdef012345")
+        assert loaded.source == "openai/openai_humaneval (hub)" and requests == ["openai/openai_humaneval"]
 
 
 def test_no_hub_is_one_sentence(monkeypatch):
@@ -225,9 +232,8 @@ def test_no_hub_is_one_sentence(monkeypatch):
         raise OSError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(
-        BadInput, match=r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --data NAME=FILE"
-    ):
+    message = r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --data NAME=FILE"
+    with pytest.raises(BadInput, match=message):
         load_benchmark("amc23")
 
 
@@ -251,14 +257,20 @@ def test_bad_files_are_one_sentence(name, content, message, tmp_path):
         load_benchmark(name, [str(tmp_path / "set.jsonl")])
 
 
-def test_unknown_names_are_refused():
-    """The sentence lists those that there are."""
-    assert benchmarks.names_of(["MATH", "humaneval+", "aime24"]) == [*tables.MATH, "humaneval+"]
+def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
+    """In the order asked for; the sentence lists those that there are."""
+
+    def load(names, data=()):
+        return benchmarks.load_sets(names, data, "auto", make_embedded=lambda: "embedded")
+
+    monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, window: (name, *files))
+    assert load(["MATH", "aime24"], ["amc23=x"]) == [(name, *(["x"] * (name == "amc23"))) for name in tables.MATH]
+    assert load(["embedded"]) == ["embedded"]
     with pytest.raises(BadInput, match="--bench gsm8k: no such benchmark; give math, code, embedded, aime24"):
-        benchmarks.names_of(["gsm8k"])
+        load(["gsm8k"])
     for text in ("amc23=x", "math500", "math500="):
         with pytest.raises(BadInput, match="give NAME=FILE"):
-            benchmarks.files_of([text], ["math500"])
+            load(["math500"], [text])
 
 
 # ---- LiveCodeBench --------------------------------------------------------------------------------------------
@@ -310,9 +322,8 @@ def test_known_answers_of_each_kind(tmp_path, monkeypatch, tiny):
     answers = {"#0": r"\boxed{0}", "#1": r"\boxed{2}", "#2": "2", "#3": r"\boxed{3}"}
     stand_in(monkeypatch, answers, truncated=["#3"])
     rows = ask(math_set(4), tiny)
-    assert [(row["score"], row["reason"]) for row in rows] == [
-        (1.0, "correct"), (0.0, "wrong"), (0.0, "no_answer"), (0.0, "truncated")
-    ]  # fmt: skip
+    assert [row["reason"] for row in rows] == ["correct", "wrong", "no_answer", "truncated"]
+    assert [row["score"] for row in rows] == [1, 0, 0, 0]
     right, wrong = (f"```python\ndef up(n):\n    return n + {more}\n```" for more in (1, 2))
     for name in ("humaneval", "humaneval+", "mbpp+"):
         second = {**ROWS[name], "prompt": ROWS[name]["prompt"] + "# second"}
@@ -346,7 +357,7 @@ def test_ranks_make_together_what_one_makes(monkeypatch, tiny):
     draws = [call["draw"] for call in calls]
     calls.clear()
     monkeypatch.setattr(evaluation.parallel, "gather", lambda value, ranks: [value])
-    parts = [evaluate(*tiny, loaded, protocol, Ranks(rank, 2, ALONE.device), name="m") for rank in (0, 1)]
+    parts = [ask(loaded, tiny, protocol, Ranks(rank, 2, ALONE.device)) for rank in (0, 1)]
     assert [call["draw"] for call in calls] == [draws[0], draws[2], draws[1]]
     assert sorted(parts[0] + parts[1], key=lambda row: (row["problem"], row["sample"])) == alone
 
@@ -376,4 +387,5 @@ def test_the_embedded_set_is_what_training_holds_out():
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """It would read the problems in other tokens."""
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), ["one symbol"], "m")
+        sampler = Sampler(None, ["one symbol"], "some/model", {})
+        evaluation.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), sampler)

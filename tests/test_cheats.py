@@ -1,11 +1,11 @@
-"""Programs that must not pass: one row a trick. Beside it, programs that must: test_honest.py.
+"""Programs that must not pass: one trick a row. The programs that must pass are in test_honest.py.
 
-Where the tests are SCRIPT, a program prints the right answer only if its attack has worked. All of it runs at the
-strict level, and stays bounded where that should fail: what counts or kills looks first where it is.
+If the tests are SCRIPT, a program prints the right answer only if its attack has worked. All programs run at the
+strict level and stay bounded even if it fails: those that fill or kill first look where they are.
 
-Not in the table, as no grader can tell them from honest programs: an object made for a test of properties, asked
-one question at a time (`r.index(1) < r.index(2) < r.index(1)`); an argument emptied so that what the test computes
-from it later is empty, too; text for a test that evaluates its candidate's text.
+Not in the table, because no grader can tell them from honest programs: an object made for a test of properties, which
+is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`); an argument that is emptied, so that what the
+test computes from it later is empty, too; text for a test that evaluates its candidate's text.
 
 Run: pytest tests/test_cheats.py
 """
@@ -41,7 +41,7 @@ def asserts(*texts, setup=""):
 
 
 def only_if(attempt):
-    """A script whose attempt must raise, else it prints the answer."""
+    """A script that prints the answer unless its attempt raises OSError."""
     body = "\n    ".join(attempt.split("\n"))
     start = "import ctypes, os, socket, sys\nlibc = ctypes.CDLL(None)\n"
     return f"{start}try:\n    {body}\n    print(6)\nexcept OSError:\n    pass"
@@ -62,7 +62,7 @@ def reply(message):
 
 
 def raw(data):
-    """As `reply`, with these bytes."""
+    """As `reply`, with these bytes as the message."""
     return inside(
         "asked = []\ndef send(connection, message):\n    asked.append(message)\n    if len(asked) == 1:\n"
         f"        return real(connection, message)\n    connection.sendall({data})"
@@ -102,11 +102,8 @@ CHEATS = [
     ("keyboard_interrupt", "def f(x): raise KeyboardInterrupt", FIVE),
     ("generator_exit", "def f(x): raise GeneratorExit", asserts("assert all(f(x) == 5 for x in (3, 4))")),
     ("stop_iteration", "def f(x): raise StopIteration", asserts("assert all(f(x) == 5 for x in (3, 4))")),
-    (
-        "stop_iteration_own",
-        "class S(StopIteration): pass\ndef f(x): raise S",
-        asserts("assert all(f(x) == 5 for x in [3])"),
-    ),
+    ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S",
+     asserts("assert all(f(x) == 5 for x in [3])")),
     ("assertion_error", "def f(x): raise AssertionError", FIVE),
     ("import_error", "def f(x): raise ImportError", FIVE),
     ("syntax_error", "def f(x): raise SyntaxError", FIVE),
@@ -118,11 +115,8 @@ CHEATS = [
     ("notes", "def f(x):\n    e = ImportError('x')\n    e.__notes__ = None\n    raise e", FIVE),
     ("hostile_args", "class R:\n    def __repr__(self): raise SystemExit\ndef f(x): raise ValueError(R())", FIVE),
     ("huge_args", "def f(x): raise ValueError('x' * 10**8)", FIVE),
-    (
-        "swallowed",
-        "import os\ndef f(x): os._exit(0)",
-        asserts("try:\n    assert f(3) == 5\nexcept BaseException:\n    pass"),
-    ),
+    ("swallowed", "import os\ndef f(x): os._exit(0)",
+     asserts("try:\n    assert f(3) == 5\nexcept BaseException:\n    pass")),
     ("segfault", "import ctypes\ndef f(x): ctypes.string_at(0)", FIVE),
     ("abort", "import os\ndef f(x): os.abort()", CALL),
     ("code_152", "import os\nos._exit(152)", SCRIPT),
@@ -132,152 +126,75 @@ CHEATS = [
     ("equal_call", EQUAL + "def f(x): return X()", CALL),
     ("equal_humaneval", EQUAL + "def f(x): return X()", EVAL),
     ("equal_inside", EQUAL + "def f(x): return [X() for _ in x]", LIST),
-    (
-        "equal_key",
-        EQUAL + "    __hash__ = lambda s: hash(5)\ndef f(x): return {X(): 1}",
-        asserts("assert f(3) == {5: 1}"),
-    ),
+    ("equal_key", EQUAL + "    __hash__ = lambda s: hash(5)\ndef f(x): return {X(): 1}",
+     asserts("assert f(3) == {5: 1}")),
     ("equal_class", EQUAL.replace("X", "f") + "    def __init__(self, x): pass", FIVE),
-    (
-        "equal_meta",
-        "class M(type):\n    def __eq__(self, o): return True\nclass X(metaclass=M): pass\ndef f(x): return X",
-        FIVE,
-    ),
+    ("equal_meta",
+     "class M(type):\n    def __eq__(self, o): return True\nclass X(metaclass=M): pass\ndef f(x): return X", FIVE),
     ("int_subclass", "class X(int):\n    def __eq__(self, o): return True\ndef f(x): return X(1)", FIVE),
-    (
-        "str_subclass",
-        "class X(str):\n    def __eq__(self, o): return True\ndef f(x): return X('a')",
-        asserts("assert f(3) == 'b'"),
-    ),
+    ("str_subclass", "class X(str):\n    def __eq__(self, o): return True\ndef f(x): return X('a')",
+     asserts("assert f(3) == 'b'")),
     ("list_subclass", "class X(list):\n    def __eq__(self, o): return True\ndef f(x): return X()", LIST),
-    (
-        "dict_subclass",
-        "class X(dict):\n    def __eq__(self, o): return True\ndef f(x): return X()",
-        asserts("assert f(3) == {1: 2}"),
-    ),
+    ("dict_subclass", "class X(dict):\n    def __eq__(self, o): return True\ndef f(x): return X()",
+     asserts("assert f(3) == {1: 2}")),
     ("float_subclass", "class X(float):\n    __sub__ = __abs__ = lambda s, *o: 0.0\ndef f(x): return X(1)", NEAR),
     ("near", "class X:\n    __sub__ = __rsub__ = lambda s, o: 0.0\ndef f(x): return X()", NEAR),
-    (
-        "near_chain",
-        (
-            "class X:\n    def __sub__(s, o): return s\n    __abs__ = lambda s: s\n    __lt__ = lambda s, o: True\n"
-            "def f(x): return X()"
-        ),
-        NEAR,
-    ),
+    ("near_chain",
+     "class X:\n    def __sub__(s, o): return s\n    __abs__ = lambda s: s\n    __lt__ = lambda s, o: True\n"
+     "def f(x): return X()", NEAR),
     ("near_class", "class f:\n    def __init__(s, x): pass\n    __sub__ = lambda s, o: 0.0", NEAR),
-    (
-        "near_class_chain",
-        "class f:\n    def __init__(s, *x): pass\n    __sub__ = lambda s, o: f()\n    __abs__ = lambda s: 0.0",
-        NEAR,
-    ),
-    (
-        "near_class_humaneval",
-        "class f:\n    def __init__(s, x): pass\n    __sub__ = lambda s, o: 0.0",
-        EVAL | {"test": "def check(candidate):\n    assert abs(candidate(2) - 4.5) < 1e-6\n"},
-    ),
-    (
-        "less",
-        "class X:\n    __lt__ = __le__ = __gt__ = __ge__ = lambda s, o: True\ndef f(x): return X()",
-        asserts("assert 4 < f(3) < 6"),
-    ),
-    (
-        "contains_class",
-        "class f:\n    def __init__(s, x): pass\n    __contains__ = lambda s, o: True",
-        asserts("assert 5 in f(10)"),
-    ),
-    (
-        "contains",
-        ("class X:\n    __contains__ = lambda s, o: True\n    __iter__ = lambda s: iter([])\ndef f(x): return X()"),
-        asserts("assert 5 in f(10)"),
-    ),
-    (
-        "startswith",
-        "class X:\n    startswith = lambda s, o: True\ndef f(x): return X()",
-        asserts("assert f(1).startswith('a')"),
-    ),
-    (
-        "startswith_class",
-        "class f:\n    def __init__(s, x): pass\n    startswith = lambda s, o: True",
-        asserts("assert f(1).startswith('a')"),
-    ),
+    ("near_class_chain",
+     "class f:\n    def __init__(s, *x): pass\n    __sub__ = lambda s, o: f()\n    __abs__ = lambda s: 0.0", NEAR),
+    ("near_class_humaneval", "class f:\n    def __init__(s, x): pass\n    __sub__ = lambda s, o: 0.0",
+     EVAL | {"test": "def check(candidate):\n    assert abs(candidate(2) - 4.5) < 1e-6\n"}),
+    ("less", "class X:\n    __lt__ = __le__ = __gt__ = __ge__ = lambda s, o: True\ndef f(x): return X()",
+     asserts("assert 4 < f(3) < 6")),
+    ("contains_class", "class f:\n    def __init__(s, x): pass\n    __contains__ = lambda s, o: True",
+     asserts("assert 5 in f(10)")),
+    ("contains",
+     "class X:\n    __contains__ = lambda s, o: True\n    __iter__ = lambda s: iter([])\ndef f(x): return X()",
+     asserts("assert 5 in f(10)")),
+    ("startswith", "class X:\n    startswith = lambda s, o: True\ndef f(x): return X()",
+     asserts("assert f(1).startswith('a')")),
+    ("startswith_class", "class f:\n    def __init__(s, x): pass\n    startswith = lambda s, o: True",
+     asserts("assert f(1).startswith('a')")),
     ("instance", "class X:\n    __class__ = int\ndef f(x): return X()", asserts("assert isinstance(f(3), int)")),
-    (
-        "float_that_changes",
-        "class X:\n    def __init__(s, xs): s.left = [1.0, -xs[0] / xs[1]]\n"
-        "    def __float__(s): return s.left.pop(0) if s.left else 0.0\ndef f(xs): return X(xs)",
-        ROOT,
-    ),
-    (
-        "squares_itself",
-        "class X:\n    def __init__(s, n): s.n = n\n    def __mul__(s, o): return s.n\ndef f(n): return X(n)",
-        asserts("r = f(2.0)\nassert abs(r * r - 2.0) < 1e-6"),
-    ),
+    ("float_that_changes", "class X:\n    def __init__(s, xs): s.left = [1.0, -xs[0] / xs[1]]\n"
+     "    def __float__(s): return s.left.pop(0) if s.left else 0.0\ndef f(xs): return X(xs)", ROOT),
+    ("squares_itself",
+     "class X:\n    def __init__(s, n): s.n = n\n    def __mul__(s, o): return s.n\ndef f(n): return X(n)",
+     asserts("r = f(2.0)\nassert abs(r * r - 2.0) < 1e-6")),
     ("slice_of_handle", "class X: pass\ndef f(x): return X()", asserts("assert f(3)[:2] == [1, 2]")),
-    (
-        "key_for_handle",
-        "class X:\n    def sort(s, key): pass\ndef f(x): return X()",
-        asserts("r = f(3)\nr.sort(key=lambda v: -v)\nassert r == [2, 1]"),
-    ),
+    ("key_for_handle", "class X:\n    def sort(s, key): pass\ndef f(x): return X()",
+     asserts("r = f(3)\nr.sort(key=lambda v: -v)\nassert r == [2, 1]")),
     ("infinite", "def f(x):\n    while True: yield 1", asserts("assert next(f(3)) == 2")),
     ("literal_that_is_none", "def f(x): return '(('", asserts("import ast\nassert ast.literal_eval(f(3)) == {}")),
     ("coroutine_goes_back", "async def g(x): return x\ndef f(x): return 0", asserts("assert f(g(1)) == 2")),
-    (
-        "exception_goes_back",
-        "class E(Exception): pass\ndef g(x): return E\ndef f(x): return 0",
-        asserts("assert f(g(1)) == 2"),
-    ),
+    ("exception_goes_back", "class E(Exception): pass\ndef g(x): return E\ndef f(x): return 0",
+     asserts("assert f(g(1)) == 2")),
     # the proxy's own code and connection
-    (
-        "patched_builtins",
-        (
-            "import builtins\nbuiltins.sorted = builtins.abs = builtins.isinstance = lambda *a: [1, 2]\n"
-            "def f(x): return 0"
-        ),
-        LIST,
-    ),
+    ("patched_builtins", "import builtins\nbuiltins.sorted = builtins.abs = builtins.isinstance = lambda *a: [1, 2]\n"
+     "def f(x): return 0", LIST),
     ("patched_json", "import json\njson.dumps = lambda m: '{\"value\": true}'\ndef f(x): return 0", FIVE),
-    (
-        "patched_socket",
-        "import socket\nsocket.socket.sendall = lambda s, d: None\nimport os\ndef f(x): os._exit(0)",
-        FIVE,
-    ),
+    ("patched_socket", "import socket\nsocket.socket.sendall = lambda s, d: None\nimport os\ndef f(x): os._exit(0)",
+     FIVE),
     ("own_sorted", "def sorted(x): return [1, 2]\ndef f(x): return 0", LIST),
-    (
-        "own_math",
-        "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
-        asserts("import math\nassert math.isclose(f(3), 5)"),
-    ),
-    (
-        "own_math_unimported",
-        "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
-        asserts("assert math.isclose(f(3), 5)"),
-    ),
+    ("own_math", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
+     asserts("import math\nassert math.isclose(f(3), 5)")),
+    ("own_math_unimported", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
+     asserts("assert math.isclose(f(3), 5)")),
     ("own_check", "def check(c): pass\nMETADATA = candidate = None\ndef f(x): return 0", EVAL),
     ("shadow_abs", "NAMES = ['abs']" + SHADOW, NEAR),
-    (
-        "shadow_sorted",
-        "NAMES = ['sorted', 'set', 'len']" + SHADOW,
-        asserts("assert sorted(f([2, 1])) == sorted([1, 2])"),
-    ),
+    ("shadow_sorted", "NAMES = ['sorted', 'set', 'len']" + SHADOW,
+     asserts("assert sorted(f([2, 1])) == sorted([1, 2])")),
     ("shadow_all", "NAMES = ['all']" + SHADOW, asserts("assert all(f(x) == x for x in [1, 2])")),
     ("shadow_builtins", "NAMES = ['__builtins__']" + SHADOW, asserts("assert abs(f(2) - 3) < 1")),
-    (
-        "frames",
-        (
-            "import gc, sys\ndef f(x):\n    e = sys._getframe()\n    while e:\n"
-            "        for v in e.f_locals.values():\n"
-            "            if isinstance(v, dict) and 'asserts' in v: return 5\n        e = e.f_back\n"
-            "    return 5 * any(isinstance(o, dict) and 'asserts' in o for o in gc.get_objects())"
-        ),
-        FIVE,
-    ),
-    (
-        "early_answers",
-        "import os, struct\ndef f(x): return 0\nm = b'{\"value\": true}'\n"
-        "for _ in range(9): os.write(3, struct.pack('>I', len(m)) + m)",
-        FIVE,
-    ),
+    ("frames", "import gc, sys\ndef f(x):\n    e = sys._getframe()\n    while e:\n"
+     "        for v in e.f_locals.values():\n"
+     "            if isinstance(v, dict) and 'asserts' in v: return 5\n        e = e.f_back\n"
+     "    return 5 * any(isinstance(o, dict) and 'asserts' in o for o in gc.get_objects())", FIVE),
+    ("early_answers", "import os, struct\ndef f(x): return 0\nm = b'{\"value\": true}'\n"
+     "for _ in range(9): os.write(3, struct.pack('>I', len(m)) + m)", FIVE),
     ("junk", "import os\ndef f(x): os.write(3, b'x' * 99)", FIVE),
     ("hang_up", "import os\ndef f(x): os.closerange(3, 99)", CALL),
     ("huge_length", raw(r"b'\xff\xff\xff\xff'"), FIVE),
@@ -309,34 +226,25 @@ CHEATS = [
     # the host
     ("read_passwd", only_if("open('/etc/passwd').read()"), SCRIPT),
     ("read_this", only_if(f"open({sandbox.__file__!r}).read()"), SCRIPT),
-    (
-        "see_processes",
-        "import os\nprint(6 if any(int(p) > 9 for p in os.listdir('/proc') if p.isdigit()) else 0)",
-        SCRIPT,
-    ),
+    ("see_processes", "import os\nprint(6 if any(int(p) > 9 for p in os.listdir('/proc') if p.isdigit()) else 0)",
+     SCRIPT),
     ("see_environ", "print(6 if len(open('/proc/1/environ').read()) > 99 else 0)", SCRIPT),
     ("oom_score", only_if("os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'0')"), SCRIPT),
     ("sysctl", only_if("os.write(os.open('/proc/sys/kernel/hostname', os.O_WRONLY), b'x')"), SCRIPT),
     ("write_usr", only_if("open('/usr/x', 'w')"), SCRIPT),
     ("write_root", only_if("os.mkdir('/x')"), SCRIPT),
     ("remount", only_if("if libc.mount(b'none', b'/usr', None, 32 | 4096, b''): raise OSError"), SCRIPT),
-    (
-        "user_space",
-        only_if("if libc.unshare(0x10020000) or libc.mount(b'none', b'/usr', None, 32 | 4096, b''): raise OSError"),
-        SCRIPT,
-    ),
+    ("user_space",
+     only_if("if libc.unshare(0x10020000) or libc.mount(b'none', b'/usr', None, 32 | 4096, b''): raise OSError"),
+     SCRIPT),
     ("chroot", only_if("os.chroot('/tmp')"), SCRIPT),
     ("device", only_if("os.mknod('/tmp/sda', 0o60666, os.makedev(8, 0))\nopen('/tmp/sda', 'rb').read(1)"), SCRIPT),
     ("setuid", only_if("os.setuid(1)"), SCRIPT),
     ("nice", only_if("os.nice(-5)"), SCRIPT),
-    (
-        "rlimit",
-        only_if(
-            "import resource\ntry: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))\n"
-            "except ValueError: raise OSError"
-        ),
-        SCRIPT,
-    ),
+    ("rlimit",
+     only_if("import resource\ntry: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))\n"
+             "except ValueError: raise OSError"),
+     SCRIPT),
     ("hostname", only_if("socket.sethostname('x')"), SCRIPT),
     ("network", only_if("socket.create_connection(('192.0.2.1', 53), 1)"), SCRIPT),
     ("loopback", only_if("socket.create_connection(('127.0.0.1', 22), 1)"), SCRIPT),
@@ -345,43 +253,23 @@ CHEATS = [
     ("disk", only_if("for i in range(9): open(f'{i}', 'wb').write(bytes(2**24 - 1))"), SCRIPT),
     ("big_file", only_if("open('a', 'wb').write(bytes(2**25))"), SCRIPT),
     ("inodes", only_if("for i in range(5000): open(f'{i}', 'wb').close()"), SCRIPT),
-    (
-        "ptrace_init",
-        only_if("import signal\nif libc.ptrace(16, 1, 0, 0): raise OSError\nos.kill(os.getpid(), 9)"),
-        SCRIPT,
-    ),
+    ("ptrace_init", only_if("import signal\nif libc.ptrace(16, 1, 0, 0): raise OSError\nos.kill(os.getpid(), 9)"),
+     SCRIPT),
     ("init_memory", only_if("os.open('/proc/1/mem', os.O_RDWR)\nos.kill(os.getpid(), 9)"), SCRIPT),
-    (
-        "symlinks",
-        ("import os\nos.mkdir('a')\nos.symlink('/', 'a/b')\nos.symlink('.', 'c')\nos.chmod('a', 0)\nos.chmod('.', 0)"),
-        SCRIPT,
-    ),
+    ("symlinks",
+     "import os\nos.mkdir('a')\nos.symlink('/', 'a/b')\nos.symlink('.', 'c')\nos.chmod('a', 0)\nos.chmod('.', 0)",
+     SCRIPT),
     # too much
     ("memory", "x = bytearray(2**31)\nprint(6)", SCRIPT),
     ("memory_call", "def f(x): return [0] * 2**31", FIVE),
     ("output", "while True: print('6' * 10**6)", SCRIPT),
     ("output_devnull", "open('/dev/stdout', 'w').write('6' * 10**7)", SCRIPT),
-    (
-        "processes",
-        "import os, time\nfor i in range(99):\n    if not os.fork():\n        time.sleep(9)\nprint(6)",
-        SCRIPT,
-    ),
-    (
-        "threads",
-        (
-            "import threading, time\nfor i in range(99): threading.Thread(target=time.sleep, args=(9,)).start()\n"
-            "print(6)"
-        ),
-        SCRIPT,
-    ),
-    (
-        "daemon",
-        (
-            "import os, time\nif not os.fork():\n    os.setsid()\n    if not os.fork():\n        time.sleep(60)\n"
-            "    os._exit(0)"
-        ),
-        SCRIPT,
-    ),
+    ("processes", "import os, time\nfor i in range(99):\n    if not os.fork():\n        time.sleep(9)\nprint(6)",
+     SCRIPT),
+    ("threads", "import threading, time\nfor i in range(99): threading.Thread(target=time.sleep, args=(9,)).start()\n"
+     "print(6)", SCRIPT),
+    ("daemon", "import os, time\nif not os.fork():\n    os.setsid()\n    if not os.fork():\n        time.sleep(60)\n"
+     "    os._exit(0)", SCRIPT),
     ("recursion", "def f(x): return f(x)", FIVE),
     ("deep_source", "x = " + "(" * 5000 + ")" * 5000, SCRIPT),
     ("null_byte", "print(6)\0", SCRIPT),
@@ -389,34 +277,20 @@ CHEATS = [
     # time
     ("sleep", "import time\ntime.sleep(60)", SCRIPT),
     ("stop_itself", "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGSTOP)", FIVE),
-    (
-        "ignore_signals",
-        ("import signal\nfor i in set(signal.Signals) - {9, 19}: signal.signal(i, signal.SIG_IGN)\nwhile True: pass"),
-        SCRIPT,
-    ),
-    (
-        "fork_bomb",
-        "import os\nfor _ in range(8):\n    try: os.fork()\n    except OSError: pass\nwhile True: pass",
-        SCRIPT,
-    ),
+    ("ignore_signals",
+     "import signal\nfor i in set(signal.Signals) - {9, 19}: signal.signal(i, signal.SIG_IGN)\nwhile True: pass",
+     SCRIPT),
+    ("fork_bomb", "import os\nfor _ in range(8):\n    try: os.fork()\n    except OSError: pass\nwhile True: pass",
+     SCRIPT),
     ("drip", "import os\nos.fork(), os.fork()\nwhile True: os.write(1, b'x')", SCRIPT),
     ("endless_result", "def f(x):\n    while True: yield 1", asserts("assert len(list(f(3))) == 5")),
-]
-SLOW = {
-    "patched_socket",
-    "ptrace_init",
-    "sleep",
-    "stop_itself",
-    "ignore_signals",
-    "fork_bomb",
-    "drip",
-    "endless_result",
-}  # give these one second
+]  # fmt: skip
+SLOW = "patched_socket ptrace_init sleep stop_itself ignore_signals fork_bomb drip endless_result".split()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def strict():
-    """These need the strict level."""
+    """All of these need the strict level."""
     try:
         sandbox.choose_level("strict")
     except SandboxError as error:
@@ -425,19 +299,20 @@ def strict():
 
 @pytest.fixture(scope="module")
 def verdicts(request) -> dict:
-    """Of all cheats that are to be tested, several at a time, as in training."""
+    """The verdicts of all cheats that are to be tested, by name, several at a time, as in training."""
     asked = {item.callspec.params["name"] for item in request.session.items if "a_cheat_scores_zero" in item.name}
-    names, programs, tests = zip(*(row for row in CHEATS if row[0] in asked), strict=True)
+    cheats = [cheat for cheat in CHEATS if cheat[0] in asked]
+    names = [name for name, _, _ in cheats]
+    responses = [f"```python\n{program}\n```" for _, program, _ in cheats]
 
-    def grade(program, named_tests):
-        name, tests = named_tests
-        timeout_s = 1.0 if name in SLOW else 10.0
-        return grade_code(f"```python\n{program}\n```", tests, timeout_s=timeout_s, level="strict")
+    def grade(response, cheat):
+        timeout_s = 1.0 if cheat[0] in SLOW else 10.0
+        return grade_code(response, cheat[2], timeout_s=timeout_s, level="strict")
 
-    return dict(zip(names, grade_all(grade, programs, list(zip(names, tests, strict=True))), strict=True))
+    return dict(zip(names, grade_all(grade, responses, cheats), strict=True))
 
 
 @pytest.mark.parametrize("name, program, tests", CHEATS, ids=[name for name, *_ in CHEATS])
 def test_a_cheat_scores_zero(name, program, tests, verdicts):
-    """Zero, and not None: a cheat must not leave its group either."""
+    """The score is 0 and not None, as a cheat must not leave its group either."""
     assert verdicts[name].score == 0.0

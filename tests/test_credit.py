@@ -4,18 +4,19 @@ Run: pytest tests/test_credit.py
 """
 
 import argparse
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
 import torch
 
 import grpo
-from credit import ablations, lora, salience
-from credit import methods as methods
+from credit import ablations, lora, methods, salience
 from credit.ablations import Settings, first_weights, group_weights
 from credit.measures import effective_weights
-from credit.methods import METHODS, Batch, Source, credit, outcome_weights, true_errors
-from credit.salience import Answer
+from credit.methods import METHODS, Batch, Source, credit, true_errors
+from credit.salience import Answer, outcome_weights
 from grpo import Policy, Rollouts, Scored, group_advantages, policy_loss, score
 from harness.prepare import embedded_task
 from harness.recipe import parse_args
@@ -41,8 +42,25 @@ def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
     lengths = torch.randint(5, 11, (count, 1), generator=generator)
     mask = torch.arange(10) < lengths
     rollouts = Rollouts(None, None, torch.zeros(count, 10).long(), mask, torch.zeros(count).bool(), [""] * count)
-    entropies, hidden = (torch.rand(count, 10, *more, generator=generator) for more in ((), (6,)))
+    entropies = torch.rand(count, 10, generator=generator)
+    hidden = torch.rand(count, 10, 6, generator=generator)
     return Batch(group_advantages(rewards, size), rewards, rollouts, Scored(0 * entropies, entropies, hidden), size)
+
+
+def with_entropies(batch: Batch, entropies: torch.Tensor, mask: torch.Tensor) -> Batch:
+    """The same advantages over responses of other lengths and entropies."""
+    rollouts = replace(batch.rollouts, mask=mask.bool())
+    return replace(batch, rollouts=rollouts, scored=replace(batch.scored, entropies=entropies))
+
+
+def with_source(batch: Batch, **changes) -> Batch:
+    """The batch from a changed source."""
+    return replace(batch, source=replace(batch.source, **changes))
+
+
+def weights_of(method: str, batch: Batch) -> torch.Tensor:
+    """(B, T), what the method multiplies advantages by."""
+    return effective_weights(credit(method, batch, flags(method)), batch.advantages, batch.rollouts.mask)
 
 
 @pytest.fixture
@@ -65,27 +83,28 @@ def told(tiny, monkeypatch) -> Batch:
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
     scored = score(policy, rollouts, temperature=1.0, micro_tokens=300)
-    monkeypatch.setattr(methods.process_rewards, "judge_steps", judge_lines)
-    source = Source(policy, tokenizer, task, problems, 3, 40, temperature=1.0, micro_tokens=300, prm=())
+    monkeypatch.setattr(methods.process_rewards, "score_steps", score_lines)
+    source = Source(policy, tokenizer, task, problems, 3, prm=())
     return Batch(group_advantages(rewards, 4), rewards, rollouts, scored, 4, source)
 
 
 def rollouts_of(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
     """As if these texts had been sampled, each with its stop token."""
     ids, mask = grpo.pad_left(tokenizer(prompts)["input_ids"], 0, "cpu")
-    rows = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
-    response, inside = (part.flip(1) for part in grpo.pad_left([row[::-1] for row in rows], 0, "cpu"))
-    return Rollouts(ids, mask, response, inside, torch.zeros(len(texts)).bool(), texts)
+    rows = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
+    response, inside = grpo.pad_left([row[::-1] for row in rows], 0, "cpu")
+    return Rollouts(ids, mask, response.flip(1), inside.flip(1), torch.zeros(len(texts)).bool(), texts)
 
 
-def judge_lines(prm, questions, rollouts, tokenizer, step_end, micro_tokens):
+def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_tokens=0):
     """A process reward model that likes long texts and early lines."""
-    judged = []
-    for text, inside in zip(rollouts.texts, rollouts.mask, strict=True):
-        lines = text.split(step_end)
-        step = torch.tensor([min(text[:t].count(step_end), len(lines) - 1) for t in range(int(inside.sum()))])
-        judged.append((torch.tensor([1 / (k + 2) + len(text) / 1000 for k in range(len(lines))]), step.long()))
-    return judged
+    scores = []
+    for row, text in enumerate(rollouts.texts):
+        count = len(text.split(step_end))
+        step = [min(text[:t].count(step_end), count - 1) for t in range(int(rollouts.mask[row].sum()))]
+        good = [1 / (k + 2) + len(text) / 1000 for k in range(count)]
+        scores.append((torch.tensor(good), torch.tensor(step).long()))
+    return scores
 
 
 def wider(batch: Batch, by: int) -> Batch:
@@ -108,15 +127,11 @@ def wider(batch: Batch, by: int) -> Batch:
 
 def reordered(batch: Batch, order: list[int]) -> Batch:
     """Other groups first, other rollouts first within them."""
-    rows = torch.tensor(order)
-    rollouts = replace(
-        batch.rollouts,
-        **{name: getattr(batch.rollouts, name)[rows] for name in ("prompt_ids", "prompt_mask", "ids", "mask")},
-        texts=[batch.rollouts.texts[row] for row in order],
-    )
-    scored = Scored(*(part[rows] for part in (batch.scored.logp, batch.scored.entropies, batch.scored.hidden)))
+    rows, old = torch.tensor(order), batch.scored
+    scored = Scored(old.logp[rows], old.entropies[rows], old.hidden[rows])
     groups = [row // batch.group_size for row in order[:: batch.group_size]]
     source = replace(batch.source, problems=[batch.source.problems[group] for group in groups])
+    rollouts = batch.rollouts.take(rows)
     return Batch(batch.advantages[rows], batch.rewards[rows], rollouts, scored, batch.group_size, source)
 
 
@@ -175,13 +190,13 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
         seen.append(given.shape[0] * given.shape[1])
 
     model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    credit(method, replace(told, source=replace(told.source, micro_tokens=100_000)), flags(method))
+    credit(method, told, flags(method, micro_tokens=100_000))
     if method == "oar-p":
         assert len(seen) == 2 * 4  # of the mixed group's rollouts: as it is, and all masked versions at once
     else:
         assert len(seen) == PASSES.get(method, 0)
     seen.clear()
-    credit(method, replace(told, source=replace(told.source, micro_tokens=90)), flags(method))
+    credit(method, told, flags(method, micro_tokens=90))
     assert all(tokens <= 90 for tokens in seen)
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
@@ -194,16 +209,14 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     monkeypatch.setattr(methods, "BLOCK_TOKENS", 1)
     torch.manual_seed(5)
     whole = credit(method, told, flags(method))
-    blocks = list(told.blocks())
+    blocks = list(told.split())
     assert [block.source.problems for block in blocks] == [[problem] for problem in told.source.problems]
-    width = whole.shape[1]
-    for rows, block in zip((slice(0, 4), slice(4, 8)), blocks, strict=True):
-        limits = dict(temperature=1.0, micro_tokens=300)
-        ours = credit(
-            method, replace(block, scored=score(block.source.policy, block.rollouts, **limits)), flags(method)
-        )
+    for number, block in enumerate(blocks):
+        rows = slice(4 * number, 4 * number + 4)
+        scored = score(block.source.policy, block.rollouts, temperature=1.0, micro_tokens=300)
+        ours = credit(method, replace(block, scored=scored), flags(method))
         assert block.rollouts.texts == told.rollouts.texts[rows]
-        ours = torch.nn.functional.pad(ours, (0, width - ours.shape[1]))
+        ours = torch.nn.functional.pad(ours, (0, whole.shape[1] - ours.shape[1]))
         torch.testing.assert_close(ours, whole[rows], atol=2e-5, rtol=1e-4)
 
 
@@ -268,11 +281,7 @@ def test_entropy_adds_at_most_half_the_advantage():
     batch = batch_of([[1, 0]])
     scale = batch.advantages.tolist()
     entropies = torch.tensor([0.0, 0.1, 2.0]).repeat(2, 1)
-    mask = torch.ones(2, 3).bool()
-    batch = replace(
-        batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=entropies)
-    )
-    ours = credit("entropy", batch, flags())
+    ours = credit("entropy", with_entropies(batch, entropies, torch.ones(2, 3)), flags())
     expected = [[a, a + 0.04, a + abs(a) / 2] for a in scale]
     torch.testing.assert_close(ours, torch.tensor(expected))
 
@@ -282,10 +291,7 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
     batch = batch_of([[1, 0]])
     scale = batch.advantages.tolist()
     entropies = torch.tensor([[0.0, 0, 1], [1.0, 99, 99]])
-    mask = torch.tensor([[1, 1, 1], [1, 0, 0]]).bool()
-    batch = replace(
-        batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=entropies)
-    )
+    batch = with_entropies(batch, entropies, torch.tensor([[1, 1, 1], [1, 0, 0]]))
     ours = credit("hapo", batch, flags())
     bend = 0.2 * abs(scale[0]) / 2
     expected = [[scale[0] - bend, scale[0] - bend, scale[0] + bend], [scale[1] - bend, 0, 0]]
@@ -298,9 +304,7 @@ def test_hapo_standardises_within_each_group():
     """Two groups whose entropies differ by a factor and an offset have the same bends: moments are a group's own."""
     batch = batch_of([[1, 0], [1, 0]])
     entropies = torch.rand(2, 3)
-    both = torch.cat([entropies, 5 + 10 * entropies])
-    mask = torch.ones(4, 3).bool()
-    batch = replace(batch, rollouts=replace(batch.rollouts, mask=mask), scored=replace(batch.scored, entropies=both))
+    batch = with_entropies(batch, torch.cat([entropies, 5 + 10 * entropies]), torch.ones(4, 3))
     ours = credit("hapo", batch, flags())
     torch.testing.assert_close(ours[2:], ours[:2], atol=1e-5, rtol=1e-4)
     assert (ours - batch.advantages[:, None]).abs().max() > 0.01
@@ -332,11 +336,10 @@ def test_first_reads_each_wrong_rollout_s_own_spans():
     """Two wrong rollouts of other lengths that leave the right one at other places."""
     hidden = torch.zeros(3, 24, 2)
     hidden[..., 0] = 1
-    hidden[1, 3:], hidden[2, 18:] = (torch.tensor([0.0, 1.0]) for _ in range(2))
+    hidden[1, 3:] = hidden[2, 18:] = torch.tensor([0.0, 1.0])
     mask = torch.arange(24) < torch.tensor([24, 14, 24])[:, None]
-    ours = first_weights(
-        hidden, mask, torch.tensor([True, False, False]), Settings(window=6, stride=3, reading="cost"), threshold=0.03
-    )
+    settings = Settings(window=6, stride=3, reading="cost")
+    ours = first_weights(hidden, mask, torch.tensor([True, False, False]), settings, threshold=0.03)
     assert ours[1].nonzero().flatten().tolist() == list(range(9))  # the span [0, 6) is far: onset at 3
     assert ours[2].nonzero().flatten().tolist() == list(range(15, 24))  # [15, 21): onset at 18
 
@@ -364,7 +367,7 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkey
     """T w_t: mean 1 in each rollout; proportional to how far the adapter moves a state."""
     change = torch.rand(told.rollouts.mask.shape) + 0.1
     monkeypatch.setattr(salience, "adapter_residual", lambda *inputs, **limits: change)
-    weights = effective_weights(credit("arca", told, flags()), told.advantages, told.rollouts.mask)
+    weights = weights_of("arca", told)
     for row in range(4):
         inside = told.rollouts.mask[row]
         expected = change[row][inside] / change[row][inside].sum() * inside.sum()
@@ -379,8 +382,7 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
     delta[:, 1::2] = -9
     monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: told.scored.logp + delta)
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
-        now = replace(told, source=replace(told.source, step=step))
-        weights = effective_weights(credit("rlsd", now, flags()), told.advantages, told.rollouts.mask)
+        weights = weights_of("rlsd", with_source(told, step=step))
         right, wrong = weights[0], weights[1]
         up, down = torch.tensor([0.1, -0.1]).exp()
         for got, ratio in ((right[0], up), (right[1], 0.8), (wrong[0], down), (wrong[1], 1.2)):
@@ -394,18 +396,17 @@ def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
     inside = told.rollouts.mask[:4]
     z = (values[:4] - values[:4][inside].mean()) / values[:4][inside].std(correction=0)
     for step, slope in ((0, -1), (20, 0), (40, 1)):
-        now = replace(told, source=replace(told.source, step=step))
-        weights = effective_weights(credit("attention", now, flags()), told.advantages, told.rollouts.mask)[:4][inside]
+        weights = weights_of("attention", with_source(told, step=step))[:4][inside]
         expected = torch.sigmoid(slope * z[inside])
         torch.testing.assert_close(weights, expected / expected.mean(), atol=1e-5, rtol=1e-4)
 
 
 def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
     """Each token has the score of its own step; the stop token that of the last."""
-    weights = effective_weights(credit("prm", told, flags()), told.advantages, told.rollouts.mask)
-    judged = judge_lines(None, None, told.rollouts, None, "\n", 0)
+    weights = weights_of("prm", told)
+    scores = score_lines(None, None, told.rollouts)
     for row in range(4):
-        good, step = judged[row]
+        good, step = scores[row]
         expected = good[step] if told.advantages[row] > 0 else 1 - good[step]
         torch.testing.assert_close(weights[row, : len(step)], expected)
         assert weights[row, 0] != weights[row, 13]  # lines are 12 tokens
@@ -414,24 +415,22 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
 def test_pure_against_a_loop_by_its_formula(told):
     """r*, suffix sums, leave-one-out baseline and the group's deviation, one number at a time in float64."""
     ours = credit("pure", told, flags())
-    judged = judge_lines(None, None, told.rollouts, None, "\n", 0)
+    scores = score_lines(None, None, told.rollouts)
     for group in (range(4), range(4, 8)):
         returns = {}
         for row in group:
-            good, step = judged[row]
+            good, step = scores[row]
             r = [2 * p - 1 for p in good.tolist()]
-            powers = [2.718281828459045 ** (-x / 0.1) for x in r]
-            star = [x * power / sum(powers) for x, power in zip(r, powers, strict=True)]
+            total = sum(math.exp(-x / 0.1) for x in r)
+            star = [x * math.exp(-x / 0.1) / total for x in r]
             assert min(r) - 1e-9 <= sum(star) <= sum(r) / len(r) + 1e-9
             returns[row] = [sum(star[k:]) + told.rewards[row].item() for k in step.tolist()]
         means = {row: sum(values) / len(values) for row, values in returns.items()}
-        centred = {
-            row: [value - sum(means[j] for j in group if j != row) / 3 for value in values]
-            for row, values in returns.items()
-        }
-        flat = [value for values in centred.values() for value in values]
-        mean = sum(flat) / len(flat)
-        std = (sum((value - mean) ** 2 for value in flat) / len(flat)) ** 0.5
+        centred = {}
+        for row, values in returns.items():
+            baseline = sum(means[other] for other in group if other != row) / 3
+            centred[row] = [value - baseline for value in values]
+        std = statistics.pstdev(value for values in centred.values() for value in values)
         for row in group:
             expected = torch.tensor(centred[row]) / std
             torch.testing.assert_close(ours[row, : len(expected)], expected, atol=1e-4, rtol=1e-4)
@@ -457,18 +456,17 @@ def test_groups_with_one_verdict_or_none_get_no_credit(method, told):
 
 def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
     """A group of equal verdicts whose scores differ by a hundredth: advantages stay of that order, not of order 1."""
-    even = [
-        (torch.full_like(good, 0.5 + 0.001 * row), step)
-        for row, (good, step) in enumerate(judge_lines(None, None, told.rollouts, None, "\n", 0))
-    ]
-    monkeypatch.setattr(methods.process_rewards, "judge_steps", lambda *inputs: even)
+    even = []
+    for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)):
+        even.append((torch.full_like(good, 0.5 + 0.001 * row), step))
+    monkeypatch.setattr(methods.process_rewards, "score_steps", lambda *inputs: even)
     assert 0 < credit("pure", told, flags())[4:].abs().max() < 0.2
 
 
 def test_rlsd_without_a_share_asks_nobody(told, monkeypatch):
     """After its last step it is GRPO, at GRPO's cost."""
     monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: 1 / 0)
-    late = replace(told, source=replace(told.source, step=50))
+    late = with_source(told, step=50)
     assert torch.equal(credit("rlsd", late, flags()), credit("grpo", late, flags()))
 
 
@@ -478,12 +476,12 @@ def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
     mask[1] = False
     rewards = told.rewards.clone()
     rewards[1] = torch.nan
-    parts = dict(rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=replace(told.rollouts, mask=mask))
-    ours = credit("pure", replace(told, **parts), flags())
+    rollouts = replace(told.rollouts, mask=mask)
+    batch = replace(told, rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=rollouts)
+    ours = credit("pure", batch, flags())
     assert ours[1].abs().max() == 0 and ours.isfinite().all()
-    few = mask[[0, 2, 3]].sum(1)
-    means = torch.stack([ours[row, :count].mean() for row, count in zip((0, 2, 3), few.tolist(), strict=True)])
-    assert abs(means.sum().item()) < 1e-4  # each rollout's mean less the mean of the two others: they add up to 0
+    means = [ours[row][mask[row]].mean().item() for row in (0, 2, 3)]
+    assert abs(sum(means)) < 1e-4  # each rollout's mean less the mean of the two others: they add up to 0
 
 
 def test_true_errors_and_the_oracle(told):
@@ -498,18 +496,16 @@ def test_true_errors_and_the_oracle(told):
     batch = replace(told, advantages=group_advantages(rewards, 4), rewards=rewards, rollouts=rollouts, source=source)
     places = true_errors(batch, source.task.first_error, source.problems)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
-    weights = effective_weights(credit("oracle", batch, flags()), batch.advantages, rollouts.mask)
+    weights = weights_of("oracle", batch)
     assert weights[1].tolist() == [1] * 12 + [0] * 16
     assert torch.equal(weights[[0, 2, 3]], rollouts.mask[[0, 2, 3]].float())
 
 
 def test_position_and_random_are_what_they_say(told):
     """t / T of each rollout's own length; runs of equal draws within [0, 2]."""
-    weights = effective_weights(credit("position", told, flags()), told.advantages, told.rollouts.mask)
+    weights = weights_of("position", told)
     length = int(told.rollouts.mask[0].sum())
     torch.testing.assert_close(weights[0, :length], torch.arange(1, length + 1) / length)
-    weights = effective_weights(credit("random", told, flags("random")), told.advantages, told.rollouts.mask)[
-        0, :length
-    ]
+    weights = weights_of("random", told)[0, :length]
     assert all(len(run.unique()) == 1 for run in weights.split(5)) and len(weights.unique()) == -(-length // 5)
     assert weights.min() >= 0 and weights.max() <= 2

@@ -17,7 +17,7 @@ from credit.measures import around, peak
 from credit.methods import METHODS
 from grpo import Rollouts, pad_left, rollout
 from rewards import Verdict
-from studies import diagnose, figures, prefixes
+from studies import diagnose, figures, prefixes, truth
 from studies.prefixes import SPANS, Group
 from tasks import toy
 from tasks.problems import BadInput, Task
@@ -38,6 +38,11 @@ def coarse(monkeypatch, request):
 def table(rows: list[tuple]) -> dict[str, np.ndarray]:
     """Rows of (group, rollout, right, end, distance, success) as the table that figures take."""
     return dict(zip(SPANS, np.array(rows, dtype=float).T, strict=True))
+
+
+def in_turn(grade, texts, references):
+    """`grade_all` without processes."""
+    return list(map(grade, texts, references))
 
 
 def made(effect: float, seed: int = 0, rollouts: int = 60) -> dict[str, np.ndarray]:
@@ -97,9 +102,8 @@ def test_fig_3_auc_and_densities_of_each_bin(tmp_path):
     assert found["right"] == [2, 2] and found["wrong"] == [2, 3]
     for side in ("right", "wrong"):
         assert all(sum(shares) == pytest.approx(1) for shares in found[f"density_{side}"])
-    assert found["density_wrong"][1][0] == pytest.approx(1 / 3) and found["density_right"][1][-1] == pytest.approx(
-        1 / 2
-    )
+    assert found["density_wrong"][1][0] == pytest.approx(1 / 3)
+    assert found["density_right"][1][-1] == pytest.approx(1 / 2)
     alone = figures.fig_3_separation(table(near[:2]), tmp_path / "b.png", bins=2)
     assert alone["auc"] == [None]  # nobody to compare with
 
@@ -127,10 +131,9 @@ def test_fig_9_holds_depth_fixed(tmp_path):
     """Distance and success that both follow depth, and nothing else, correlate overall and not within a bin."""
     rng = np.random.default_rng(1)
     ends = np.repeat([10, 20, 30, 40], 200)
-    rows = [
-        (0, i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02))
-        for i, end in enumerate(ends)
-    ]
+    rows = []
+    for i, end in enumerate(ends):
+        rows.append((0, i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02)))
     spans = table(rows)
     assert figures.correlation(spans["distance"], spans["success"])["spearman"] < -0.9
     found = figures.fig_9_depth(spans, tmp_path / "a.png")["bins"]
@@ -169,11 +172,11 @@ def test_where_half_of_the_rise_is_done(tmp_path):
     """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the middle."""
     early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
     line = [place / 10 for place in range(13)]
-    found = figures.pooling_smear({"max": early, "mean": line}, 3, tmp_path / "a.png")
+    found = truth.pooling_smear({"max": early, "mean": line}, 3, tmp_path / "a.png")
     assert [each["half_risen"] for each in found.values()] == [-1, 0]
     assert (found["max"]["base"], found["max"]["top"]) == (0.15, 0.9) and found["mean"]["weights"] == line
     short = [None, None, 0.2, 0.4, None]
-    assert figures.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")["max"]["half_risen"] is None
+    assert truth.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")["max"]["half_risen"] is None
 
 
 # ---- prefixes -------------------------------------------------------------------------------------------------
@@ -190,9 +193,8 @@ def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
     text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
     ids = tokenizer(text)["input_ids"]
     rollouts = prefixes.as_rollouts([1], [ids, ids[:24]], [text, text[:24]], [False, True], tokenizer, "cpu")
-    group = prefixes.as_group(
-        SimpleNamespace(window=8, stride=4), tokenizer, {}, rollouts, [Verdict(1.0, ""), Verdict(0.0, "")]
-    )
+    verdicts = [Verdict(1.0, ""), Verdict(0.0, "")]
+    group = prefixes.as_group(SimpleNamespace(window=8, stride=4), tokenizer, {}, rollouts, verdicts)
     assert group.ends == [[8, 12, 16, 20], [8, 12, 16, 20]] and tokenizer.decode(ids[24]) == r"\boxed{"
 
 
@@ -230,17 +232,8 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     """
     model, tokenizer = tiny
     prompt, responses = [5, 6, 7], [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
-    group = Group(
-        {"problem": "?", "answer": "1"},
-        prompt,
-        responses,
-        ["", ""],
-        [False] * 2,
-        [1.0, 0.0],
-        ["", ""],
-        [[2, 4], [2]],
-        [],
-    )
+    problem, texts, reasons = {"problem": "?", "answer": "1"}, ["", ""], ["", ""]
+    group = Group(problem, prompt, responses, texts, [False] * 2, [1.0, 0.0], reasons, [[2, 4], [2]], [])
     asked, graded = [], []
 
     def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate):
@@ -255,16 +248,14 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         return Verdict(float(len(graded)), "counted")
 
     monkeypatch.setattr(prefixes, "rollout", sampler)
-    monkeypatch.setattr(
-        "tasks.problems.grade_all", lambda grade, texts, references: list(map(grade, texts, references))
-    )
+    monkeypatch.setattr("tasks.problems.grade_all", in_turn)
     args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0, decode="generate")
     found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
     assert asked == [([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
     assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])
     assert graded[4] == tokenizer.decode([4, 5, 6, 7, 20])
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
-    unsure = Group({}, prompt, responses, ["", ""], [False] * 2, [None, 0.0], ["", ""], [[2], []], [])
+    unsure = Group({}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], [])
     spans = prefixes.table_of([found, unsure], [[[0.1, 0.2, 0.3], [0.4]], [[0.5], []]])  # no verdict, no row
     assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [0.1, 0.2, 0.4]
     assert spans["right"].tolist() == [1, 1, 0] and spans["end"].tolist() == [2, 4, 2]
@@ -296,9 +287,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert set(results["pooling"]) == {"max", "mean"} and "as given" in results["settings"]
     assert set(results["methods"]) == set(METHODS) - {"arca"}
     settings = {name: each["weight_after"] for name, each in results["settings"].items()}
-    assert (
-        len(set(settings.values())) == len(settings) - 1
-    )  # a window of one line or two: every change changes something
+    assert len(set(settings.values())) == len(settings) - 1  # a window of one line or two: every change has an effect
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
     shown = json.loads((tmp_path / "page.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
@@ -327,31 +316,25 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
 def solutions(path, rows: int = 4, **changed) -> list[str]:
     """A file of one mixed group and one that is not; the flags that read it."""
     problems = [("1+1?", [1, 0, 1, 0]), ("2+2?", [1] * 4)]
-    lines = [
-        {
-            "problem": problem,
-            "solution": TEXT.format(i),
-            "label": label,
-            "extra": 0,
-        }
-        for problem, labels in problems
-        for i, label in enumerate(labels[:rows])
-    ]
+    lines = []
+    for problem, labels in problems:
+        for i, label in enumerate(labels[:rows]):
+            lines.append({"problem": problem, "solution": TEXT.format(i), "label": label, "extra": 0})
     lines[0] |= changed
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return ["--rollouts", str(path), "--window", "16", "--stride", "8", "--max-iters", "10"]
 
 
 def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, tmp_path, monkeypatch, capsys):
-    """Figs. 10 and 11 and a shaded rollout; what needs continuations or a first error is left out, and named."""
+    """Figs. 10 and 11; what needs continuations or a first error is left out, and named."""
     flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(prefixes, "rollout", None)  # nothing may be sampled
     assert diagnose.main(flags) == 0
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out" / "diagnose.json").read_text())
     assert "left out: Figs. 1(a), 1(b), 3, 9: they need --continuations" in printed and "first error" in printed
-    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10", "fig_11", "rollout"}
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10", "fig_11"}
     assert results["fig_10"] == {"mixed": 0.5, "accuracies": [0.5, 1], "groups": [1, 1]}
-    assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
+    assert results["mixed_groups"] == 1 and not {"fig_1a", "methods", "rollout"} & results.keys()
     group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     text = TEXT.format(1)
     assert group.texts[1] == text and len(group.responses[1]) == len(text) and group.scores == [1, 0, 1, 0]
@@ -361,17 +344,16 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, t
 def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypatch, capsys):
     """With an answer to grade against, each prefix has its continuations' verdicts, if the limits leave them room."""
     asked = []
-    monkeypatch.setattr(
-        diagnose, "grader", lambda args: lambda *parts, **options: asked.append(parts) or Verdict(1.0, "")
-    )
-    flags = [
-        *solutions(tmp_path / "s.jsonl"),
-        *("--continuations", "2", "--max-tokens", "50"),
-        *("--model", str(qwen_folder)),
-    ]
+
+    def grade(*pair):
+        asked.append(pair)
+        return Verdict(1.0, "")
+
+    monkeypatch.setattr(diagnose, "grader", lambda *_: grade)
     path = tmp_path / "s.jsonl"
+    flags = [*solutions(path), "--continuations", "2", "--max-tokens", "50", "--model", str(qwen_folder)]
     path.write_text(path.read_text().replace('"extra": 0', '"answer": "1"'))
-    monkeypatch.setattr("tasks.problems.grade_all", lambda grade, texts, answers: list(map(grade, texts, answers)))
+    monkeypatch.setattr("tasks.problems.grade_all", in_turn)
     assert diagnose.main([*flags, "--out", str(tmp_path / "out")]) == 0
     group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     assert [len(each) for each in group.continued] == [len(ends) for ends in group.ends]
@@ -405,7 +387,7 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, c
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ("--groups 0", ["--groups 0", "raise it"]),
+        ("--groups 0", ["--groups 0", "at least 1"]),
         ("--continuations -1", ["--continuations -1"]),
         ("--groups 513", ["--groups 513", "--heldout 512"]),
         ("--method grpo", ["--method", "leave it out"]),

@@ -106,7 +106,8 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, capsys):
     """Neither another temperature, nor other problems, nor other weights of the same name."""
     out = ["--out", str(tmp_path / "out")]
     assert command.main(["--model", models[0], *SMALL, *out]) == 0
-    for flags, words in ((["--greedy"], "protocol temperature"), (["--toy-seed", "5"], "data embedded")):
+    others = (["--greedy"], "--temperature 0.0: the generations in"), (["--toy-seed", "5"], "--data {'embedded'")
+    for flags, words in others:
         assert command.main(["--model", models[0], *SMALL, *out, *flags]) == 2
         assert words in capsys.readouterr().err
     toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
@@ -116,7 +117,7 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, capsys):
     settings["models"][models_of_runs.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
     (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
     assert command.main(["--model", str(tmp_path / "copy" / "m0"), *SMALL, *out]) == 2
-    assert "holds generations of models" in capsys.readouterr().err
+    assert "--model {'copy/m0': {" in capsys.readouterr().err
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
@@ -205,7 +206,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
         (["--model", "M", "--select", "best"], "M is no run of train.py"),
         (["--model", "M", "--seeds", "1", "1"], "--seeds 1 1: must be different"),
-        (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be positive"),
+        (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
         (["--model", "M", "--lcb-window", "May", "June"], "--lcb-window May June: "),
         (["--model", "M", "--speed"], "see python eval.py --help"),
         (["--from", "/no/folder"], "--from /no/folder: cannot be read"),

@@ -1,9 +1,11 @@
-"""Honest programs that graders get wrong: one row a reason. Beside it, what must not pass: test_cheats.py.
+"""Honest programs that graders get wrong: one reason a row. The programs that must not pass are in test_cheats.py.
 
-A text that holds a fence is a whole response, another is the program in one.
+A text with a fence is a whole response; any other text is the program of one.
 
 Run: pytest tests/test_honest.py
 """
+
+import functools
 
 import pytest
 
@@ -81,11 +83,8 @@ HONEST = [
     ("dev_stdin", "print(sum(map(int, open('/dev/stdin').read().split()[1:])))", SCRIPT),
     ("select", "import select, sys\nassert select.select([sys.stdin], [], [], 0)[0]\n" + SUM, SCRIPT),
     ("numpy_in", "import numpy, sys\nprint(numpy.array(sys.stdin.read().split(), dtype=int)[1:].sum())", SCRIPT),
-    (
-        "end_of_file",
-        "try:\n    while True: line = input()\nexcept EOFError: print(sum(map(int, line.split())))",
-        SCRIPT,
-    ),
+    ("end_of_file", "try:\n    while True: line = input()\nexcept EOFError: print(sum(map(int, line.split())))",
+     SCRIPT),
     ("crlf", SUM, {"inputs": ["3\r\n1 2 3\r\n"], "outputs": ["6\r\n"]}),
     ("no_last_newline", SUM, prints("6", "3\n1 2 3")),
     ("big_input", "print(len(input()))", prints("5000000", "x" * 5000000)),
@@ -96,18 +95,11 @@ HONEST = [
     ("write", "import sys\nsys.stdout.write('6')\nsys.stdout.buffer.write(b'')", SCRIPT),
     ("os_write", "import os\nos.write(1, b'6\\n')", SCRIPT),
     ("stdout_closed", "import sys\nprint(6)\nsys.stdout.close()", SCRIPT),
-    (
-        "stdout_replaced",
-        "import io, sys\nsys.stdout = io.StringIO()\nprint(6)\nsys.__stdout__.write(sys.stdout.getvalue())",
-        SCRIPT,
-    ),
+    ("stdout_replaced",
+     "import io, sys\nsys.stdout = io.StringIO()\nprint(6)\nsys.__stdout__.write(sys.stdout.getvalue())", SCRIPT),
     ("stdout_wrapped", "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach())\nprint(6)", SCRIPT),
-    (
-        "stdout_at_exit",
-        "import atexit, io, os, sys\nsys.stdout = io.StringIO()\n"
-        "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(6)",
-        SCRIPT,
-    ),
+    ("stdout_at_exit", "import atexit, io, os, sys\nsys.stdout = io.StringIO()\n"
+     "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(6)", SCRIPT),
     ("fdopen_unflushed", "import os\nout = os.fdopen(1, 'w')\nout.write('6')", SCRIPT),
     ("open_1_unflushed", "out = open(1, 'w')\nprint(6, file=out)", SCRIPT),
     ("dev_stdout", "out = open('/dev/stdout', 'w')\nprint(6, file=out)", SCRIPT),
@@ -119,88 +111,44 @@ HONEST = [
     ("exit", SUM + "\nexit()", SCRIPT),
     ("quit", SUM + "\nquit(1)", SCRIPT),
     ("os_exit", "import os\nprint(6, flush=True)\nos._exit(0)", SCRIPT),
-    (
-        "exit_in_thread",
-        "import sys, threading\ndef m():\n    print(6)\n    sys.exit()\nthreading.Thread(target=m).start()",
-        SCRIPT,
-    ),
-    (
-        "main_guard",
-        "def main():\n    input()\n    print(sum(map(int, input().split())))\n\nif __name__ == '__main__': main()",
-        SCRIPT,
-    ),
-    (
-        "doctest",
-        (
-            "import doctest\ndef f(x):\n    '''\n    >>> f(1)\n    2\n    '''\n    return x + 1\n"
-            "if __name__ == '__main__':\n    doctest.testmod()\n    print(6)"
-        ),
-        SCRIPT,
-    ),
+    ("exit_in_thread",
+     "import sys, threading\ndef m():\n    print(6)\n    sys.exit()\nthreading.Thread(target=m).start()", SCRIPT),
+    ("main_guard",
+     "def main():\n    input()\n    print(sum(map(int, input().split())))\n\nif __name__ == '__main__': main()",
+     SCRIPT),
+    ("doctest", "import doctest\ndef f(x):\n    '''\n    >>> f(1)\n    2\n    '''\n    return x + 1\n"
+     "if __name__ == '__main__':\n    doctest.testmod()\n    print(6)", SCRIPT),
     ("unittest", "import unittest\nprint(6)\nif __name__ == '__main__': unittest.main()", SCRIPT),
     ("file", "import os\nos.path.dirname(os.path.abspath(__file__))\nprint(6)", SCRIPT),
     ("future", "from __future__ import annotations\nprint(6)", SCRIPT),
     # much
     ("recursion_5000", "def d(n): return n and 1 + d(n - 1)\nassert d(5000) == 5000\nprint(6)", SCRIPT),
-    (
-        "recursion_50000",
-        "import sys\nsys.setrecursionlimit(10**6)\ndef d(n): return n and 1 + d(n - 1)\nd(50000)\nprint(6)",
-        SCRIPT,
-    ),
-    (
-        "recursion_thread",
-        (
-            "import sys, threading\nsys.setrecursionlimit(10**7)\nthreading.stack_size(1 << 29)\n"
-            "def d(n): return n and 1 + d(n - 1)\ndef main():\n    d(50000)\n    print(6)\n"
-            "t = threading.Thread(target=main)\nt.start()\nt.join()"
-        ),
-        SCRIPT,
-    ),
+    ("recursion_50000",
+     "import sys\nsys.setrecursionlimit(10**6)\ndef d(n): return n and 1 + d(n - 1)\nd(50000)\nprint(6)", SCRIPT),
+    ("recursion_thread", "import sys, threading\nsys.setrecursionlimit(10**7)\nthreading.stack_size(1 << 29)\n"
+     "def d(n): return n and 1 + d(n - 1)\ndef main():\n    d(50000)\n    print(6)\n"
+     "t = threading.Thread(target=main)\nt.start()\nt.join()", SCRIPT),
     ("cpu", "x = 0\nfor i in range(2 * 10**7): x += i\nprint(x)", prints("199999990000000")),
     ("memory", "x = [0] * 6 * 10**7\nprint(len(x))", prints("60000000")),
-    (
-        "pool",
-        "import multiprocessing as m\ndef d(x): return x * 2\nif __name__ == '__main__':\n"
-        "    with m.Pool(4) as p: print(sum(p.map(d, [1, 2])))",
-        SCRIPT,
-    ),
-    (
-        "pool_many_cores",
-        ("import os, multiprocessing as m\nwith m.Pool(min(os.cpu_count(), 61)) as p: print(sum(p.map(abs, [1, 5])))"),
-        SCRIPT,
-    ),
-    (
-        "pool_spawn",
-        "import multiprocessing as m\nif __name__ == '__main__':\n    m.set_start_method('spawn')\n"
-        "    with m.Pool(2) as p: print(sum(p.map(abs, [1, 5])))",
-        SCRIPT,
-    ),
-    (
-        "threads_default",
-        "import time\nfrom concurrent.futures import ThreadPoolExecutor as P\n"
-        "with P(32) as p: list(p.map(time.sleep, [0.05] * 40))\nprint(6)",
-        SCRIPT,
-    ),
+    ("pool", "import multiprocessing as m\ndef d(x): return x * 2\nif __name__ == '__main__':\n"
+     "    with m.Pool(4) as p: print(sum(p.map(d, [1, 2])))", SCRIPT),
+    ("pool_many_cores",
+     "import os, multiprocessing as m\nwith m.Pool(min(os.cpu_count(), 61)) as p: print(sum(p.map(abs, [1, 5])))",
+     SCRIPT),
+    ("pool_spawn", "import multiprocessing as m\nif __name__ == '__main__':\n    m.set_start_method('spawn')\n"
+     "    with m.Pool(2) as p: print(sum(p.map(abs, [1, 5])))", SCRIPT),
+    ("threads_default", "import time\nfrom concurrent.futures import ThreadPoolExecutor as P\n"
+     "with P(32) as p: list(p.map(time.sleep, [0.05] * 40))\nprint(6)", SCRIPT),
     ("subprocess", "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import math; print(6)'])", SCRIPT),
-    (
-        "tempfile",
-        "import tempfile\nwith tempfile.TemporaryDirectory() as d:\n    open(d + '/a', 'w').write('6')\n"
-        "    print(open(d + '/a').read())",
-        SCRIPT,
-    ),
+    ("tempfile", "import tempfile\nwith tempfile.TemporaryDirectory() as d:\n    open(d + '/a', 'w').write('6')\n"
+     "    print(open(d + '/a').read())", SCRIPT),
     ("asyncio", "import asyncio\nasync def main(): return 6\nprint(asyncio.run(main()))", SCRIPT),
-    (
-        "modules",
-        (
-            "import array, base64, calendar, csv, ctypes, dataclasses, difflib, enum, hashlib, "
-            "html, inspect, io, ipaddress\n"
-            "import json, locale, logging, pickle, platform, queue, secrets, select, shlex, socket, "
-            "sqlite3, ssl, statistics\n"
-            "import struct, tempfile, textwrap, time, traceback, unicodedata, urllib.request, uuid, "
-            "weakref, zlib, zoneinfo\nprint(6)"
-        ),
-        SCRIPT,
-    ),
+    ("modules", "import array, base64, calendar, csv, ctypes, dataclasses, difflib, enum, hashlib, "
+     "html, inspect, io, ipaddress\n"
+     "import json, locale, logging, pickle, platform, queue, secrets, select, shlex, socket, "
+     "sqlite3, ssl, statistics\n"
+     "import struct, tempfile, textwrap, time, traceback, unicodedata, urllib.request, uuid, "
+     "weakref, zlib, zoneinfo\nprint(6)", SCRIPT),
     # fences
     ("tildes", f"~~~python\n{SUM}\n~~~", SCRIPT),
     ("four_ticks", f"{F}`python\n'''\n{F}\n'''\n{SUM}\n{F}`", SCRIPT),
@@ -222,11 +170,8 @@ HONEST = [
     # HumanEval
     ("eval_full", "def f(x):\n    return x + 1", EVAL),
     ("eval_future", "from __future__ import annotations\ndef f(x: int) -> int:\n    return x + 1", EVAL),
-    (
-        "eval_helper",
-        "import math\ndef g(x): return x + 1\ndef f(x): return g(x)\nif __name__ == '__main__': f(input())",
-        EVAL,
-    ),
+    ("eval_helper", "import math\ndef g(x): return x + 1\ndef f(x): return g(x)\nif __name__ == '__main__': f(input())",
+     EVAL),
     ("eval_lambda", "f = lambda x: x + 1", EVAL),
     ("eval_annotated", "from typing import Callable\nf: Callable = lambda x: x + 1", EVAL),
     ("eval_indented", "    def f(x):\n        return x + 1", EVAL),
@@ -237,139 +182,68 @@ HONEST = [
     ("eval_bare_prompt", "def f(x):\n    return x + 1", EVAL | {"prompt": "def f(x):\n"}),
     ("eval_comment_prompt", "def f(x):\n    return x + 1", EVAL | {"prompt": "def f(x):\n    # Add one.\n"}),
     # functions
-    (
-        "solution",
-        "class Solution:\n    def f(self, n: int, k: Optional[int] = 2) -> List[int]:\n"
-        "        return [k] if n == 0 else self.f(n - 1, k)",
-        call(([3], [2]), ([3, 4], [4])),
-    ),
+    ("solution", "class Solution:\n    def f(self, n: int, k: Optional[int] = 2) -> List[int]:\n"
+     "        return [k] if n == 0 else self.f(n - 1, k)", call(([3], [2]), ([3, 4], [4]))),
     ("tuple_for_list", "def f(x): return tuple(x), {1: 2.0}, 1 / 3", call(([[1]], [[1], {"1": 2}, 0.3333333333]))),
     ("state", "n = 0\ndef f():\n    global n\n    n += 1\n    return n", call(([], 1), ([], 2))),
     ("main_guard_call", "def f(x): return x\nif __name__ == '__main__': f(int(input()))", call(([1], 1))),
-    (
-        "reads_at_import",
-        "import sys\ndef f(x): return x\nfor line in sys.stdin: print(f(line))\nsys.exit()",
-        call(([1], 1)),
-    ),
-    (
-        "numpy_out",
-        "import numpy as np\ndef f(x): return np.array(x) * 2",
-        asserts("assert np.allclose(f([1, 2]), [2, 4])"),
-    ),
-    (
-        "plain_data",
-        "def f(): return (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)",
-        asserts("assert f() == (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)"),
-    ),
-    (
-        "numbers",
-        (
-            "from decimal import Decimal as D\nfrom fractions import Fraction as F\n"
-            "def f(): return D('1.10'), F(1, 3), 1e400, -1e400 * 0"
-        ),
-        asserts(
-            "d, q, i, n = f()\nassert d == D('1.1') and q == Fraction(1, 3) and i == math.inf and n != n",
-            setup="import math\nfrom decimal import Decimal as D\nfrom fractions import Fraction",
-        ),
-    ),
-    (
-        "dates",
-        (
-            "import datetime as d\n"
-            "def f(): return d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1)"
-        ),
-        asserts(
-            "assert f() == (d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1))",
-            setup="import datetime as d",
-        ),
-    ),
-    (
-        "named_tuple",
-        "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
-        asserts("assert f().x == 1 and f() == (1, 2)"),
-    ),
-    (
-        "counter",
-        "from collections import Counter\ndef f(s): return Counter(s)",
-        asserts("assert f('aab')['z'] == 0", "assert f('aab').most_common(1) == [('a', 2)]"),
-    ),
-    (
-        "default_dict",
-        "from collections import defaultdict\ndef f(): return defaultdict(list)",
-        asserts("assert f()['a'] == []"),
-    ),
-    (
-        "counter_given",
-        "def f(c): return c.most_common(1)[0][0]",
-        asserts("from collections import Counter\nassert f(Counter('aab')) == 'a'"),
-    ),
+    ("reads_at_import", "import sys\ndef f(x): return x\nfor line in sys.stdin: print(f(line))\nsys.exit()",
+     call(([1], 1))),
+    ("numpy_out", "import numpy as np\ndef f(x): return np.array(x) * 2",
+     asserts("assert np.allclose(f([1, 2]), [2, 4])")),
+    ("plain_data",
+     "def f(): return (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)",
+     asserts("assert f() == (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)")),
+    ("numbers", "from decimal import Decimal as D\nfrom fractions import Fraction as F\n"
+     "def f(): return D('1.10'), F(1, 3), 1e400, -1e400 * 0",
+     asserts("d, q, i, n = f()\nassert d == D('1.1') and q == Fraction(1, 3) and i == math.inf and n != n",
+             setup="import math\nfrom decimal import Decimal as D\nfrom fractions import Fraction")),
+    ("dates", "import datetime as d\n"
+     "def f(): return d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1)",
+     asserts("assert f() == (d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1))",
+             setup="import datetime as d")),
+    ("named_tuple", "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
+     asserts("assert f().x == 1 and f() == (1, 2)")),
+    ("counter", "from collections import Counter\ndef f(s): return Counter(s)",
+     asserts("assert f('aab')['z'] == 0", "assert f('aab').most_common(1) == [('a', 2)]")),
+    ("default_dict", "from collections import defaultdict\ndef f(): return defaultdict(list)",
+     asserts("assert f()['a'] == []")),
+    ("counter_given", "def f(c): return c.most_common(1)[0][0]",
+     asserts("from collections import Counter\nassert f(Counter('aab')) == 'a'")),
     ("type_returned", "def f(x): return type(x)", asserts("assert f(3) == int")),
     ("type_given", "def f(x, kind): return kind(x)", asserts("assert f('5', int) == 5")),
     ("closure", "def f(n): return lambda x: x + n", asserts("g = f(5)\nassert g(3) == 8 and f(1)(2) == 3")),
-    (
-        "generator",
-        "def f(n): yield from range(n)",
-        asserts("assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0"),
-    ),
+    ("generator", "def f(n): yield from range(n)",
+     asserts("assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0")),
     ("long_generator", "def f(n): return (i for i in range(n))", asserts("assert sum(f(3000)) == 4498500")),
     ("coroutine", "async def f(x): return x + 1", asserts("import asyncio\nassert asyncio.run(f(1)) == 2")),
     ("long_list", "def f(n): return list(range(n))", asserts("assert f(100000) == list(range(100000))")),
-    (
-        "deep_list",
-        "def f(n):\n    r = []\n    for _ in range(n): r = [r]\n    return r",
-        asserts("assert str(f(900)) == '[' * 901 + ']' * 901"),
-    ),
-    (
-        "in_place",
-        "def f(rows):\n    for row in rows: row.reverse()",
-        asserts("a = [[1, 2]]\nb = a[0]\nf(a)\nassert a == [[2, 1]] and b == [2, 1]"),
-    ),
+    ("deep_list", "def f(n):\n    r = []\n    for _ in range(n): r = [r]\n    return r",
+     asserts("assert str(f(900)) == '[' * 901 + ']' * 901")),
+    ("in_place", "def f(rows):\n    for row in rows: row.reverse()",
+     asserts("a = [[1, 2]]\nb = a[0]\nf(a)\nassert a == [[2, 1]] and b == [2, 1]")),
     ("in_place_option", "def f(*, rows): rows.sort()", asserts("a = [2, 1]\nf(rows=a)\nassert a == [1, 2]")),
     ("named_sum", "def sum(a, b): return a + b", asserts("assert sum(2, 3) == 5")),
-    (
-        "named_max",
-        "def max(x): return sorted(x)[-1]",
-        asserts("assert max([1, 3, 2]) == 3", "assert len([max([1])]) == 1"),
-    ),
-    (
-        "named_string",
-        "def string(x): return x + 1\ndef statistics(x): return x * 2",
-        asserts("assert string(1) == 2 and statistics(2) == 4"),
-    ),
+    ("named_max", "def max(x): return sorted(x)[-1]",
+     asserts("assert max([1, 3, 2]) == 3", "assert len([max([1])]) == 1")),
+    ("named_string", "def string(x): return x + 1\ndef statistics(x): return x * 2",
+     asserts("assert string(1) == 2 and statistics(2) == 4")),
     # exceptions
     ("value_error", "def f(x): raise ValueError('no')", raises("f(1)", "ValueError", "str(e) == 'no'")),
     ("os_error", "def f(x): return open(x)", raises("f('none')", "FileNotFoundError", "e.errno == 2")),
     ("own_error", "class E(ValueError): pass\ndef f(x): raise E('no')", raises("f(1)", "E", "e.args == ('no',)")),
     ("error_base", "class B(Exception): pass\nclass E(B): pass\ndef f(x): raise E", raises("f(1)", "B")),
-    (
-        "error_field",
-        (
-            "class E(Exception):\n    def __init__(self, code):\n        super().__init__(f'code {code}')\n"
-            "        self.code = code\ndef f(x): raise E(x)"
-        ),
-        raises("f(5)", "E", "e.code == 5 and str(e) == 'code 5'"),
-    ),
-    (
-        "error_text",
-        "class E(Exception):\n    def __str__(self): return 'E!'\ndef f(x): raise E(x)",
-        raises("f(5)", "E", "str(e) == 'E!'"),
-    ),
-    (
-        "error_of_json",
-        "import json\ndef f(x): return json.loads(x)",
-        raises("f('{')", "json.JSONDecodeError", setup="import json"),
-    ),
-    (
-        "error_of_decimal",
-        "import decimal\ndef f(x): return decimal.Decimal(x)",
-        raises("f('x')", "InvalidOperation", setup="from decimal import *"),
-    ),
+    ("error_field", "class E(Exception):\n    def __init__(self, code):\n        super().__init__(f'code {code}')\n"
+     "        self.code = code\ndef f(x): raise E(x)", raises("f(5)", "E", "e.code == 5 and str(e) == 'code 5'")),
+    ("error_text", "class E(Exception):\n    def __str__(self): return 'E!'\ndef f(x): raise E(x)",
+     raises("f(5)", "E", "str(e) == 'E!'")),
+    ("error_of_json", "import json\ndef f(x): return json.loads(x)",
+     raises("f('{')", "json.JSONDecodeError", setup="import json")),
+    ("error_of_decimal", "import decimal\ndef f(x): return decimal.Decimal(x)",
+     raises("f('x')", "InvalidOperation", setup="from decimal import *")),
     ("error_unicode", "def f(x): return x.decode()", raises("f(b'\\xff')", "UnicodeDecodeError")),
-    (
-        "error_frozen",
-        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int",
-        raises("P(1).x = 2", "AttributeError"),
-    ),
+    ("error_frozen", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int",
+     raises("P(1).x = 2", "AttributeError")),
     # classes
     *(
         (f"vector_{number}", VECTOR, asserts(text))
@@ -389,114 +263,52 @@ HONEST = [
             ]
         )
     ),
-    (
-        "stack",
-        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
-        "    def pop(self):\n        if not self.items: raise IndexError('empty')\n        return self.items.pop()",
-        asserts(
-            "s = Stack()\ns.push(3)\ns.push([4])\nassert s.items == [3, [4]] and s.pop() == [4] and s.pop() == 3",
-            "try:\n    s.pop()\n    assert False\nexcept IndexError as e:\n    assert str(e) == 'empty'",
-        ),
-    ),
-    (
-        "linked_list",
-        (
-            "class Node:\n    def __init__(self, v, n=None): self.v, self.next = v, n\ndef rev(h):\n    p = None\n"
-            "    while h: h.next, p, h = p, h, h.next\n    return p"
-        ),
-        asserts("r = rev(Node(1, Node(2)))\nassert r.v == 2 and r.next.v == 1 and r.next.next is None"),
-    ),
-    (
-        "mapping",
-        "class M(dict):\n    def __missing__(self, k): return 7\n    def total(self): return sum(self.values())",
-        asserts(
-            "m = M(a=1)\nm['b'] = 2\nassert m['q'] == 7 and m.total() == 3 and m == {'a': 1, 'b': 2}\ndel m['a']\n"
-            "assert len(m) == 1"
-        ),
-    ),
-    (
-        "context",
-        (
-            "class C:\n    def __enter__(self):\n        self.log = ['in']\n        return self\n"
-            "    def __exit__(self, *e): self.log.append('out')"
-        ),
-        asserts("c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out'] and d is c"),
-    ),
-    (
-        "iterator",
-        (
-            "class I:\n    def __init__(self, n): self.n = n\n    def __iter__(self): return self\n"
-            "    def __next__(self):\n        if not self.n: raise StopIteration\n        self.n -= 1\n"
-            "        return self.n"
-        ),
-        asserts(
-            "assert list(I(3)) == [2, 1, 0]",
-            "i = iter(I(1))\nnext(i)\ntry:\n    next(i)\n    assert False\nexcept StopIteration:\n    pass",
-        ),
-    ),
-    (
-        "inheritance",
-        (
-            "import abc\nclass A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n"
-            "    def g(self): return 'A' + self.f()\nclass B(A):\n    def f(self): return 'B'"
-        ),
-        asserts(
-            "assert B().g() == 'AB' and isinstance(B(), A)\ntry:\n    A()\n    assert False\nexcept TypeError:\n"
-            "    pass"
-        ),
-    ),
+    ("stack", "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
+     "    def pop(self):\n        if not self.items: raise IndexError('empty')\n        return self.items.pop()",
+     asserts("s = Stack()\ns.push(3)\ns.push([4])\nassert s.items == [3, [4]] and s.pop() == [4] and s.pop() == 3",
+             "try:\n    s.pop()\n    assert False\nexcept IndexError as e:\n    assert str(e) == 'empty'")),
+    ("linked_list",
+     "class Node:\n    def __init__(self, v, n=None): self.v, self.next = v, n\ndef rev(h):\n    p = None\n"
+     "    while h: h.next, p, h = p, h, h.next\n    return p",
+     asserts("r = rev(Node(1, Node(2)))\nassert r.v == 2 and r.next.v == 1 and r.next.next is None")),
+    ("mapping",
+     "class M(dict):\n    def __missing__(self, k): return 7\n    def total(self): return sum(self.values())",
+     asserts("m = M(a=1)\nm['b'] = 2\nassert m['q'] == 7 and m.total() == 3 and m == {'a': 1, 'b': 2}\ndel m['a']\n"
+             "assert len(m) == 1")),
+    ("context", "class C:\n    def __enter__(self):\n        self.log = ['in']\n        return self\n"
+     "    def __exit__(self, *e): self.log.append('out')",
+     asserts("c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out'] and d is c")),
+    ("iterator", "class I:\n    def __init__(self, n): self.n = n\n    def __iter__(self): return self\n"
+     "    def __next__(self):\n        if not self.n: raise StopIteration\n        self.n -= 1\n"
+     "        return self.n",
+     asserts("assert list(I(3)) == [2, 1, 0]",
+             "i = iter(I(1))\nnext(i)\ntry:\n    next(i)\n    assert False\nexcept StopIteration:\n    pass")),
+    ("inheritance", "import abc\nclass A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n"
+     "    def g(self): return 'A' + self.f()\nclass B(A):\n    def f(self): return 'B'",
+     asserts("assert B().g() == 'AB' and isinstance(B(), A)\n"
+             "try:\n    A()\n    assert False\nexcept TypeError:\n    pass")),
     ("subclass_check", "class A: pass\nclass B(A): pass", asserts("assert issubclass(B, A) and not issubclass(A, B)")),
-    (
-        "dataclass",
-        (
-            "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass P:\n    x: int\n"
-            "    y: list = field(default_factory=list)"
-        ),
-        asserts("assert P(1) == P(1) < P(2) and repr(P(1)) == 'P(x=1, y=[])'", "p = P(1)\np.x += 5\nassert p.x == 6"),
-    ),
-    (
-        "enum",
-        "import enum\nclass C(enum.Enum):\n    R = 1\n    G = 2\ndef f(): return C.R",
-        asserts(
-            "assert f() is C.R == C(1) == C['R'] and f().name == 'R' and f().value == 1 and [c.name "
-            "for c in C] == ['R', 'G']"
-        ),
-    ),
-    (
-        "singleton",
-        (
-            "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or super().__new__(cls)\n"
-            "        return cls.one"
-        ),
-        asserts("assert S() is S()", "S().v = 3\nassert S().v == 3"),
-    ),
-    (
-        "nested_class",
-        (
-            "class Tree:\n    class Node:\n        def __init__(self, v): self.v = v\n"
-            "    def __init__(self, v): self.root = Tree.Node(v)"
-        ),
-        asserts("assert Tree(3).root.v == 3 and Tree.Node(4).v == 4 and isinstance(Tree(1).root, Tree.Node)"),
-    ),
-    (
-        "generic",
-        (
-            "from typing import Generic, TypeVar\nT = TypeVar('T')\nclass Box(Generic[T]):\n"
-            "    def __init__(self, x: T): self.x = x"
-        ),
-        asserts("assert Box(3).x == 3"),
-    ),
-    (
-        "cache_info",
-        "import functools\n@functools.lru_cache\ndef f(x): return x",
-        asserts("f(1), f(1)\nassert f.cache_info().hits == 1"),
-    ),
-]
+    ("dataclass", "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass P:\n    x: int\n"
+     "    y: list = field(default_factory=list)",
+     asserts("assert P(1) == P(1) < P(2) and repr(P(1)) == 'P(x=1, y=[])'", "p = P(1)\np.x += 5\nassert p.x == 6")),
+    ("enum", "import enum\nclass C(enum.Enum):\n    R = 1\n    G = 2\ndef f(): return C.R",
+     asserts("assert f() is C.R == C(1) == C['R'] and f().name == 'R' and f().value == 1 "
+             "and [c.name for c in C] == ['R', 'G']")),
+    ("singleton", "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or super().__new__(cls)\n"
+     "        return cls.one", asserts("assert S() is S()", "S().v = 3\nassert S().v == 3")),
+    ("nested_class", "class Tree:\n    class Node:\n        def __init__(self, v): self.v = v\n"
+     "    def __init__(self, v): self.root = Tree.Node(v)",
+     asserts("assert Tree(3).root.v == 3 and Tree.Node(4).v == 4 and isinstance(Tree(1).root, Tree.Node)")),
+    ("generic", "from typing import Generic, TypeVar\nT = TypeVar('T')\nclass Box(Generic[T]):\n"
+     "    def __init__(self, x: T): self.x = x", asserts("assert Box(3).x == 3")),
+    ("cache_info", "import functools\n@functools.lru_cache\ndef f(x): return x",
+     asserts("f(1), f(1)\nassert f.cache_info().hits == 1")),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def level():
-    """Whichever level works here."""
+    """The strongest level that works here."""
     try:
         sandbox.choose_level("auto")
     except SandboxError as error:
@@ -505,14 +317,17 @@ def level():
 
 @pytest.fixture(scope="module")
 def verdicts(request) -> dict:
-    """Of all programs that are to be tested, several at a time, as in training."""
+    """The verdicts of all programs that are to be tested, by name, several at a time, as in training."""
     asked = {item.callspec.params["name"] for item in request.session.items if "honest_program_passes" in item.name}
-    names, texts, tests = zip(*(row for row in HONEST if row[0] in asked), strict=True)
-    responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for text in texts]
-    return dict(zip(names, grade_all(grade_code, responses, tests, timeout_s=20.0), strict=True))
+    rows = [row for row in HONEST if row[0] in asked]
+    names = [name for name, _, _ in rows]
+    responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in rows]
+    tests = [tests for _, _, tests in rows]
+    verdicts = grade_all(functools.partial(grade_code, timeout_s=20.0), responses, tests)
+    return dict(zip(names, verdicts, strict=True))
 
 
 @pytest.mark.parametrize("name, text, tests", HONEST, ids=[name for name, *_ in HONEST])
 def test_an_honest_program_passes(name, text, tests, verdicts):
-    """Whatever its style."""
+    """Whatever its style of input, output, fences, functions or classes."""
     assert verdicts[name] == (1.0, "correct")

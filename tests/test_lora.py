@@ -28,16 +28,17 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
     """Logits to the bit; gradients on the linear layers' adapters only; the same adapter for the same seed."""
     model, _ = tiny
     ids = torch.randint(0, 20, (2, 9))
-    plain, copies = model(ids).logits, [copy.deepcopy(model) for _ in range(2)]
+    plain = model(ids).logits
+    same, other = copy.deepcopy(model), copy.deepcopy(model)
     lora.add(model, 3, seed=5)
     assert torch.equal(model(ids).logits, plain) and not model.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all(".lora_" in name for name in trained) and len(trained) == 2 * 2 * 7  # A and B, layers, linear maps
-    lora.add(copies[0], 3, seed=5)
-    lora.add(copies[1], 3, seed=6)
-    same, other = (dict(each.named_parameters()) for each in copies)
-    assert all(torch.equal(parameter, same[name]) for name, parameter in model.named_parameters())
-    assert any(not torch.equal(parameter, other[name]) for name, parameter in model.named_parameters())
+    lora.add(same, 3, seed=5)
+    lora.add(other, 3, seed=6)
+    torch.testing.assert_close(same.state_dict(), model.state_dict(), atol=0, rtol=0)
+    others = other.state_dict()
+    assert any(not torch.equal(weight, others[name]) for name, weight in model.state_dict().items())
 
 
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
@@ -71,24 +72,23 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     """arca: two steps are one step, --resume and another, to the bit; the base does not move, the saved model does."""
     toy.make_model(1, seed=0).save_pretrained(tmp_path / "start")
     toy.make_tokenizer().save_pretrained(tmp_path / "start")
-    sizes = "--batch 16 --minibatch 16 --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1".split()
-    flags = ["--task", "embedded", "--model", str(tmp_path / "start"), *sizes, "--method", "arca", "--lora-rank", "2"]
+    sizes = "--batch 16 --minibatch 16 --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1"
+    flags = f"--task embedded --model {tmp_path}/start {sizes} --method arca --lora-rank 2 --out {tmp_path}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
         for name, steps in (("whole", 2), ("cut", 1)):
-            assert train.main([*flags, "--out", str(tmp_path), "--name", name, "--steps", str(steps)]) == 0
+            assert train.main(f"{flags} --name {name} --steps {steps}".split()) == 0
         assert train.main(["--resume", str(tmp_path / "cut"), "--steps", "2"]) == 0
-    whole, cut = (
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "cut")
-    )
-    for ours, its in zip(whole[1:3], cut[1:3], strict=True):
-        assert {**ours, "seconds": 0} == {**its, "seconds": 0}
+    rows = {}
+    for name in ("whole", "cut"):
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        rows[name] = [json.loads(line) | {"seconds": 0} for line in lines]
+    whole = rows["whole"]
+    assert whole[1:3] == rows["cut"][1:3]
     assert whole[1]["weight_std"] < 1e-6 and whole[2]["weight_std"] > 0.01  # uniform until the adapter is something
-    start, end, again = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / name).state_dict()
-        for name in ("start", "whole/model", "cut/model")
-    )
+    start = AutoModelForCausalLM.from_pretrained(tmp_path / "start").state_dict()
+    end = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/model").state_dict()
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "cut/model").state_dict()
     assert all(torch.equal(end[name], again[name]) for name in end)
     changed = {name.split(".")[-2] for name in end if not torch.equal(start[name], end[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

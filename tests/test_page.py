@@ -24,7 +24,7 @@ HOSTILE = [
     "<img src=x onerror=\"document.title='ran'\">",
     "]]>&lt;&amp;&#60;img src=x onerror=alert(1)&#62;",
     "\u2028\u2029\u202e\x00\ud800",
-    "@script@ {data} %s \\u003c",
+    "{{data}} {{title}} {{script_hash}} %s \\1 \\u003c",
     "\r\n\t ",
     "",
 ]
@@ -54,7 +54,7 @@ def data_of(text):
 
 
 def test_what_goes_in_is_what_the_page_holds():
-    """To the last digit, for what is shown; numbers that JSON lacks become text."""
+    """To the last digit, for what is shown; numbers that JSON lacks become null."""
     first = rollout(["a", " b\n"], [0.1236, 1 / 3], first_error=[0, "arith", 2], spans=[(0, 2, 1e-17)])
     second = rollout(["c"], [None], score=None, advantage=0.0, first_error=(1, "format"))
     wild = rollout(["d"] * 4, [math.nan, math.inf, -math.inf, -2.5], step=2, advantage=math.nan, tests={"inputs": []})
@@ -66,7 +66,7 @@ def test_what_goes_in_is_what_the_page_holds():
     assert held[0][0]["weights"] == [0.1236, 1 / 3] and held[0][1]["weights"] == [None]
     assert held[0][0]["spans"] == [[0, 2, 1e-17]] and held[0][0]["first_error"] == [0, "arith", 2]
     assert held[0][1]["first_error"] == [1, "format"]
-    assert held[1][0]["weights"] == ["nan", "inf", "-inf", -2.5] and held[1][0]["advantage"] == "nan"
+    assert held[1][0]["weights"] == [None, None, None, -2.5] and held[1][0]["advantage"] is None
 
 
 def test_hostile_text_cannot_leave_its_place():
@@ -102,7 +102,7 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     report.append(tmp_path / "samples.jsonl", rows)
     with (tmp_path / "samples.jsonl").open("a") as file:
         file.write('{"step": 3, "prob')
-    groups = page.group_rows(tmp_path / "samples.jsonl")
+    groups = page.read_groups(tmp_path / "samples.jsonl")
     assert [[row["tokens"][0] for row in group] for group in groups] == [["0", "1"], ["2", "3"], ["4"], ["5"]]
     assert make(tmp_path / "samples.jsonl", tmp_path / "page.html") == 0
     assert data_of((tmp_path / "page.html").read_text())[0][0]["tokens"] == ["0"]
@@ -123,15 +123,7 @@ BAD = {
     "too deep": "[" * 100_000 + "\n",
     "not rows": "[1, 2]\n",
     "rows of metrics": '{"step": 1, "reward": 0.5}\n',
-    "a weight too few": json.dumps({**GOOD, "weights": [0.5]}) + "\n",
-    "a weight in words": json.dumps({**GOOD, "weights": ["a", "b"]}) + "\n",
-    "ids for tokens": json.dumps({**GOOD, "tokens": [1, 2]}) + "\n",
-    "no tokens": json.dumps({**GOOD, "tokens": None}) + "\n",
-    "no advantage": json.dumps({**GOOD, "advantage": None}) + "\n",
-    "a step in brackets": json.dumps({**GOOD, "step": [1]}) + "\n",
-    "an error in words": json.dumps({**GOOD, "first_error": "line 2"}) + "\n",
-    "an error without kind": json.dumps({**GOOD, "first_error": [3]}) + "\n",
-    "a span without distance": json.dumps({**GOOD, "spans": [[0, 2]]}) + "\n",
+    "a row without weights": json.dumps({name: GOOD[name] for name in set(GOOD) - {"weights"}}) + "\n",
 }
 
 
@@ -159,15 +151,10 @@ def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, capsys,
     assert json.loads(source.read_text()) == GOOD and [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
 
 
-def test_missing_samples_and_rows_made_elsewhere(tmp_path, capsys):
-    """A file that is not there is bad input; `render` says which rollout is wrong."""
+def test_missing_samples_are_bad_input(tmp_path, capsys):
+    """A file that is not there is named, and nothing is written."""
     assert make(tmp_path / "no.jsonl", tmp_path / "page.html") == 2
     assert "no.jsonl" in capsys.readouterr().err and not list(tmp_path.iterdir())
-    for groups in ([], [[]]):
-        with pytest.raises(ValueError, match="no rollouts"):
-            page.render(groups, "title")
-    with pytest.raises(ValueError, match='step 1, rollout 2: "weights"'):
-        page.render([[GOOD, {**GOOD, "weights": [1.0]}]], "title")
 
 
 # ---- in a browser ---------------------------------------------------------------------------------------------
@@ -215,7 +202,7 @@ def test_a_browser_shows_hostile_text_as_text(look):
     found = tokens_of(shown)
     assert [text for text, *_ in found] == ["4", "5", *texts, "6"]
     assert [re.search("weight (.*)", title)[1] for _, title, _ in found] == (
-        ["1", "0.5", "0.5", "-0.25", "unknown", "nan", "0", "0.1236", "0.3", "0.4", "1"]
+        ["1", "0.5", "0.5", "-0.25", "unknown", "unknown", "0", "0.1236", "0.3", "0.4", "1"]
     )
     assert found[0][1] == '"4"\nposition 0 of 2\nweight 1\ndistances of its spans 0.7, 0.312'
     assert found[1][1].endswith("spans 0.312")

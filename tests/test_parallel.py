@@ -86,7 +86,7 @@ def on_two_ranks(folder: Path, taught: str) -> None:
     ranks = parallel.join("cpu", grouped=False)
     seen = {
         "gathered": [value[0].tolist() for value in parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)],
-        "total": parallel.total([1.0, ranks.rank], ranks),
+        "total": parallel.total({"a": 1.0, "b": ranks.rank}, ranks),
         "shares": parallel.gather(share(list(range(5)), ranks), ranks),
     }
     rollouts = torch.load(folder / "rollouts.pt", weights_only=False)
@@ -171,7 +171,11 @@ def test_two_ranks_make_the_update_of_one(two, case):
 def test_what_ranks_share_and_gather(two):
     """Everything once, in the order of the ranks; rank 0's weights everywhere."""
     _, _, seen = two
-    assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == [2, 1] and seen["shares"] == [[0, 1], [2, 3, 4]]
+    assert (
+        seen["gathered"] == [[0, 0], [1, 1]]
+        and seen["total"] == {"a": 2, "b": 1}
+        and seen["shares"] == [[0, 1], [2, 3, 4]]
+    )
     assert seen["broadcast"][0] == seen["broadcast"][1]
 
 

@@ -3,6 +3,8 @@
 Run: pytest tests/test_peers.py
 """
 
+import argparse
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -15,9 +17,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def small(monkeypatch):
-    """A little group in the embedded model's place."""
-    states = peers.synthetic(4, 26, 8, 6, 3, CPU)
-    monkeypatch.setattr(peers, "embedded", lambda flags, device: states._replace(name="embedded"))
+    """A little group in the embedded model's place, and a truth that is soon found."""
+    states = peers.synthetic(4, 26, 8, CPU)._replace(window=6, stride=3)
+    monkeypatch.setattr(peers, "embedded", lambda path, device: states._replace(name="embedded"))
     monkeypatch.setattr(peers, "TRUTH", dict(max_iters=500, tol=1e-5))
     monkeypatch.setattr(machine, "seconds_of", lambda call, device: 1.0)
     return states
@@ -25,12 +27,13 @@ def small(monkeypatch):
 
 def test_all_peers_solve_eq_10(small, monkeypatch):
     """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by up to eps log w."""
-    groups = peers.two_sided(small)
-    blocks = peers.full_blocks(groups, 10**9)
-    [full] = [[int((side.spans.mass > 0).all(1).sum()) for side in sides] for sides in groups]
-    assert blocks.costs.shape == (full[0] * full[1], 6, 6)
+    [(right, wrong)] = peers.two_sided(small)
+    pairs = peers.full_pairs([(right, wrong)], 10**9)
+    full_right, full_wrong = (int((side.spans.mass > 0).all(1).sum()) for side in (right, wrong))
+    count = full_right * full_wrong
+    assert pairs.costs.shape == (count, 6, 6)
     monkeypatch.setitem(peers.CHUNK_ENTRIES, "cpu", 300)  # batches of 8 pairs
-    values = {name: peers.in_batches(solve, blocks) for name, (solve, _) in peers.PEERS.items()}
+    values = {name: peers.in_batches(solve, pairs, count) for name, (solve, _) in peers.PEERS.items()}
     exact = values.pop("POT `ot.emd2`, a loop, exact").float()
     ours = values["every pair, sinkhorn.py"]
     assert len(values) == 4
@@ -41,17 +44,16 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
 
 def test_the_command_prints_tables(small, tmp_path, capsys):
     """A table a group; an error of ours that is rounding, and a floor."""
-    states = {f"group3.rollout{k}.{side}": torch.randn(20 + k, 8) for k, side in enumerate(("right", "wrong", "right"))}
+    sides = ("right", "wrong", "right")
+    states = {f"group3.rollout{k}.{side}": torch.randn(120 + k, 8) for k, side in enumerate(sides)}
     save_file(states, tmp_path / "states.safetensors")
-    flags = "--tokens 20 --width 8 --group 4 --window 6 --stride 3 --pairs 16 --rounds 1 --device cpu"
+    flags = "--tokens 20 --width 8 --group 4 --pairs 8 --rounds 1 --device cpu"
     assert bench.main([*flags.split(), "--states", str(tmp_path / "states.safetensors")]) == 0
     printed = capsys.readouterr().out
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("| ours")
-    ]
-    assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5] == "-" for row in rows)
+    rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("| ours")]
+    assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5].strip() == "-" for row in rows)
     assert printed.count("POT `ot.batch.solve_batch`") == 3 and printed.count("floor: ") == 3
-    assert "states.safetensors group3, 2 right, 1 wrong, T 22, w 6, s 3: 78 pairs, mixed groups: 1" in printed
+    assert "states.safetensors group3, 2 right, 1 wrong, T 122, w 100, s 25: 8 pairs, mixed groups: 1" in printed
 
 
 def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
@@ -59,8 +61,7 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
     monkeypatch.setattr(
         peers, "parse_args", lambda argv: parse_args([*argv, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()])
     )
-    flags = type("Flags", (), {"model": taught})
-    states = peers.embedded(flags, CPU)
+    states = peers.embedded(taught, CPU)
     assert states.correct.any() and not states.correct.all() and (states.window, states.stride) == (12, 6)
     assert states.hidden.shape[:2] == states.mask.shape
 
@@ -72,8 +73,6 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
         ("--tokens 0", "--tokens 0"),
         ("--group 1", "--group 1"),
         ("--pairs 7", "--pairs 7"),
-        ("--stretch -1", "--stretch -1"),
-        ("--window 5 --stride 6", "--stride 6 exceeds --window 5"),
         ("--states nowhere.safetensors", "--states nowhere.safetensors"),
         ("--bogus 3", "--bogus"),
     ],
@@ -88,30 +87,23 @@ def test_bad_flags_are_one_sentence(argv, said, small, capsys):
 
 def test_a_pair_is_measured_however_wide_the_spans(small):
     """`--pairs` counts pairs of 100 x 100, of which wide ones have many."""
-    flags = type("Flags", (), {"pairs": 8, "rounds": 1})
-    lines = peers.table(peers.synthetic(2, 150, 4, 120, 30, CPU), flags, dict(matmul=1.0, exp=1.0, copy=1.0))
+    flags = argparse.Namespace(pairs=8, rounds=1)
+    states = peers.synthetic(2, 150, 4, CPU)._replace(window=120, stride=30)
+    lines = peers.table(states, flags, dict(matmul=1.0, exp=1.0, copy=1.0))
     assert sum("| 4 " in line or "| 1 " in line for line in lines) >= 4
 
 
-def test_states_that_cannot_be_measured_are_one_sentence(small, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("sides", "said"),
+    [
+        (("right", "right"), "group0 holds an empty rollout, or those of one side only"),
+        (("right", "wrong"), "no span of 100 tokens is full on both sides"),
+    ],
+)
+def test_states_that_cannot_be_measured_are_one_sentence(sides, said, small, tmp_path, capsys):
     """A group of one side, and responses without a whole span."""
     path = tmp_path / "states.safetensors"
-    flags = ["--states", str(path), *"--tokens --window 6 --stride 3 --pairs 16 --rounds 1 --device cpu".split()]
-    for names, said in (
-        (("right", "right"), "group0 holds an empty rollout, or those of one side only"),
-        (("right", "wrong"), "--window 6"),
-    ):
-        save_file({f"group0.rollout{k}.{side}": torch.randn(9 - 5 * k, 8) for k, side in enumerate(names)}, path)
-        assert bench.main(flags) == 2
-        error = capsys.readouterr().err
-        assert error.startswith("error: ") and said in error and error.count("\n") == 1
-
-
-def test_states_can_be_stretched(tmp_path):
-    """To as many tokens as asked for, through the states that there are."""
-    states = {"group0.rollout0.right": torch.arange(12.0).view(6, 2), "group0.rollout1.wrong": torch.ones(4, 2)}
-    save_file(states, tmp_path / "states.safetensors")
-    [found] = peers.real(tmp_path / "states.safetensors", 24, 6, 3, CPU)
-    assert found.hidden.shape == (2, 24, 2) and found.mask.all()
-    right, wrong = found.hidden
-    assert (right.diff(dim=0) >= 0).all() and right.aminmax() == (0, 11) and (wrong == 1).all()
+    save_file({f"group0.rollout{k}.{side}": torch.randn(9 - 5 * k, 8) for k, side in enumerate(sides)}, path)
+    assert bench.main(["--states", str(path), *"--tokens --pairs 16 --rounds 1 --device cpu".split()]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and said in error and error.count("\n") == 1

@@ -12,9 +12,10 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from credit import prm, teacher
-from credit.prm import SEPARATOR, ProcessRewardModel, judge_steps
+from credit import teacher
+from credit.prm import SEPARATOR, ProcessRewardModel, score_steps
 from grpo import Rollouts, cat_padded
+from harness.prepare import load_reward_model
 from tasks import toy
 from tasks.problems import BadInput
 
@@ -32,12 +33,13 @@ RESPONSES = [  # text, its steps, the first character of each
     ("\n\n", [""], [0]),
     ("", [""], [0]),
 ]
+TEXTS = [text for text, _, _ in RESPONSES]
 
 
 def make_tokenizer(separator: bool = True, template: str | None = CHAT) -> Qwen2Tokenizer:
     """Bytes and the tokens of turns, with <extra_0> or without."""
     vocab = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-    extra = ["<|im_start|>", *[SEPARATOR] * separator]
+    extra = ["<|im_start|>", SEPARATOR] if separator else ["<|im_start|>"]
     tokens = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>", extra_special_tokens=extra)
     tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[], **tokens)
     tokenizer.chat_template = template
@@ -68,30 +70,30 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pair(folder):
     """That folder, loaded."""
-    return prm.load_reward_model(str(folder), DEVICE, torch.float32)
+    return load_reward_model(str(folder), DEVICE, torch.float32)
 
 
 def respond(texts: list[str], stop: bool = True) -> Rollouts:
     """Rollouts of these texts, a token a byte, and the stop token."""
     encoded = make_tokenizer(separator=False)(texts)["input_ids"]
-    rows = [torch.tensor([[*row, *[STOP] * stop]], dtype=torch.long) for row in encoded]
+    rows = [torch.tensor([ids + [STOP] * stop], dtype=torch.long) for ids in encoded]
     mask = cat_padded([torch.ones_like(row) for row in rows]).bool()
     prompts = torch.zeros(len(texts), 1, dtype=torch.long)
     truncated = torch.full((len(texts),), not stop)
     return Rollouts(prompts, prompts.bool(), cat_padded(rows), mask, truncated, texts)
 
 
-def judge(pair, texts, questions=None, micro_tokens=1000, stop=True):
-    """judge_steps for texts whose steps end with an empty line."""
+def scored(pair, texts, questions=None, micro_tokens=1000, stop=True):
+    """score_steps of texts whose steps end with an empty line."""
     questions = questions or [f"What is {i} + {i}?" for i in range(len(texts))]
-    return judge_steps(pair, questions, respond(texts, stop), make_tokenizer(separator=False), "\n\n", micro_tokens)
+    return score_steps(pair, questions, respond(texts, stop), make_tokenizer(separator=False), "\n\n", micro_tokens)
 
 
 def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
     """P(good) of each step: the conversation spelt out, scores read at the separators."""
     model, tokenizer = pair
-    said = "".join(f"{step}{SEPARATOR}" for step in steps)
-    turns = (("system", SYSTEM), ("user", question), ("assistant", said))
+    response = "".join(f"{step}{SEPARATOR}" for step in steps)
+    turns = (("system", SYSTEM), ("user", question), ("assistant", response))
     ids = tokenizer("".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns))["input_ids"]
     with torch.no_grad():
         states = model.model(torch.tensor([ids])).last_hidden_state[0]  # (L, h)
@@ -103,66 +105,62 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
 
 def test_scores_are_those_read_by_hand(pair):
     """One response at a time, its steps written by hand; scores differ, or nothing would be compared."""
-    texts = [text for text, *_ in RESPONSES]
-    judged = judge(pair, texts)
-    for i, ((_, steps, _), (good, _)) in enumerate(zip(RESPONSES, judged, strict=True)):
-        torch.testing.assert_close(good, by_hand(pair, f"What is {i} + {i}?", steps))
-    assert judged[0][0].std() > 1e-3
-    assert all(good.dtype == torch.float32 and step.dtype == torch.int64 for good, step in judged)
+    results = scored(pair, TEXTS)
+    assert len(results) == len(TEXTS)
+    for i, (good, step) in enumerate(results):
+        torch.testing.assert_close(good, by_hand(pair, f"What is {i} + {i}?", RESPONSES[i][1]))
+        assert good.dtype == torch.float32 and step.dtype == torch.int64
+    assert results[0][0].std() > 1e-3
 
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, stop):
     """A token a byte, so that a character's step is that of all of its bytes; the stop token ends the last step."""
-    texts = [text for text, *_ in RESPONSES if stop or text]  # without the stop token the last has no token at all
-    judged = judge(pair, texts, stop=stop)
-    for (text, _, begins), (_, step) in zip(RESPONSES[: len(texts)], judged, strict=True):
+    texts = [text for text in TEXTS if stop or text]  # without the stop token the last has no token at all
+    for i, (_, step) in enumerate(scored(pair, texts, stop=stop)):
+        text, _, starts = RESPONSES[i]
         expected = []
         for place, character in enumerate(text):
-            at = max(0, sum(begin <= place for begin in begins) - 1)
+            at = max(0, sum(start <= place for start in starts) - 1)
             expected += [at] * len(character.encode())
-        assert step.tolist() == expected + [len(begins) - 1] * stop
+        assert step.tolist() == expected + [len(starts) - 1] * stop
 
 
 def test_micro_batches_and_order_do_not_matter(pair):
     """Alone, together, backwards: the same scores and steps."""
-    texts, questions = [row[0] for row in RESPONSES], [f"{i}?" for i in range(len(RESPONSES))]
-    together = judge(pair, texts, questions, 10**6)
-    for other in (
-        judge(pair, texts, questions, 1),
-        judge(pair, texts, questions, 450),
-        judge(pair, texts[::-1], questions[::-1], 450)[::-1],
-    ):
-        for (good, step), (good_too, step_too) in zip(together, other, strict=True):
-            torch.testing.assert_close(good, good_too)
-            assert torch.equal(step, step_too)
+    questions = [f"{i}?" for i in range(len(TEXTS))]
+    together = scored(pair, TEXTS, questions, 10**6)
+    torch.testing.assert_close(scored(pair, TEXTS, questions, 1), together)
+    torch.testing.assert_close(scored(pair, TEXTS, questions, 450), together)
+    torch.testing.assert_close(scored(pair, TEXTS[::-1], questions[::-1], 450)[::-1], together)
 
 
 def test_no_more_than_micro_tokens_at_a_time(pair, monkeypatch):
     """Padding included."""
-    sizes, forward = [], ProcessRewardModel.forward
-    monkeypatch.setattr(
-        ProcessRewardModel, "forward", lambda self, ids: sizes.append(tuple(ids.shape)) or forward(self, ids)
-    )
-    judge(pair, [row[0] for row in RESPONSES] * 2, micro_tokens=450)
-    assert sum(rows for rows, _ in sizes) == 10 and 1 < len(sizes) < 10
-    assert all(rows * width <= 450 for rows, width in sizes)
+    shapes, forward = [], ProcessRewardModel.forward
+
+    def counted(self, ids):
+        shapes.append(ids.shape)
+        return forward(self, ids)
+
+    monkeypatch.setattr(ProcessRewardModel, "forward", counted)
+    scored(pair, TEXTS * 2, micro_tokens=450)
+    assert sum(shape[0] for shape in shapes) == 10 and 1 < len(shapes) < 10
+    assert all(shape.numel() <= 450 for shape in shapes)
 
 
-def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair, monkeypatch):
+def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair):
     """An empty mask gives two empty tensors; the others' scores stay."""
-    texts = [row[0] for row in RESPONSES[:3]]
-    rollouts, expected = respond(texts), judge(pair, texts, ["?"] * 3)
+    texts, questions = TEXTS[:3], ["?"] * 3
+    rollouts, expected = respond(texts), scored(pair, texts, questions)
     rollouts.mask[1] = False
-    judged = judge_steps(pair, ["?"] * 3, rollouts, make_tokenizer(False), "\n\n", 1000)
-    assert [part.shape for part in judged[1]] == [(0,), (0,)]
+    results = score_steps(pair, questions, rollouts, make_tokenizer(False), "\n\n", 1000)
+    assert [values.shape for values in results[1]] == [(0,), (0,)]
     for i in (0, 2):
-        torch.testing.assert_close(judged[i], expected[i])
+        torch.testing.assert_close(results[i], expected[i])
     rollouts.mask[:] = False
-    assert all(
-        not good.numel() and not step.numel()
-        for good, step in judge_steps(pair, ["?"] * 3, rollouts, make_tokenizer(False), "\n\n", 1000)
-    )
+    for good, step in score_steps(pair, questions, rollouts, make_tokenizer(False), "\n\n", 1000):
+        assert not good.numel() and not step.numel()
 
 
 @pytest.mark.parametrize("spelt", [SEPARATOR, "<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
@@ -170,17 +168,17 @@ def test_a_spelt_separator_adds_no_score(pair, spelt):
     """Neither in the question nor in the response; the number of steps is that of the text without it."""
     plain = "One.\n\nTwo.\n\nThree."
     texts = [plain, plain.replace("Two.", f"Two{spelt}."), plain]
-    judged = judge(pair, texts, ["?", "?", f"?{spelt}"])
-    assert [len(good) for good, _ in judged] == [3, 3 + spelt.count("\n\n"), 3]
-    for text, (good, step) in zip(texts, judged, strict=True):
-        assert len(step) == len(text) + 1 and step.max() == len(good) - 1
-    torch.testing.assert_close(judged[1][0][0], judged[0][0][0])  # the first step was not moved
+    results = scored(pair, texts, ["?", "?", f"?{spelt}"])
+    assert [len(good) for good, _ in results] == [3, 3 + spelt.count("\n\n"), 3]
+    for i, (good, step) in enumerate(results):
+        assert len(step) == len(texts[i]) + 1 and step.max() == len(good) - 1
+    torch.testing.assert_close(results[1][0][0], results[0][0][0])  # the first step was not moved
 
 
 def test_what_exceeds_the_context_takes_the_last_score(pair):
     """400 tokens: a step that is cut, and all behind it, take the last score; if there is none, one half."""
     steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
-    (good, step), (unread, _) = judge(pair, ["\n\n".join(steps), "\n\n".join(steps[2:])], ["?", "?"])
+    (good, step), (unread, _) = scored(pair, ["\n\n".join(steps), "\n\n".join(steps[2:])], ["?", "?"])
     expected = by_hand(pair, "?", steps[:2])
     torch.testing.assert_close(good, torch.cat([expected, expected[-1:].expand(3)]))
     assert unread.tolist() == [0.5] * 3
@@ -192,10 +190,10 @@ def test_a_template_that_loses_steps_is_refused(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "prm")
     make_tokenizer(template=CHAT.replace("m['content']", "m['content'][:30]")).save_pretrained(tmp_path / "prm")
     with pytest.raises(BadInput, match=r"--prm .*prm: .* 1 separators of 2 steps"):
-        prm.load_reward_model(str(tmp_path / "prm"), DEVICE, torch.float32)
+        load_reward_model(str(tmp_path / "prm"), DEVICE, torch.float32)
 
 
-def test_folders_that_cannot_judge_are_refused(folder, tmp_path):
+def test_folders_that_cannot_score_steps_are_refused(folder, tmp_path):
     """Each in a sentence that begins with the flag and the folder."""
     config = Qwen2Config(vocab_size=len(SYMBOLS) + 1, **SIZES)
     model = ProcessRewardModel(config)
@@ -209,44 +207,47 @@ def test_folders_that_cannot_judge_are_refused(folder, tmp_path):
     }
     for name, reason in folders.items():
         with pytest.raises(BadInput, match=f"^--prm {name}: .*{reason}"):
-            prm.load_reward_model(name, DEVICE, torch.float32)
+            load_reward_model(name, DEVICE, torch.float32)
 
 
 def test_a_loaded_model_is_ready(folder, pair):
     """In the dtype asked for, not in training, without gradients, and with the folder's weights under its names."""
-    model, _ = prm.load_reward_model(str(folder), DEVICE, torch.bfloat16)
+    model, _ = load_reward_model(str(folder), DEVICE, torch.bfloat16)
     assert model.dtype == torch.bfloat16 and not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     names = set(pair[0].state_dict())
     assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias", "model.norm.weight"} <= names
-    (good, _), (exact, _) = judge((model, pair[1]), ["One."])[0], judge(pair, ["One."])[0]
+    good, _ = scored((model, pair[1]), ["One."])[0]
+    exact, _ = scored(pair, ["One."])[0]
     assert good.dtype == torch.float32
     torch.testing.assert_close(good, exact, atol=0.05, rtol=0.05)
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
     """One-line programs: three in four lines are good, a short teaching does better; loaded, it says the same."""
-    rng = random.Random("judged")
+    rng = random.Random("scored")
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
     questions = [problem["problem"] for problem in problems]
     policy, words = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
     pair = teacher.make_prm(policy, 1, "chain", set(), steps=70, seed=0)  # of 230 problems none can be spared
-    assert policy.config.vocab_size == len(words) and all(
-        p.requires_grad and p.grad is None for p in policy.parameters()
-    )
+    assert policy.config.vocab_size == len(words)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in policy.parameters())
     texts = [toy.demonstrate(problem, rng) for problem in problems]
     ids = cat_padded([torch.tensor([words(text)["input_ids"]]) for text in texts])
     prompts = torch.zeros(len(texts), 1, dtype=torch.long)
     rollouts = Rollouts(prompts, prompts.bool(), ids, ids > 0, torch.ones(len(texts)), texts)
-    judged = judge_steps(pair, questions, rollouts, words, "\n", 4000)
-    good = torch.cat([good for good, _ in judged])
-    true = torch.tensor([each for row in zip(problems, texts, strict=True) for each in teacher.good_lines(*row)])
-    assert 0.6 < true.float().mean() < 0.85
-    assert ((good > 0.5) == true).float().mean() > 0.87
-    assert judged[0][1].tolist() == [0] * 12 + [1] * 3
-    loaded = prm.load_reward_model(save(tmp_path / "toy", *pair), DEVICE, torch.float32)
-    for (good, _), (again, _) in zip(judged, judge_steps(loaded, questions, rollouts, words, "\n", 4000), strict=True):
-        assert torch.equal(good, again)
+    results = score_steps(pair, questions, rollouts, words, "\n", 4000)
+    good = torch.cat([good for good, _ in results])
+    labels = []
+    for i in range(len(texts)):
+        labels += teacher.good_lines(problems[i], texts[i])
+    labels = torch.tensor(labels)
+    assert 0.6 < labels.float().mean() < 0.85
+    assert ((good > 0.5) == labels).float().mean() > 0.87
+    assert results[0][1].tolist() == [0] * 12 + [1] * 3
+    loaded = load_reward_model(save(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32)
+    again = score_steps(loaded, questions, rollouts, words, "\n", 4000)
+    torch.testing.assert_close(again, results, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("lines", [1, 3])

@@ -1,8 +1,9 @@
-"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. Cheats: test_cheats.py.
+"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see test_cheats.py.
 
 Run: pytest tests/test_rewards.py
 """
 
+import functools
 import os
 import signal
 import threading
@@ -17,32 +18,18 @@ from rewards import Verdict, code_blocks, grade_all, grade_code, grade_math, las
 @pytest.mark.parametrize(
     "answer, gold, reason",
     [
-        ("7", "7", "correct"),
-        ("007", "7", "correct"),
-        ("0.50", ".5", "correct"),
-        ("$5$.", "5", "correct"),
-        (r"\dfrac12", r"\frac{1}{2}", "correct"),
-        (r"3 \sqrt{2}", r"\sqrt{18}", "correct"),
-        ("8", "7", "wrong"),
-        ("1000000", "1000001", "wrong"),
-        ("0.3333333", r"\frac{1}{3}", "wrong"),
-        (r"4\sqrt{2}", "4", "wrong"),
-        (r"\frac{", "4", "no_answer"),
-        (r"\unknown{", "4", "no_answer"),
-        ("?", "4", "parse_error"),
-        ("", "0", "no_answer"),
-        ("  ", "0", "no_answer"),
-        ("9" * 10**6, "9" * 10**6 + "1", "wrong"),
-        ("-0.0", "0", "correct"),
-        ("-.50", "-0.5", "correct"),
-        ("-5", "5", "wrong"),
-        (".", "0", "parse_error"),
-        (r"9^{9^{9^{9}}}", "1", "timeout"),
-        ("{" * 100_000 + "1" + "}" * 100_000, "1", "timeout"),
+        ("7", "7", "correct"), ("007", "7", "correct"), ("0.50", ".5", "correct"), ("$5$.", "5", "correct"),
+        ("-0.0", "0", "correct"), ("-.50", "-0.5", "correct"),
+        (r"\dfrac12", r"\frac{1}{2}", "correct"), (r"3 \sqrt{2}", r"\sqrt{18}", "correct"),
+        ("8", "7", "wrong"), ("-5", "5", "wrong"), ("1000000", "1000001", "wrong"),
+        ("9" * 10**6, "9" * 10**6 + "1", "wrong"), ("0.3333333", r"\frac{1}{3}", "wrong"), (r"4\sqrt{2}", "4", "wrong"),
+        (r"\frac{", "4", "no_answer"), (r"\unknown{", "4", "no_answer"), ("", "0", "no_answer"),
+        ("  ", "0", "no_answer"), ("?", "4", "parse_error"), (".", "0", "parse_error"),
+        (r"9^{9^{9^{9}}}", "1", "timeout"), ("{" * 100_000 + "1" + "}" * 100_000, "1", "timeout"),
     ],
-)
+)  # fmt: skip
 def test_math_verdicts(answer, gold, reason):
-    """One row a way to end; the score is 1 exactly for `correct`. What takes for ever is answered at the limit."""
+    """The score is 1 exactly for `correct`, and an endless comparison ends at the limit."""
     verdict = grade_math(rf"We find \boxed{{{answer}}}.", gold, timeout_s=0.5 if reason == "timeout" else 30.0)
     assert verdict == (1.0 if reason == "correct" else 0.0, reason)
 
@@ -97,7 +84,7 @@ def test_workers_serve_many_threads_and_are_replaced_when_they_die():
 
 
 def test_a_question_that_kills_its_workers_is_wrong(monkeypatch):
-    """Twice in a row, alone with it: it is the answer and not the machine."""
+    """Two workers in a row that die alone with a question are its fault and not the machine's."""
 
     def die(*_):
         raise EOFError
@@ -106,8 +93,8 @@ def test_a_question_that_kills_its_workers_is_wrong(monkeypatch):
     assert grade_math(r"\boxed{x}", "y") == (0.0, "crashed")
 
 
-def test_no_process_to_be_had_is_no_verdict(monkeypatch):
-    """A machine's failure is not the answer's: None, and said once."""
+def test_a_process_that_cannot_start_is_no_verdict(monkeypatch):
+    """A failure of the machine is not one of the answer: None, with a warning."""
 
     def fail(*args, **options):
         raise OSError("Resource temporarily unavailable")
@@ -155,7 +142,7 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
     ],
 )
 def test_the_last_complete_python_block_is_the_program(response, program):
-    """Whatever stands around it; a sample of its output is none."""
+    """Whatever stands around it; a sample of its output is not a program."""
     assert program_of(response, STDIO) == program
     assert program is not None or grade_code(response, STDIO) == (0.0, "no_answer")
 
@@ -205,48 +192,31 @@ def test_humaneval_takes_a_function_or_its_body(block):
 @pytest.mark.parametrize(
     "text, expected, equal",
     [
-        ("6\n", "6", True),
-        ("6 \n\n", "6\n", True),
-        ("1\r\n2\r\n", "1\n2\n", True),
-        ("0.33333333", "0.333333333333", True),
-        ("1e-7 x", "1.0e-07 x", True),
-        ("2", "2.0", True),
-        ("3.14 yes", "3.141592653 yes", False),
-        ("0.5", "0.25", False),
-        ("2.0", "2", False),
-        ("2.0000000001", "2", False),
-        ("1000001", "1000000", False),
-        ("nan", "0.5", False),
-        ("inf", "1e308", False),
-        ("1_0", "10.0", False),
-        ("1 2", "12", False),
-        (" 1  2", "1 2", True),
-        ("\n1", "1", True),
-        (" a", "a", False),
-        ("a  b", "a b", False),
-        ("1\n\n2", "1\n2", False),
-        ("YES", "Yes", False),
-        ("", "1", False),
+        ("6\n", "6", True), ("6 \n\n", "6\n", True), ("1\r\n2\r\n", "1\n2\n", True), ("", "", True),
+        ("0.33333333", "0.333333333333", True), ("1e-7 x", "1.0e-07 x", True), ("2", "2.0", True),
+        ("3.14 yes", "3.141592653 yes", False), ("0.5", "0.25", False), ("2.0", "2", False),
+        ("2.0000000001", "2", False), ("1000001", "1000000", False), ("nan", "0.5", False), ("inf", "1e308", False),
+        ("1_0", "10.0", False), ("1 2", "12", False), (" 1  2", "1 2", True), ("\n1", "1", True), (" a", "a", False),
+        ("a  b", "a b", False), ("1\n\n2", "1\n2", False), ("YES", "Yes", False), ("", "1", False),
         ("1\n1", "1", False),
-        ("", "", True),
     ],
-)
+)  # fmt: skip
 def test_outputs_are_compared_line_by_line(text, expected, equal):
     """White space at the end does not count, and only a decimal is compared as a number."""
     assert same_output(text, expected) is equal
 
 
 def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
-    """A sleeper and a crasher between honest programs change nothing for these."""
+    """Programs that sleep or crash change nothing for honest ones between them."""
     programs = ["print(2)", "import time; time.sleep(60)", "print(int(input()) + 1)", "1 / 0", "print(3)"] * 2
     texts = [f"```python\n{program}\n```" for program in programs]
-    verdicts = grade_all(grade_code, texts, [STDIO] * len(texts), timeout_s=2.0)
+    verdicts = grade_all(functools.partial(grade_code, timeout_s=2.0), texts, [STDIO] * len(texts))
     assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "correct", "crashed", "wrong"] * 2
     assert grade_all(grade_code, [], []) == []
 
 
 def test_tests_that_cannot_be_run_are_no_verdict():
-    """Nothing to fail is nothing to pass, and a broken test is nobody's wrong answer."""
+    """Tests that cannot fail cannot be passed, and a broken test is no wrong answer."""
     response = "```python\ndef f(x): return x + 1\n```"
     for tests in (
         {},
@@ -263,7 +233,7 @@ def test_tests_that_cannot_be_run_are_no_verdict():
 
 
 def test_a_sandbox_that_breaks_is_no_verdict_and_one_that_cannot_be_had_is_an_error(monkeypatch):
-    """A level that does not work here ends the run before it begins; later failures leave their group."""
+    """A level that does not work raises before the run; a later failure gives None."""
 
     def fail(*args, **options):
         raise SandboxError("the supervisor died")

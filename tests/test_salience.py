@@ -31,9 +31,24 @@ def asked(tiny):
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
     prompt_ids, prompt_mask = grpo.pad_left(tokenizer(prompts[:5])["input_ids"], 0, "cpu")
-    rows = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in TEXTS]
-    ids, mask = (part.flip(1) for part in grpo.pad_left([row[::-1] for row in rows], 0, "cpu"))
-    return Policy(model), tokenizer, Rollouts(prompt_ids, prompt_mask, ids, mask, torch.zeros(5).bool(), TEXTS)
+    rows = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in TEXTS]
+    ids, mask = grpo.pad_left([row[::-1] for row in rows], 0, "cpu")
+    rollouts = Rollouts(prompt_ids, prompt_mask, ids.flip(1), mask.flip(1), torch.zeros(5).bool(), TEXTS)
+    return Policy(model), tokenizer, rollouts
+
+
+def byte_tokenizer(*more: str, merges=()) -> Qwen2Tokenizer:
+    """A token a byte, and `more` that `merges` make."""
+    symbols = ["<|endoftext|>", *sorted(ByteLevel.alphabet()), *more]
+    vocab = {symbol: i for i, symbol in enumerate(symbols)}
+    return Qwen2Tokenizer(vocab=vocab, merges=list(merges), eos_token="<|endoftext|>")
+
+
+def encoded(tokenizer, text: str) -> Rollouts:
+    """The text as one response without a prompt and without a stop token."""
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    mask = torch.ones_like(ids).bool()
+    return Rollouts(ids[:, :0], mask[:, :0], ids, mask, torch.zeros(1).bool(), [text])
 
 
 def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
@@ -56,40 +71,30 @@ def test_answer_places_of_one_symbol_tokens(asked):
 
 def test_answer_places_where_tokens_hold_more_than_the_answer():
     """Tokens that end in the box's brace, or begin in the answer and run past it, belong to the answer."""
-    symbols = ["<|endoftext|>", "<|im_end|>", *sorted(ByteLevel.alphabet()), "{\\", "}}"]
-    merges = [("{", "\\"), ("}", "}")]
-    tokenizer = Qwen2Tokenizer(
-        vocab={s: i for i, s in enumerate(symbols)}, merges=merges, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
+    tokenizer = byte_tokenizer("{\\", "}}", merges=[("{", "\\"), ("}", "}")])
     text = "So é: \\boxed{7} no, \\boxed{\\pi{2}}"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
-    one = torch.tensor([ids])
-    rollouts = Rollouts(one[:, :0], one[:, :0].bool(), one, torch.ones_like(one).bool(), torch.zeros(1).bool(), [text])
-    ((reasoning, start, end),) = answer_places(tokenizer, rollouts)
+    ((reasoning, start, end),) = answer_places(tokenizer, encoded(tokenizer, text))
     assert tokenizer.decode(ids[:reasoning]) == "So é: \\boxed{7} no, "
     assert tokenizer.convert_ids_to_tokens(ids[start:end]) == ["{\\", "p", "i", "{", "2", "}}"]
 
 
 def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
     """All tokens of the character that it starts with; the first ANSWER_TOKENS of a box that holds a whole solution."""
-    symbols = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
-    tokenizer = Qwen2Tokenizer(vocab={s: i for i, s in enumerate(symbols)}, merges=[], eos_token="<|endoftext|>")
+    tokenizer = byte_tokenizer()
     for text, answer in (
         ("So \\boxed{π}", "π"),
         ("So \\boxed{" + "12" * 90 + "}", "12" * (salience.ANSWER_TOKENS // 2)),
     ):
-        one = torch.tensor([tokenizer(text)["input_ids"]])
-        inside = torch.ones_like(one).bool()
-        rollouts = Rollouts(one[:, :0], inside[:, :0], one, inside, torch.zeros(1).bool(), [text])
-        ((reasoning, start, end),) = answer_places(tokenizer, rollouts)
-        assert tokenizer.decode(one[0, :reasoning]) == "So " and tokenizer.decode(one[0, start:end]) == answer
+        ids = tokenizer(text)["input_ids"]
+        ((reasoning, start, end),) = answer_places(tokenizer, encoded(tokenizer, text))
+        assert tokenizer.decode(ids[:reasoning]) == "So " and tokenizer.decode(ids[start:end]) == answer
 
 
 def test_char_starts_of_characters_in_several_tokens():
     """Bytes of one character start where it does; broken ones do not shift what follows."""
-    symbols = ["<|endoftext|>", *sorted(ByteLevel.alphabet())]
-    tokenizer = Qwen2Tokenizer(vocab={s: i for i, s in enumerate(symbols)}, merges=[], eos_token="<|endoftext|>")
+    tokenizer = byte_tokenizer()
     ids = tokenizer("aé😀 b\n中x")["input_ids"]
     assert char_starts(tokenizer, ids) == [0, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 6, 6, 7]
     broken = ids[:2] + ids[7:]  # é without its second byte: one replacement character, then the space
@@ -205,22 +210,20 @@ def test_informed_logp_is_that_of_the_same_response_after_another_prompt(asked):
     for row, prompt in enumerate(prompts):
         response = rollouts.ids[row][rollouts.mask[row]]
         start = tokenizer(prompt)["input_ids"]
-        logits = policy.model(torch.tensor([[*start, *response.tolist()]])).logits[0, len(start) - 1 : -1]
+        logits = policy.model(torch.tensor([start + response.tolist()])).logits[0, len(start) - 1 : -1]
         expected = (logits / 0.7).log_softmax(-1).gather(-1, response[:, None])[:, 0]
         torch.testing.assert_close(ours[row, : len(response)], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
     """Against the weights that transformers hands out, row by row; afterwards attention is as it was."""
-    _, _, rollouts = asked
-    config = copy.deepcopy(asked[0].model.config)
+    policy, _, rollouts = asked
+    config = copy.deepcopy(policy.model.config)
     config.update({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})
-    policy = Policy(type(asked[0].model)(config).eval())  # three layers: the middle one is neither first nor last
-    ours = salience.attention_entropy(policy, rollouts, micro_tokens=150)
-    assert (
-        policy.model.config._attn_implementation == "sdpa" and not policy.model.model.layers[1].self_attn._forward_hooks
-    )
-    plain = copy.deepcopy(policy.model)
+    model = type(policy.model)(config).eval()  # three layers: the middle one is neither first nor last
+    ours = salience.attention_entropy(Policy(model), rollouts, micro_tokens=150)
+    assert model.config._attn_implementation == "sdpa" and not model.model.layers[1].self_attn._forward_hooks
+    plain = copy.deepcopy(model)
     plain.set_attn_implementation("eager")
     for row in range(5):
         ids, offset = whole(rollouts, row)

@@ -1,4 +1,4 @@
-"""grading/sandbox.py and what it starts: limits, what a program can reach, what is left of it afterwards.
+"""grading/sandbox.py and what it starts: limits, what a program can reach, what it leaves behind.
 
 Each test runs at every level that works here. Bombs are bounded: if the sandbox fails, the machine is not hurt.
 
@@ -17,22 +17,24 @@ from grading import sandbox
 from grading.sandbox import Output, SandboxError, run_program
 
 
-@pytest.fixture(scope="module", params=sandbox.LEVELS)
-def level(request) -> str:
-    """A level, if it works on this machine for this user."""
+def usable(level: str) -> str:
+    """The level, if it works on this machine for this user; skips the test otherwise."""
     try:
-        return sandbox.choose_level(request.param)
+        return sandbox.choose_level(level)
     except SandboxError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=sandbox.LEVELS)
+def level(request) -> str:
+    """Each level in turn."""
+    return usable(request.param)
 
 
 @pytest.fixture
 def strict() -> str:
     """The level with name spaces."""
-    try:
-        return sandbox.choose_level("strict")
-    except SandboxError as error:
-        pytest.skip(str(error))
+    return usable("strict")
 
 
 def run(program: str, level: str, *inputs: str, timeout_s: float = 5) -> list[Output]:
@@ -41,15 +43,16 @@ def run(program: str, level: str, *inputs: str, timeout_s: float = 5) -> list[Ou
 
 
 def supervisors() -> list[int]:
-    """The processes of this folder's sandboxes: what is forked and not replaced keeps its supervisor's command line."""
-    found, mark = [], f"{os.path.dirname(os.path.abspath(sandbox.__file__))!r}); import jail".encode()
-    for entry in filter(lambda entry: entry.name.isdigit(), Path("/proc").iterdir()):
+    """The processes of this folder's sandboxes: all that are forked keep their supervisor's command line."""
+    pids = []
+    mark = f"{os.path.dirname(os.path.abspath(sandbox.__file__))!r}); import jail".encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if mark in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
+            if mark in path.read_bytes():
+                pids.append(int(path.parent.name))
+        except OSError:  # it has ended meanwhile
             continue
-    return found
+    return pids
 
 
 def test_a_program_gets_its_input_and_gives_its_output(level):
@@ -80,18 +83,18 @@ def test_a_program_gets_its_input_and_gives_its_output(level):
     ],
 )
 def test_how_a_program_ends(program, reason, level):
-    """Limits and failures by name; an exit status of its own choice says nothing."""
+    """Limits and failures by name; the exit status that a program chooses decides nothing."""
     limit = 1.5 if "RLIMIT" in program else 0.7 if reason == "timeout" else 30
     assert run(program, level, timeout_s=limit)[0].reason == reason
 
 
 def test_it_stops_at_the_first_failure(level):
-    """What follows a failed input cannot make up for it."""
+    """No input follows a failed one."""
     assert [output.reason for output in run("print(1 / int(input()))", level, "1", "0", "1")] == ["ok", "crashed"]
 
 
 def test_files_and_processes_are_limited(level):
-    """A file of 16 MB and 64 processes, and not more of either."""
+    """Files to 16 MB, processes to 64."""
     program = "n = 0\nwith open('f', 'wb') as file:\n for _ in range(30): n += file.write(bytes(2**20)); file.flush()"
     assert run(program, level)[0].reason == "crashed"
     program = (
@@ -102,7 +105,7 @@ def test_files_and_processes_are_limited(level):
 
 
 def test_the_environment_is_empty_and_the_user_powerless(level, monkeypatch):
-    """No secret of the parent, not its rights, and no way to get them back."""
+    """A program has no secret of the parent, lacks its rights and cannot regain them."""
     monkeypatch.setenv("TOKEN", "secret")
     program = "import os; print('TOKEN' in os.environ, b'secret' in open('/proc/self/environ', 'rb').read())"
     assert run(program, level) == [Output("ok", "False False\n")]
@@ -134,13 +137,13 @@ print(libc.mount(b"none", b"/", None, 32 | 4096, None), libc.umount2(b"/tmp", 2)
 
 
 def test_inputs_share_nothing(level):
-    """A file or a daemon of one run is not there in the next."""
+    """A file or a daemon of one run is gone in the next."""
     program = "import os\nprint(os.listdir())\nopen('left', 'w')\nif os.fork() == 0:\n import time\n time.sleep(60)"
     assert [output.text for output in run(program, level, "", "")] == ["['program.py']\n"] * 2
 
 
 def test_nothing_is_left(level):
-    """Daemons, sleepers and deaf ones are gone, and so are files that forbid their removal."""
+    """No daemon, no process that ignores signals, and no file that forbids its removal."""
     before = set(Path("/tmp").glob("program-*"))
     daemon = "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n os.setsid()\n"
     daemon += " if os.fork() == 0: time.sleep(60)\n os._exit(0)\nos.makedirs('a/b'); os.chmod('a', 0)\nprint(1)"
@@ -150,7 +153,7 @@ def test_nothing_is_left(level):
 
 
 def test_closing_the_iterator_ends_the_program(level):
-    """Who has seen enough does not wait for the rest."""
+    """The rest of the program does not run."""
     outputs = run_program("import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level)
     assert next(outputs) == Output("ok", "1\n")
     outputs.close()
@@ -158,7 +161,7 @@ def test_closing_the_iterator_ends_the_program(level):
 
 
 def test_the_end_of_the_supervisor_ends_the_program(level):
-    """Killed from outside, it gives no verdict (strict) or a failure, and nothing outlives it."""
+    """A supervisor killed from outside gives no verdict (strict) or a failure, and nothing outlives it."""
     outputs = run_program("import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level)
     next(outputs)
     os.kill(min(supervisors()), signal.SIGKILL)
@@ -174,7 +177,7 @@ def test_the_end_of_the_supervisor_ends_the_program(level):
 
 
 def test_a_program_cannot_end_its_supervisor(strict):
-    """Not its parent, not its group, not all processes that it can see."""
+    """Neither its parent, nor its group, nor all processes that it can see."""
     for target in ("os.getppid()", "0", "-1", "1"):
         program = f"import os\nassert os.getpid() < 9\nos.kill({target}, 9)\nprint(1)"  # bounded if the sandbox fails
         outputs = run(program, strict, "", "")
@@ -182,7 +185,7 @@ def test_a_program_cannot_end_its_supervisor(strict):
 
 
 def test_the_weaker_level_is_announced_and_strict_refuses(monkeypatch, capsys):
-    """Where name spaces are forbidden: `auto` says what is not covered, `strict` does not run."""
+    """Where name spaces are forbidden, `auto` says what is not covered and `strict` does not run."""
 
     def supervise(job, tests=None):
         if job["level"] == "strict":

@@ -1,9 +1,10 @@
-"""tasks/problems.py: problems of files, folders and the hub, prompts, the order of problems, verdicts.
+"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of problems, verdicts.
 
 Run: pytest tests/test_tasks.py
 """
 
 import csv
+import gzip
 import json
 
 import datasets
@@ -18,7 +19,7 @@ from transformers import AutoTokenizer
 from grpo import Rollouts
 from rewards import grade_code, grade_math
 from tasks import toy
-from tasks.problems import HUB, INSTRUCTIONS, TEMPLATES, BadInput, Task, file_task, load_problems, read_problems, render
+from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, split, text_task
 
 MATH, CODE = INSTRUCTIONS["math"], INSTRUCTIONS["code"]
 LOAD = """
@@ -41,16 +42,17 @@ def no_traces(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def write(path, rows) -> str:
-    """A JSON-lines file of these rows."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
+@pytest.fixture
+def qwen(qwen_folder):
+    """A byte-level tokenizer with the marks of turns and a chat template."""
+    return AutoTokenizer.from_pretrained(qwen_folder)
 
 
-def make_task(path, tokenizer, kind="math", grade=grade_math, **options):
-    """`file_task` with what a test does not care for."""
-    usual = dict(template="auto", model_name="some/model", heldout=1, seed=0, max_prompt_tokens=400)
-    return file_task(kind, path, tokenizer, grade, **{**usual, **options})
+def split_math(problems, tokenizer, heldout=1, max_prompt_tokens=400, told=False):
+    """`split` of a math task with what a test does not care for."""
+    task = text_task("math", "chat", tokenizer, grade_math)
+    sizes = dict(heldout=heldout, seed=0, max_prompt_tokens=max_prompt_tokens)
+    return split(task, problems, tokenizer, told=told, **sizes)
 
 
 def numbered(count: int) -> list[dict]:
@@ -77,36 +79,39 @@ def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
     assert [tuple(v) for v in verdicts] == [(1, "correct"), (0, "wrong"), (1, "correct"), (0, "truncated")]
 
 
-def test_held_out_problems_are_not_trained_on(qwen_folder, tmp_path):
-    """As many as asked for, drawn by the seed, and the notes say how many there were."""
-    tokenizer, path = AutoTokenizer.from_pretrained(qwen_folder), write(tmp_path / "p.jsonl", numbered(6))
-    task, notes = make_task(path, tokenizer, heldout=2)
-    assert (len(task.train), len(task.heldout)) == (4, 2)
+def test_held_out_problems_are_not_trained_on(qwen):
+    """As many as asked for, drawn by the seed."""
+    task, notes = split_math(numbered(6), qwen, heldout=2)
+    assert (len(task.train), len(task.heldout), notes) == (4, 2, [])
     assert not {p["answer"] for p in task.train} & {p["answer"] for p in task.heldout}
-    assert notes == [f"data {path}: 6 problems", "template chat (chosen by model and tokenizer)"]
 
 
-def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen_folder, tmp_path):
-    """Byte-level: a problem of 300 letters exceeds 250 tokens."""
-    rows = [*numbered(5), {"problem": "x" * 300, "answer": "1"}]
-    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
-    task, notes = make_task(write(tmp_path / "p.jsonl", rows), tokenizer, max_prompt_tokens=250)
-    assert "1 problems dropped: prompts of over 250 tokens" in notes and len(task.train) + len(task.heldout) == 5
+def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen):
+    """Byte-level: a problem of 300 letters exceeds 250 tokens; one of 100 does so where its answer of 60 is told."""
+    rows = [*numbered(5), {"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
+    for told, dropped in ((False, 1), (True, 2)):
+        task, notes = split_math(rows, qwen, max_prompt_tokens=250, told=told)
+        assert notes == [f"{dropped} problems dropped: prompts of over 250 tokens"]
+        assert len(task.train) + len(task.heldout) == 7 - dropped
+
+
+def test_too_few_problems_are_refused(qwen):
+    """Nothing would be left to train on."""
+    with pytest.raises(BadInput, match=r"--task math: 6 of its 6 problems .* not more than --heldout 6"):
+        split_math(numbered(6), qwen, heldout=6)
 
 
 # ---- templates ------------------------------------------------------------------------------------------------
 
 
-def test_prompts_of_every_template(qwen_folder):
+def test_prompts_of_every_template(qwen):
     """Character by character, and the turns' marks become their own ids."""
-    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
     math = f"<|im_start|>system\n{MATH}<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
-    assert render("qwen-math", "1+1?", MATH, tokenizer) == math
-    assert render("chat", "1+1?", MATH, tokenizer) == (
-        f"<|im_start|>user\n1+1?\n{MATH}<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert render("plain", "1+1?", MATH, tokenizer) == f"1+1?\n{MATH}\n"
-    assert tokenizer(math, add_special_tokens=False)["input_ids"].count(1) == 3
+    chat = f"<|im_start|>user\n1+1?\n{MATH}<|im_end|>\n<|im_start|>assistant\n"
+    assert render("qwen-math", "1+1?", MATH, qwen) == math
+    assert render("chat", "1+1?", MATH, qwen) == chat
+    assert render("plain", "1+1?", MATH, qwen) == f"1+1?\n{MATH}\n"
+    assert qwen(math, add_special_tokens=False)["input_ids"].count(1) == 3
 
 
 def test_plain_prompts_start_as_the_tokenizer_starts_a_text(tmp_path):
@@ -131,25 +136,20 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text(tmp_path):
         ("Qwen/Qwen2.5-7B", True, False, "plain"),
     ],
 )
-def test_auto_goes_by_the_name_then_by_the_tokenizer(name, has_turns, has_chat, template, qwen_folder, tmp_path):
-    """Both words in one part of the name; tokens it needs must be there; the notes name the result."""
-    tokenizer = AutoTokenizer.from_pretrained(qwen_folder) if has_turns else toy.make_tokenizer()
-    tokenizer.chat_template = tokenizer.chat_template or "{{ messages[0]['content'] }}" if has_chat else None
-    path = write(tmp_path / "p.jsonl", [{"problem": "1+1=", "answer": str(i)} for i in range(2)])
-    task, notes = make_task(path, tokenizer, model_name=name)
-    assert notes[-1] == f"template {template} (chosen by model and tokenizer)"
-    assert task.prompt(task.train[0]) == render(template, "1+1=", MATH, tokenizer)
+def test_auto_goes_by_the_name_then_by_the_tokenizer(name, has_turns, has_chat, template, qwen):
+    """Both words in one part of the name; tokens it needs must be there."""
+    tokenizer = qwen if has_turns else toy.make_tokenizer()
+    tokenizer.chat_template = "{{ messages[0]['content'] }}" if has_chat else None
+    assert choose_template("auto", name, tokenizer) == template
 
 
-def test_a_template_that_is_asked_for_is_used_whatever_the_name(qwen_folder, tmp_path):
-    """Also for programs, whose instruction it then holds."""
-    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
-    rows = [{"problem": f"Print {i}.", "tests": {"inputs": [""], "outputs": [str(i)]}} for i in range(2)]
-    path = write(tmp_path / "p.jsonl", rows)
-    for template in TEMPLATES[1:]:
-        task, notes = make_task(path, tokenizer, "code", grade_code, template=template, model_name="qwen-math")
-        assert notes[-1] == f"template {template} (asked for)"
-        assert task.prompt(rows[0]) == render(template, "Print 0.", CODE, tokenizer)
+def test_a_template_that_is_asked_for_is_used_whatever_the_name(qwen):
+    """The prompt holds it with the instruction of the kind of problems."""
+    for kind in INSTRUCTIONS:
+        for template in ("qwen-math", "chat", "plain"):
+            assert choose_template(template, "qwen-math", qwen) == template
+            task = text_task(kind, template, qwen, grade_math)
+            assert task.prompt({"problem": "Print 0."}) == render(template, "Print 0.", INSTRUCTIONS[kind], qwen)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_template_that_is_asked_for_is_used_whatever_the_name(qwen_folder, tmp
 def test_templates_that_the_tokenizer_cannot_have_are_refused(template, message):
     """Their marks would be read as letters."""
     with pytest.raises(BadInput, match=message):
-        make_task("unread.jsonl", toy.make_tokenizer(), template=template)
+        choose_template(template, "some/model", toy.make_tokenizer())
 
 
 # ---- JSON lines -----------------------------------------------------------------------------------------------
@@ -176,9 +176,9 @@ def test_templates_that_the_tokenizer_cannot_have_are_refused(template, message)
         ('{"problem": "a", "answer": " "}\n', "line 1: needs"),
         ('{"problem": "\\ud800", "answer": "1"}\n', "line 1: needs"),
         ('{"problem": "a", "answer": ' + "9" * 5000 + "}\n", "line 1: not JSON"),
-        ("[" * 100_000 + "\n", "line 1: not JSON"),
+        ('{"a":' * 100_000 + "\n", "line 1: not JSON"),
         ('\n{"problem": "a", "answer": 1}\n', "line 2: needs"),
-        ("[1]\n", "line 1: needs"),
+        ("1\n", "line 1: needs"),
         ("\n\n", "holds no problem"),
         (None, "cannot be read"),
     ],
@@ -189,8 +189,18 @@ def test_a_bad_file_is_refused_with_its_line(content, message, tmp_path):
     if content is not None:
         path.write_text(content)
     with pytest.raises(BadInput, match=message) as error:
-        read_problems(path, "math")
+        load_problems("math", str(path))
     assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_json_lines_in_our_own_form_are_taken_as_they_are(tmp_path):
+    """With every column, whatever its level; compressed or not."""
+    rows = [{"problem": "a", "answer": "1", "level": 1}, {"problem": "b", "answer": "2", "source": "here"}]
+    text = "\n".join(map(json.dumps, rows))
+    (tmp_path / "x.jsonl").write_text(text)
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    for path in tmp_path.iterdir():
+        assert load_problems("math", str(path)) == (rows, [f"data {path}: 2 problems"])
 
 
 @pytest.mark.parametrize(
@@ -207,25 +217,17 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text(f'{{"problem": "a", "tests": {tests}}}\n')
     with pytest.raises(BadInput, match=f'line 1, "tests": {message}'):
-        read_problems(path, "code")
+        load_problems("code", str(path))
 
 
-def test_code_problems_are_graded_against_their_tests(qwen_folder, tmp_path):
+def test_code_problems_are_graded_against_their_tests(qwen):
     """The prompt asks for a program, and the verdict is the sandbox's."""
-    rows = [{"problem": f"Print {i}.", "tests": {"inputs": [""], "outputs": [str(i)]}} for i in range(3)]
-    path, tokenizer = write(tmp_path / "p.jsonl", rows), AutoTokenizer.from_pretrained(qwen_folder)
-    task, _ = make_task(path, tokenizer, "code", grade_code)
+    rows = [{"problem": f"Print {i}.", "tests": {"inputs": [""], "outputs": [str(i)]}} for i in range(2)]
+    task = text_task("code", "chat", qwen, grade_code)
     assert CODE in task.prompt(rows[0])
     texts = ["```python\nprint(1)\n```"] * 2
-    verdicts = task.verdicts(rows[:2], Rollouts(None, None, None, None, torch.tensor([False, False]), texts))
+    verdicts = task.verdicts(rows, Rollouts(None, None, None, None, torch.tensor([False, False]), texts))
     assert [tuple(v) for v in verdicts] == [(0, "wrong"), (1, "correct")]
-
-
-def test_too_few_problems_are_refused(qwen_folder, tmp_path):
-    """Nothing would be left to train on."""
-    with pytest.raises(BadInput, match="not more than --heldout 6"):
-        path, tokenizer = write(tmp_path / "p.jsonl", numbered(6)), AutoTokenizer.from_pretrained(qwen_folder)
-        make_task(path, tokenizer, heldout=6)
 
 
 # ---- tables, folders ------------------------------------------------------------------------------------------
@@ -236,6 +238,10 @@ def write_csv(path, rows):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
+
+
+def write_splits(path, rows):
+    DatasetDict(eval=Dataset.from_list(numbered(9)), train=Dataset.from_list(rows)).save_to_disk(path)
 
 
 def write_folder(path, rows):
@@ -249,9 +255,7 @@ WRITERS = {
     "x.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
     "x.csv": write_csv,
     "saved": lambda path, rows: Dataset.from_list(rows).save_to_disk(path),
-    "splits": lambda path, rows: DatasetDict(
-        {"eval": Dataset.from_list(numbered(9)), "train": Dataset.from_list(rows)}
-    ).save_to_disk(path),
+    "splits": write_splits,
     "folder": write_folder,
 }
 
@@ -336,6 +340,7 @@ def test_a_row_that_cannot_be_used_is_named(name, tmp_path):
         ("x.json", "[]", "none of 0 rows"),
         ("x.json", '[{"problem"', "cannot be read .Expecting"),
         ("x.json", "[" * 100_000, "cannot be read .* give a file"),
+        ("x.jsonl", "[1]", 'row 1: needs "problem" or "question"'),
         ("x.json", '{"problem": "a"}', 'line 1: needs "answer"'),
         ("x.csv", "problem,answer\n", "none of 0 rows"),
         ("x.csv", b"\xff", "cannot be read .*utf-8"),
@@ -369,11 +374,8 @@ def test_bad_tables_are_one_sentence(name, content, message, tmp_path, capfd):
 def eurus(truth, ability="code") -> dict:
     """A row of Eurus-2-RL-Data, tests as JSON text."""
     messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Do it."}]
-    return {
-        "prompt": messages,
-        "ability": ability,
-        "reward_model": {"ground_truth": json.dumps(truth), "style": "rule"},
-    }
+    reward_model = {"ground_truth": json.dumps(truth), "style": "rule"}
+    return {"prompt": messages, "ability": ability, "reward_model": reward_model}
 
 
 CALLS = {"fn_name": "f", "inputs": [[1, "a"], [2, "b"]], "outputs": [[1], 2]}
@@ -404,13 +406,14 @@ def test_translated_calls_are_graded():
 def fake_hub(monkeypatch, tmp_path):
     """What the hub is asked for; `rows` is the table that it answers with."""
 
-    def download(repo_id, filename, repo_type, local_files_only=False):
-        download.calls.append((repo_id, filename, repo_type))
-        Dataset.from_list(download.rows).to_parquet(tmp_path / "hub.parquet")
-        return str(tmp_path / "hub.parquet")
+    def download(repo_id, repo_type, allow_patterns, local_files_only=False):
+        download.calls.append((repo_id, allow_patterns, repo_type))
+        (tmp_path / allow_patterns[0]).parent.mkdir(exist_ok=True)
+        Dataset.from_list(download.rows).to_parquet(tmp_path / allow_patterns[0])
+        return str(tmp_path)
 
     download.calls = []
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     return download
 
 
@@ -421,22 +424,18 @@ def test_math_comes_from_the_hub(fake_hub):
     """One file of the set; a row without an answer is dropped, and the count is the paper's."""
     fake_hub.rows = [*ZOO, {"question": "?", "gt_answer": "", "answer": "", "level": 5}]
     problems, notes = load_problems("math", None)
-    assert fake_hub.calls == [("hkust-nlp/SimpleRL-Zoo-Data", "simplelr_qwen_level3to5/train.parquet", "dataset")]
+    assert fake_hub.calls == [("hkust-nlp/SimpleRL-Zoo-Data", ["simplelr_qwen_level3to5/train.parquet"], "dataset")]
     assert len(problems) == 8_522 and problems[7] == {"problem": "7", "answer": "7"}
     assert notes[0] == "data hkust-nlp/SimpleRL-Zoo-Data (hub): 8,523 of 8,523 rows of levels 3 to 5, or of none"
     assert notes[1].startswith("1 problems dropped: without a usable answer (first: row 8523 needs")
     assert len(notes) == 2
 
 
-def test_errors_about_a_hub_set_name_it(fake_hub, qwen_folder):
+def test_errors_about_a_hub_set_name_it(fake_hub):
     """There is no path to name."""
-    fake_hub.rows, tokenizer = ZOO[:3], AutoTokenizer.from_pretrained(qwen_folder)
-    start = "--task math without --data: hkust-nlp/SimpleRL-Zoo-Data: "
-    with pytest.raises(BadInput, match=f"{start}3 of its 3 problems"):
-        make_task(None, tokenizer, heldout=3)
     fake_hub.rows = [{"question": "a", "level": 1}]
-    with pytest.raises(BadInput, match=f"{start}none of 1 rows"):
-        make_task(None, tokenizer)
+    with pytest.raises(BadInput, match="--task math without --data: hkust-nlp/SimpleRL-Zoo-Data: none of 1 rows"):
+        load_problems("math", None)
 
 
 def test_another_count_is_a_loud_note(fake_hub):
@@ -453,7 +452,7 @@ def test_code_comes_from_the_hub(fake_hub):
     deep = {**eurus(0), "reward_model": {"ground_truth": "[" * 100_000}}
     fake_hub.rows = [eurus("7", "math"), *map(eurus, bad), deep, {**eurus(0), "reward_model": None}, eurus(CALLS)]
     problems, notes = load_problems("code", None)
-    assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", "train.parquet", "dataset")]
+    assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", ["train.parquet"], "dataset")]
     assert problems == [{"problem": "Do it.", "tests": CALLS}]
     assert '7 of 8 rows of ability "code"' in notes[0]
     assert notes[1].startswith("WARNING: 7 problems") and "25,276 expected" in notes[1]
@@ -468,7 +467,7 @@ def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     def fail(*args, **options):
         raise error
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(BadInput) as raised:
         load_problems(kind, None)
     reason = str(error).split("\n")[0].rstrip(".") or "OSError"
@@ -490,7 +489,7 @@ def test_a_hub_out_of_reach_costs_one_request(monkeypatch):
         requests.append(name)
         raise OSError("[Errno -2] Name or service not known")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
     with pytest.raises(BadInput, match="Name or service not known"):
         load_problems("math", None)

@@ -61,42 +61,26 @@ def test_answers_are_those_of_an_independent_evaluation(kind):
 
 
 @pytest.mark.parametrize(
-    "change, token, kind",
+    "old, new, token, kind, end",
     [
-        (("=3-6=7", "=3-6=8"), 0, "arith"),
-        (("=3+7=0", "=3+8=1"), 12, "lookup"),
-        (("=3+7=0", "=3-7=6"), 12, "operator"),
-        (("b=3+a=", "b=4+a="), 12, "copy"),
-        (("c=b*7=0*7=0\n", "b=3+a=3+7=0\n"), 24, "repeat"),
-        (("a=3-6=3-6=7\n", ""), 0, "order"),
-        (("c=b*7=0*7=0", "c=b*7=0*7"), 24, "format"),
-        (("boxed{0}", "boxed{1}"), 36, "final"),
-        (("boxed{0}", "boxed{0}\n"), 36, "format"),
-        (("\\boxed{0}", ""), 36, "format"),
-        (("c=b*7=0*7=0\n", "c=4\n"), 24, "shortcut"),
+        ("=3-6=7", "=3-6=8", 0, "arith", 12),  # a line of 12 tokens, its end of line among them
+        ("=3+7=0", "=3+7=1", 12, "arith", 24),
+        ("=3+7=0", "=3+8=1", 12, "lookup", 24),
+        ("=3+7=0", "=3-7=6", 12, "operator", 24),
+        ("b=3+a=", "b=4+a=", 12, "copy", 24),
+        ("c=b*7=0*7=0\n", "b=3+a=3+7=0\n", 24, "repeat", 36),
+        ("a=3-6=3-6=7\n", "", 0, "order", 12),
+        ("c=b*7=0*7=0", "c=b*7=0*7", 24, "format", 34),
+        ("boxed{0}", "boxed{1}", 36, "final", 39),
+        ("boxed{0}", "boxed{0}\n", 36, "format", 40),
+        ("\\boxed{0}", "", 36, "format", 37),  # the stop token stands where the box should
+        ("c=b*7=0*7=0\n", "c=4\n", 24, "shortcut", 28),
     ],
 )
-def test_first_error_names_token_and_kind(change, token, kind):
-    """One change to a right response a row; the token is the first of the changed step."""
-    assert toy.first_error(PROBLEM, RIGHT) is None
-    assert change[0] in RIGHT
-    assert toy.first_error(PROBLEM, RIGHT.replace(*change))[:2] == (token, kind)
-
-
-@pytest.mark.parametrize(
-    ("change", "end"),
-    [
-        (("b=3+a=3+7=0", "b=3+a=3+7=1"), 24),  # a line of 12 tokens, its end of line among them
-        (("c=b*7=0*7=0\n", "c=4\n"), 28),
-        (("c=b*7=0*7=0\n", "c=b*7=0*7\n"), 34),
-        (("boxed{0}", "boxed{1}"), 39),
-        (("\\boxed{0}", ""), 37),  # the stop token stands where the box should
-    ],
-)
-def test_first_error_tells_where_the_wrong_step_ends(change, end):
-    """The index after its last token, by hand."""
-    assert change[0] in RIGHT
-    assert toy.first_error(PROBLEM, RIGHT.replace(*change)).end == end
+def test_first_error_names_kind_and_tokens(old, new, token, kind, end):
+    """One change to a right response a row; the tokens are the first of the changed step and the one after its last."""
+    assert toy.first_error(PROBLEM, RIGHT) is None and old in RIGHT
+    assert toy.first_error(PROBLEM, RIGHT.replace(old, new)) == (token, kind, end)
 
 
 def test_steps_after_an_error_are_judged_by_the_response_s_own_values():

@@ -306,7 +306,7 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
         assert options["level"] == "auto" and tests == problem["tests"]
         return Verdict(None, "infra_error") if len(response) % 2 else Verdict(0.0, "wrong")
 
-    monkeypatch.setattr(prepare, "grade_code", grade)
+    monkeypatch.setattr("tasks.problems.grade_code", grade)
     sizes = "--steps 1 --batch 8 --group 4 --minibatch 4 --max-tokens 60 --heldout 2 --eval-groups 2".split()
     flags = ("--model", str(qwen_folder), "--task", "code", "--data", str(tmp_path / "code.jsonl"), *sizes)
     assert run(tmp_path, *flags) == 0
@@ -418,7 +418,9 @@ def test_what_ranks_send_is_light():
     mask = torch.ones(4, 6).bool()
     rollouts = Rollouts(None, None, torch.zeros(4, 6).long(), mask, torch.zeros(4).bool(), [""] * 4)
     scored = Scored(torch.zeros(4, 6), torch.zeros(4, 6), torch.randn(4, 6, 10_000))
-    batch = dataclasses.replace(train.as_batch(rollouts, [Verdict(1.0, "correct")] * 4, 4), scored=scored).light()
+    batch = dataclasses.replace(
+        train.as_batch(rollouts, [Verdict(1.0, "correct")] * 4, 4), scored=scored
+    ).without_states()
     assert len(pickle.dumps(batch)) < 10_000 and batch.scored.hidden is None
 
 
@@ -498,32 +500,32 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--reading sharp", ["--reading", "sharp"]),
         ("--steps many", ["--steps", "many"]),
         ("--stepz 3", ["--stepz"]),
-        ("--window 0", ["--window 0", "positive"]),
+        ("--window 0", ["--window 0", "at least 1"]),
         ("--stride 13", ["--stride 13", "--window 12"]),
-        ("--eps 0", ["--eps 0.0", "positive"]),
-        ("--group 1", ["--group 1", "2 or more"]),
+        ("--eps 0", ["--eps 0", "above 0"]),
+        ("--group 1", ["--group 1", "at least 2"]),
         ("--batch 100", ["--batch 100", "--minibatch 32"]),
         ("--minibatch 12 --batch 24", ["--minibatch 12", "--group 8"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
         ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "161"]),
-        ("--toy-lines 9", ["--toy-lines 9"]),
+        ("--toy-lines 9", ["--toy-lines 9", "at most 8"]),
         ("--toy-lines -1", ["--toy-lines -1"]),
-        ("--warmup-steps 0", ["--warmup-steps 0", "positive"]),
-        ("--ranks -1", ["--ranks -1", "negative"]),
+        ("--warmup-steps 0", ["--warmup-steps 0", "at least 1"]),
+        ("--ranks -1", ["--ranks -1", "at least 0"]),
         ("--shard-over 2 --model START --toy-lines 2 --task embedded", ["--shard-over 2", "1 ranks"]),
-        ("--save-every 0", ["--save-every 0", "positive"]),
-        ("--keep 0", ["--keep 0", "positive"]),
+        ("--save-every 0", ["--save-every 0", "at least 1"]),
+        ("--keep 0", ["--keep 0", "at least 1"]),
         ("--resume OUT", ["--resume OUT", "no complete checkpoint"]),
-        ("--seed -1", ["--seed -1", "negative"]),
-        ("--threads -1", ["--threads -1", "negative"]),
-        ("--clip-low -1", ["--clip-low -1.0", "positive"]),
+        ("--seed -1", ["--seed -1", "at least 0"]),
+        ("--threads -1", ["--threads -1", "at least 0"]),
+        ("--clip-low -1", ["--clip-low -1", "above 0"]),
         ("--toy-lines 1 --heldout 300", ["--toy-lines 1", "--heldout 300"]),
         ("--eval-groups 600", ["--eval-groups 600", "--heldout 512"]),
         ("--data x.jsonl", ["--data x.jsonl", "--model"]),
         ("--task math", ["--task math", "--model"]),
         ("--task code", ["--task code", "--model"]),
         ("--task code --model QWEN --data DATA --max-tokens 9", ["--data DATA", "line 1", "tests"]),
-        ("--grade-timeout 0", ["--grade-timeout 0.0", "positive"]),
+        ("--grade-timeout 0", ["--grade-timeout 0", "above 0"]),
         ("--model nowhere/at-all-here", ["--model nowhere/at-all-here", "cannot be loaded"]),
         ("--model QWEN --max-tokens 9", ["--task math", "hkust-nlp/SimpleRL-Zoo-Data", "--data"]),
         ("--model QWEN --data DATA --max-tokens 9 --template chats", ["--template", "chats"]),
@@ -541,9 +543,9 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--method oar-g --task code --model QWEN", ["--method oar-g", "programs"]),
         ("--method oracle --model QWEN", ["--method oracle", "embedded"]),
         ("--method pure --rescale mean1", ["--rescale mean1", "pure"]),
-        ("--negative-scale -1", ["--negative-scale -1.0", "at least 0"]),
-        ("--negative-scale inf", ["--negative-scale inf", "at most"]),
-        ("--oar-quantile 2", ["--oar-quantile 2.0", "at most 1"]),
+        ("--negative-scale -1", ["--negative-scale -1", "at least 0"]),
+        ("--negative-scale inf", ["--negative-scale inf", "finite"]),
+        ("--oar-quantile 2", ["--oar-quantile 2", "at most 1"]),
         ("--entropy-kappa 1", ["--entropy-kappa 1.0", "sign"]),
         ("--out DATA", ["--out DATA", "cannot be made"]),
     ],

@@ -1,0 +1,140 @@
+"""harness/memory.py against counts by hand.
+
+Run: pytest tests/test_memory.py
+"""
+
+import argparse
+
+import pytest
+from transformers import LlamaConfig, Qwen2Config
+
+import grpo
+from harness import memory
+from studies import bench
+
+TINY = Qwen2Config(
+    hidden_size=8,
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    intermediate_size=16,
+    vocab_size=10,
+    tie_word_embeddings=False,
+)
+# q, k, v, o (8 x 8, 8 x 4, 8 x 4, 8 x 8) with biases of q, k, v; gate, up, down; two norms
+LAYER = 64 + 32 + 32 + 64 + (8 + 4 + 4) + 3 * 8 * 16 + 2 * 8
+REST = 2 * 10 * 8 + 8  # embeddings, head, norm
+
+
+def flags(**changes) -> argparse.Namespace:
+    """The paper's recipe, as far as memory depends on it."""
+    recipe = dict(
+        dtype="bfloat16", micro_tokens=16_384, batch=512, minibatch=512, group=8, max_tokens=3000, recompute=True
+    )
+    usual = dict(shard_over=0, lora_rank=0, generate_batch=0, decode="generate", method="grpo")
+    return argparse.Namespace(**{**recipe, **usual, **changes})
+
+
+def test_parameters_are_those_of_the_model():
+    """By hand for a tiny one; the published counts for the real shapes; tied weights count once."""
+    assert memory.parameters(TINY) == (3 * LAYER + REST, LAYER, REST, 3 * LAYER + REST)
+    assert memory.parameters(bench.architecture("7b"))[0] == 7_615_616_512
+    assert memory.parameters(bench.architecture("1.5b"))[0] == 1_543_714_304
+
+
+def test_parts_are_those_counted_by_hand():
+    """Each part of a tiny model on four ranks."""
+    args = flags(batch=32, group=4, max_tokens=44, micro_tokens=1000)
+    parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, args, 4).items()}
+    total = 3 * LAYER + REST
+    assert (parts["weights"], parts["moments"], parts["gradients"]) == (total, 2 * total, total)
+    assert parts["copy"] == 2 * total
+    # 8 rollouts a rank, 300 tokens each, aligned to 304; keys and values of 3 layers, one head of 4 numbers; logits
+    cache = 304 * 2 * 3 * 1 * 4 * 2 + 16 * 10
+    assert parts["generating"] == 8 * (cache + 256 * (6 * 8 + 3 * 16) * 2)  # prompts of all rows at once
+    assert parts["backward"] == 3 * 1000 * 8 * 2 + max(1000 * (11 * 8 + 7 * 16) * 2, 3 * 4 * grpo.HEAD_CHUNK * 10)
+    assert parts["gathered"] == 2 * (2 * REST + 3 * LAYER)
+    assert parts["reduction"] == 4 * LAYER * 5 / 4
+    assert parts["credit"] == 0
+    always = parts["weights"] + parts["moments"] + parts["copy"]
+    assert parts["sampling"] == always + max(parts["generating"], parts["scoring"])
+    passing = max(parts["backward"], parts["reduction"])
+    assert parts["training"] == always + parts["gradients"] + parts["gathered"] + passing
+    assert parts["total"] == max(parts["sampling"], parts["training"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (dict(batch=512), 128 * (304 * 24 * 2 + 160 + 256 * 96 * 2)),
+        (dict(batch=32, max_tokens=9744), 8 * (10_000 * 24 * 2 + 160 + 10_000 * 2 * 8 * 2)),  # copies of keys, values
+        (dict(batch=512, decode="fast"), 128 * (304 * 24 * 2 + 160) + 16_384 * 96 * 2),
+    ],
+)
+def test_generating_holds_cache_and_prefill(changes, expected):
+    """Of all rows at once; keys and values copied for every query head where that is more; `decode` some at a time."""
+    args = flags(**{**dict(group=4, max_tokens=44), **changes})
+    assert round(memory.predict(TINY, args, 4)["generating"] * 1e9) == expected
+
+
+def test_parts_follow_the_flags():
+    """Ranks divide what is sharded and nothing else; --shard-over bounds that; the other flags change their part."""
+    config = bench.architecture("7b")
+    eight, four = (memory.predict(config, flags(), world) for world in (8, 4))
+    for name in ("weights", "moments", "gradients", "generating"):
+        assert four[name] == pytest.approx(2 * eight[name])
+    for name in ("copy", "gathered", "backward", "scoring"):
+        assert four[name] == eight[name]
+    assert memory.predict(config, flags(shard_over=4), 8)["weights"] == four["weights"]
+    assert memory.predict(config, flags(generate_batch=16), 8)["generating"] == pytest.approx(eight["generating"] / 4)
+    assert memory.predict(config, flags(recompute=False), 8)["backward"] > 5 * eight["backward"]
+    assert memory.predict(config, flags(method="shear"), 8)["credit"] > eight["credit"] == 0
+    # A mini-batch of 8 rollouts, one a rank, fills no pass of 16,384 tokens; a GPU's size bounds the cache.
+    assert memory.predict(config, flags(minibatch=8), 8)["backward"] < eight["backward"]
+    assert (
+        memory.predict(config, flags(), 1, room=150)["sampling"] < 150 < memory.predict(config, flags(), 1)["sampling"]
+    )
+
+
+def test_an_adapter_is_all_that_has_moments_and_a_reward_model_stays():
+    """Rank 2 beside every linear map: 2 (in + out) numbers each. A process reward model adds its size, no more."""
+    adapter = 3 * 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)  # layers; q, k, v, o, gate, up, down
+    assert memory.parameters(TINY, 2) == (3 * LAYER + REST + adapter, LAYER + adapter // 3, REST, adapter)
+    parts = memory.predict(TINY, flags(lora_rank=2), 4)
+    assert parts["moments"] == pytest.approx(2 * adapter / 1e9) and parts["gradients"] == parts["moments"] / 2
+    assert parts["weights"] == pytest.approx((3 * LAYER + REST + adapter) / 1e9)
+    config = bench.architecture("7b")
+    plain = memory.predict(config, flags(), 8)
+    larger = memory.predict(config, flags(method="prm"), 8, reward_gb=14.0)
+    for phase in ("sampling", "training"):
+        assert larger[phase] == pytest.approx(plain[phase] + 14)
+
+
+@pytest.mark.parametrize("method", ["shear", "first", "oar-g", "oar-p", "attention"])
+def test_a_method_s_own_passes_are_counted(method):
+    """For the others credit takes what scoring takes."""
+    config = bench.architecture("7b")
+    assert memory.predict(config, flags(method=method), 8)["credit"] > 1
+    assert memory.predict(config, flags(method="hapo"), 8)["credit"] == 0
+
+
+def test_one_rank_in_float32_has_no_copy():
+    """It trains the model that samples; nothing is gathered or reduced. Head sizes of their own are read."""
+    plain = memory.predict(TINY, flags(dtype="float32"), 1)
+    assert plain["copy"] == plain["gathered"] == plain["reduction"] == 0
+    assert memory.predict(TINY, flags(), 1)["copy"] > 0
+    shape = dict(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10)
+    llama = [LlamaConfig(**shape, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
+    narrow, wide = (
+        memory.predict(config, flags(batch=8, max_tokens=3, decode="fast"), 1)["generating"] for config in llama
+    )
+    assert wide - narrow == pytest.approx(8 * 264 * 2 * 3 * 4 * 2 / 1e9)  # 256 + 3 tokens, aligned
+
+
+def test_the_papers_recipe_fits_eight_gpus_of_80_gb():
+    """7.6B parameters with AdamW; and what the plan says."""
+    parts = memory.predict(bench.architecture("7b"), flags(method="shear"), 8)
+    assert 30 < parts["sampling"] < 70 and 30 < parts["training"] < 70
+    line = memory.plan_line(parts)
+    assert line.startswith(f"memory a GPU, predicted: sampling {parts['sampling']:.1f} GB, training ")
+    assert line.endswith(" of which 26.7 GB stay all the time") and "\n" not in line
