@@ -112,7 +112,9 @@ def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[flo
 
 def _auc(values: Tensor, positive: Tensor) -> float | None:
     """`auc` of the positives' values against the negatives'."""
-    return auc(values[positive].cpu().numpy(), values[~positive].cpu().numpy())
+    values = values.double().cpu()  # float32 ranks lose digits
+    positive = positive.cpu()
+    return auc(values[positive].numpy(), values[~positive].numpy())
 
 
 def auc(high: np.ndarray, low: np.ndarray) -> float | None:
