@@ -10,9 +10,9 @@
 
 One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, turn verdicts into
 advantages (Eq. (1)), score them once with the policy that sampled them (old log-probabilities and the hidden states),
-turn advantages into token advantages (`credit/`, the only line in which methods differ), and take `--batch /
---minibatch` clipped policy-gradient steps. Each rank does this with whole groups of its own until token advantages are
-known; the steps are then taken by all ranks together, over the rollouts of all.
+turn advantages into token advantages (`credit/`, the only line in which methods differ), and take a clipped
+policy-gradient step for every `--prompts-per-update` of the prompts. Each rank does this with whole groups of its own
+until token advantages are known; the steps are then taken by all ranks together, over the rollouts of all.
 
 Flags and their defaults are in `harness/recipe.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
 a step), samples.jsonl (a group a step, with token weights), curve.png, `start/` (the embedded task's warmed-up model),
@@ -119,7 +119,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     args = run.args
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
     clock = report.Clock(run.ranks.device)
-    problems = run.task.draw(step, args.batch // args.group, args.seed)  # on every rank the same
+    problems = run.task.draw(step, args.prompts_per_step, args.seed)  # on every rank the same
     batch, token_advantages, verdicts = sample_and_credit(run, problems, clock, step, drawn=args.smoke)
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
@@ -143,7 +143,7 @@ def sample_and_credit(
     """
     args = run.args
     mine = parallel.share(problems, run.ranks)  # whole groups
-    rollouts = sample(run, mine, args.group, args.temperature)  # ids, mask (b, T), texts
+    rollouts = sample(run, mine, args.rollouts_per_prompt, args.temperature)  # ids, mask (b, T), texts
     clock.lap("generate")
     verdicts = run.task.verdicts(mine, rollouts)  # score, reason
     if drawn:
@@ -151,7 +151,7 @@ def sample_and_credit(
     clock.lap("grade")
     source = Source(run.scorer, run.tokenizer, run.task, mine, step, run.prm)
     blocks, token_advantages = [], []
-    for block in as_batch(rollouts, verdicts, args.group, source).split():  # A (b,), Eq. (1)
+    for block in as_batch(rollouts, verdicts, args.rollouts_per_prompt, source).split():  # A (b,), Eq. (1)
         block = dataclasses.replace(block, scored=score_block(run, block.rollouts))  # states (b, T, d), of a block only
         clock.lap("score")
         token_advantages.append(credit(args.method, block, args))  # (b, T) <- where methods differ
@@ -191,10 +191,11 @@ def score_block(run: Run, rollouts: Rollouts) -> Scored:
 
 def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Tensor, step: int) -> dict[str, float]:
     """The optimizer steps of one batch; mini-batches are whole groups, shuffled by (seed, step)."""
-    groups = list(torch.arange(len(rollouts.texts)).split(run.args.group))
+    groups = list(torch.arange(len(rollouts.texts)).split(run.args.rollouts_per_prompt))
     random.Random(f"minibatches {run.args.seed} {step}").shuffle(groups)
     taken, skipped = [], 0  # metrics of the optimizer steps that were taken; how many were not
-    for minibatch in torch.cat(groups).split(run.args.minibatch):
+    for first in range(0, len(groups), run.args.prompts_per_update):
+        minibatch = torch.cat(groups[first : first + run.args.prompts_per_update])
         run.optimizer.zero_grad()
         metrics, suspects = backward(run, rollouts, old_logp, token_advantages, minibatch)
         if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
@@ -265,9 +266,9 @@ def evaluate(run: Run, step: int) -> dict:
         batch, token_advantages, verdicts = sample_and_credit(run, problems, report.Clock(ranks.device), step)
         credited = report.credit_vs_first_error(run.tokenizer, task, problems, batch, token_advantages)
     else:
-        verdicts = sample_and_grade(run, problems, args.group, args.temperature)
+        verdicts = sample_and_grade(run, problems, args.rollouts_per_prompt, args.temperature)
     scores = scores_of(verdicts)
-    groups = scores.reshape(-1, args.group)
+    groups = scores.reshape(-1, args.rollouts_per_prompt)
     by_problem = np.nanmean(groups[np.isfinite(groups).any(1)], 1)
     return {
         "greedy": (*mean_and_error(right[np.isfinite(right)]), int(np.isfinite(right).sum())),

@@ -27,6 +27,7 @@ from shear import EPS, STRIDE, WINDOW, Side, Spans, mean_norm, shear_weights, sp
 from sinkhorn import sinkhorn
 
 CHOICES = {
+    "eps_unit": ("nbar", "raw"),
     "reading": ("value", "cost"),
     "distance": ("w1", "cosine", "chamfer", "mmd"),
     "normalize": ("group", "rollout"),
@@ -40,11 +41,12 @@ CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of SHEAR; the defaults are the paper's. Raises ValueError for an unknown choice."""
+    """The options of SHEAR, with the defaults of `shear_weights`. Raises ValueError for a bad window or choice."""
 
     window: int = WINDOW  # w, tokens
     stride: int = STRIDE  # s, tokens
-    eps: float = EPS  # in units of nbar
+    eps: float = EPS
+    eps_unit: str = "nbar"  # or "raw": that of the distances, which is the paper's
     reading: str = "value"  # of Eq. (10), with the distance "w1"
     distance: str = "w1"  # of two spans
     normalize: str = "group"  # "rollout": every rollout's mean weight becomes the group's
@@ -54,9 +56,14 @@ class Settings:
     fused: bool = False  # the Triton kernel, on a GPU
 
     def __post_init__(self):
+        span_bounds(0, self.window, self.stride)  # raises for these, also where nothing is to be solved
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+
+    def eps_over(self, nbar: float) -> float:
+        """eps in units of nbar, as `shear_weights` takes it: W_eps(C) / nbar = W_{eps / nbar}(C / nbar)."""
+        return self.eps if self.eps_unit == "nbar" else self.eps / nbar
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -66,30 +73,37 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 @torch.no_grad()
 def group_weights(
-    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: list[dict] | None = None
+    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: dict[str, list] | None = None
 ) -> Tensor:
     """Token weights (G, T) float32 of one group; shapes and errors are those of `shear.shear_weights`.
 
-    Where pairs are solved, {"iterations": (pairs,), "error": (solved pairs,)} is appended to a list given as `stats`.
+    A `defaultdict(list)` given as `stats` receives tensors of a group that is solved: "sinkhorn_iterations" (pairs,),
+    "sinkhorn_error" (solved pairs,), "nbar" and "eps_over_nbar" (1,).
     """
     mask, correct = mask.bool(), correct.bool()
+    if not (mask[correct].any() and mask[~correct].any()):
+        return mask.float()  # (G, T), Alg. 1 line 16
+    nbar = mean_norm(hidden[mask])
+    eps = settings.eps_over(nbar)
+    if stats is not None:
+        stats["nbar"].append(torch.tensor([nbar]))
+        stats["eps_over_nbar"].append(torch.tensor([eps]))
     sizes = dict(window=settings.window, stride=settings.stride)
     if settings.distance == "w1" and settings.pool == "max":
         hooks = dict(closest=solver_of(settings, stats), distances=token_distances)
-        omega = shear_weights(hidden, mask, correct, **sizes, eps=settings.eps, **hooks)
+        omega = shear_weights(hidden, mask, correct, **sizes, eps=eps, **hooks)
     else:
-        omega = mask.float()  # (G, T)
         right, wrong = two_sides(hidden, mask, correct, **sizes)
-        if right is not None:
-            of_right, of_wrong = span_distances(right, wrong, settings, stats)
-            pool = token_weights if settings.pool == "max" else mean_weights
-            omega[right.inside] = pool(of_right, right.spans)
-            omega[wrong.inside] = pool(of_wrong, wrong.spans)
+        of_right, of_wrong = span_distances(right, wrong, settings, stats)
+        pool = token_weights if settings.pool == "max" else mean_weights
+        omega = mask.float()  # (G, T)
+        omega[right.inside] = pool(of_right, right.spans)
+        omega[wrong.inside] = pool(of_wrong, wrong.spans)
     return evened_out(omega, mask) if settings.normalize == "rollout" else omega
 
 
 def span_distances(
-    right: Side, wrong: Side, settings: Settings, stats: list[dict] | None = None
+    right: Side, wrong: Side, settings: Settings, stats: dict[str, list] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Alg. 1 line 5, over nbar: each span's distance to the closest opposing one, (K+,) and (K-,)."""
     if settings.distance != "w1":
@@ -97,7 +111,7 @@ def span_distances(
         return matrix.amin(1), matrix.amin(0)
     nbar = mean_norm(torch.cat([right.states, wrong.states]))
     costs = token_distances(right.states, wrong.states)  # (N+, N-)
-    of_right, of_wrong = solver_of(settings, stats)(costs, right.spans, wrong.spans, settings.eps * nbar)
+    of_right, of_wrong = solver_of(settings, stats)(costs, right.spans, wrong.spans, settings.eps_over(nbar) * nbar)
     return of_right / nbar, of_wrong / nbar
 
 
@@ -112,11 +126,11 @@ def span_matrix(right: Side, wrong: Side, settings: Settings) -> Tensor:
     measure = chamfer
     if settings.distance == "w1":
         limits = dict(max_iters=settings.max_iters, tol=settings.tol)
-        measure = partial(solve, reading=settings.reading, eps=settings.eps * nbar, **limits)
+        measure = partial(solve, reading=settings.reading, eps=settings.eps_over(nbar) * nbar, **limits)
     return every_pair(costs, right.spans, wrong.spans, measure) / nbar
 
 
-def solver_of(settings: Settings, stats: list[dict] | None = None) -> Callable:
+def solver_of(settings: Settings, stats: dict[str, list] | None = None) -> Callable:
     """The hook `closest` of `shear_weights`."""
     solver = fused_race if settings.fused else race
     if settings.reading == "cost":
@@ -132,11 +146,14 @@ def closest_by_cost(
     return matrix.amin(1), matrix.amin(0)
 
 
-def solve(blocks: Tensor, a: Tensor, b: Tensor, *, reading: str, stats: list[dict] | None = None, **options) -> Tensor:
+def solve(
+    blocks: Tensor, a: Tensor, b: Tensor, *, reading: str, stats: dict[str, list] | None = None, **options
+) -> Tensor:
     """Eq. (10) of P pairs of spans, (P,), by a reading; `options` are those of `sinkhorn`."""
     solved = sinkhorn(blocks, a, b, **options)
     if stats is not None:
-        stats.append({"iterations": solved.iterations, "error": solved.error})
+        stats["sinkhorn_iterations"].append(solved.iterations)
+        stats["sinkhorn_error"].append(solved.error)
     return getattr(solved, reading).clamp_min(0.0)  # rounding can leave -1e-9
 
 

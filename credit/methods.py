@@ -18,6 +18,7 @@ All but `pure` keep the sign of A. Weights are constants for autograd. Where a s
 """
 
 import argparse
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -172,11 +173,10 @@ def hapo(batch: Batch, args) -> Tensor:
 
 def shear(batch: Batch, args) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
-    stats = []  # of the solver
+    stats = defaultdict(list)  # means over pairs of spans, or over groups
     omega = group_by_group(batch, partial(group_weights, settings=settings_of(args), stats=stats))
-    if stats:
-        for name in ("iterations", "error"):
-            batch.stats[f"sinkhorn_{name}"] = torch.cat([group[name] for group in stats]).float().mean().item()
+    for name, values in stats.items():
+        batch.stats[name] = torch.cat(values).float().mean().item()
     return batch.advantages[:, None] * omega  # Alg. 1 line 18, Step 4
 
 

@@ -41,15 +41,15 @@ def race(
     *,
     max_iters: int = 100,
     tol: float = 1e-3,
-    stats: list[dict] | None = None,
+    stats: dict[str, list] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each span's distance to the closest opposing span: (K+,) of the rows' spans and (K-,) of the columns'.
 
     costs (N+, N-) float32; the spans are `shear.Spans`, the tokens of a wrong one follow each other; eps in units of
-    the costs. `max_iters` and `tol` are those of `sinkhorn`, and so is every value, up to rounding (1e-6 of it). A list
-    given as `stats` receives {"iterations": (K+ K-,), after which each pair was solved or left, "error": (solved,),
-    the marginal errors of the solved ones}. Raises ValueError for eps <= 0, max_iters < 1, and costs that are not
-    finite in units of eps.
+    the costs. `max_iters` and `tol` are those of `sinkhorn`, and so is every value, up to rounding (1e-6 of it). A
+    `defaultdict(list)` given as `stats` receives "sinkhorn_iterations" (K+ K-,), after which each pair was solved or
+    left, and "sinkhorn_error" (solved,), the marginal errors of the solved ones. Raises ValueError for eps <= 0,
+    max_iters < 1, and costs that are not finite in units of eps.
     """
     if max_iters < 1 or not eps > 0:
         raise ValueError(f"eps must be positive and max_iters at least 1, got {eps}, {max_iters}")
@@ -82,7 +82,8 @@ def race(
             of_rows.scatter_reduce_(0, k, solved, "amin")
             of_columns.scatter_reduce_(0, l, solved, "amin")
     if stats is not None:
-        stats.append({"iterations": iterations.clamp_min(1), "error": error[bounds.isinf()]})
+        stats["sinkhorn_iterations"].append(iterations.clamp_min(1))
+        stats["sinkhorn_error"].append(error[bounds.isinf()])
     return eps * of_rows.clamp_min(0.0), eps * of_columns.clamp_min(0.0)  # rounding can leave -1e-9
 
 

@@ -18,7 +18,6 @@ import torch
 
 from harness import parallel
 from harness.parallel import Ranks
-from harness.prepare import DECODERS
 from tasks.problems import BadInput
 
 GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
@@ -73,7 +72,12 @@ def add_machine_flags(parser: Parser):
     add("--ranks", type=natural, default=0, help="processes to start, unless torchrun has; 0: one a GPU")
     add("--threads", type=natural, default=0, help="CPU threads, 0: torch's default")
     add("--generate-batch", type=natural, default=0, help="rollouts at a time; 0: what memory holds, 512 on CPU")
-    add("--decode", choices=tuple(DECODERS), default="generate", help="fast: CUDA graphs; no GPU has proved them yet")
+    add(
+        "--decode",
+        choices=("generate", "fast"),
+        default="generate",
+        help="fast: CUDA graphs; no GPU has proved them yet",
+    )
     return add
 
 

@@ -75,17 +75,18 @@ def predict(
     }
     resident = sum(gb.values())
 
-    rollouts = -(-args.batch // args.group // world) * args.group  # of the rank that has most
+    rollouts = -(-args.prompts_per_step // world) * args.rollouts_per_prompt  # of the rank that has most
     width = PROMPT + args.max_tokens
     forward = layer_numbers(text) * size  # bytes a token
     logits = 3 * 4 * HEAD_CHUNK * text.vocab_size
     # Tokens of a forward pass: no more than there are; a rollout longer than micro_tokens goes alone.
     scored = max(min(args.micro_tokens, rollouts * width), width)
-    trained_on = max(min(args.micro_tokens, -(-args.minibatch // world) * width), width)
+    updated = -(-args.prompts_per_update * args.rollouts_per_prompt // world)  # rollouts of a mini-batch, a rank
+    trained_on = max(min(args.micro_tokens, updated * width), width)
     saved = 11 * hidden + 4 * wide  # numbers a token that autograd saves in a layer; counted on Qwen2
     kept = layers * (hidden if args.recompute else saved) * size  # bytes a token, by all layers
     layer_backward = (saved + 3 * wide) * size  # bytes a token; gate, up and their product have gradients, too
-    group = args.group * args.max_tokens  # tokens whose states are compared
+    group = args.rollouts_per_prompt * args.max_tokens  # tokens whose states are compared
     block = max(group, min(BLOCK_TOKENS, rollouts * args.max_tokens))  # tokens whose states exist together
     states = block * hidden * size * (args.method in USES_HIDDEN)
     # One group's states again, also in float32; three matrices of half a group against the other half.

@@ -24,6 +24,7 @@ from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from fast import decode
 from grpo import hf_generate, layers_of
 from harness import evaluation, parallel
+from harness.command import flag
 from harness.evaluation import Protocol, Sampler
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
@@ -81,10 +82,10 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
 
 def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
     """Refuse more ranks than there is work for, and shards that do not divide them; raises BadInput."""
-    counts = {"batch": args.batch // args.group, "heldout": args.heldout, "eval-groups": args.eval_groups}
-    for name, count in counts.items():
-        if count < ranks.world:
-            raise BadInput(f"--{name}: {count} problem(s) for {ranks.world} ranks; raise it, or start fewer ranks")
+    for name in ("prompts_per_step", "heldout", "eval_groups"):
+        if getattr(args, name) < ranks.world:
+            few = f"{flag(name)} {getattr(args, name)}: there are {ranks.world} ranks"
+            raise BadInput(f"{few}; raise it, or start fewer ranks")
     if args.shard_over and ranks.world % args.shard_over:
         raise BadInput(f"--shard-over {args.shard_over}: does not divide {ranks.world} ranks; change it")
 
@@ -129,19 +130,19 @@ def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
     return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
 
 
-def load_folder(flag: str, name: str, kind: type, dtype) -> tuple[torch.nn.Module, object]:
-    """A model of class `kind` and its tokenizer; raises BadInput naming `flag` for a folder that is broken."""
+def load_folder(option: str, name: str, kind: type, dtype) -> tuple[torch.nn.Module, object]:
+    """A model of class `kind` and its tokenizer; raises BadInput naming the `option` for a folder that is broken."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model, loading = kind.from_pretrained(name, dtype=dtype, output_loading_info=True)
     except Exception as error:  # loaders raise of every kind; the cause stays attached
         reason = str(error).strip().split("\n")[0]
-        raise BadInput(f"{flag} {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id") from error
+        raise BadInput(f"{option} {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id") from error
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])[0]
-        raise BadInput(f"{flag} {name}: lacks weights ({missing} and perhaps others); give a complete folder")
+        raise BadInput(f"{option} {name}: lacks weights ({missing} and perhaps others); give a complete folder")
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise BadInput(f"{flag} {name}: its tokenizer is another model's; save its own in the folder")
+        raise BadInput(f"{option} {name}: its tokenizer is another model's; save its own in the folder")
     return model, tokenizer
 
 

@@ -9,6 +9,7 @@ where it acts). `--task embedded`, the default without `--model`, replaces those
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import grpo
@@ -36,13 +37,19 @@ from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.problems import TEMPLATES, BadInput
 
+# App. B of the paper prints eps log n = 20.8 in raw units of distance; n is the window, 100 tokens.
+PAPER_EPS = 4.52
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
-# the scoring forward takes micro-batches above a mini-batch.
+# the scoring forward takes micro-batches above a mini-batch. eps is in units of nbar, which is small here.
 EMBEDDED = dict(
-    batch=128, steps=40, lr=1e-4, window=12, stride=6, heldout=512, max_tokens=0, threads=1, recompute=False
+    **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
+    **dict(window=12, stride=6, eps=Settings.eps, eps_unit="nbar", threads=1, recompute=False),
 )
 # What --smoke replaces: every size, to prove a set-up in about a minute. (Rewards in training are drawn then.)
-SMOKE = dict(steps=4, batch=32, group=4, minibatch=16, max_tokens=64, heldout=8, eval_groups=8, save_every=2)
+SMOKE = dict(
+    **dict(steps=4, prompts_per_step=8, rollouts_per_prompt=4, prompts_per_update=4, max_tokens=64),
+    **dict(heldout=8, eval_groups=8, save_every=2),
+)
 SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
 # What a resumed run may be given anew: how long it goes on, what is saved and measured on the way, how fast it learns,
 # and what the machine asks for. With another value of the last two it is no longer the same run to the bit.
@@ -50,6 +57,8 @@ MAY_CHANGE = set(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch decode "
     "eval_every bench bench_data".split()
 )
+# Flags that have another name since they say what they count; the old ones counted rollouts.
+RENAMED = {"--batch": "--prompts-per-step", "--group": "--rollouts-per-prompt", "--minibatch": "--prompts-per-update"}
 
 
 def add_flags(parser: Parser) -> None:
@@ -72,7 +81,8 @@ def add_flags(parser: Parser) -> None:
     add = parser.add_argument_group("SHEAR").add_argument
     add("--window", type=positive_int, default=Settings.window, help="span length w, tokens")
     add("--stride", type=positive_int, default=Settings.stride, help="distance s between span starts, tokens")
-    add("--eps", type=positive, default=Settings.eps, help="entropic regularisation, in units of the mean hidden norm")
+    add("--eps", type=positive, default=PAPER_EPS, help="entropic regularisation, in the unit of --eps-unit")
+    add("--eps-unit", choices=CHOICES["eps_unit"], default="raw", help="nbar: the group's mean hidden-state norm")
     add("--reading", choices=CHOICES["reading"], default=Settings.reading, help="Eq. (10), or its transport cost only")
     add("--distance", choices=CHOICES["distance"], default=Settings.distance, help="distance of two spans")
     add("--normalize", choices=CHOICES["normalize"], default=Settings.normalize, help="whose mean weight is the unit")
@@ -98,8 +108,8 @@ def add_flags(parser: Parser) -> None:
     add("--rlsd-bound", type=share, default=0.2, help="rlsd: weights lie within 1 +- this")
     add("--attention-slope", type=positive, default=1.0, help="attention: c goes from - this to + this")
     add = parser.add_argument_group("rollouts").add_argument
-    add("--batch", type=positive_int, default=512, help="rollouts a step")
-    add("--group", type=number(int, 2), default=8, help="rollouts a problem, G")
+    add("--prompts-per-step", type=positive_int, default=512, help="problems of a sampling phase")
+    add("--rollouts-per-prompt", type=number(int, 2), default=8, help="size of a group, G")
     add("--max-tokens", type=natural, default=3000, help="response limit, tokens; 0: a full response (embedded)")
     add("--temperature", type=positive, default=1.0, help="of sampler and trainer alike")
     add = parser.add_argument_group("grading").add_argument
@@ -108,14 +118,14 @@ def add_flags(parser: Parser) -> None:
     add = parser.add_argument_group("optimisation").add_argument
     add("--steps", type=positive_int, default=300, help="sampling phases")
     add("--lr", type=positive, default=1e-6, help="AdamW, constant, no weight decay")
-    add("--minibatch", type=positive_int, default=32, help="rollouts an update; whole groups")
+    add("--prompts-per-update", type=positive_int, default=32, help="groups of a mini-batch, which is one update")
     add("--micro-tokens", type=positive_int, default=16_384, help="tokens a forward pass; changes memory only")
     add("--clip-low", type=positive, default=grpo.CLIP_LOW, help="ratio bound below: 1 - this")
     add("--clip-high", type=positive, default=grpo.CLIP_HIGH, help="ratio bound above: 1 + this")
     add("--max-grad-norm", type=positive, default=1.0, help="gradient norm is cut to this")
     add = parser.add_argument_group("evaluation").add_argument
     add("--heldout", type=positive_int, default=64, help="problems kept from training, each answered greedily")
-    add("--eval-groups", type=positive_int, default=64, help="of these, sampled --group times each")
+    add("--eval-groups", type=positive_int, default=64, help="of these, sampled --rollouts-per-prompt times each")
     add("--eval-every", type=natural, default=0, help="steps between evaluations on --bench; 0: never")
     add("--bench", nargs="+", default=[], help="math, code, embedded, or names of benchmarks, see eval.py")
     add("--bench-data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark, not the hub's")
@@ -134,6 +144,10 @@ def add_flags(parser: Parser) -> None:
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """The resolved configuration; raises BadInput."""
+    for word in sys.argv[1:] if argv is None else argv:
+        name = word.split("=")[0]
+        if name in RENAMED:
+            raise BadInput(f"{name}: is now {RENAMED[name]}, and counts what it says; give that one")
     replaced = {"--task embedded": EMBEDDED, "--smoke": SMOKE}
     parser = Parser(
         prog="python train.py",
@@ -169,7 +183,7 @@ def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -
     try:
         path, step = checkpoint.find(Path(first.resume))
         run = path.resolve().parent.parent
-        saved = json.loads((run / "config.json").read_text())
+        saved = renamed(json.loads((run / "config.json").read_text()))
     except (OSError, ValueError) as error:
         raise BadInput(f"--resume {first.resume}: {error}; give a run's folder, or another checkpoint") from error
     defaults = {name: parser.get_default(name) for name in vars(first)}
@@ -186,13 +200,24 @@ def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -
     return args
 
 
+def renamed(config: dict) -> dict:
+    """The config.json of a run, also of one that is older than RENAMED and --eps-unit, by today's names."""
+    if "group" not in config:
+        return config
+    new = {"rollouts_per_prompt": config["group"], "eps_unit": "nbar"}
+    for old in ("batch", "minibatch"):
+        if old in config:
+            name = RENAMED[f"--{old}"].removeprefix("--").replace("-", "_")
+            new[name] = config[old] // config["group"]
+    return {**config, **new}
+
+
 def check(args: argparse.Namespace) -> None:
     """Everything that can be known to be wrong before a model is loaded; raises BadInput."""
     check_method(args)
-    for name, whole in (("batch", "minibatch"), ("minibatch", "group")):
-        if getattr(args, name) % getattr(args, whole):
-            sizes = f"--{name} {getattr(args, name)} is not a multiple of --{whole} {getattr(args, whole)}"
-            raise BadInput(f"{sizes}; make it one")
+    if args.prompts_per_step % args.prompts_per_update:
+        sizes = f"--prompts-per-step {args.prompts_per_step} is not a multiple of --prompts-per-update"
+        raise BadInput(f"{sizes} {args.prompts_per_update}; make it one")
     if args.stride > args.window:
         raise BadInput(f"--stride {args.stride} exceeds --window {args.window}: tokens go uncovered; lower it")
     if args.task != "embedded" and not args.model:

@@ -100,8 +100,8 @@ def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None
     for note in notes:
         print(f"  {note}")
     print(
-        f"  {args.steps} steps of {args.batch // args.group} problems x {args.group} samples x up to "
-        f"{args.max_tokens} tokens, {args.batch // args.minibatch} update(s) each"
+        f"  {args.steps} steps of {args.prompts_per_step} prompts x {args.rollouts_per_prompt} rollouts x up to "
+        f"{args.max_tokens} tokens, {args.prompts_per_step // args.prompts_per_update} update(s) each"
     )
     print("  " + " ".join(f"{name}={value}" for name, value in vars(args).items()), flush=True)
 

@@ -57,9 +57,9 @@ SIZES = {  # its published shapes, and a small one
 }  # fmt: skip
 METHODS = ("shear", "grpo")
 STEP = 1  # whose random numbers all measured steps draw
-PROBLEMS, GROUP, MINIBATCH = 64, 8, 32  # of the paper's step; the last two in rollouts
+RECIPE = dict(problems=512, group=8, per_update=32)  # of the paper's step: prompts, rollouts a prompt, prompts
 SHORTEST, LONGEST = 100, 200  # tokens of a prompt, which are about 150 on average
-FIXED = "--method --model --task --resume --smoke --batch --max-tokens --data"  # flags of train.py
+FIXED = "--method --model --task --resume --smoke --prompts-per-step --max-tokens --data"  # flags of train.py
 
 
 class MemoryClock(report.Clock):
@@ -156,15 +156,15 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, argparse.Names
     add = parser.add_argument
     add("--step", action="store_true", help="the table of a full training step, SHEAR beside GRPO")
     add("--size", choices=tuple(SIZES), default="7b", help="architecture, with random weights")
-    add("--problems", type=positive_int, default=PROBLEMS, help="of the step")
-    add("--group", type=number(int, 2), default=GROUP, help="rollouts a problem")
+    add("--problems", type=positive_int, default=64, help="of the step; the recipe has 512")
+    add("--group", type=number(int, 2), default=RECIPE["group"], help="rollouts a problem")
     add("--tokens", type=number(int, 1, CONTEXT - LONGEST), default=1000, help="of every response")
     add("--no-optimizer", action="store_true", help="leave AdamW and its moments out")
     flags, others = parser.parse_with_others(argv, FIXED, "is fixed here")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("--step measures one rank; start it without torchrun")
-    groups = math.gcd(flags.problems, max(1, MINIBATCH // flags.group))  # of a mini-batch; they divide the batch
-    sizes = f"--batch={flags.problems * flags.group} --group={flags.group} --minibatch={groups * flags.group}"
+    per_update = math.gcd(flags.problems, RECIPE["per_update"])  # it divides the step
+    sizes = f"--prompts-per-step={flags.problems} --prompts-per-update={per_update} --rollouts-per-prompt={flags.group}"
     argv = f"--task=math --model={flags.size} --max-tokens={flags.tokens} {sizes}".split() + others
     return flags, {method: parse_args([*argv, f"--method={method}"]) for method in METHODS}
 
@@ -315,16 +315,17 @@ def notes(flags: argparse.Namespace, args: argparse.Namespace, steps: dict[str, 
         "",
         f"- {flags.problems} problems x {flags.group} responses of {flags.tokens} tokens, all forced to this length; "
         f"prompts of {(tokens['score'] - tokens['generate']) / rollouts:.0f} on average; random weights; verdicts "
-        f"drawn, every group mixed; mini-batches of {args.minibatch}, {args.micro_tokens} tokens a forward pass.",
+        f"drawn, every group mixed; {args.prompts_per_update} prompts an update; {args.micro_tokens} tokens a forward "
+        "pass.",
         "- tokens/s: responses; prompts, too, where they are computed with (score, train).",
     ]
     if iterations is not None:
         lines.append(f"- Sinkhorn: {iterations:.0f} iterations a pair of spans, on random states; text differs.")
     if flags.no_optimizer:
         lines.append("- AdamW is left out, its memory and its time (--no-optimizer).")
-    if (flags.problems, flags.group) != (PROBLEMS, GROUP):
-        share = rollouts / (PROBLEMS * GROUP)
-        lines.append(f"- A share, {share:.0%} of the recipe's 64 x 8 rollouts: its seconds are not a whole step's.")
+    share = rollouts / (RECIPE["problems"] * RECIPE["group"])
+    if share != 1:
+        lines.append(f"- A share, {share:.1%} of the recipe's 512 x 8 rollouts: its seconds are not a whole step's.")
     if any(step.metrics["skipped"] for step in steps.values()):
         lines.append("- Some updates were not finite and were skipped: distrust the training time.")
     return lines

@@ -40,7 +40,7 @@ from harness import checkpoint, report, tables
 from harness.command import GOES_ON, Parser, RunFailed, guarded, natural, positive_int, refuse_other_settings
 from harness.parallel import Ranks
 from harness.prepare import set_up
-from harness.recipe import MAY_CHANGE, parse_args
+from harness.recipe import MAY_CHANGE, parse_args, renamed
 from harness.run import Run, assemble
 
 ROWS = {
@@ -70,7 +70,9 @@ TIMED = 3  # steps of each row
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where a run failed, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
-    return guarded(lambda: compare(parse(argv)), interrupted=GOES_ON, memory="lower --micro-tokens or --batch")
+    return guarded(
+        lambda: compare(parse(argv)), interrupted=GOES_ON, memory="lower --micro-tokens or --prompts-per-step"
+    )
 
 
 def compare(flags: argparse.Namespace) -> int:
@@ -130,7 +132,7 @@ def check_finished(flags: argparse.Namespace, method: str, seed: int) -> None:
     folder, wanted = flags.out / f"{method}-{seed}", vars(parse_args(started_flags(flags, method, seed)))
     if not (folder / "config.json").exists():
         return
-    had = json.loads((folder / "config.json").read_text())
+    had = renamed(json.loads((folder / "config.json").read_text()))
     free = (MAY_CHANGE - {"steps", "lr", "max_grad_norm"}) | {"name", "out", "model"}
     fixed = {name: value for name, value in wanted.items() if name not in free}
     refuse_other_settings(fixed, had, f"the run in {folder} has", "remove it or choose another --out")

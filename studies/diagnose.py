@@ -40,7 +40,7 @@ from harness.checkpoint import write_whole
 from harness.command import GOES_ON, Parser, guarded, natural, positive_int, refuse_other_settings
 from harness.parallel import Ranks
 from harness.prepare import load_model, load_reward_model, own_prm, set_up, warm_up
-from harness.recipe import parse_args
+from harness.recipe import parse_args, renamed
 from shear import span_bounds, two_sides
 from studies import figures, page
 from studies.prefixes import Group, collect, distances_of, read, scored, table_of
@@ -51,8 +51,8 @@ from tasks.problems import BadInput, Task, cause, choose_template, grader, text_
 REFUSED = "--method --name --resume --smoke --bench --eval-every --ranks --lora-rank"
 # What decides on the samples. All else may change when a folder's groups are looked at again, or added to.
 DECIDES = (
-    "task model data template seed temperature max_tokens group window stride continuations heldout toy_kind toy_lines "
-    "warmup_steps grade_timeout sandbox dtype digest"
+    "task model data template seed temperature max_tokens rollouts_per_prompt window stride continuations heldout "
+    "toy_kind toy_lines warmup_steps grade_timeout sandbox dtype digest"
 ).split()
 # What the paper reports: Figs. 1 and 3, and App. I. Its other figures come without numbers.
 PAPER = {"position": -0.96, "changes": -0.42, "auc_near": 0.64, "auc_far": 0.99, "mixed": 0.838}
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
             diagnose(flags, args)
         return 0
 
-    return guarded(work, interrupted=GOES_ON, memory="lower --micro-tokens, --generate-batch or --group")
+    return guarded(work, interrupted=GOES_ON, memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
 
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
@@ -164,7 +164,7 @@ def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     path = flags.out / "config.json"
     try:
         flags.out.mkdir(parents=True, exist_ok=True)
-        had = json.loads(path.read_text()) if path.exists() else {}
+        had = renamed(json.loads(path.read_text())) if path.exists() else {}
     except (OSError, ValueError) as error:
         raise BadInput(f"--out {flags.out}: cannot be used ({error}); choose another folder") from error
     if had:

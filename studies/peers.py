@@ -204,14 +204,16 @@ def embedded(path: str | None, device: torch.device) -> States:
             warm_up(ready.model, tokenizer, task, args, Path(folder), ranks)
     model = ready.model.eval().to(device)
     torch.manual_seed(SEED)
-    problems = task.heldout[: args.batch // args.group]
+    problems = task.heldout[: args.prompts_per_step]
     sampled = [prefixes.sampled(args, task, model, tokenizer, problem) for problem in problems]
     if not any(group.mixed for group in sampled):
         raise BadInput(f"--model {path}: none of its groups holds right and wrong rollouts; give another")
     batch = Batch.cat([prefixes.scored(group, Policy(model), task, tokenizer, args) for group in sampled])
     hidden, mask = batch.scored.hidden, batch.rollouts.mask  # (B, T, d), (B, T)
-    sizes = f"a step of {len(mask)} rollouts, G {args.group}, T {mask.shape[1]}, d {hidden.shape[-1]}"
-    return States(f"the embedded model, {sizes}", hidden, mask, batch.correct, args.group, args.window, args.stride)
+    sizes = f"a step of {len(mask)} rollouts, G {args.rollouts_per_prompt}, T {mask.shape[1]}, d {hidden.shape[-1]}"
+    return States(
+        f"the embedded model, {sizes}", hidden, mask, batch.correct, args.rollouts_per_prompt, args.window, args.stride
+    )
 
 
 def real(path: Path, device: torch.device) -> Iterator[States]:
@@ -287,7 +289,7 @@ class Solver(NamedTuple):
     error: str
 
 
-def ours(states: States, settings: Settings, stats: list[dict] | None = None) -> Tensor:
+def ours(states: States, settings: Settings, stats: dict[str, list] | None = None) -> Tensor:
     """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of all groups,)."""
     return torch.cat([span_distances(right, wrong, settings, stats)[0] for right, wrong in two_sided(states)])
 
@@ -339,10 +341,10 @@ def measure(solve: Callable[[], Tensor], device: torch.device) -> tuple[float, f
 
 def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
     """Seconds of a group, ratios to ours, errors and memory."""
-    sides, device, stats = two_sided(states), states.mask.device, []
+    sides, device, stats = two_sided(states), states.mask.device, defaultdict(list)
     ours(states, Settings(), stats)
-    iterations = torch.cat([group["iterations"] for group in stats])  # (pairs,)
-    solved = sum(len(group["error"]) for group in stats)
+    iterations = torch.cat(stats["sinkhorn_iterations"])  # (pairs,)
+    solved = len(torch.cat(stats["sinkhorn_error"]))
     total = len(iterations)
     tile = sides[0][0].spans.tokens.shape[1] ** 2
     solvers = solvers_of(states, flags.pairs * 100**2 / tile, total)

@@ -124,7 +124,7 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:
     """G rollouts to a problem, graded."""
     limits = dict(max_tokens=args.max_tokens, temperature=args.temperature)
     prompts = [task.prompt(problem)]
-    rollouts = rollout(model, tokenizer, prompts, args.group, **limits, **sampling_of(args, model))
+    rollouts = rollout(model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model))
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 

@@ -4,6 +4,7 @@ Run: pytest tests/test_checkpoint.py
 """
 
 import fcntl
+import json
 import os
 import random
 import shutil
@@ -23,7 +24,8 @@ import train
 from harness import checkpoint, report
 from tasks import toy
 
-SIZES = "--task embedded --toy-lines 1 --batch 16 --group 4 --minibatch 8 --heldout 8 --eval-groups 4 --seed 1".split()
+SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
+SIZES += "--heldout 8 --eval-groups 4 --seed 1".split()
 EVERY = ["--save-every", "1", "--keep", "9"]
 
 
@@ -198,6 +200,20 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             checkpoint.discard_after(copied, 3)
     assert (copied / "checkpoints" / "step-000004").exists() and checkpoint.find(copied)[1] == 3
+
+
+def test_a_run_that_is_older_than_its_flags_names_goes_on(copied, whole):
+    """Its config.json counts rollouts and has no --eps-unit: the same steps follow, to the bit."""
+    path = copied / "config.json"
+    config = json.loads(path.read_text())
+    del config["eps_unit"]
+    prompts = {name: config.pop(name) for name in ("prompts_per_step", "prompts_per_update")}
+    group = config.pop("rollouts_per_prompt")
+    old = {"batch": prompts["prompts_per_step"] * group, "minibatch": prompts["prompts_per_update"] * group}
+    path.write_text(json.dumps({**config, **old, "group": group}))
+    assert resume(copied / "checkpoints" / "step-000003") == 0
+    for name, value in load_file(whole / "model" / "model.safetensors").items():
+        assert torch.equal(value, load_file(copied / "model" / "model.safetensors")[name])
 
 
 def test_a_resumed_run_may_learn_more_slowly(copied):

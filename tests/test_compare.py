@@ -11,7 +11,8 @@ import pytest
 import train
 from studies import compare
 
-SIZES = "--toy-lines 1 --warmup-steps 2 --steps 1 --batch 16 --minibatch 16 --heldout 8 --eval-groups 2".split()
+SIZES = "--toy-lines 1 --warmup-steps 2 --steps 1 --heldout 8 --eval-groups 2".split()
+SIZES += "--prompts-per-step 2 --prompts-per-update 2".split()
 SIZES += ["--threads", "1"]  # a run in a thread of its own does not hear conftest.py's
 
 
@@ -44,8 +45,12 @@ def test_a_table_of_two_rows_and_the_same_command_again(tmp_path, runs, capsys):
         path.unlink()
     assert compare.main(flags) == 0 and len(runs) == 3 and "--name" in runs[2]  # cut before its first checkpoint
     capsys.readouterr()
-    assert compare.main([*flags, "--group", "4"]) == 2
-    assert "--group 4" in (message := capsys.readouterr().err) and "grpo-3" in message and message.count("\n") == 1
+    assert compare.main([*flags, "--rollouts-per-prompt", "4"]) == 2
+    assert (
+        "--rollouts-per-prompt 4" in (message := capsys.readouterr().err)
+        and "grpo-3" in message
+        and message.count("\n") == 1
+    )
     assert len(runs) == 3
 
 

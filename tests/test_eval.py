@@ -144,8 +144,9 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
 
     The best checkpoint is said to be selected on the test sets, beside the last.
     """
-    size = "--toy-lines 1 --heldout 16 --eval-groups 4 --batch 32 --minibatch 16 --save-every 1 --keep 9".split()
-    flags = ["--task", "embedded", "--model", models[0], *size, "--out", str(tmp_path), "--name", "run"]
+    size = "--toy-lines 1 --heldout 16 --eval-groups 4 --prompts-per-step 4 --prompts-per-update 2".split()
+    flags = ["--task", "embedded", "--model", models[0], *size, "--save-every", "1", "--keep", "9"]
+    flags += ["--out", str(tmp_path), "--name", "run"]
     assert train.main([*flags, "--steps", "2", "--eval-every", "2", "--bench", "embedded"]) == 0
     assert train.main(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
     assert "on benchmarks: embedded " in capsys.readouterr().out

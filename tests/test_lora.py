@@ -72,7 +72,9 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     """arca: two steps are one step, --resume and another, to the bit; the base does not move, the saved model does."""
     toy.make_model(1, seed=0).save_pretrained(tmp_path / "start")
     toy.make_tokenizer().save_pretrained(tmp_path / "start")
-    sizes = "--batch 16 --minibatch 16 --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1"
+    sizes = (
+        "--prompts-per-step 2 --prompts-per-update 2 --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1"
+    )
     flags = f"--task embedded --model {tmp_path}/start {sizes} --method arca --lora-rank 2 --out {tmp_path}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))

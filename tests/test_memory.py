@@ -29,9 +29,11 @@ REST = 2 * 10 * 8 + 8  # embeddings, head, norm
 def flags(**changes) -> argparse.Namespace:
     """The paper's recipe, as far as memory depends on it."""
     recipe = dict(
-        dtype="bfloat16", micro_tokens=16_384, batch=512, minibatch=512, group=8, max_tokens=3000, recompute=True
+        dtype="bfloat16", micro_tokens=16_384, prompts_per_step=64, prompts_per_update=64, rollouts_per_prompt=8
     )
-    usual = dict(shard_over=0, lora_rank=0, generate_batch=0, decode="generate", method="grpo")
+    usual = dict(
+        max_tokens=3000, recompute=True, shard_over=0, lora_rank=0, generate_batch=0, decode="generate", method="grpo"
+    )
     return argparse.Namespace(**{**recipe, **usual, **changes})
 
 
@@ -44,7 +46,7 @@ def test_parameters_are_those_of_the_model():
 
 def test_parts_are_those_counted_by_hand():
     """Each part of a tiny model on four ranks."""
-    args = flags(batch=32, group=4, max_tokens=44, micro_tokens=1000)
+    args = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44, micro_tokens=1000)
     parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, args, 4).items()}
     total = 3 * LAYER + REST
     assert (parts["weights"], parts["moments"], parts["gradients"]) == (total, 2 * total, total)
@@ -66,14 +68,17 @@ def test_parts_are_those_counted_by_hand():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (dict(batch=512), 128 * (304 * 24 * 2 + 160 + 256 * 96 * 2)),
-        (dict(batch=32, max_tokens=9744), 8 * (10_000 * 24 * 2 + 160 + 10_000 * 2 * 8 * 2)),  # copies of keys, values
-        (dict(batch=512, decode="fast"), 128 * (304 * 24 * 2 + 160) + 16_384 * 96 * 2),
+        (dict(prompts_per_step=128), 128 * (304 * 24 * 2 + 160 + 256 * 96 * 2)),
+        (
+            dict(prompts_per_step=8, max_tokens=9744),
+            8 * (10_000 * 24 * 2 + 160 + 10_000 * 2 * 8 * 2),
+        ),  # copies of keys, values
+        (dict(prompts_per_step=128, decode="fast"), 128 * (304 * 24 * 2 + 160) + 16_384 * 96 * 2),
     ],
 )
 def test_generating_holds_cache_and_prefill(changes, expected):
     """Of all rows at once; keys and values copied for every query head where that is more; `decode` some at a time."""
-    args = flags(**{**dict(group=4, max_tokens=44), **changes})
+    args = flags(**{**dict(rollouts_per_prompt=4, max_tokens=44), **changes})
     assert round(memory.predict(TINY, args, 4)["generating"] * 1e9) == expected
 
 
@@ -90,7 +95,7 @@ def test_parts_follow_the_flags():
     assert memory.predict(config, flags(recompute=False), 8)["backward"] > 5 * eight["backward"]
     assert memory.predict(config, flags(method="shear"), 8)["credit"] > eight["credit"] == 0
     # A mini-batch of 8 rollouts, one a rank, fills no pass of 16,384 tokens; a GPU's size bounds the cache.
-    assert memory.predict(config, flags(minibatch=8), 8)["backward"] < eight["backward"]
+    assert memory.predict(config, flags(prompts_per_update=1), 8)["backward"] < eight["backward"]
     assert (
         memory.predict(config, flags(), 1, room=150)["sampling"] < 150 < memory.predict(config, flags(), 1)["sampling"]
     )
@@ -126,7 +131,8 @@ def test_one_rank_in_float32_has_no_copy():
     shape = dict(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10)
     llama = [LlamaConfig(**shape, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
     narrow, wide = (
-        memory.predict(config, flags(batch=8, max_tokens=3, decode="fast"), 1)["generating"] for config in llama
+        memory.predict(config, flags(prompts_per_step=1, max_tokens=3, decode="fast"), 1)["generating"]
+        for config in llama
     )
     assert wide - narrow == pytest.approx(8 * 264 * 2 * 3 * 4 * 2 / 1e9)  # 256 + 3 tokens, aligned
 

@@ -30,8 +30,10 @@ from tasks import toy
 from tasks.problems import Task
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
-FLAGS = "--task embedded --toy-lines 2 --batch 24 --group 4 --minibatch 12 --lr 1e-3 --micro-tokens 256".split()
-TINY = "--task embedded --toy-lines 1 --batch 16 --group 4 --minibatch 8 --heldout 8 --eval-groups 4 --seed 1".split()
+FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
+FLAGS += "--lr 1e-3 --micro-tokens 256".split()
+TINY = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
+TINY += "--heldout 8 --eval-groups 4 --seed 1".split()
 CASES = {
     "grpo": ["--method", "grpo"],
     "shear": ["--method", "shear"],

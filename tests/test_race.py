@@ -5,6 +5,7 @@ Run: pytest tests/test_race.py
 
 import itertools
 import math
+from collections import defaultdict
 from functools import partial
 
 import pytest
@@ -145,9 +146,9 @@ def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
 def test_most_pairs_never_move():
     """The point of it: among spans that differ, few pairs are solved and the mean pair takes few iterations."""
     group, _, iterations = problem("text", 3, 12, 4)
-    stats = []
+    stats = defaultdict(list)
     of_rows, of_columns = race(*group, **LIMITS, stats=stats)
-    found, error = stats[0]["iterations"], stats[0]["error"]
+    found, error = stats["sinkhorn_iterations"][0], stats["sinkhorn_error"][0]
     assert max(len(of_rows), len(of_columns)) <= len(error) < 0.35 * len(found)
     assert found.float().mean() < 0.4 * iterations.float().mean()
     assert (found >= 1).all() and (found <= 100).all()

@@ -19,19 +19,42 @@ from tasks.benchmarks import BENCHMARKS
 PAPER = dict(  # `python train.py --model M`, without what depends on the machine: device and dtype
     **dict(task="math", model="M", data=None, template="auto", seed=0, out="runs", name=None, smoke=False),
     **dict(method="shear", negative_scale=1.0, rescale="none", lora_rank=0, prm=None),
-    **dict(window=100, stride=25, eps=0.05, reading="value", distance="w1", normalize="group", pool="max"),
+    **dict(
+        window=100, stride=25, eps=4.52, eps_unit="raw", reading="value", distance="w1", normalize="group", pool="max"
+    ),
     **dict(max_iters=100, tol=1e-3, fused=False),
     **dict(first_threshold=0.03, entropy_alpha=0.4, entropy_kappa=2.0, hapo_alpha=0.2, hapo_phi=2.0),
     **dict(oar_quantile=0.25, oar_beta=1.0, oar_probe="kl", oar_noise=1e-3, arca_floor=1e-6),
     **dict(pure_temperature=0.1, pure_outcome=1.0, rlsd_mix=0.5, rlsd_steps=50, rlsd_bound=0.2, attention_slope=1.0),
-    **dict(batch=512, group=8, max_tokens=3000, temperature=1.0, generate_batch=0, decode="generate"),
+    **dict(
+        prompts_per_step=512,
+        rollouts_per_prompt=8,
+        max_tokens=3000,
+        temperature=1.0,
+        generate_batch=0,
+        decode="generate",
+    ),
     **dict(grade_timeout=None, sandbox="auto"),
-    **dict(steps=300, lr=1e-6, minibatch=32, micro_tokens=16_384, clip_low=0.2, clip_high=0.28, max_grad_norm=1.0),
+    **dict(
+        steps=300, lr=1e-6, prompts_per_update=32, micro_tokens=16_384, clip_low=0.2, clip_high=0.28, max_grad_norm=1.0
+    ),
     **dict(heldout=64, eval_groups=64, eval_every=0, bench=[], bench_data=[], save_every=10, keep=2, resume=None),
     **dict(ranks=0, shard_over=0, recompute=True, threads=0, toy_kind="chain", toy_lines=5, warmup_steps=600),
 )
 EMBEDDED = dict(
-    **dict(task="embedded", model=None, window=12, stride=6, batch=128, max_tokens=64, steps=40, lr=1e-4),
+    **dict(
+        task="embedded",
+        model=None,
+        window=12,
+        stride=6,
+        eps=0.05,
+        eps_unit="nbar",
+        prompts_per_step=16,
+        prompts_per_update=4,
+        max_tokens=64,
+        steps=40,
+        lr=1e-4,
+    ),
     **dict(heldout=512, threads=1, recompute=False),
 )
 SAMPLES = dict(  # a problem, avg@k of Sec. 5.2; the embedded set is ours
@@ -64,9 +87,10 @@ def test_every_default_of_the_evaluation():
 
 
 def test_functions_for_other_trainers_have_the_same_defaults():
-    """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs."""
+    """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs, but eps, which is in nbar there."""
+    own = PAPER | dict(eps=0.05, eps_unit="nbar")
     settings = dataclasses.asdict(Settings())
-    assert settings == {name: PAPER[name] for name in settings}
+    assert settings == {name: own[name] for name in settings}
     for function, names in (
         (shear_weights, "window stride eps".split()),
         (race, "max_iters tol".split()),
@@ -74,5 +98,5 @@ def test_functions_for_other_trainers_have_the_same_defaults():
         (policy_loss, "clip_low clip_high".split()),
     ):
         parameters = inspect.signature(function).parameters
-        assert {name: parameters[name].default for name in names} == {name: PAPER[name] for name in names}
+        assert {name: parameters[name].default for name in names} == {name: own[name] for name in names}
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6

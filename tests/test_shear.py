@@ -5,6 +5,8 @@ Run: pytest tests/test_shear.py
 
 import functools
 import math
+from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import ot
@@ -15,7 +17,7 @@ from credit import ablations
 from credit.ablations import Settings, evened_out, group_weights
 from fast import race
 from fast.kernel import fused_race
-from shear import closest_spans, shear_advantages, shear_weights, span_bounds
+from shear import closest_spans, shear_advantages, shear_weights, span_bounds, two_sides
 
 SMALL = dict(window=6, stride=3)
 EXACT = dict(eps=0.3, tol=1e-9, max_iters=5000)
@@ -317,11 +319,11 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype, eps):
     hidden, mask, correct = group(13, **KINDS[kind])
     hidden = hidden.to(dtype)
     plain = shear_weights(hidden, mask, correct, eps=eps, **SMALL)
-    stats = []
+    stats = defaultdict(list)
     ours = group_weights(hidden, mask, correct, Settings(eps=eps, **SMALL), stats)
     torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
-    assert len(stats) == 1 and (stats[0]["iterations"] >= 1).all() and (stats[0]["error"] >= 0).all()
+    assert (stats["sinkhorn_iterations"][0] >= 1).all() and (stats["sinkhorn_error"][0] >= 0).all()
 
 
 def test_plain_weights_agree_with_the_slow_loop_at_a_tight_tolerance():
@@ -348,13 +350,32 @@ def test_statistics_are_of_every_solved_group_and_reading():
     """The reading "cost" solves all pairs to the end; other distances and groups of one verdict solve nothing."""
     hidden, mask, correct = group(14)
     for options, count in ((dict(reading="cost"), 1), (dict(distance="chamfer"), 0), (dict(pool="mean"), 1)):
-        stats = []
+        stats = defaultdict(list)
         group_weights(hidden, mask, correct, Settings(**SMALL, **options), stats)
-        assert len(stats) == count
+        assert len(stats["sinkhorn_error"]) == count and len(stats["nbar"]) == 1
         if "reading" in options:
-            assert len(stats[0]["iterations"]) == len(stats[0]["error"])
-    group_weights(hidden, mask, torch.ones(5), Settings(**SMALL), stats := [])
+            assert len(stats["sinkhorn_iterations"][0]) == len(stats["sinkhorn_error"][0])
+    stats = defaultdict(list)
+    group_weights(hidden, mask, torch.ones(5), Settings(**SMALL), stats)
     assert not stats
+
+
+@pytest.mark.parametrize("options", [dict(), dict(pool="mean"), dict(reading="cost")])
+def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
+    """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit, and both are reported."""
+    hidden, mask, correct = group(15)
+    nbar = hidden[mask].norm(dim=-1).mean().item()
+    stats = defaultdict(list)
+    raw = Settings(eps=0.7, eps_unit="raw", **SMALL, **options)
+    ours = group_weights(hidden, mask, correct, raw, stats)
+    torch.testing.assert_close(ours, group_weights(hidden, mask, correct, Settings(eps=0.7 / nbar, **SMALL, **options)))
+    assert stats["nbar"][0].item() == pytest.approx(nbar) and abs(nbar - 1) > 0.5
+    assert stats["eps_over_nbar"][0].item() == pytest.approx(0.7 / nbar)
+    scaled = group_weights(3 * hidden, mask, correct, replace(raw, eps=2.1))  # eps in the unit of the distances
+    torch.testing.assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
+    right, wrong = two_sides(hidden, mask, correct, **SMALL)
+    minima = ablations.span_matrix(right, wrong, raw).amin(1)
+    torch.testing.assert_close(ablations.span_distances(right, wrong, raw)[0], minima, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

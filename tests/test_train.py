@@ -36,9 +36,9 @@ from shear import shear_weights
 from tasks import toy
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
-LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --batch 64 --warmup-steps 350 --steps 24 --lr 2e-4 --threads 1"
-BESIDE = {"learning": [train.__file__, *LEARN.split(), "--name", "small", "--out"]}
-QUICK = "--toy-lines 2 --heldout 16 --eval-groups 4 --batch 64".split()  # for what has nothing to learn
+LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --prompts-per-step 8 --warmup-steps 350 --steps 24 --lr 2e-4"
+BESIDE = {"learning": [train.__file__, *LEARN.split(), "--threads", "1", "--name", "small", "--out"]}
+QUICK = "--toy-lines 2 --heldout 16 --eval-groups 4 --prompts-per-step 8".split()  # for what has nothing to learn
 
 
 @pytest.fixture(scope="session")
@@ -92,12 +92,11 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
     assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK, "--steps", "2", "--seed", "7") == 0
     folder = tmp_path / "embedded-shear-1"
     config = json.loads((folder / "config.json").read_text())
-    assert (
-        config["seed"] == 7 and config["minibatch"] == 32 and config["window"] == 12 and "torch" in config["versions"]
-    )
+    assert config["seed"] == 7 and config["prompts_per_update"] == 4 and config["window"] == 12
+    assert "torch" in config["versions"]
     before, *metrics, after = rows(folder / "metrics.jsonl")
     assert before["before"] and after["after"] and [row["step"] for row in metrics] == [1, 2]
-    assert metrics[0]["abs_log_ratio"] < 1e-5
+    assert metrics[0]["abs_log_ratio"] < 1e-5 and metrics[0]["nbar"] > 0 and metrics[0]["eps_over_nbar"] == 0.05
     assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
     samples = rows(folder / "samples.jsonl")
     assert len(samples) == 16 and all(len(row["tokens"]) == len(row["weights"]) for row in samples)
@@ -109,7 +108,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
     )
     assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
     printed = capsys.readouterr().out
-    assert "step 2/2 | reward" in printed and "8 problems x 8 samples" in printed
+    assert "step 2/2 | reward" in printed and "8 prompts x 8 rollouts" in printed
     assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK, "--steps", "1") == 0
     assert (tmp_path / "embedded-shear-2").exists()  # the next free name, nothing overwritten
 
@@ -148,9 +147,11 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch
 
 def test_gradients_do_not_leak_into_the_next_update(start):
     """The same batch twice without a step between: the same gradient norm, not twice of it."""
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--batch", "32", "--minibatch", "16"])
+    run = assembled(
+        ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4", "--prompts-per-update", "2"]
+    )
     run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0)
-    rollouts = train.sample(run, run.task.train[:4], run.args.group, 1.0)
+    rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     old_logp = train.score_block(run, rollouts).logp
     token_advantages = torch.randn(rollouts.ids.shape)
     first, again = (train.update(run, rollouts, old_logp, token_advantages, 0) for _ in range(2))
@@ -163,8 +164,9 @@ def test_updates_are_those_of_a_written_out_loop(start):
     Clips .1 and .4, temperature .7, a norm that is cut, AdamW without decay. Its eps is raised on both sides, or Adam
     would make whole steps of what rounding leaves in gradients near 0.
     """
-    flags = "--batch 24 --minibatch 8 --temperature .7 --clip-low .1 --clip-high .4 --lr 1e-2 --max-grad-norm .05"
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, *flags.split(), "--group", "4"])
+    flags = "--prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 2 --temperature .7 --lr 1e-2"
+    flags += " --clip-low .1 --clip-high .4 --max-grad-norm .05"
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, *flags.split()])
     run.args.micro_tokens = 150  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.policy.model).double()
@@ -236,8 +238,8 @@ def test_updates_that_are_not_finite_are_skipped(broken, tmp_path, start, monkey
 
 def test_a_skipped_update_leaves_weights_and_moments_alone(start):
     """To the bit, as if the mini-batch had not been."""
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--batch", "32", "--lr", "1"])
-    rollouts = train.sample(run, run.task.train[:4], run.args.group, 1.0)
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4", "--lr", "1"])
+    rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     before = {name: value.clone() for name, value in run.policy.state_dict().items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "skip", lambda *inputs: None)
@@ -251,9 +253,9 @@ def test_a_skipped_update_leaves_weights_and_moments_alone(start):
 
 def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
     """Groups of equal rewards leave forward and backward, not the token count; the gradient is the same."""
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--batch", "32"])
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0)
-    rollouts = train.sample(run, run.task.train[:4], run.args.group, 1.0)
+    rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     old_logp = train.score_block(run, rollouts).logp
     some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
     seen = []
@@ -267,9 +269,9 @@ def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
 
 def test_the_micro_batch_changes_memory_only(start):
     """Loss and gradient norm agree to 1e-5 for micro-batches of about 2, 8 and 32 rollouts."""
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--batch", "32"])
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0)
-    rollouts = train.sample(run, run.task.train[:4], run.args.group, 1.0)
+    rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     old_logp, token_advantages = train.score_block(run, rollouts).logp, torch.randn(rollouts.ids.shape)
     passes, seen = [], []
     run.policy.register_forward_hook(lambda policy, inputs, output: passes.append(len(inputs[0].texts)))
@@ -288,7 +290,8 @@ def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, caps
     problems = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(12)]
     problems.append({"problem": "x" * 490, "answer": "1"})
     path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-    sizes = "--steps 2 --batch 8 --group 4 --minibatch 4 --max-tokens 16 --heldout 4 --eval-groups 2 --lr 1e-3".split()
+    sizes = "--steps 2 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 1 --max-tokens 16".split()
+    sizes += "--heldout 4 --eval-groups 2 --lr 1e-3".split()
     assert (
         run(tmp_path, "--model", str(qwen_folder), "--data", str(path), *sizes, "--window", "6", "--stride", "3") == 0
     )
@@ -307,7 +310,8 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
         return Verdict(None, "infra_error") if len(response) % 2 else Verdict(0.0, "wrong")
 
     monkeypatch.setattr("tasks.problems.grade_code", grade)
-    sizes = "--steps 1 --batch 8 --group 4 --minibatch 4 --max-tokens 60 --heldout 2 --eval-groups 2".split()
+    sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 1 --max-tokens 60".split()
+    sizes += "--heldout 2 --eval-groups 2".split()
     flags = ("--model", str(qwen_folder), "--task", "code", "--data", str(tmp_path / "code.jsonl"), *sizes)
     assert run(tmp_path, *flags) == 0
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
@@ -351,7 +355,7 @@ def test_held_out_problems_without_a_verdict_leave_mean_and_error():
 
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
     """A group, two, or all together: the same token advantages and log-probabilities; states never leave a block."""
-    flags = ["--task", "embedded", "--model", start, *QUICK, "--batch", "40"]
+    flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "5"]
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     monkeypatch.setattr(train, "scores_of", lambda verdicts: np.arange(len(verdicts)) % 2.0)
     score, seen, found = train.score_block, [], []
@@ -362,7 +366,7 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
         return scored
 
     monkeypatch.setattr(train, "score_block", noted)
-    run = assembled([*flags, "--minibatch", "8"])
+    run = assembled([*flags, "--prompts-per-update", "1"])
     for tokens in (1, 2 * 8 * run.args.max_tokens, 2**20):
         monkeypatch.setattr(methods, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
@@ -503,9 +507,11 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--window 0", ["--window 0", "at least 1"]),
         ("--stride 13", ["--stride 13", "--window 12"]),
         ("--eps 0", ["--eps 0", "above 0"]),
-        ("--group 1", ["--group 1", "at least 2"]),
-        ("--batch 100", ["--batch 100", "--minibatch 32"]),
-        ("--minibatch 12 --batch 24", ["--minibatch 12", "--group 8"]),
+        ("--rollouts-per-prompt 1", ["--rollouts-per-prompt 1", "at least 2"]),
+        ("--prompts-per-step 10", ["--prompts-per-step 10", "--prompts-per-update 4"]),
+        ("--batch 64", ["--batch", "--prompts-per-step"]),
+        ("--group=4", ["--group", "--rollouts-per-prompt"]),
+        ("--minibatch 32", ["--minibatch", "--prompts-per-update"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
         ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "161"]),
         ("--toy-lines 9", ["--toy-lines 9", "at most 8"]),
