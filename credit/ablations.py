@@ -5,8 +5,8 @@
     first_weights                                  -> not the paper's: the same distances, used once
 
 The paper names its ablations of W1 without formulas; ours are 1 - cos of the mean states, the symmetric Chamfer
-distance, and the MMD of a Gaussian kernel whose width is the median distance of the group's opposing tokens. "cosine"
-and "mmd" have no unit and are not divided by nbar.
+distance, and the MMD of a Gaussian kernel whose width is a median: the lower one of all distances between a token of a
+right and a token of a wrong rollout of the group. "cosine" and "mmd" have no unit and are not divided by nbar.
 
 The reading "cost" of Eq. (10), <P, C>, has no floor and vanishes on shared prefixes. It has no bounds to race with, so
 every pair is solved.
@@ -77,12 +77,12 @@ def group_weights(
 ) -> Tensor:
     """Token weights (G, T) float32 of one group; shapes and errors are those of `shear.shear_weights`.
 
-    A `defaultdict(list)` given as `stats` receives tensors of a group that is solved: "sinkhorn_iterations" (pairs,),
-    "sinkhorn_error" (solved pairs,), "nbar" and "eps_over_nbar" (1,).
+    A `defaultdict(list)` given as `stats` receives tensors: "nbar" and "eps_over_nbar" (1,); of a group that is solved
+    also "sinkhorn_iterations" (pairs,) and "sinkhorn_error" (solved pairs,).
     """
     mask, correct = mask.bool(), correct.bool()
-    if not (mask[correct].any() and mask[~correct].any()):
-        return mask.float()  # (G, T), Alg. 1 line 16
+    if not mask.any():
+        return mask.float()  # (G, T)
     nbar = mean_norm(hidden[mask])
     eps = settings.eps_over(nbar)
     if stats is not None:
@@ -93,12 +93,13 @@ def group_weights(
         hooks = dict(closest=solver_of(settings, stats), distances=token_distances)
         omega = shear_weights(hidden, mask, correct, **sizes, eps=eps, **hooks)
     else:
-        right, wrong = two_sides(hidden, mask, correct, **sizes)
-        of_right, of_wrong = span_distances(right, wrong, settings, stats)
-        pool = token_weights if settings.pool == "max" else mean_weights
         omega = mask.float()  # (G, T)
-        omega[right.inside] = pool(of_right, right.spans)
-        omega[wrong.inside] = pool(of_wrong, wrong.spans)
+        right, wrong = two_sides(hidden, mask, correct, **sizes)
+        if right is not None:
+            of_right, of_wrong = span_distances(right, wrong, settings, stats)
+            pool = token_weights if settings.pool == "max" else mean_weights
+            omega[right.inside] = pool(of_right, right.spans)
+            omega[wrong.inside] = pool(of_wrong, wrong.spans)
     return evened_out(omega, mask) if settings.normalize == "rollout" else omega
 
 
@@ -192,7 +193,7 @@ def chamfer(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def mmd_distances(right: Side, wrong: Side, costs: Tensor) -> Tensor:
-    """sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the median of the group's cross distances; (K+, K-)."""
+    """sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the group's median, see above; (K+, K-)."""
     median = max(costs.median().item(), 1e-30)
 
     def kernel(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ To add a method, write a function from a `Batch` and the flags to token advantag
 in USES_HIDDEN, USES_PRM or USES_ANSWER where these apply. Its options are flags of `harness/recipe.py`. A method runs
 its own further passes, and logs numbers by entering them in `batch.stats`.
 
-All but `pure` keep the sign of A. Weights are constants for autograd. Where a source is silent the docstring says
-"inferred". Where credit went, once given, is measured in `credit/measures.py`.
+All but `pure` keep the sign of A. Weights are constants for autograd. A docstring says "inferred" where the source is
+silent, and "deviates" where ours differs from it. Where credit went, once given, is measured in `credit/measures.py`.
 """
 
 import argparse
@@ -148,8 +148,8 @@ def grpo(batch: Batch, args) -> Tensor:
 def entropy(batch: Batch, args) -> Tensor:
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758; alpha as for GRPO).
 
-    Rewards grow and penalties shrink where the policy was unsure. Inferred: the entropy is that of the distribution
-    that was sampled from, at the training temperature, and not of every later update's.
+    Rewards grow and penalties shrink where the policy was unsure. Deviates: the source takes H_t from the forward pass
+    of each update; here it is that of the rollout, from the distribution that was sampled from, once for all updates.
     """
     scale = batch.advantages[:, None]  # (B, 1)
     return scale + torch.minimum(args.entropy_alpha * batch.scored.entropies, scale.abs() / args.entropy_kappa)
@@ -308,10 +308,11 @@ def pure(batch: Batch, args) -> Tensor:
 
     r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature), whose sum tends to the
     smallest r_k; G_t the sum of r*_k over the step of token t and all later ones, plus `outcome` times the verdict.
-    The baseline is the mean of G over the tokens of the group's other rollouts, rollout by rollout. Inferred: their
-    code divides by the padded width and whitens over the batch; ours divides by true lengths and by the group's
-    standard deviation, so that credit depends neither on padding nor on the number of ranks. That deviation counts as
-    0.1 at least, or groups of equal verdicts would make large advantages of small differences between scores.
+    The baseline is the mean of G over the tokens of the group's other rollouts, rollout by rollout. Deviates: their
+    code divides the baseline by the padded width; ours by true lengths. Theirs then whitens over the batch, which takes
+    its mean off again; ours drops this recentring and divides by the group's standard deviation, so that credit depends
+    neither on padding nor on the number of ranks. That standard deviation counts as 0.1 at least, or groups of equal
+    verdicts would make large advantages of small differences between scores.
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, args)):

@@ -16,13 +16,13 @@ import math
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import transformers
 
 from harness import checkpoint, evaluation, parallel, report, tables
 from harness.command import refuse_other_settings
 from harness.evaluation import Protocol
+from harness.models import origin_of
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all
 from tasks.benchmarks import Loaded
@@ -64,8 +64,9 @@ def show(
     if args.select and same_benchmarks(results):
         runs = {}
         for model, result in results.items():
-            runs.setdefault(model.rpartition("/")[0], {})[model] = tables.average(result)[0]
-        chosen = select(runs)
+            runs.setdefault(model.rpartition("/")[0], {})[model] = result
+        origin = settings["models"].get(first, {}).get("origin", first)
+        chosen = select(runs, args.paper or tables.backbone_of(origin))
     whole = {**settings, "results": results, "differences": differences, "selection": chosen}
     checkpoint.write_whole(folder / "results.json", json.dumps(whole, indent=1) + "\n")
 
@@ -108,28 +109,30 @@ def print_tables(folder: Path, settings: dict, results: dict, differences: dict,
         print("\n".join(["", "side by side", *tables.side_by_side(results, differences)]))
 
 
-def select(runs: dict[str, dict[str, float]]) -> dict:
-    """Print the last and the best benchmark average of each run's checkpoints, and their mean over the runs.
+def select(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
+    """Print the last and the best benchmark average of each run's checkpoints, then Table 1's mean over the runs.
 
-    A checkpoint whose average is NaN, as a set has no verdict, is left out; so is a run of none but such.
+    `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, as a set has no verdict, is
+    left out; so is a run of none but such.
     """
-    chosen = {}
+    chosen, best_results = {}, []
     print("\nbenchmark average of each run: its last checkpoint's, and the best, which is SELECTED ON THE TEST SETS")
-    for run, averages in runs.items():
+    for run, checkpoints in runs.items():
+        averages = {name: tables.average(results)[0] for name, results in checkpoints.items()}
         graded = {name: average for name, average in averages.items() if not math.isnan(average)}
         if not graded:
             print(f"  {run}: none of {len(averages)} has an average")
             continue
         last, best = list(graded)[-1], max(graded, key=graded.get)
+        best_results.append(checkpoints[best])
         chosen[run] = {"last": last, "last_average": graded[last], "best": best, "best_average": graded[best]}
         both = f"last {tables.percent(graded[last])} ({last}); best {tables.percent(graded[best])} ({best})"
         without = f" ({len(averages) - len(graded)} without an average)" if len(graded) < len(averages) else ""
         print(f"  {run}: {both}, of {len(averages)}{without}")
     if len(chosen) > 1:
-        for which in ("last", "best"):
-            values = [choice[f"{which}_average"] for choice in chosen.values()]
-            spread = tables.percent(float(np.mean(values)), float(np.std(values, ddof=1)))
-            print(f"  {which}, mean ± standard deviation of {len(chosen)} runs: {spread}")
+        last = tables.mean_and_std([choice["last_average"] for choice in chosen.values()])
+        print(f"  last, mean ± standard deviation of {len(chosen)} runs: {last}")
+        print("\n".join(["", *tables.best_checkpoints(best_results, backbone)]))
     return chosen
 
 
@@ -145,14 +148,14 @@ def show_runs(args: argparse.Namespace) -> None:
             raise BadInput(f"--runs {name}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
         runs[name], lines = {}, []
         for row in rows:
+            runs[name][f"step {row['step']}"] = row["bench"]
             mean, error = tables.average(row["bench"])
-            runs[name][f"step {row['step']}"] = mean
             line = {"step": str(row["step"])}
             for benchmark, result in row["bench"].items():
                 line[benchmark] = tables.percent(result["mean"], result["error"])
             lines.append({**line, "average": tables.percent(mean, error)})
         print("\n".join(["", name, *tables.markdown(lines)]))
-    select(runs)
+    select(runs, args.paper or tables.backbone_of(origin_of(str(Path(args.runs[0]) / "model"))))
 
 
 def replay(args: argparse.Namespace) -> Path:

@@ -29,28 +29,50 @@ MATH = "aime24 aime25 amc23 math500 olympiadbench".split()
 CODE = "humaneval humaneval+ mbpp mbpp+ livecodebench".split()
 
 
-def _printed(names: list[str], *numbers: float) -> dict[str, float]:
-    return dict(zip(names, numbers, strict=True))
+SUITES = {"math": MATH, "code": CODE}
 
 
-# Tables 1 and 2 of arXiv 2604.23318, percent: each run's best checkpoint on these very sets; math: mean of three seeds.
-# Averages are taken of these; the paper prints 51.2 for SHEAR on Qwen2.5-Math-7B, whose five numbers average 50.9.
+def _printed(suite: str, numbers: str) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each benchmark and of the suite's average; NaN where none is printed."""
+    printed = {}
+    for name, cell in zip([*SUITES[suite], suite], numbers.split(", "), strict=True):
+        mean, _, std = cell.partition(" ")
+        printed[name] = float(mean), float(std or "nan")
+    return printed
+
+
+# Tables 1 and 2 of arXiv 2604.23318, percent: each run's best checkpoint on these very sets; math: mean and standard
+# deviation of three seeds. The averages are the paper's own; on Qwen2.5-Math-7B SHEAR's 51.2 and PRM(Reshape adv.)'s
+# 49.6 are of numbers whose means are 50.9 and 49.5.
 PAPER = {
     "Qwen2.5-Math-7B": {
-        "GRPO": _printed(MATH, 33.6, 15.5, 66.5, 84.9, 47.8),
-        "SHEAR": _printed(MATH, 35.2, 16.8, 70.3, 83.3, 48.7),
+        "GRPO": _printed("math", "33.6 1.9, 15.5 0.6, 66.5 1.2, 84.9 1.7, 47.8 0.1, 49.6 0.8"),
+        "Entropy adv.": _printed("math", "32.8 1.8, 16.7 1.8, 66.0 0.6, 83.4 0.3, 48.6 0.8, 49.5 0.5"),
+        "PRM(Reshape adv.)": _printed("math", "34.1 3.2, 15.2 1.5, 66.8 1.7, 83.1 1.7, 48.1 1.8, 49.6 1.3"),
+        "PRM(PURE)": _printed("math", "24.5 0.6, 16.2 2.7, 70.0 2.5, 82.5 1.1, 47.6 1.2, 48.2 0.6"),
+        "SHEAR": _printed("math", "35.2 2.3, 16.8 0.5, 70.3 3.2, 83.3 0.8, 48.7 1.0, 51.2 0.8"),
     },
     "Qwen2.5-Coder-7B": {
-        "GRPO": _printed(CODE, 75.8, 71.0, 81.8, 69.3, 17.8),
-        "SHEAR": _printed(CODE, 76.1, 72.1, 82.2, 70.8, 18.3),
+        "GRPO": _printed("code", "75.8, 71.0, 81.8, 69.3, 17.8, 63.1"),
+        "SHEAR": _printed("code", "76.1, 72.1, 82.2, 70.8, 18.3, 63.9"),
     },
     "Llama3.1-8B-Instruct": {
-        "GRPO": _printed(MATH + CODE, 7.9, 0.7, 32.7, 57.7, 24.5, 65.7, 60.0, 70.7, 59.7, 17.4),
-        "SHEAR": _printed(MATH + CODE, 12.7, 2.1, 37.2, 56.3, 22.8, 70.0, 63.5, 69.5, 58.4, 17.7),
+        "GRPO": _printed("code", "65.7, 60.0, 70.7, 59.7, 17.4, 54.7")
+        | _printed("math", "7.9 0.7, 0.7 0.2, 32.7 1.2, 57.7 1.5, 24.5 1.3, 24.7 0.4"),
+        "Entropy adv.": _printed("math", "11.7 2.2, 1.5 1.3, 33.1 2.1, 57.0 2.5, 22.1 0.1, 25.1 0.0"),
+        "PRM(Reshape adv.)": _printed("math", "12.3 2, 1.1 0.4, 33.4 1.5, 55.2 0.5, 23.4 1.5, 25.1 0.9"),
+        "PRM(PURE)": _printed("math", "8.1 5.1, 1.2 1.4, 27.9 3.4, 54.6 1.7, 20.5 1.1, 22.5 0.3"),
+        "SHEAR": _printed("code", "70.0, 63.5, 69.5, 58.4, 17.7, 55.8")
+        | _printed("math", "12.7 1.8, 2.1 1.4, 37.2 0.2, 56.3 1.3, 22.8 0.1, 26.2 0.1"),
     },
     "Qwen2.5-14B-Base": {
-        "GRPO": _printed(MATH + CODE, 16.5, 15.0, 62.4, 83.3, 49.9, 85.0, 79.3, 82.8, 68.8, 19.7),
-        "SHEAR": _printed(MATH + CODE, 18.7, 16.9, 62.2, 84.5, 52.0, 85.5, 79.6, 83.1, 69.0, 21.1),
+        "GRPO": _printed("code", "85.0, 79.3, 82.8, 68.8, 19.7, 67.1")
+        | _printed("math", "16.5 1.8, 15.0 1.6, 62.4 1.3, 83.3 1.8, 49.9 0.5, 45.4 0.4"),
+        "Entropy adv.": _printed("math", "18.5 1.5, 16.4 1.7, 64.8 1.8, 82.2 0.4, 49.4 1.5, 46.3 0.1"),
+        "PRM(Reshape adv.)": _printed("math", "12.8 3.1, 10.6 2.8, 58.5 3.2, 79.7 2.4, 44.1 2.7, 41.2 2.3"),
+        "PRM(PURE)": _printed("math", "13.0 1.6, 8.0 1.8, 49.2 1.2, 76.1 0.1, 40.7 0.1, 37.4 0.1"),
+        "SHEAR": _printed("code", "85.5, 79.6, 83.1, 69.0, 21.1, 67.7")
+        | _printed("math", "18.7 1.5, 16.9 1.1, 62.2 3.9, 84.5 1.1, 52.0 1.1, 46.9 1.0"),
     },
 }
 SURE = 1.96  # standard errors from which a difference is marked
@@ -182,7 +204,7 @@ def table(results: dict[str, dict], data: dict[str, dict], backbone: str | None)
     """One model: a line a benchmark. `data` says what each set is; `backbone` asks for the paper's columns."""
     passes = sorted({name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)})
     has_seeds = any("seed_std" in result for result in results.values())
-    paper = PAPER.get(backbone or "", {})
+    paper = {method: PAPER[backbone][method] for method in ("GRPO", "SHEAR")} if backbone else {}
     rows = []
     for name, result in results.items():
         about = data[name]
@@ -202,15 +224,36 @@ def table(results: dict[str, dict], data: dict[str, dict], backbone: str | None)
             "window": about["window"] or "-",
         }
         for method, printed in paper.items():
-            row[f"paper's {method}, {backbone}"] = str(printed.get(name, "-"))
+            row[f"paper's {method}, {backbone}"] = str(printed[name][0]) if name in printed else "-"
         rows.append(row)
     if len(results) > 1:
         last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
         for method, printed in paper.items():
-            theirs = [printed.get(name, math.nan) for name in results]
+            theirs = [printed.get(name, (math.nan,))[0] for name in results]
             last[f"paper's {method}, {backbone}"] = percent(float(np.mean(theirs)) / 100)
         rows.append(last)
     return markdown(rows)
+
+
+def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
+    """As the paper's Table 1: mean ± standard deviation over runs, each at its best checkpoint; the paper's below."""
+    names = list(best[0])
+    row = {"": f"{len(best)} runs, best checkpoints"}
+    for name in names:
+        row[name] = mean_and_std([results[name]["mean"] for results in best])
+    row["average"] = mean_and_std([average(results)[0] for results in best])
+    rows = [row]
+    suite = next((suite for suite, members in SUITES.items() if set(members) == set(names)), None)
+    for method, printed in PAPER.get(backbone or "", {}).items():
+        cells = {name: printed.get(name) for name in names} | {"average": printed.get(suite)}
+        row = {name: percent(cell[0] / 100, cell[1] / 100) if cell else "-" for name, cell in cells.items()}
+        rows.append({"": f"paper's {method}", **row})
+    return markdown(rows)
+
+
+def mean_and_std(values: list[float]) -> str:
+    """Of runs, with ddof 1, in percent."""
+    return percent(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan)
 
 
 def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]) -> list[str]:

@@ -3,8 +3,9 @@
     fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth     of a table of spans
     fig_10_accuracies, fig_11_matrices                                 of verdicts, of distances
 
-A table of spans is {"group", "rollout", "right", "end", "distance", "success"}, each (n,) float64. It has one row for
-each prefix, which ends at token `end`; the rows of a rollout are adjacent and in order. Every function writes `path`, a
+A table of spans is {"group", "rollout", "number", "right", "end", "distance", "success"}, each (n,) float64. It has one
+row for each prefix with a success, the `number`-th of its rollout, which ends at token `end`; the rows of a rollout are
+adjacent and in order. Every function writes `path`, a
 PNG, and returns its numbers. None stands for a number that is not defined, such as the correlation of constants. Blue
 is right and orange is wrong, colours that colour-blind readers can tell apart.
 
@@ -114,10 +115,13 @@ def fig_1a_position(spans: dict[str, np.ndarray], path: Path, least: int = 8) ->
 
 
 def changes(spans: dict[str, np.ndarray], least: float) -> tuple[np.ndarray, np.ndarray]:
-    """Changes of success and distance from a rollout's prefix to its next, where success changes by `least` or more."""
-    same = np.diff(spans["rollout"]) == 0
-    success = np.diff(spans["success"])[same]
-    distance = np.diff(spans["distance"])[same]
+    """Changes of success and distance from a rollout's prefix to its next, where success changes by `least` or more.
+
+    Prefixes two strides apart are no neighbours, where the one between has no success.
+    """
+    next_one = (np.diff(spans["rollout"]) == 0) & (np.diff(spans["number"]) == 1)
+    success = np.diff(spans["success"])[next_one]
+    distance = np.diff(spans["distance"])[next_one]
     kept = np.abs(success) >= least - 1e-9
     return success[kept], distance[kept]
 

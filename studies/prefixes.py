@@ -42,7 +42,7 @@ from tasks.problems import BadInput, Task
 from tasks.rows import cause, json_lines
 from train import as_batch
 
-SPANS = ("group", "rollout", "right", "end", "distance", "success")  # columns of the table that figures take
+SPANS = ("group", "rollout", "number", "right", "end", "distance", "success")  # columns of the table that figures take
 
 
 @dataclass(frozen=True)
@@ -253,6 +253,6 @@ def table_of(groups: list[Group], distances: list[list[list[float]]]) -> dict[st
                 scores = group.continued[row][k] if group.continued else []
                 graded = [score for score in scores if score is not None]
                 success = statistics.mean(graded) if graded else np.nan
-                rows.append((number, rollouts, right, end, distances[number][row][k], success))
-    table = np.array(rows, dtype=float).reshape(-1, len(SPANS))  # (n, 6)
+                rows.append((number, rollouts, k, right, end, distances[number][row][k], success))
+    table = np.array(rows, dtype=float).reshape(-1, len(SPANS))  # (n, 7)
     return {name: table[:, column] for column, name in enumerate(SPANS)}

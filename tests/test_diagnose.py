@@ -5,6 +5,7 @@ Run: pytest tests/test_diagnose.py
 
 import functools
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,8 +37,12 @@ def coarse(monkeypatch, request):
 
 
 def table(rows: list[tuple]) -> dict[str, np.ndarray]:
-    """Rows of (group, rollout, right, end, distance, success) as the table that figures take."""
-    return dict(zip(SPANS, np.array(rows, dtype=float).T, strict=True))
+    """Rows of (group, rollout, right, end, distance, success) as the table that figures take, numbered by rollout."""
+    seen, numbered = Counter(), []
+    for row in rows:
+        numbered.append((*row[:2], seen[row[:2]], *row[2:]))
+        seen[row[:2]] += 1
+    return dict(zip(SPANS, np.array(numbered, dtype=float).T, strict=True))
 
 
 def in_turn(grade, texts, references):
@@ -87,6 +92,8 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
     rows += [(0, 1, 0, 10, 0.7, 0.0), (0, 1, 0, 20, 0.8, 1 / 16), (0, 1, 0, 30, 5.0, 1 / 16 + small)]
     success, distance = figures.changes(table(rows), 1 / 16)
     assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx([0.3, -0.1, 0.1])
+    gap = figures.rows_where(np.arange(7) != 1, table(rows))  # two strides lie between its neighbours
+    assert figures.changes(gap, 1 / 16)[0] == pytest.approx([1 / 16])
     found = figures.fig_1b_changes(table(rows), tmp_path / "a.png")
     expected = spearmanr([-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1])
     assert found["n"] == 3 and found["spearman"] == pytest.approx(expected.statistic)

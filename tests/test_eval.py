@@ -11,7 +11,7 @@ import pytest
 import eval as command
 import train
 from grpo import rollout
-from harness import evaluation, prepare, results
+from harness import evaluation, prepare, results, tables
 from harness import models as models_of_runs
 from tasks import toy
 
@@ -173,8 +173,16 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
 def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     """Wherever it stands; NaN, a set without any verdict, is never best nor last, nor in a mean over runs."""
     nan = math.nan
-    runs = {"a": {"1": 0.5, "2": 0.9, "3": 0.7}, "b": {"1": nan, "2": 0.3, "3": nan}, "c": {"1": nan, "2": nan}}
-    chosen = results.select(runs)
+    averages = {"a": {"1": 0.5, "2": 0.9, "3": 0.7}, "b": {"1": nan, "2": 0.3, "3": nan}, "c": {"1": nan, "2": nan}}
+    runs = {}
+    for run, checkpoints in averages.items():
+        runs[run] = {}
+        for name, average in checkpoints.items():  # five sets, one above and one below the average
+            means = dict.fromkeys(tables.MATH, average) | {"aime24": average + 0.1, "amc23": average - 0.1}
+            runs[run][name] = {name: {"mean": mean, "error": 0.01} for name, mean in means.items()}
+    chosen = results.select(runs, "Qwen2.5-Math-7B")
+    for choice in chosen.values():
+        choice.update({name: round(value, 9) for name, value in choice.items() if name.endswith("average")})
     assert chosen == {
         "a": {"last": "3", "last_average": 0.7, "best": "2", "best_average": 0.9},
         "b": {"last": "2", "last_average": 0.3, "best": "2", "best_average": 0.3},
@@ -183,7 +191,11 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     assert "a: last 70.0 (3); best 90.0 (2), of 3\n" in printed and "of 3 (2 without an average)" in printed
     assert "c: none of 2 has an average" in printed
     assert "last, mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed  # .4 / sqrt(2), ddof 1
-    assert "best, mean ± standard deviation of 2 runs: 60.0 ± 42.4" in printed
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.split("\n") if line.startswith("|")]
+    assert table[0] == ["", *tables.MATH, "average"]
+    assert table[2] == ["2 runs, best checkpoints", "70.0 ± 42.4", "60.0 ± 42.4", "50.0 ± 42.4", *["60.0 ± 42.4"] * 3]
+    assert [line[0] for line in table[3:]][::4] == ["paper's GRPO", "paper's SHEAR"]
+    assert table[3][1] == "33.6 ± 1.9" and table[-1][-1] == "51.2 ± 0.8"
 
 
 def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):
