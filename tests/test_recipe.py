@@ -5,6 +5,8 @@ Run: pytest tests/test_recipe.py
 
 import dataclasses
 import inspect
+import re
+from pathlib import Path
 
 import eval as command
 from credit.ablations import Settings
@@ -41,6 +43,9 @@ PAPER = dict(  # `python train.py --model M`, without what depends on the machin
     **dict(heldout=64, eval_groups=64, eval_every=0, bench=[], bench_data=[], save_every=10, keep=2, resume=None),
     **dict(ranks=0, shard_over=0, recompute=True, threads=0, toy_kind="chain", toy_lines=5, warmup_steps=600),
 )
+# What changes no number of a run on one machine, or has no value before a user gives one.
+PLAIN = "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over recompute threads"
+PLAIN += " generate_batch decode fused toy_kind toy_lines warmup_steps"
 EMBEDDED = dict(
     **dict(
         task="embedded",
@@ -73,6 +78,21 @@ def test_every_default_of_the_paper_s_run():
     assert settings("--model", "M") == PAPER
     assert settings("--model", "M", "--task", "code") == PAPER | dict(task="code")
     assert settings() == PAPER | EMBEDDED
+
+
+def test_the_table_of_the_recipe_is_true():
+    """docs/recipe.md has every default of the paper's run, and what the embedded task replaces."""
+    text = (Path(__file__).parents[1] / "docs" / "recipe.md").read_text()
+    paper, embedded = text.split("## The embedded task")
+    for part, expected, plain in ((paper, settings("--model", "M"), PLAIN.split()), (embedded, settings(), None)):
+        cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
+        written = dict(re.findall(r"`--(\S+) (\S+?)`", " ".join(cells)))
+        written = {name.replace("-", "_"): value for name, value in written.items()}
+        assert written == {name: str(expected[name]) for name in written} and len(written) > 12
+        if plain:
+            assert set(written) == set(expected) - set(plain)
+        else:
+            assert set(written) >= {name for name in EMBEDDED if expected[name] != PAPER[name]} - set(PLAIN.split())
 
 
 def test_every_default_of_the_evaluation():
