@@ -2,9 +2,10 @@
 
     parse_args(argv) -> the resolved configuration, which `train.py` prints, saves and follows
 
-Defaults are the paper's recipe (Sec. 4 and App. B of arXiv 2604.23318; where it is silent, the choice is explained
-where it acts). `--task embedded`, the default without `--model`, replaces those in EMBEDDED; `--smoke` those in SMOKE.
-`--resume` takes everything from the run's own config.json, but what MAY_CHANGE names.
+Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318; eps: App. B). `docs/recipe.md` has each one
+beside the paper's words, and our reason where the paper is silent. `--task embedded`, the default without `--model`,
+replaces those in EMBEDDED; `--smoke` those in SMOKE. `--resume` takes everything from the run's own config.json, but
+what MAY_CHANGE names.
 """
 
 import argparse
