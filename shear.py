@@ -31,6 +31,7 @@ Two hooks take faster functions of the same signature: `closest` (`fast.race` fi
 every pair) and `distances` (`fast.distances` takes one matrix product). Training passes both; tests prove them equal.
 
 At eps = 0.05 Eq. (10) carries a floor of up to 0.05 ln(window), even between equal spans whose points lie far apart.
+The paper's eps is 4.52 in raw units, which is 0.05 where nbar is 90 (`docs/recipe.md`).
 omega is not 1 on average, so SHEAR also changes the size of the step: mind that when comparing.
 
 What the theory does not promise: the theorems' rate n^(-1/d) is 0.9987 at n = 100 and d = 3584, so they are tested in
