@@ -40,11 +40,12 @@ from harness.command import (
     add_machine_flags,
     guarded,
     natural,
-    not_negative,
+    number,
     positive_int,
     ranked,
     resolve_machine,
     seconds,
+    seed,
 )
 from harness.evaluation import Protocol, Sampler
 from harness.models import embedded, find_models, origin_of, run_of
@@ -68,11 +69,11 @@ def add_flags(parser: Parser) -> None:
     add("--replay", metavar="FILE", help="no model: grade the responses in FILE")
     add("--runs", nargs="+", default=[], help="no model: what train.py --eval-every wrote in these runs")
     add = parser.add_argument_group("protocol").add_argument
-    add("--temperature", type=not_negative, default=PROTOCOL.temperature, help="of sampling")
+    add("--temperature", type=number(float, 0, 1000), default=PROTOCOL.temperature, help="of sampling")
     add("--greedy", action="store_true", help="temperature 0, one response a problem")
     add("--samples", type=natural, default=0, help="responses a problem; 0: the paper's k")
     add("--max-tokens", type=positive_int, default=PROTOCOL.max_tokens, help="response limit")
-    add("--seeds", type=natural, nargs="+", default=[0], help="several: mean and standard deviation over them, too")
+    add("--seeds", type=seed, nargs="+", default=[0], help="several: mean and standard deviation over them, too")
     add("--template", choices=TEMPLATES, default=PROTOCOL.template, help="of prompts, as in train.py")
     add("--block", type=positive_int, default=PROTOCOL.block, help="responses made, graded and saved together")
     add("--grade-timeout", type=seconds, help="for one response; if not given: the benchmark's")
@@ -90,9 +91,9 @@ def add_flags(parser: Parser) -> None:
     add("--select", choices=("last", "best"), help="every checkpoint of the runs; best is chosen on the test sets")
     add = parser.add_argument_group("embedded task, if not given: as the model's run has them").add_argument
     add("--toy-kind", choices=toy.KINDS, help="shape of the little programs")
-    add("--toy-lines", type=positive_int, help="definitions a problem")
-    add("--heldout", type=positive_int, help="problems")
-    add("--toy-seed", type=natural, help="the run's seed, which made the problems")
+    add("--toy-lines", type=number(int, 1, len(toy.LABELS)), help="definitions a problem")
+    add("--heldout", type=number(int, 1, 10**5), help="problems")
+    add("--toy-seed", type=seed, help="the run's seed, which made the problems")
     add_machine_flags(parser)
 
 
@@ -150,23 +151,23 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     }
     for note in [note for loaded in sets for note in loaded.notes] if ranks.main else ():
         print(note)
-    for label, path in models.items():
-        sampler = load_sampler(args, path, ranks)
-        template = choose_template(args.template, sampler.name, sampler.tokenizer)
-        weights = weights_checksum(sampler.model)
-        settings["models"][label] = {"path": path, "origin": sampler.name, "template": template, "checksum": weights}
-        kept = results.share_kept(folder, settings, sets, protocol, ranks)
-        for loaded in sets:
-            place = {"model": label, "benchmark": loaded.benchmark.name}
-            done = [row for row in kept if place.items() <= row.items() and row["seed"] in args.seeds]
+    report.make_out(folder, ranks)
+    with report.locked(folder, ranks, "--out"):
+        for label, path in models.items():
+            sampler = load_sampler(args, path, ranks)
+            settings["models"][label] = about_model(args, path, sampler)
+            kept = results.share_kept(folder, settings, sets, protocol, ranks)
+            for loaded in sets:
+                place = {"model": label, "benchmark": loaded.benchmark.name}
+                done = [row for row in kept if place.items() <= row.items() and row["seed"] in args.seeds]
 
-            def write(rows: list[dict], label=label) -> None:
-                report.append(folder / "generations.jsonl", [{"model": label, **row} for row in rows])
+                def write(rows: list[dict], label=label) -> None:
+                    report.append(folder / "generations.jsonl", [{"model": label, **row} for row in rows])
 
-            evaluation.evaluate(sampler, loaded, protocol, ranks, seeds=args.seeds, done=done, write=write)
-        del sampler  # or two models are in memory while the next one is loaded
-    if ranks.main:
-        results.show(folder, args, list(models), [loaded.benchmark.name for loaded in sets])
+                evaluation.evaluate(sampler, loaded, protocol, ranks, seeds=args.seeds, done=done, write=write)
+            del sampler  # or two models are in memory while the next one is loaded
+        if ranks.main:
+            results.show(folder, args, list(models), [loaded.benchmark.name for loaded in sets])
     return 0
 
 
@@ -195,9 +196,11 @@ def load_sampler(args: argparse.Namespace, path: str, ranks: Ranks) -> Sampler:
     return Sampler(model.eval(), tokenizer, origin_of(path), prepare.sampling_of(args, model))
 
 
-def weights_checksum(model) -> int:
-    """A number that tells these weights from others."""
-    return int(sum(parallel.checksum(weight, number) for number, weight in enumerate(model.parameters())))
+def about_model(args: argparse.Namespace, path: str, sampler: Sampler) -> dict:
+    """What settings.json says of a model; the checksum tells its weights from others."""
+    template = choose_template(args.template, sampler.name, sampler.tokenizer)
+    weights = sum(parallel.checksum(weight, number) for number, weight in enumerate(sampler.model.parameters()))
+    return {"path": path, "origin": sampler.name, "template": template, "checksum": int(weights)}
 
 
 if __name__ == "__main__":

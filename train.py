@@ -37,12 +37,13 @@ from credit.measures import effective_weights
 from credit.methods import USES_HIDDEN, Batch, Source, credit
 from grpo import Rollouts, Scored, cat_padded, group_advantages, policy_loss, rollout, score
 from harness import evaluation, parallel, report
+from harness.checkpoint import whole_folder
 from harness.command import guarded, ranked
 from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
 from harness.recipe import parse_args
-from harness.run import Run, prepared, restore, save, seed_of, skip
+from harness.run import Run, check_policy, prepared, restore, save, seed_of, skip
 from harness.tables import mean_and_error
 from rewards import Verdict, scores_of
 from tasks.benchmarks import Loaded
@@ -79,6 +80,7 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
     try:
         for step in tqdm(range(len(history), args.steps), desc="steps", leave=False, disable=None):
             metrics, samples = train_step(run, step)
+            check_policy(run, step)
             if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
                 metrics["bench"] = on_benchmarks(run, sets, step + 1)
             history.append(metrics)
@@ -96,7 +98,8 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
         status = 130
     if ranks.main:
         report.finish(args, folder, before, after, history, predicted_gb)
-        lora.save(run.sampler, run.tokenizer, folder / "model")
+        with whole_folder(folder / "model") as draft:
+            lora.save(run.sampler, run.tokenizer, draft)
         print(f"saved to {folder}/")
     return status
 

@@ -17,8 +17,12 @@ Another number of ranks can go on from the same files, with other random numbers
 import hashlib
 import json
 import os
+import pickle
+import re
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
@@ -28,13 +32,43 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from credit import lora
 from grpo import Policy
 from harness.parallel import Ranks, from_main, gather_items
+from tasks.problems import cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
+STEP = re.compile(r"step-(\d{6,})")  # a folder of ours; a copy beside it has another name
+# All that torch's `.metadata`, a pickle, may name: anything else could run code of whoever made the folder.
+METADATA = {
+    "torch.distributed.checkpoint.metadata": "Metadata StorageMeta MetadataIndex TensorStorageMetadata "
+    "TensorProperties ChunkStorageMetadata BytesStorageMetadata _MEM_FORMAT_ENCODING",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.serialization": "_get_layout",
+    "torch": "Size float32",
+    "pathlib": "PosixPath",
+    "collections": "OrderedDict",
+}
+
+
 class CheckpointError(ValueError):
     """A checkpoint that is missing or damaged."""
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Raises CheckpointError for a name that is not in METADATA."""
+
+    def find_class(self, module: str, name: str):
+        if name not in METADATA.get(module, "").split():
+            raise CheckpointError(f".metadata names {module}.{name}, which no checkpoint needs")
+        return super().find_class(module, name)
+
+
+class TensorsOnly(dcp.DefaultLoadPlanner):
+    """torch's planner, which unpickles whatever is no tensor; ours asks for tensors alone."""
+
+    def load_bytes(self, read_item, value) -> None:
+        raise CheckpointError(f"{read_item.dest_index.fqn} is no tensor")
 
 
 def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ranks: Ranks, keep: int) -> None:
@@ -47,7 +81,8 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     _wait()
-    dcp.save(_state(policy, optimizer), checkpoint_id=draft / "state")
+    with plain_errors():
+        dcp.save(_state(*get_state_dict(policy, optimizer)), checkpoint_id=draft / "state")
     if ranks.main:
         lora.save(sampler, tokenizer, draft / "model")
     _wait()
@@ -67,7 +102,18 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
 
 def complete(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return sorted(path.parent for path in (run / "checkpoints").glob("step-*/complete.json"))
+    return [folder for folder in _steps(run) if (folder / "complete.json").exists()]
+
+
+def _steps(run: Path) -> list[Path]:
+    """The checkpoints of a run, complete or not, oldest first."""
+    folders = [path for path in (run / "checkpoints").glob("step-*") if STEP.fullmatch(path.name)]
+    return sorted(folders, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The steps that were done at a checkpoint."""
+    return int(STEP.fullmatch(folder.name)[1])
 
 
 def find(path: Path) -> tuple[Path, int]:
@@ -84,7 +130,7 @@ def find(path: Path) -> tuple[Path, int]:
         report = json.loads((path / "complete.json").read_text())
         sizes = {name: size for name, (size, _) in report["files"].items()}
         step = int(report["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path / 'complete.json'} cannot be read ({error})") from error
     for name, size in sizes.items():
         if not (path / name).is_file() or (path / name).stat().st_size != size:
@@ -102,16 +148,38 @@ def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
         raise CheckpointError(f"{path} is damaged: {damaged[0]} does not hold what was written")
     if report["ranks"] != ranks.world and ranks.main:
         print(f"checkpoint of {report['ranks']} ranks, now {ranks.world}: other random numbers from here on")
-    state = _state(policy, optimizer)
-    dcp.load(state, checkpoint_id=path / "state")
-    set_state_dict(policy, optimizer, model_state_dict=state["policy"], optim_state_dict=state["optimizer"])
+    weights, moments = get_state_dict(policy, optimizer)
+    state = _state(weights, moments)
+    try:
+        with (path / "state" / ".metadata").open("rb") as file:
+            MetadataUnpickler(file).load()  # torch will, as it is
+        with plain_errors():
+            dcp.load(state, checkpoint_id=path / "state", planner=TensorsOnly())
+    except Exception as error:  # torch raises of every kind; the cause stays attached
+        raise CheckpointError(f"{path} cannot be loaded ({cause(error)})") from error
+    moments["state"] = state["optimizer"]["state"]
+    set_state_dict(policy, optimizer, model_state_dict=state["policy"], optim_state_dict=moments)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """torch wraps the errors of all ranks in one that is no Exception: raise the first of them."""
+    try:
+        yield
+    except dcp.api.CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        raise first from None
 
 
 def discard_after(run: Path, step: int) -> list[Path]:
-    """Remove and return checkpoints of later steps: a run that goes on from `step` writes its own. Drafts go, too."""
-    later = [path for path in complete(run) if int(path.name.removeprefix("step-")) > step]
-    for path in later:
-        _remove(path)
+    """Remove and return checkpoints of later steps: a run that goes on from `step` writes its own.
+
+    Drafts go, too, and what a kill has left of a checkpoint that was being removed.
+    """
+    later = [path for path in complete(run) if step_of(path) > step]
+    for path in _steps(run):
+        if path in later or not (path / "complete.json").exists():
+            _remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)
     return later
@@ -121,6 +189,17 @@ def _remove(folder: Path) -> None:
     """Remove a checkpoint, first what makes it one, so that a half-removed one is never chosen."""
     (folder / "complete.json").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A draft to write into, which takes the place of `folder` when all is written."""
+    draft = folder.with_name(f".{folder.name}.writing")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    yield draft
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -133,10 +212,9 @@ def write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def _state(policy: Policy, optimizer) -> dict:
-    """What `state/` holds, as it is now; loading overwrites it in place."""
-    weights, moments = get_state_dict(policy, optimizer)
-    return {"policy": weights, "optimizer": moments}
+def _state(weights: dict, moments: dict) -> dict:
+    """What `state/` holds, all of it tensors, of what `get_state_dict` returns; loading overwrites it in place."""
+    return {"policy": weights, "optimizer": {"state": moments["state"]}}
 
 
 def _folder(run: Path, step: int) -> Path:

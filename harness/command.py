@@ -56,10 +56,12 @@ def number(kind: type, low: float, high: float = math.inf, *, above: bool = Fals
     return convert
 
 
-positive_int = number(int, 1)
-natural = number(int, 0)
-positive = number(float, 0, above=True)
-not_negative = number(float, 0)
+positive_int = number(int, 1, 10**6)
+natural = number(int, 0, 10**6)
+seed = number(int, 0, 2**32 - 1)
+positive = number(float, 0, 1e30, above=True)
+not_negative = number(float, 0, 1e30)
+temperature = number(float, 0.001, 1000)
 share = number(float, 0, 1)
 seconds = number(float, 0, 86_400, above=True)  # a day at most
 
@@ -69,8 +71,8 @@ def add_machine_flags(parser: Parser):
     add = parser.add_argument_group("machine").add_argument
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where there is one")
     add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="of compute; auto: bfloat16 on cuda")
-    add("--ranks", type=natural, default=0, help="processes to start, unless torchrun has; 0: one a GPU")
-    add("--threads", type=natural, default=0, help="CPU threads, 0: torch's default")
+    add("--ranks", type=number(int, 0, 4096), default=0, help="processes to start, unless torchrun has; 0: one a GPU")
+    add("--threads", type=number(int, 0, 4096), default=0, help="CPU threads, 0: torch's default")
     add("--generate-batch", type=natural, default=0, help="rollouts at a time; 0: what memory holds, 512 on CPU")
     add(
         "--decode",
@@ -129,11 +131,23 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
         say(interrupted)
         status = 130
     except Exception as error:
+        if sentence := file_trouble(error):
+            print(f"error: {sentence}", file=sys.stderr)
+            return 1  # of one rank, perhaps: nothing can be left together
         if "RANK" in os.environ:  # whose traceback this is
             print(f"rank {rank} fails: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         raise
     parallel.leave()
     return status
+
+
+def file_trouble(error: Exception) -> str | None:
+    """A sentence for a full disk, and for a file that cannot be read or written; None for any other error."""
+    if "No space left on device" in str(error):  # also as safetensors and torch wrap it
+        return "the disk is full; free space, then give the same command again"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; choose a place that can be read and written"
+    return None
 
 
 def ranked(

@@ -12,9 +12,7 @@ before, and not on the number of processes, which take the blocks in turn. So wh
 Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row has one), half-finished blocks.
 """
 
-import hashlib
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ from harness.report import append
 from rewards import Verdict
 from tasks import toy
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput, Task, choose_template, grader, text_task
+from tasks.problems import BadInput, Task, choose_template, digest_of, grader, text_task
 
 
 @dataclass(frozen=True)
@@ -124,13 +122,12 @@ def samples_of(loaded: Loaded, protocol: Protocol) -> int:
 
 def about(loaded: Loaded, protocol: Protocol) -> dict:
     """What settings.json says of a set, and what must not change."""
-    text = json.dumps([[p["id"], p["problem"], p.get("answer", p.get("tests"))] for p in loaded.problems])
     return {
         "k": samples_of(loaded, protocol),
         "limit": min(protocol.max_tokens, loaded.max_tokens),
         "problems": len(loaded.problems),
         "source": loaded.source,
-        "digest": hashlib.sha256(text.encode()).hexdigest()[:12],
+        "digest": digest_of(loaded.problems),
         "revision": loaded.revision,
         "window": loaded.window,
     }

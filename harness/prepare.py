@@ -24,6 +24,7 @@ from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from fast import decode
 from grpo import hf_generate, layers_of
 from harness import evaluation, parallel
+from harness.checkpoint import whole_folder
 from harness.command import flag
 from harness.evaluation import Protocol, Sampler
 from harness.parallel import Ranks
@@ -133,8 +134,9 @@ def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
 def load_folder(option: str, name: str, kind: type, dtype) -> tuple[torch.nn.Module, object]:
     """A model of class `kind` and its tokenizer; raises BadInput naming the `option` for a folder that is broken."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model, loading = kind.from_pretrained(name, dtype=dtype, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else a terminal is asked
+        options = dict(dtype=dtype, output_loading_info=True, trust_remote_code=False)
+        model, loading = kind.from_pretrained(name, **options)
     except Exception as error:  # loaders raise of every kind; the cause stays attached
         reason = str(error).strip().split("\n")[0]
         raise BadInput(f"{option} {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id") from error
@@ -156,6 +158,8 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
     with torch.no_grad():
         plain = policy(ids).logits
         ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
+    if not plain.isfinite().all():
+        raise BadInput(f"--model {name}: its weights give logits that are not finite; give another model")
     if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):  # caps, scales: `grpo.Policy` would train another model
         raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
     return policy, tokenizer
@@ -179,8 +183,9 @@ def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path
         started = time.perf_counter()
         loss = toy.warm_up(model, args.toy_lines, args.toy_kind, forbidden, steps=args.warmup_steps, seed=args.seed)
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
-        model.save_pretrained(folder / "start")
-        tokenizer.save_pretrained(folder / "start")
+        with whole_folder(folder / "start") as draft:
+            model.save_pretrained(draft)
+            tokenizer.save_pretrained(draft)
     parallel.broadcast(model, ranks)
 
 
@@ -188,8 +193,10 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
     """The embedded task's process reward model, taught by one rank for all; a resumed run has it already."""
     if ranks.main and not args.resume:
         forbidden = {problem["problem"] for problem in task.heldout}
-        for part in teacher.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed):
-            part.save_pretrained(folder / "prm")
+        reward_model, its_tokenizer = teacher.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed)
+        with whole_folder(folder / "prm") as draft:
+            reward_model.save_pretrained(draft)
+            its_tokenizer.save_pretrained(draft)
     parallel.gather(None, ranks)  # until it is there
     return load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
 

@@ -9,7 +9,6 @@ what MAY_CHANGE names.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -32,8 +31,11 @@ from harness.command import (
     refuse_other_settings,
     resolve_machine,
     seconds,
+    seed,
     share,
+    temperature,
 )
+from harness.report import settings_in
 from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.problems import TEMPLATES, BadInput
@@ -69,7 +71,7 @@ def add_flags(parser: Parser) -> None:
     add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
     add("--data", help="local problems, a file or folder; if not given: the paper's training set, from the hub")
     add("--template", choices=TEMPLATES, default="auto", help="of prompts; auto: qwen-math, else chat, else plain")
-    add("--seed", type=natural, default=0, help="problems, weights of a new model, sampling, shuffling")
+    add("--seed", type=seed, default=0, help="problems, weights of a new model, sampling, shuffling")
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
@@ -77,7 +79,7 @@ def add_flags(parser: Parser) -> None:
     add("--method", choices=tuple(METHODS), default="shear", help="who gets credit, see credit/methods.py")
     add("--negative-scale", type=not_negative, default=1.0, help="factor on the advantages of wrong rollouts")
     add("--rescale", choices=RESCALINGS, default="none", help="mean1: a group's mean weight becomes 1")
-    add("--lora-rank", type=natural, default=0, help="train an adapter of this rank; 0: the whole model")
+    add("--lora-rank", type=number(int, 0, 4096), default=0, help="train an adapter of this rank; 0: the whole model")
     add("--prm", help="process reward model of prm and pure; embedded: if not given, a tiny one is made and taught")
     add = parser.add_argument_group("SHEAR").add_argument
     add("--window", type=positive_int, default=Settings.window, help="span length w, tokens")
@@ -109,10 +111,10 @@ def add_flags(parser: Parser) -> None:
     add("--rlsd-bound", type=share, default=0.2, help="rlsd: weights lie within 1 +- this")
     add("--attention-slope", type=positive, default=1.0, help="attention: c goes from - this to + this")
     add = parser.add_argument_group("rollouts").add_argument
-    add("--prompts-per-step", type=positive_int, default=512, help="problems of a sampling phase")
-    add("--rollouts-per-prompt", type=number(int, 2), default=8, help="size of a group, G")
+    add("--prompts-per-step", type=number(int, 1, 10**5), default=512, help="problems of a sampling phase")
+    add("--rollouts-per-prompt", type=number(int, 2, 4096), default=8, help="size of a group, G")
     add("--max-tokens", type=natural, default=3000, help="response limit, tokens; 0: a full response (embedded)")
-    add("--temperature", type=positive, default=1.0, help="of sampler and trainer alike")
+    add("--temperature", type=temperature, default=1.0, help="of sampler and trainer alike")
     add = parser.add_argument_group("grading").add_argument
     add("--grade-timeout", type=seconds, help="for one response; if not given: 5 (math), 10 (code)")
     add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="code: auto is the strongest that works")
@@ -125,7 +127,7 @@ def add_flags(parser: Parser) -> None:
     add("--clip-high", type=positive, default=grpo.CLIP_HIGH, help="ratio bound above: 1 + this")
     add("--max-grad-norm", type=positive, default=1.0, help="gradient norm is cut to this")
     add = parser.add_argument_group("evaluation").add_argument
-    add("--heldout", type=positive_int, default=64, help="problems kept from training, each answered greedily")
+    add("--heldout", type=number(int, 1, 10**5), default=64, help="problems kept from training, each answered greedily")
     add("--eval-groups", type=positive_int, default=64, help="of these, sampled --rollouts-per-prompt times each")
     add("--eval-every", type=natural, default=0, help="steps between evaluations on --bench; 0: never")
     add("--bench", nargs="+", default=[], help="math, code, embedded, or names of benchmarks, see eval.py")
@@ -184,11 +186,16 @@ def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -
     try:
         path, step = checkpoint.find(Path(first.resume))
         run = path.resolve().parent.parent
-        saved = renamed(json.loads((run / "config.json").read_text()))
-    except (OSError, ValueError) as error:
+        saved = renamed(settings_in(run / "config.json", ("task", "method", "seed")))
+    except ValueError as error:
         raise BadInput(f"--resume {first.resume}: {error}; give a run's folder, or another checkpoint") from error
     defaults = {name: parser.get_default(name) for name in vars(first)}
-    parser.set_defaults(**{name: saved[name] for name in vars(first) if name in saved})
+    saved = {name: value for name, value in saved.items() if name in vars(first)}
+    as_flags = vars(parser.parse_args([word for name, value in saved.items() for word in spelled(name, value)]))
+    for name, value in saved.items():
+        if as_flags[name] != value:
+            raise BadInput(f"--resume {first.resume}: {flag(name)} {value} in its config.json; restore the file")
+    parser.set_defaults(**saved)
     args = parser.parse_args(argv)
     fixed = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
     had = defaults | saved  # a run may be older than a flag
@@ -199,6 +206,15 @@ def resumed(parser: Parser, first: argparse.Namespace, argv: list[str] | None) -
     resolve_machine(args, half=args.task != "embedded")
     check(args)
     return args
+
+
+def spelled(name: str, value) -> list[str]:
+    """A flag and its value as one would type them; nothing where the flag would not be given."""
+    if isinstance(value, bool):
+        return [flag(name)] if value else [f"--no-{name}"] * (name == "recompute")
+    if value is None or value == []:
+        return []
+    return [flag(name), *map(str, value if isinstance(value, list) else [value])]
 
 
 def renamed(config: dict) -> dict:

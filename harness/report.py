@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def peak_gb() -> float:
     return round(peak, 2)
 
 
+def make_out(folder: Path, ranks: Ranks) -> None:
+    """The folder of --out, on rank 0 for all; raises BadInput where it cannot be made."""
+    with together(ranks):
+        if ranks.main:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"--out {folder}: cannot be made ({error}); choose another") from error
+
+
 def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
     """runs/NAME, new unless a run is resumed; raises BadInput where it cannot be made."""
     with together(ranks):
@@ -68,8 +79,8 @@ def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
 
 
 @contextmanager
-def locked(folder: Path, ranks: Ranks):
-    """The run's folder for this run alone; raises BadInput if another process writes there."""
+def locked(folder: Path, ranks: Ranks, option: str):
+    """The folder that an option names for this process alone; raises BadInput if another one writes there."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with together(ranks):
@@ -77,7 +88,7 @@ def locked(folder: Path, ranks: Ranks):
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:
-                    raise BadInput(f"--resume {folder}: another process is writing there; end it first") from error
+                    raise BadInput(f"{option} {folder}: another process is writing there; end it first") from error
         yield
     finally:
         os.close(handle)
@@ -91,11 +102,15 @@ def free_name(args: argparse.Namespace) -> str:
     return f"{args.task}-{args.method}-{number}"
 
 
-def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
-    """What will happen, before it does: printed, and saved as config.json."""
+def write_config(args: argparse.Namespace, folder: Path, digest: str) -> None:
+    """config.json: the resolved flags, and a digest of the problems."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    config = {**vars(args), "resume": None, "versions": versions}
+    config = {**vars(args), "resume": None, "digest": digest, "versions": versions}
     write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+
+
+def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
+    """What will happen, before it does."""
     print(f"{args.method} on the {args.task} task; files go to {folder}/")
     for note in notes:
         print(f"  {note}")
@@ -221,19 +236,58 @@ def summary(result: dict) -> dict:
     return {name: value for name, value in result.items() if name != "example"}
 
 
-def rows(path: Path) -> list[dict]:
-    """A JSON-lines file, without a last line that is cut off."""
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
+    """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput, naming the line.
+
+    Every object must have these `keys`.
+    """
+    found = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{path}, line {number}: not JSON ({error}); restore or remove the file") from error
+        if not isinstance(row, dict) or not set(keys) <= row.keys():
+            needed = f" with {', '.join(keys)}" if keys else ""
+            raise BadInput(f"{path}, line {number}: not an object{needed}; restore or remove the file")
+        found.append(row)
+    return found
 
 
-def cut_back(folder: Path, step: int) -> None:
-    """Metrics, samples and skipped rollouts as they were after `step` steps."""
+def settings_in(path: Path, keys: Sequence[str] = ()) -> dict:
+    """The object in a JSON file, which must have these `keys`; raises BadInput."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
+    if not isinstance(settings, dict) or not set(keys) <= settings.keys():
+        raise BadInput(
+            f"{path}: not an object with {', '.join(keys) or 'settings'}; restore it, or choose another folder"
+        )
+    return settings
+
+
+def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
+    """What metrics, samples and skipped rollouts were after `step` steps, by file; raises BadInput."""
+    kept = {}
     for name in ("metrics.jsonl", "samples.jsonl", "nonfinite.jsonl"):
-        if not (folder / name).exists():
-            continue
-        kept = [row for row in rows(folder / name) if row.get("step", 0) <= step and "after" not in row]
-        write_whole(folder / name, "".join(json.dumps(row) + "\n" for row in kept))
+        if (folder / name).exists():
+            kept[name] = []
+            for row in rows(folder / name):
+                done = row.get("step", 0)
+                if isinstance(done, int) and done <= step and "after" not in row:
+                    kept[name].append(row)
+    return kept
+
+
+def cut_back(folder: Path, kept: dict[str, list[dict]]) -> None:
+    """Write what `rows_until` returned."""
+    for name, kept_rows in kept.items():
+        write_whole(folder / name, "".join(json.dumps(row) + "\n" for row in kept_rows))
 
 
 def write_suspects(

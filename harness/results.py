@@ -11,6 +11,7 @@ A file of `--replay` has a JSON object a line: "response" or "solution", and "an
 """
 
 import argparse
+import contextlib
 import json
 import math
 from functools import partial
@@ -29,6 +30,9 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, grader
 from tasks.rows import from_files
 
+SETTINGS = ("protocol", "data", "models")  # keys of settings.json
+ROW = ("model", "benchmark", "seed", "problem", "score", "reason")  # keys of a generation
+
 
 def show(
     folder: Path, args: argparse.Namespace, models: list[str] | None = None, names: list[str] | None = None
@@ -38,8 +42,8 @@ def show(
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
     try:
-        settings = json.loads((folder / "settings.json").read_text())
-        rows = report.rows(folder / "generations.jsonl")
+        settings = report.settings_in(folder / "settings.json", SETTINGS)
+        rows = report.rows(folder / "generations.jsonl", ROW)
     except (OSError, ValueError) as error:
         raise BadInput(f"--from {folder}: cannot be read ({error}); give a folder that eval.py made") from error
     data, generations = settings["data"], {}  # model -> benchmark -> rows
@@ -190,8 +194,11 @@ def replay(args: argparse.Namespace) -> Path:
         samples = len(mine) // (problems * askings)
         data[name] = {"k": samples, "problems": problems, "source": source, "revision": revision, "window": None}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
-    folder.mkdir(parents=True, exist_ok=True)
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
+    if folder.exists() and any(folder.iterdir()):  # only the same replay may stand there
+        had = report.settings_in(folder / "settings.json", SETTINGS)["protocol"]
+        refuse_other_settings(settings["protocol"], had, f"the evaluation in {folder} has", "choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
     checkpoint.write_whole(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
     checkpoint.write_whole(folder / "generations.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -207,6 +214,9 @@ def first_of(row: dict, *keys: str):
 
 def grade_either(args: argparse.Namespace, response: str, reference) -> Verdict:
     """The verdict on a program, where the reference is a dictionary of tests, or on a math answer."""
+    if isinstance(reference, str) and reference.lstrip().startswith("{"):  # tests as JSON text
+        with contextlib.suppress(ValueError, RecursionError):
+            reference = json.loads(reference)
     if isinstance(reference, dict):
         return grader("code", args.grade_timeout, args.sandbox)(response, reference)
     return grader("math", args.grade_timeout, args.sandbox)(response, str(reference))
@@ -226,14 +236,10 @@ def share_kept(folder: Path, settings: dict, sets: list[Loaded], protocol: Proto
 
 def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol) -> list[dict]:
     """settings.json, and the whole blocks that are there already, without their texts; raises BadInput."""
-    path = folder / "settings.json"
+    path, generations = folder / "settings.json", folder / "generations.jsonl"
     old = {"protocol": settings["protocol"], "data": {}, "models": {}}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            old = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--out {folder}: cannot be used ({error}); choose another") from error
+    if path.exists() or generations.exists():  # rows without settings could be of any
+        old = report.settings_in(path, SETTINGS)
     holder = f"the generations in {folder} have"
     refuse_other_settings(settings["protocol"], old["protocol"], holder, "choose another --out")
     for flag, kind in (("data", "data"), ("model", "models")):
@@ -243,10 +249,9 @@ def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: P
     merged = {kind: {**old[kind], **settings[kind]} for kind in ("protocol", "data", "models")}
     merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     checkpoint.write_whole(path, json.dumps(merged, indent=1) + "\n")
-    generations = folder / "generations.jsonl"
     if not generations.exists():
         return []
-    kept = whole_blocks(report.rows(generations), sets, protocol)
+    kept = whole_blocks(report.rows(generations, (*ROW, "block", "response")), sets, protocol)
     checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
     for row in kept:
         del row["response"]

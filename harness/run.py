@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from harness.command import RunFailed
 from harness.parallel import Ranks
 from harness.prepare import own_prm, set_up, warm_up
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput, Task
+from tasks.problems import BadInput, Task, digest_of
 
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 
@@ -50,8 +51,13 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
     task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
     room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
+    digest = digest_of(task.train + task.heldout)
     folder = report.make_folder(args, ranks)
-    with report.locked(folder, ranks):
+    with report.locked(folder, ranks, "--resume"):
+        if args.resume:
+            check_problems(args, folder, digest)
+        elif ranks.main:
+            report.write_config(args, folder, digest)
         if ranks.main:
             if ranks.device.type == "cuda" or args.task != "embedded":
                 notes += memory.notes(predicted, ranks.device, model, folder, args)
@@ -63,6 +69,13 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
         if args.lora_rank:
             lora.add(model, args.lora_rank, args.seed)
         yield assemble(args, ranks, task, model, tokenizer, folder, reward_model), sets, predicted["total"]
+
+
+def check_problems(args: argparse.Namespace, folder: Path, digest: str) -> None:
+    """Refuse to go on with other problems than those of the run in `folder`; raises BadInput."""
+    had = report.settings_in(folder / "config.json").get("digest", digest)  # a run may be older than that
+    if had != digest:
+        raise BadInput(f"--resume {folder}: --data {args.data} holds other problems now; restore the old ones")
 
 
 def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None) -> Run:
@@ -89,10 +102,11 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
     Raises BadInput, on all ranks alike, before a file is changed.
     """
     path, step = checkpoint.find(Path(run.args.resume))
-    rows = parallel.from_main(report.rows(run.folder / "metrics.jsonl"), run.ranks)
-    history = [row for row in rows if row.get("step", step + 1) <= step]
-    if len(history) != step or "before" not in rows[0]:
-        raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
+    with parallel.together(run.ranks):
+        kept = report.rows_until(run.folder, step)
+        first, *history = kept.get("metrics.jsonl") or [{}]
+        if len(history) != step or "before" not in first:
+            raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
     try:
         checkpoint.load(path, run.policy, run.optimizer, run.ranks)
     except CheckpointError as error:
@@ -104,8 +118,9 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         print(f"resumed after step {step} from {path}")
         for old in checkpoint.discard_after(run.folder, step):
             print(f"removed {old}, which comes after it")
-        report.cut_back(run.folder, step)
-    return rows[0]["before"], history
+        report.cut_back(run.folder, kept)
+        report.write_config(run.args, run.folder, digest_of(run.task.train + run.task.heldout))
+    return first["before"], history
 
 
 def seed_of(seed: int, step: int, rank: int = 0) -> int:
@@ -118,7 +133,22 @@ def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dic
     run.skipped += 1
     path = report.write_suspects(run.folder, run.ranks, step, rollouts, suspects, sums)
     if run.skipped == PATIENCE:
-        raise RunFailed(
-            f"step {step + 1}: {PATIENCE} updates in a row had a loss or gradient that is not finite; their rollouts "
-            f"are in {path}; go on with --resume {run.folder} and an --lr below {run.args.lr}"
-        )
+        diverged(run, step, f"{PATIENCE} updates in a row had a loss or gradient that is not finite, see {path}")
+
+
+@torch.no_grad()
+def check_policy(run: Run, step: int) -> None:
+    """Raises RunFailed if the policy's logits are not finite after a step's updates: it could not sample any more."""
+    prompt = run.tokenizer(run.task.prompt(run.task.train[0]), return_tensors="pt")["input_ids"]
+    if not run.sampler(prompt.to(run.ranks.device)).logits.isfinite().all():
+        diverged(run, step, "the policy's logits are not finite after its updates")
+
+
+def diverged(run: Run, step: int, reason: str) -> NoReturn:
+    """Raise RunFailed, naming the last checkpoint from which a whole step was finite, if there is one."""
+    finite = {row["step"] for row in report.rows(run.folder / "metrics.jsonl") if row.get("skipped") == 0}
+    good = [path for path in checkpoint.complete(run.folder) if checkpoint.step_of(path) + 1 in finite]
+    remedy = f"start anew with an --lr below {run.args.lr}, as no checkpoint is known to be good"
+    if good:
+        remedy = f"go on with --resume {good[-1]} and an --lr below {run.args.lr}"
+    raise RunFailed(f"step {step + 1}: {reason}; {remedy}")

@@ -30,6 +30,7 @@ problem; plain is the two as text.
 Left out: evaluation sets (`tasks/benchmarks.py`), several answers to a problem, splits by date.
 """
 
+import hashlib
 import json
 import math
 import random
@@ -101,6 +102,12 @@ class Task:
         for number, row in enumerate(complete):
             verdicts[row] = grades[number]
         return verdicts
+
+
+def digest_of(problems: list[dict]) -> str:
+    """Tells these problems and their references from others."""
+    text = json.dumps([[p.get("id"), p["problem"], p.get("answer", p.get("tests"))] for p in problems])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, object], Verdict]:

@@ -1,0 +1,239 @@
+"""Damaged folders, hostile folders and bad values: one sentence, status 2 (or 1 for a full disk), and nothing lost.
+
+Run: pytest tests/test_faults.py
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import eval as evaluation
+import train
+from harness import checkpoint, report
+from harness.command import guarded
+
+SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
+SIZES += "--heldout 8 --eval-groups 4 --save-every 1 --keep 9 --steps 2".split()
+ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
+NOT_ROWS = ["5\n", "[]\n", "null\n", '{"step": 1\n', "[" * 100_000 + "\n", '{"step": "x"}\n']
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, taught):
+    """A run of two steps, and an evaluation of what it started from."""
+    out = tmp_path_factory.mktemp("faults")
+    assert train.main([*SIZES, "--model", taught, "--out", str(out), "--name", "run"]) == 0
+    assert evaluation.main(["--model", taught, *ASK, "--out", str(out / "evaluation")]) == 0
+    return out
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A copy of both that may be damaged."""
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every file of a folder, by its digest."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def says(command, argv: list, words: str, folder: Path, capsys, status: int = 2) -> None:
+    """The command ends with one sentence that has these words, and leaves the folder as it was."""
+    before = contents(folder)
+    capsys.readouterr()
+    assert command.main([str(word) for word in argv]) == status
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and message.count("\n") == 1 and words in message
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("text", ["", *NOT_ROWS])
+def test_damaged_metrics_are_named(text, copied, capsys):
+    """Before a file is changed."""
+    (copied / "run" / "metrics.jsonl").write_text(text)
+    words = "metrics.jsonl" if text else "metrics.jsonl lacks rows"
+    says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
+
+
+@pytest.mark.parametrize("name", ["config.json", "checkpoints/step-000002/complete.json"])
+@pytest.mark.parametrize("text", ["", "[]", "5", "null", "{}", "[" * 100_000, '{"step": "x", "files": {}}', "\ud800"])
+def test_damaged_settings_of_a_run_are_named(name, text, copied, capsys):
+    """Other types, missing keys, deep JSON, half a surrogate pair."""
+    (copied / "run" / name).write_text(text, errors="surrogatepass")
+    says(train, ["--resume", copied / "run", "--steps", "3"], "--resume", copied, capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [(dict(method="ppo"), "method"), (dict(lr=None), "lr"), (dict(seed="x"), "seed"), (dict(steps=[]), "steps")],
+)
+def test_a_config_with_values_that_no_flag_takes_is_refused(changes, words, copied, capsys):
+    """As if they had been given."""
+    path = copied / "run" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "generations.jsonl"])
+@pytest.mark.parametrize("text", ["[]\n", "5\n", "null\n", "[" * 100_000 + "\n", '{"model": 1}\n'])
+def test_damaged_evaluations_are_named(name, text, copied, taught, capsys):
+    """By `--from` and by the same command again."""
+    (copied / "evaluation" / name).write_text(text)
+    says(evaluation, ["--from", copied / "evaluation"], name, copied, capsys)
+    says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], name, copied, capsys)
+
+
+def test_generations_without_their_settings_are_no_one_s(copied, taught, capsys):
+    """Else rows of one temperature would count as another's."""
+    (copied / "evaluation" / "settings.json").unlink()
+    says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], "settings.json", copied, capsys)
+
+
+def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
+    """Another folder is; so is the same replay again."""
+    file = tmp_path / "responses.jsonl"
+    file.write_text(json.dumps({"problem": "p", "response": r"\boxed{1}", "answer": "1"}) + "\n")
+    says(evaluation, ["--replay", file, "--out", copied / "evaluation"], "choose another --out", copied, capsys)
+    for _ in range(2):
+        assert evaluation.main(["--replay", str(file), "--out", str(tmp_path / "new")]) == 0
+
+
+def test_tests_as_json_text_are_tests(tmp_path):
+    """A right program is no math answer."""
+    tests = json.dumps({"inputs": [""], "outputs": ["1"]})
+    (tmp_path / "r.jsonl").write_text(
+        json.dumps({"problem": "p", "response": "```python\nprint(1)\n```", "tests": tests}) + "\n"
+    )
+    assert evaluation.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    assert report.rows(tmp_path / "out" / "generations.jsonl")[0]["score"] == 1.0
+
+
+def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys):
+    """A run's and an evaluation's."""
+    for folder, command, argv in (
+        (copied / "run", train, ["--resume", copied / "run", "--steps", "3"]),
+        (copied / "evaluation", evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"]),
+    ):
+        handle = os.open(folder, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        says(command, argv, "another process is writing there", copied, capsys)
+        os.close(handle)
+
+
+def test_other_problems_are_refused(copied, monkeypatch, capsys):
+    """Resumed on changed --data, a run would train on what it was to be measured by."""
+    path = copied / "run" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "digest": "of others"}))
+    says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
+
+
+class Hostile:
+    """Runs a command where it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("kind", ["runs code", "cut off", "no tensor"])
+def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
+    """Its digests are right: whoever makes a folder makes them, too."""
+    folder = copied / "run" / "checkpoints" / "step-000002"
+    path = folder / "state" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    if kind == "no tensor":  # torch would unpickle what stands in the place of a tensor
+        name = next(iter(metadata.state_dict_metadata))
+        metadata.state_dict_metadata[name] = torch.distributed.checkpoint.metadata.BytesStorageMetadata()
+        (place,) = [place for place in metadata.storage_data if place.fqn == name]
+        file = folder / "state" / metadata.storage_data[place].relative_path
+        metadata.storage_data[torch.distributed.checkpoint.metadata.MetadataIndex(name)] = metadata.storage_data.pop(
+            place
+        )
+        metadata.storage_data[torch.distributed.checkpoint.metadata.MetadataIndex(name)].offset = file.stat().st_size
+        torch.save(Hostile(tmp_path / "made"), tmp_path / "hostile")
+        file.write_bytes(file.read_bytes() + (tmp_path / "hostile").read_bytes())
+    else:
+        metadata = Hostile(tmp_path / "made")
+    path.write_bytes(pickle.dumps(metadata)[: 20 if kind == "cut off" else None])
+    complete = json.loads((folder / "complete.json").read_text())
+    for name in complete["files"]:
+        data = (folder / name).read_bytes()
+        complete["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
+    (folder / "complete.json").write_text(json.dumps(complete))
+    says(train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys)
+    assert not (tmp_path / "made").exists()
+
+
+def test_copies_beside_checkpoints_are_not_ours(copied):
+    """Neither counted nor removed; what a kill has left of an old checkpoint is removed."""
+    folder = copied / "run" / "checkpoints"
+    for name in ("step-000002-good", "step-best", "step-000002.bak"):
+        shutil.copytree(folder / "step-000002", folder / name)
+    shutil.copytree(folder / "step-000001", folder / "step-000007")
+    (folder / "step-000007" / "complete.json").unlink()
+    assert [path.name for path in checkpoint.complete(copied / "run")] == ["step-000001", "step-000002"]
+    assert train.main(["--resume", str(copied / "run"), "--steps", "3", "--keep", "1"]) == 0
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"step-000003", "step-000002-good", "step-best", "step-000002.bak"}
+
+
+def test_a_run_that_diverges_names_the_last_good_checkpoint(copied, capsys):
+    """From which a whole step was finite; the ruined ones behind it are not advised."""
+    assert train.main(["--resume", str(copied / "run"), "--steps", "9", "--lr", "1e30"]) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "step-000001" in message and "below 1e+30" in message
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "x"), "the disk is full"),
+        (RuntimeError("I/O error: No space left on device"), "the disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
+        (OSError(errno.EROFS, "Read-only file system", "/x/y"), "/x/y: Read-only"),
+    ],
+)
+def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
+    """Status 1, as what the flags say may be right."""
+
+    def work():
+        raise error
+
+    assert guarded(work, interrupted="", memory="") == 1
+    message = capsys.readouterr().err
+    assert words in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--prompts-per-step 80000000000",
+        "--heldout 100000000",
+        "--lora-rank 100000",
+        "--threads 99999999999",
+        "--seed 99999999999999999999999",
+        "--max-iters 99999999999999999999",
+        "--temperature 1e-300",
+        "--temperature inf",
+        "--temperature nan",
+        "--lr nan",
+        "--steps 1e3",
+        "--keep 99999999999",
+        "--eps 1e300",
+    ],
+)
+def test_values_out_of_bounds_are_refused_at_once(flags, tmp_path, capsys):
+    """Before a model is made."""
+    says(train, ["--out", tmp_path, *flags.split()], flags.split()[0], tmp_path, capsys)
