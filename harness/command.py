@@ -20,6 +20,7 @@ from harness import parallel
 from harness.parallel import Ranks
 from tasks.problems import BadInput
 
+FULL = "No space left on device", "inline_container.cc"  # a full disk, as safetensors says it and as torch.save does
 GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
 
 
@@ -143,7 +144,7 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
 
 def file_trouble(error: Exception) -> str | None:
     """A sentence for a full disk, and for a file that cannot be read or written; None for any other error."""
-    if "No space left on device" in str(error):  # also as safetensors and torch wrap it
+    if any(mark in str(error) for mark in FULL):
         return "the disk is full; free space, then give the same command again"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; choose a place that can be read and written"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from harness import checkpoint
 from harness.recipe import EMBEDDED
+from harness.report import settings_in
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput
@@ -14,8 +15,8 @@ from tasks.problems import BadInput
 def is_run(path: Path) -> bool:
     """A folder that train.py made."""
     try:
-        return "toy_lines" in json.loads((path / "config.json").read_text())
-    except (OSError, ValueError):  # no folder, or one whose loading will say what is wrong with it
+        return bool(settings_in(path / "config.json", ["toy_lines"]))
+    except BadInput:  # no folder, or one whose loading will say what is wrong with it
         return False
 
 

@@ -163,6 +163,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     add_flags(parser)
     first = parser.parse_args(argv)
+    for name, value in vars(first).items():
+        if value == "":  # most often a shell's variable that is not set
+            raise BadInput(f"{flag(name)}: is empty; give a value, or leave it out")
     if first.resume:
         return resumed(parser, first, argv)
     task = first.task or ("math" if first.model else "embedded")

@@ -93,6 +93,20 @@ def test_damaged_evaluations_are_named(name, text, copied, taught, capsys):
     says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], name, copied, capsys)
 
 
+@pytest.mark.parametrize("text", ["5", "null", "[]", "[" * 100_000])
+def test_a_folder_whose_config_is_damaged_is_no_run(text, copied, capsys):
+    """For `eval.py --model`."""
+    (copied / "run" / "config.json").write_text(text)
+    argv = ["--model", copied / "run", "--select", "best", *ASK, "--out", copied / "new"]
+    says(evaluation, argv, "no run of train.py", copied, capsys)
+
+
+@pytest.mark.parametrize("name", ["--resume", "--model", "--data", "--name"])
+def test_an_empty_value_is_refused(name, tmp_path, capsys):
+    """A shell's variable that is not set would begin another run."""
+    says(train, [name, "", "--out", tmp_path], f"{name}: is empty", tmp_path, capsys)
+
+
 def test_generations_without_their_settings_are_no_one_s(copied, taught, capsys):
     """Else rows of one temperature would count as another's."""
     (copied / "evaluation" / "settings.json").unlink()
@@ -176,6 +190,20 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
     assert not (tmp_path / "made").exists()
 
 
+def test_a_model_folder_runs_no_code(taught, tmp_path, capsys):
+    """Nor does it ask on a terminal whether it may, which a piped "y" would answer."""
+    folder = Path(shutil.copytree(taught, tmp_path / "model"))
+    (folder / "modeling.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'made')!r})\n")
+    for name, auto_map in (
+        ("config.json", {"AutoModelForCausalLM": "modeling.X", "AutoConfig": "modeling.Y"}),
+        ("tokenizer_config.json", {"AutoTokenizer": ["modeling.X", None]}),
+    ):
+        settings = json.loads((folder / name).read_text()) | {"auto_map": auto_map, "model_type": "unknown"}
+        (folder / name).write_text(json.dumps(settings))
+    says(train, [*SIZES, "--model", folder, "--out", tmp_path / "out"], f"--model {folder}", tmp_path, capsys)
+    assert not (tmp_path / "made").exists()
+
+
 def test_copies_beside_checkpoints_are_not_ours(copied):
     """Neither counted nor removed; what a kill has left of an old checkpoint is removed."""
     folder = copied / "run" / "checkpoints"
@@ -201,6 +229,7 @@ def test_a_run_that_diverges_names_the_last_good_checkpoint(copied, capsys):
     [
         (OSError(errno.ENOSPC, "No space left on device", "x"), "the disk is full"),
         (RuntimeError("I/O error: No space left on device"), "the disk is full"),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), "the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
         (OSError(errno.EROFS, "Read-only file system", "/x/y"), "/x/y: Read-only"),
     ],
