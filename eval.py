@@ -42,10 +42,10 @@ from harness.command import (
     natural,
     number,
     positive_int,
+    random_seed,
     ranked,
     resolve_machine,
     seconds,
-    seed,
 )
 from harness.evaluation import Protocol, Sampler
 from harness.models import embedded, find_models, origin_of, run_of
@@ -73,7 +73,7 @@ def add_flags(parser: Parser) -> None:
     add("--greedy", action="store_true", help="temperature 0, one response a problem")
     add("--samples", type=natural, default=0, help="responses a problem; 0: the paper's k")
     add("--max-tokens", type=positive_int, default=PROTOCOL.max_tokens, help="response limit")
-    add("--seeds", type=seed, nargs="+", default=[0], help="several: mean and standard deviation over them, too")
+    add("--seeds", type=random_seed, nargs="+", default=[0], help="several: mean and standard deviation over them, too")
     add("--template", choices=TEMPLATES, default=PROTOCOL.template, help="of prompts, as in train.py")
     add("--block", type=positive_int, default=PROTOCOL.block, help="responses made, graded and saved together")
     add("--grade-timeout", type=seconds, help="for one response; if not given: the benchmark's")
@@ -93,7 +93,7 @@ def add_flags(parser: Parser) -> None:
     add("--toy-kind", choices=toy.KINDS, help="shape of the little programs")
     add("--toy-lines", type=number(int, 1, len(toy.LABELS)), help="definitions a problem")
     add("--heldout", type=number(int, 1, 10**5), help="problems")
-    add("--toy-seed", type=seed, help="the run's seed, which made the problems")
+    add("--toy-seed", type=random_seed, help="the run's seed, which made the problems")
     add_machine_flags(parser)
 
 

@@ -49,8 +49,8 @@ def number(kind: type, low: float, high: float = math.inf, *, above: bool = Fals
     def convert(text: str) -> float:
         value = kind(text)
         inside = low < value <= high if above else low <= value <= high  # False for NaN
-        if not inside or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"{text}: must be {'finite' if math.isinf(value) else bounds}")
+        if not inside or abs(value) == math.inf:
+            raise argparse.ArgumentTypeError(f"{text}: must be {'finite' if abs(value) == math.inf else bounds}")
         return value
 
     convert.__name__ = kind.__name__  # argparse says "invalid int value: 'x'"
@@ -59,7 +59,7 @@ def number(kind: type, low: float, high: float = math.inf, *, above: bool = Fals
 
 positive_int = number(int, 1, 10**6)
 natural = number(int, 0, 10**6)
-seed = number(int, 0, 2**32 - 1)
+random_seed = number(int, 0, 2**32 - 1)
 positive = number(float, 0, 1e30, above=True)
 not_negative = number(float, 0, 1e30)
 temperature = number(float, 0.001, 1000)
@@ -132,7 +132,7 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
         say(interrupted)
         status = 130
     except Exception as error:
-        if sentence := file_trouble(error):
+        if sentence := known_trouble(error):
             print(f"error: {sentence}", file=sys.stderr)
             return 1  # of one rank, perhaps: nothing can be left together
         if "RANK" in os.environ:  # whose traceback this is
@@ -142,8 +142,10 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
     return status
 
 
-def file_trouble(error: Exception) -> str | None:
-    """A sentence for a full disk, and for a file that cannot be read or written; None for any other error."""
+def known_trouble(error: Exception) -> str | None:
+    """A sentence for a full disk, an unusable file and a ruined model; None for any other error."""
+    if "probability tensor contains" in str(error):
+        return "the model's probabilities are not finite; lower --lr, or give another model"
     if any(mark in str(error) for mark in FULL):
         return "the disk is full; free space, then give the same command again"
     if isinstance(error, OSError) and error.filename:

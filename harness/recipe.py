@@ -28,10 +28,10 @@ from harness.command import (
     number,
     positive,
     positive_int,
+    random_seed,
     refuse_other_settings,
     resolve_machine,
     seconds,
-    seed,
     share,
     temperature,
 )
@@ -71,7 +71,7 @@ def add_flags(parser: Parser) -> None:
     add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
     add("--data", help="local problems, a file or folder; if not given: the paper's training set, from the hub")
     add("--template", choices=TEMPLATES, default="auto", help="of prompts; auto: qwen-math, else chat, else plain")
-    add("--seed", type=seed, default=0, help="problems, weights of a new model, sampling, shuffling")
+    add("--seed", type=random_seed, default=0, help="problems, weights of a new model, sampling, shuffling")
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
@@ -222,7 +222,7 @@ def spelled(name: str, value) -> list[str]:
 
 def renamed(config: dict) -> dict:
     """The config.json of a run, also of one that is older than RENAMED and --eps-unit, by today's names."""
-    if "group" not in config:
+    if not isinstance(config.get("group"), int) or config["group"] < 1:
         return config
     new = {"rollouts_per_prompt": config["group"], "eps_unit": "nbar"}
     for old in ("batch", "minibatch"):

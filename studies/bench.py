@@ -39,7 +39,7 @@ import train
 from fast.decode import token_bytes
 from grpo import Rollouts
 from harness import memory, parallel, report
-from harness.command import Parser, guarded, number, positive_int
+from harness.command import Parser, guarded, number
 from harness.recipe import parse_args
 from harness.run import Run, assemble, seed_of
 from rewards import Verdict
@@ -156,8 +156,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, argparse.Names
     add = parser.add_argument
     add("--step", action="store_true", help="the table of a full training step, SHEAR beside GRPO")
     add("--size", choices=tuple(SIZES), default="7b", help="architecture, with random weights")
-    add("--problems", type=positive_int, default=64, help="of the step; the recipe has 512")
-    add("--group", type=number(int, 2), default=RECIPE["group"], help="rollouts a problem")
+    add("--problems", type=number(int, 1, 4096), default=64, help="of the step; the recipe has 512")
+    add("--group", type=number(int, 2, 256), default=RECIPE["group"], help="rollouts a problem")
     add("--tokens", type=number(int, 1, CONTEXT - LONGEST), default=1000, help="of every response")
     add("--no-optimizer", action="store_true", help="leave AdamW and its moments out")
     flags, others = parser.parse_with_others(argv, FIXED, "is fixed here")

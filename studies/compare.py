@@ -6,8 +6,10 @@
 
 Each row is a run of `train.py` a seed. On the embedded task the first one of a seed warms a model up, and all others
 start from it; all see the same problems. Runs lie in `--out`, each with its log; finished ones are not repeated, so
-the same command goes on where it was interrupted. Then, on the embedded task, a few steps of each row are timed, one
-row after the other and again, in this process; the extra cost is the median step's beside that of the first row.
+the same command goes on where it was interrupted. Nothing is deleted: a run that was cut before its first checkpoint
+is set aside as NAME.cut-1, and a folder of anything else is refused. Then, on the embedded task, a few steps of each
+row are timed, one row after the other and again, in this process; the extra cost is the median step's beside that of
+the first row.
 
 The table has means over the seeds. Weight and effective share are of all training steps; the AUCs are of the policy
 before training, the same for every row, and after. The error of an accuracy is clustered by problem and holds no
@@ -18,9 +20,8 @@ Left out: tuning. Every row has the defaults of its method and the same learning
 """
 
 import argparse
-import json
 import math
-import shutil
+import os
 import statistics
 import subprocess
 import sys
@@ -37,11 +38,13 @@ import train
 from credit import lora
 from credit.methods import USES_PRM
 from harness import checkpoint, report, tables
-from harness.command import GOES_ON, Parser, RunFailed, guarded, natural, positive_int, refuse_other_settings
-from harness.parallel import Ranks
+from harness.checkpoint import write_whole
+from harness.command import GOES_ON, Parser, RunFailed, guarded, positive_int, random_seed, refuse_other_settings
+from harness.parallel import Ranks, end_with_the_launcher
 from harness.prepare import set_up
 from harness.recipe import MAY_CHANGE, parse_args, renamed
 from harness.run import Run, assemble
+from tasks.problems import BadInput, cause
 
 ROWS = {
     "grpo": "--method grpo",
@@ -65,6 +68,8 @@ ROWS = {
 }
 OURS = "--method --seed --name --out --resume --prm"  # flags of train.py that are set here, row by row
 TIMED = 3  # steps of each row
+ALONE = Ranks(0, 1, torch.device("cpu"))  # this process, of which there is one
+REMEDY = "move it away or choose another --out"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,11 +81,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def compare(flags: argparse.Namespace) -> int:
-    """The runs that are not there yet, the times of a step, the table."""
-    train_all(flags)
-    costs = time_steps(flags) if flags.made else {}
-    table = make_table(flags, costs)
-    (flags.out / "table.md").write_text(table + "\n")
+    """The runs that are not there yet, the times of a step, the table; raises BadInput where `--out` is in use."""
+    report.make_out(flags.out, ALONE)
+    with report.locked(flags.out, ALONE, "--out"):
+        train_all(flags)
+        costs = time_steps(flags) if flags.made else {}
+        table = make_table(flags, costs)
+        write_whole(flags.out / "table.md", table + "\n")
     print(table)
     return 0
 
@@ -93,7 +100,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.epilog = "Flags of train.py that are not set here can be added."
     add = parser.add_argument
     add("--methods", nargs="+", default=list(ROWS), choices=list(ROWS), help="rows of the table, the first one's first")
-    add("--seeds", nargs="+", type=natural, default=[0, 1], help="a run each")
+    add("--seeds", nargs="+", type=random_seed, default=[0, 1], help="a run each")
     add("--jobs", type=positive_int, default=1, help="runs at a time")
     add("--out", type=Path, default=Path("runs/compare"), help="folder of the runs, the logs and table.md")
     add("--prm", help="of the rows that need a process reward model; embedded: if not given, each makes its own")
@@ -103,7 +110,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     flags.made = parse_args(flags_of(flags, flags.methods[0], flags.seeds[0])).model is None
     for method in flags.methods:
         for seed in flags.seeds:
-            check_finished(flags, method, seed)
+            check_run(flags, method, seed)
+    table = flags.out / "table.md"
+    if table.is_file() and not table.read_bytes().startswith(b"| method"):
+        raise BadInput(f"--out {flags.out}: {table} is not a table of this command; {REMEDY}")
     return flags
 
 
@@ -127,15 +137,22 @@ def start_flags(flags: argparse.Namespace, seed: int) -> list[str]:
     return ["--task", "embedded", "--model", str(flags.out / f"{flags.methods[0]}-{seed}" / "start")]
 
 
-def check_finished(flags: argparse.Namespace, method: str, seed: int) -> None:
-    """Refuse flags that are wrong, and a run in the folder that had others; raises BadInput."""
+def check_run(flags: argparse.Namespace, method: str, seed: int) -> None:
+    """Refuse flags that are wrong, and a folder that is not of a run with these flags; raises BadInput."""
     folder, wanted = flags.out / f"{method}-{seed}", vars(parse_args(started_flags(flags, method, seed)))
-    if not (folder / "config.json").exists():
+    if not folder.exists():
         return
-    had = renamed(json.loads((folder / "config.json").read_text()))
+    if set(os.listdir(folder)) <= {".config.json.writing"}:  # cut before it had a config
+        return
+    if not (folder / "config.json").exists():
+        raise BadInput(f"--out {flags.out}: {folder} holds files and no config.json of train.py; {REMEDY}")
+    had = renamed(report.settings_in(folder / "config.json", ("task", "method", "seed")))
     free = (MAY_CHANGE - {"steps", "lr", "max_grad_norm"}) | {"name", "out", "model"}
     fixed = {name: value for name, value in wanted.items() if name not in free}
-    refuse_other_settings(fixed, had, f"the run in {folder} has", "remove it or choose another --out")
+    refuse_other_settings(fixed, had, f"the run in {folder} has", REMEDY)
+    results_of(folder)
+    with report.locked(folder, ALONE, "--out"):
+        pass  # nobody writes there
 
 
 def train_all(flags: argparse.Namespace) -> None:
@@ -170,12 +187,13 @@ def train_one(flags: argparse.Namespace, method: str, seed: int) -> None:
     if checkpoint.complete(folder):
         command = ["--resume", str(folder)]
     elif folder.exists():
-        shutil.rmtree(folder)  # cut before its first checkpoint
+        set_aside(folder)
     began = time.perf_counter()
     print(f"{name}: starts", flush=True)
-    flags.out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, train.__file__, *command]
     with log.open("a") as file:
-        status = subprocess.run([sys.executable, train.__file__, *command], stdout=file, stderr=file).returncode
+        # Linux ends a child with the thread that started it: this one, which waits for it.
+        status = subprocess.run(command, stdout=file, stderr=file, preexec_fn=end_with_the_launcher).returncode
     if status:
         raise RunFailed(f"{name}: train.py ends with status {status}; see {log}")
     print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
@@ -183,8 +201,18 @@ def train_one(flags: argparse.Namespace, method: str, seed: int) -> None:
 
 def finished(folder: Path) -> bool:
     """Whether a run has come to its end."""
-    path = folder / "metrics.jsonl"
-    return path.exists() and any("after" in row for row in report.rows(path))
+    _, _, after = results_of(folder)
+    return bool(after)
+
+
+def set_aside(folder: Path) -> None:
+    """Give the folder of a run that was cut before its first checkpoint the next free name."""
+    number = 1
+    while folder.with_name(f"{folder.name}.cut-{number}").exists():
+        number += 1
+    with report.locked(folder, ALONE, "--out"):
+        aside = folder.rename(folder.with_name(f"{folder.name}.cut-{number}"))
+    print(f"{folder.name}: was cut before its first checkpoint; set aside as {aside}", flush=True)
 
 
 def time_steps(flags: argparse.Namespace) -> dict[str, float]:
@@ -218,34 +246,55 @@ def timed_run(flags: argparse.Namespace, method: str, folder: Path) -> Run:
     return assemble(args, ranks, ready.task, ready.model, ready.tokenizer, folder, ready.prm)
 
 
+def results_of(folder: Path) -> tuple[list[dict], list[dict], list[dict]]:
+    """A run's steps, and its evaluations before and after training; raises BadInput where they are damaged."""
+    path = folder / "metrics.jsonl"
+    steps, before, after = [], [], []
+    for row in report.rows(path) if path.exists() else []:
+        if "step" in row:
+            steps.append(row)
+        elif "before" in row:
+            before.append(row["before"])
+        elif "after" in row:
+            after.append(row["after"])
+    try:
+        if [row["step"] for row in steps] != list(range(1, len(steps) + 1)) or max(len(before), len(after)) > 1:
+            raise ValueError("its rows are of two runs")
+        if after:
+            cells_of(steps, before, after)  # raises where the table would
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {cause(error)}"
+        raise BadInput(f"--out {folder.parent}: {path} is damaged ({reason}); move {folder} away") from error
+    return steps, before, after
+
+
 def make_table(flags: argparse.Namespace, costs: dict[str, float]) -> str:
     """Markdown; a row a method, means over the seeds."""
     rows = []
     for method in flags.methods:
         steps, before, after = [], [], []
         for seed in flags.seeds:
-            for row in report.rows(flags.out / f"{method}-{seed}" / "metrics.jsonl"):
-                if "step" in row:
-                    steps.append(row)
-                elif "before" in row:
-                    before.append(row["before"])
-                elif "after" in row:
-                    after.append(row["after"])
-        rows.append(
-            {
-                "method": method,
-                "extra cost": f"{costs[method] / costs[flags.methods[0]] - 1:+.0%}" if costs else "-",
-                "weight": mean_of(steps, "weight_mean"),
-                "effective share": mean_of(steps, "ess"),
-                "AUC": f"{mean_auc(before, 'auc')} / {mean_auc(after, 'auc')}",
-                "AUC, wrong step": f"{mean_auc(before, 'auc_step')} / {mean_auc(after, 'auc_step')}",
-                "greedy before": accuracy(before, "greedy"),
-                "greedy after": accuracy(after, "greedy"),
-                "sampled before": accuracy(before, "sampled"),
-                "sampled after": accuracy(after, "sampled"),
-            }
-        )
+            results = results_of(flags.out / f"{method}-{seed}")
+            steps += results[0]
+            before += results[1]
+            after += results[2]
+        extra = f"{costs[method] / costs[flags.methods[0]] - 1:+.0%}" if costs else "-"
+        rows.append({"method": method, "extra cost": extra} | cells_of(steps, before, after))
     return "\n".join(tables.markdown(rows))
+
+
+def cells_of(steps: list[dict], before: list[dict], after: list[dict]) -> dict[str, str]:
+    """A row's numbers."""
+    return {
+        "weight": mean_of(steps, "weight_mean"),
+        "effective share": mean_of(steps, "ess"),
+        "AUC": f"{mean_auc(before, 'auc')} / {mean_auc(after, 'auc')}",
+        "AUC, wrong step": f"{mean_auc(before, 'auc_step')} / {mean_auc(after, 'auc_step')}",
+        "greedy before": accuracy(before, "greedy"),
+        "greedy after": accuracy(after, "greedy"),
+        "sampled before": accuracy(before, "sampled"),
+        "sampled after": accuracy(after, "sampled"),
+    }
 
 
 def mean_of(steps: list[dict], name: str) -> str:

@@ -43,7 +43,7 @@ from harness.prepare import load_model, load_reward_model, own_prm, set_up, warm
 from harness.recipe import parse_args, renamed
 from shear import span_bounds, two_sides
 from studies import figures, page
-from studies.prefixes import Group, collect, distances_of, read, scored, table_of
+from studies.prefixes import Group, collect, distances_of, given, read, scored, table_of
 from studies.truth import against_truth, errors_in, shade, weights_of
 from tasks.problems import BadInput, Task, cause, choose_template, grader, text_task
 
@@ -111,18 +111,17 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespac
 
 def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     """From a model to numbers and figures in `--out`."""
-    given = read(flags.rollouts, graded=flags.continuations > 0) if flags.rollouts else []
+    solutions = read(flags.rollouts, graded=flags.continuations > 0) if flags.rollouts else []
     check_folder(flags, args)
-    task, model, tokenizer, reward_model = prepare_all(flags, args)
-    sources = [rows for rows in given if len({row["label"] for row in rows}) == 2] or task.heldout
-    groups = collect(flags, args, task, model, tokenizer, sources[: flags.groups])
+    task, model, tokenizer, reward_model, sources = prepare_all(flags, args, solutions)
+    groups = collect(flags, args, task, model, tokenizer, sources)
     mixed = [group for group in groups if group.mixed]
     if not mixed:
         raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts, so nothing opposes; raise it")
     left_out = []
     results = {"flags": decided(flags, args), "prm": flags.prm, "paper": PAPER, "left_out": left_out}
     results |= {"groups": len(groups), "mixed_groups": len(mixed)}
-    scores = [[row["label"] for row in rows] for rows in given] or [group.scores for group in groups]
+    scores = [[row["label"] for row in rows] for rows in solutions] or [group.scores for group in groups]
     results["fig_10"] = of_verdicts(scores, flags.out)
     policy = Policy(model)
     in_fig_11 = max(mixed, key=lambda group: min(2, group.scores.count(1.0)))
@@ -161,52 +160,53 @@ def decided(flags: argparse.Namespace, args: argparse.Namespace) -> dict:
 
 def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     """Refuse a folder of other samples, and one that cannot be made; raises BadInput."""
-    path = flags.out / "config.json"
-    try:
-        flags.out.mkdir(parents=True, exist_ok=True)
-        had = renamed(json.loads(path.read_text())) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--out {flags.out}: cannot be used ({error}); choose another folder") from error
-    if had:
-        refuse_other_settings(decided(flags, args), had, f"the groups in {flags.out} have", "choose another --out")
+    report.make_out(flags.out, Ranks(0, 1, torch.device(args.device)))
+    if not (flags.out / "config.json").exists() and not list(flags.out.glob("group-*.json")):
+        return
+    had = renamed(report.settings_in(flags.out / "config.json"))
+    wanted = decided(flags, args)
+    digest = wanted.pop("digest")  # which no flag gives
+    refuse_other_settings(wanted, had, f"the groups in {flags.out} have", "choose another --out")
+    if had.get("digest") != digest:
+        made = f"the groups in {flags.out} are not of these solutions"
+        raise BadInput(f"--rollouts {flags.rollouts}: {made}; choose another --out")
 
 
 def prepare_all(
-    flags: argparse.Namespace, args: argparse.Namespace
-) -> tuple[Task, torch.nn.Module, object, tuple | None]:
-    """Task, model, tokenizer and process reward model; what decides on the samples is written down before any is made.
+    flags: argparse.Namespace, args: argparse.Namespace, solutions: list[list[dict]]
+) -> tuple[Task, torch.nn.Module, object, tuple | None, list]:
+    """Task, model, tokenizer, process reward model, and what `collect` makes groups of.
 
-    What the embedded task makes itself stays in `--out`, and is there the next time.
+    What decides on the samples is written down before any is made, and when nothing can be refused any more. What the
+    embedded task makes itself stays in `--out`, whole, and is there the next time.
     """
     ranks = Ranks(0, 1, torch.device(args.device))
     dtype = getattr(torch, args.dtype)
     reward_model = load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
     own_model = args.task == "embedded" and not args.model
-    is_warm = is_saved(flags.out / "start")
+    is_warm = (flags.out / "start").exists()
     if flags.rollouts:
         model, tokenizer = load_model(args.model, ranks.device)
         template = choose_template(args.template, args.model, tokenizer)
         task = text_task("math", template, tokenizer, grader("math", args.grade_timeout, args.sandbox))
+        mixed = [rows for rows in solutions if len({row["label"] for row in rows}) == 2]
+        sources = [given(flags, args, task, model, tokenizer, rows) for rows in mixed[: flags.groups]]
     else:
         start = {"model": str(flags.out / "start")} if own_model and is_warm else {}
         ready = set_up(argparse.Namespace(**(vars(args) | start)), ranks)
         task, model, tokenizer = ready.task, ready.model, ready.tokenizer
+        sources = task.heldout[: flags.groups]
         print("\n".join(f"  {note}" for note in ready.notes), flush=True)
     write_whole(flags.out / "config.json", json.dumps(decided(flags, args), indent=1) + "\n")
     if own_model and not is_warm:
         warm_up(model, tokenizer, task, args, flags.out, ranks)
     if args.task == "embedded" and not flags.prm:
         flags.prm = str(flags.out / "prm")
-        if is_saved(flags.out / "prm"):
+        if (flags.out / "prm").exists():
             reward_model = load_reward_model(flags.prm, ranks.device, torch.float32)
         else:
             reward_model = own_prm(model, task, args, flags.out, ranks)
-    return task, model.eval().to(dtype), tokenizer, reward_model
-
-
-def is_saved(folder: Path) -> bool:
-    """Whether a model was saved in a folder, and its tokenizer after it."""
-    return (folder / "tokenizer_config.json").exists()
+    return task, model.eval().to(dtype), tokenizer, reward_model, sources
 
 
 def save_page(flags: argparse.Namespace, html: str) -> None:

@@ -29,31 +29,61 @@ from pathlib import Path
 from harness.report import rows
 from tasks.problems import BadInput, cause
 
-REQUIRED = ("step", "problem", "score", "reason", "advantage", "tokens", "weights")  # keys of a row
-OPTIONAL = ("answer", "first_error", "spans")
+REMEDY = "give the samples.jsonl of a training run"
+NUMBER = int | float | None  # None stands for one that is not known
+# Keys of a row and their types, see `has_form`.
+REQUIRED = {
+    "step": int | None,
+    "problem": str,
+    "score": NUMBER,
+    "reason": str | None,
+    "advantage": NUMBER,
+    "tokens": [str],
+    "weights": [NUMBER],
+}
+OPTIONAL = {"answer": object, "first_error": list | None, "spans": [[NUMBER]]}
 
 
 def of_run(path: Path) -> str:
     """The page of a run's samples.jsonl; raises BadInput."""
+    groups = read_groups(path)
     try:
-        return render(read_groups(path), str(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"--samples {path}: {cause(error)}; give the samples.jsonl of a training run") from error
+        return render(groups, str(path))
+    except RecursionError as error:
+        raise BadInput(f"--samples {path}: {cause(error)}; {REMEDY}") from error
 
 
 def read_groups(path: Path) -> list[list[dict]]:
     """A run's samples.jsonl as groups: neighbouring rows of one step and problem.
 
-    A last line that is cut off is left out, as the run may still write it. Raises OSError, and ValueError for a file
-    of something else.
+    A last line that is cut off is left out, as the run may still write it. Raises BadInput for a file of something
+    else.
     """
     samples = rows(path)
     for number, row in enumerate(samples, 1):
-        if not isinstance(row, dict) or not set(REQUIRED) <= row.keys():
-            raise ValueError(f"line {number} is not a rollout with its weights")
+        if not is_sample(row):
+            raise BadInput(f"--samples {path}: line {number} is not a rollout with its weights; {REMEDY}")
     if not samples:
-        raise ValueError("no rollouts to show")
+        raise BadInput(f"--samples {path}: no rollouts to show; {REMEDY}")
     return [list(group) for _, group in itertools.groupby(samples, lambda row: (row["step"], row["problem"]))]
+
+
+def has_form(value, form) -> bool:
+    """Whether JSON is of a type, or, for a `form` in brackets, a list whose values all have the form inside."""
+    if isinstance(form, list):
+        return isinstance(value, list) and all(has_form(item, form[0]) for item in value)
+    return isinstance(value, form)
+
+
+def is_sample(row: dict) -> bool:
+    """Whether the page can show a row."""
+    forms = REQUIRED | {name: form for name, form in OPTIONAL.items() if name in row}
+    if not all(name in row and has_form(row[name], form) for name, form in forms.items()):
+        return False
+    error = row.get("first_error") or [0, "none"]  # first token, kind, and perhaps the token after the last
+    places = error[:1] + error[2:]
+    is_error = len(error) > 1 and isinstance(error[1], str) and has_form(places, [int])
+    return is_error and len(row["weights"]) == len(row["tokens"])
 
 
 def render(groups: list[list[dict]], title: str) -> str:
@@ -80,7 +110,7 @@ def as_json(groups: list[list[dict]]) -> str:
     """What the page shows of the rows, as ASCII text that holds no markup; nan and inf, which JSON lacks, are null."""
     shown = []
     for group in groups:
-        shown.append([{name: row[name] for name in REQUIRED + OPTIONAL if name in row} for row in group])
+        shown.append([{name: row[name] for name in REQUIRED | OPTIONAL if name in row} for row in group])
     finite = json.loads(json.dumps(shown), parse_constant=lambda _: None)
     text = json.dumps(finite, separators=(",", ":"))  # ASCII, so also without U+2028 and U+2029
     for mark in "<>&":

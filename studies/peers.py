@@ -19,7 +19,6 @@ each tile, and two multiply-adds an entry and iteration of our race, at the floa
 
 import argparse
 import itertools
-import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -31,43 +30,25 @@ import geomloss
 import numpy as np
 import ot.batch
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from tqdm import tqdm
 
 from credit.ablations import Settings, span_distances
-from credit.methods import Batch
 from fast.distances import token_distances
 from fast.kernel import available
 from fast.race import CHUNK_ENTRIES
-from grpo import Policy
 from harness import tables
-from harness.command import Parser, number, positive_int
-from harness.parallel import Ranks
-from harness.prepare import set_up, warm_up
-from harness.recipe import parse_args
+from harness.command import Parser, number
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
-from studies import prefixes
 from studies.machine import ceilings, hardware, timed
+from studies.states import States, embedded, real, synthetic
 from tasks.problems import BadInput
 
-SEED = 0
+LARGEST = 2**31  # entries of a synthetic group's states, and of its costs between tokens: 8 GB each
 EPS = Settings.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they are checked against
-
-
-class States(NamedTuple):
-    """Rollout groups that are measured together."""
-
-    name: str
-    hidden: Tensor  # (B, T, d)
-    mask: Tensor  # (B, T) bool
-    correct: Tensor  # (B,) bool
-    group_size: int  # G; rollouts of a group are adjacent
-    window: int = Settings.window
-    stride: int = Settings.stride
 
 
 class Pairs(NamedTuple):
@@ -146,7 +127,8 @@ def measure_peers(argv: list[str]) -> int:
     print(hardware(device, "float32"), flush=True)
     rates = ceilings(device, torch.float32)
     for states in groups(flags, device):
-        print("\n" + "\n".join(table(states, flags, rates)), flush=True)
+        print(f"\nmeasuring {states.name}", flush=True)  # which may take minutes
+        print("\n".join(table(states, flags, rates)), flush=True)
     return 0
 
 
@@ -160,14 +142,21 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
     add("--model", help="a folder of the embedded task's model; if not given, one is made and warmed up")
     tokens, widths, sizes = ([300, 1000, 3000], [896, 3584], [8, 16]) if cuda else ([300], [896], [8])
-    add("--tokens", type=positive_int, nargs="*", default=tokens, help="of synthetic responses")
-    add("--width", type=positive_int, nargs="*", default=widths, help="of synthetic states")
-    add("--group", type=number(int, 2), nargs="*", default=sizes, help="rollouts of a synthetic group")
+    add("--tokens", type=number(int, 1, 16_384), nargs="*", default=tokens, help="of synthetic responses")
+    add("--width", type=number(int, 1, 16_384), nargs="*", default=widths, help="of synthetic states")
+    add("--group", type=number(int, 2, 256), nargs="*", default=sizes, help="rollouts of a synthetic group")
     pairs = 4096 if cuda else 256
-    add("--pairs", type=number(int, 8), default=pairs, help="of 100 x 100 that a peer solves at most; more if small")
-    add("--rounds", type=positive_int, default=3, help="times that each is measured")
+    most = number(int, 8, 16_384)
+    add("--pairs", type=most, default=pairs, help="of 100 x 100 that a peer solves at most; more if small")
+    add("--rounds", type=number(int, 1, 1000), default=3, help="times that each is measured")
     add("--device", choices=("cpu", "cuda") if cuda else ("cpu",), default="cuda" if cuda else "cpu")
-    return parser.parse_args(argv)
+    flags = parser.parse_args(argv)
+    for size, tokens, width in itertools.product(flags.group, flags.tokens, flags.width):
+        entries = max(size * tokens * width, (size * tokens // 2) ** 2)
+        if entries > LARGEST:
+            sizes = f"--group {size} --tokens {tokens} --width {width}"
+            raise BadInput(f"{sizes}: a group takes {entries * 4 / 1e9:.0f} GB; lower one of them")
+    return flags
 
 
 def groups(flags: argparse.Namespace, device: torch.device) -> Iterator[States]:
@@ -177,67 +166,6 @@ def groups(flags: argparse.Namespace, device: torch.device) -> Iterator[States]:
     for size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
         yield synthetic(size, tokens, width, device)
     yield from from_file
-
-
-def synthetic(size: int, tokens: int, width: int, device: torch.device) -> States:
-    """Random walks of norm sqrt(d), half of them right; bfloat16 on a GPU, as a model's states are there."""
-    generator = torch.Generator().manual_seed(SEED)
-    hidden = torch.randn(size, tokens, width, generator=generator).mul_(0.3).cumsum_(1)  # (G, T, d)
-    hidden += torch.randn(size, 1, width, generator=generator)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    hidden = torch.nn.functional.rms_norm(hidden, (width,)).to(device, dtype)
-    mask = torch.ones(size, tokens, dtype=torch.bool, device=device)  # (G, T)
-    correct = torch.arange(size, device=device) % 2 == 0  # (G,)
-    return States(f"random walks, G {size}, T {tokens:,}, d {width:,}", hidden, mask, correct, size)
-
-
-def embedded(path: str | None, device: torch.device) -> States:
-    """As many groups of the embedded model as a training step has, with the task's own spans; raises BadInput."""
-    args = parse_args(["--task", "embedded"] + (["--model", path] if path else []))
-    args.device = device.type
-    ranks = Ranks(0, 1, device)
-    ready = set_up(args, ranks)
-    task, tokenizer = ready.task, ready.tokenizer
-    if not path:
-        print(f"warming up the embedded model, {args.warmup_steps} steps", flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            warm_up(ready.model, tokenizer, task, args, Path(folder), ranks)
-    model = ready.model.eval().to(device)
-    torch.manual_seed(SEED)
-    problems = task.heldout[: args.prompts_per_step]
-    sampled = [prefixes.sampled(args, task, model, tokenizer, problem) for problem in problems]
-    if not any(group.mixed for group in sampled):
-        raise BadInput(f"--model {path}: none of its groups holds right and wrong rollouts; give another")
-    batch = Batch.cat([prefixes.scored(group, Policy(model), task, tokenizer, args) for group in sampled])
-    hidden, mask = batch.scored.hidden, batch.rollouts.mask  # (B, T, d), (B, T)
-    sizes = f"a step of {len(mask)} rollouts, G {args.rollouts_per_prompt}, T {mask.shape[1]}, d {hidden.shape[-1]}"
-    return States(
-        f"the embedded model, {sizes}", hidden, mask, batch.correct, args.rollouts_per_prompt, args.window, args.stride
-    )
-
-
-def real(path: Path, device: torch.device) -> Iterator[States]:
-    """The groups of --states; raises BadInput."""
-    of_groups = defaultdict(lambda: ([], []))  # states (T, d) and verdicts of a group's rollouts
-    try:
-        with safe_open(path, "pt", device=str(device)) as file:
-            for name in sorted(file.keys()):
-                group, _, side = name.split(".")
-                rollouts, verdicts = of_groups[group]
-                rollouts.append(file.get_tensor(name))
-                verdicts.append({"right": True, "wrong": False}[side])
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
-        raise BadInput(f"--states {path}: {reason}; name tensors groupN.rolloutK.right or .wrong") from error
-    for group, (rollouts, verdicts) in of_groups.items():
-        size, right = len(verdicts), sum(verdicts)
-        lengths = torch.tensor([len(states) for states in rollouts], device=device)  # (G,)
-        if right in (0, size) or not lengths.all():
-            raise BadInput(f"--states {path}: {group} holds an empty rollout, or those of one side only; leave it out")
-        hidden = torch.nn.utils.rnn.pad_sequence(rollouts, batch_first=True)  # (G, T, d)
-        mask = torch.arange(hidden.shape[1], device=device) < lengths[:, None]  # (G, T)
-        name = f"{path.name} {group}, {right} right, {size - right} wrong, T {mask.shape[1]:,}"
-        yield States(name, hidden, mask, torch.tensor(verdicts, device=device), size)
 
 
 def two_sided(states: States) -> list[tuple[Side, Side]]:

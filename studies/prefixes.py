@@ -38,7 +38,8 @@ from harness.prepare import sampling_of
 from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds, two_sides
-from tasks.problems import BadInput, Task
+from studies.page import NUMBER, has_form
+from tasks.problems import SURROGATE, BadInput, Task
 from tasks.rows import cause, json_lines
 from train import as_batch
 
@@ -70,6 +71,20 @@ class Group:
         return {0.0, 1.0} <= set(self.scores)
 
 
+# The types of a Group's fields in its file, see `has_form`.
+FORMS = {
+    "problem": dict,
+    "prompt": [int],
+    "responses": [[int]],
+    "texts": [str],
+    "truncated": [bool],
+    "scores": [NUMBER],
+    "reasons": [str],
+    "ends": [[int]],
+    "continued": [[[NUMBER]]],
+}
+
+
 # ---- solutions from a file ------------------------------------------------------------------------------------
 
 
@@ -88,7 +103,8 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
         row = row if isinstance(row, dict) else {}
         row["answer"] = row.get("answer", row.get("gold"))
         for name in ("problem", "solution", "answer") if graded else ("problem", "solution"):
-            if not isinstance(row.get(name), str) or not row[name].strip():
+            text = row.get(name)
+            if not isinstance(text, str) or not text.strip() or SURROGATE.search(text):
                 raise BadInput(f'{where}: "{name}" is not a text; give one')
         if row.get("label") not in (0, 1):
             raise BadInput(f'{where}: "label" is {row.get("label")!r}; give 0 or 1')
@@ -102,22 +118,46 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
 
 
 def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Group]:
-    """The groups, from `--out` where they are there, else made and saved one by one."""
+    """The groups, from `--out` where they are there, else made and saved one by one.
+
+    `sources` are problems to sample, or with --rollouts the groups of `given`.
+    """
     groups = []
     for number, source in enumerate(tqdm(sources, "groups", leave=False, disable=None)):
         path = flags.out / f"group-{number:04d}.json"
         if not path.exists():
             torch.manual_seed(seed_of(args.seed, number))
-            make = given if flags.rollouts else sampled
-            group = make(args, task, model, tokenizer, source)
+            group = source if flags.rollouts else sampled(args, task, model, tokenizer, source)
             if group.mixed and flags.continuations:
                 group = continued(group, flags.continuations, args, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
-            groups.append(Group(**json.loads(path.read_text())))
-        except (ValueError, TypeError) as error:
+            group = Group(**json.loads(path.read_text()))
+            check(group, args, model)
+        except (ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"--out {flags.out}: {path.name} is damaged ({error}); delete it") from error
+        groups.append(group)
     return groups
+
+
+def check(group: Group, args: argparse.Namespace, model) -> None:
+    """Raise ValueError for a group that cannot have been made with these flags and this model."""
+    for name, form in FORMS.items():
+        if not has_form(getattr(group, name), form):
+            raise ValueError(f'"{name}" is not what it should be')
+    rollouts = len(group.responses)
+    for name in ("texts", "truncated", "scores", "reasons", "ends"):
+        if len(getattr(group, name)) != rollouts:
+            raise ValueError(f'"{name}" is not one a rollout')
+    for response, ends in zip(group.responses, group.ends, strict=True):
+        if not response or ends != prefix_ends(len(response), None, args.window, args.stride)[: len(ends)]:
+            raise ValueError('"ends" are not those of the spans')
+    if group.continued and [len(scores) for scores in group.continued] != [len(ends) for ends in group.ends]:
+        raise ValueError('"continued" is not one a prefix')
+    ids = set(group.prompt).union({0}, *group.responses)
+    in_vocabulary = min(ids) >= 0 and max(ids) < model.get_input_embeddings().num_embeddings
+    if not isinstance(group.problem.get("problem"), str) or not in_vocabulary:
+        raise ValueError("its problem is no text, or its ids are not the tokenizer's")
 
 
 def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:
@@ -128,15 +168,26 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 
-def given(args, task: Task, model, tokenizer, rows: list[dict]) -> Group:
-    """Solutions from a file, encoded once, in the place of sampled rollouts."""
+def given(flags, args, task: Task, model, tokenizer, rows: list[dict]) -> Group:
+    """Solutions from a file, encoded once, in the place of sampled rollouts.
+
+    Raises BadInput for solutions that do not fit the model's context, or that the limits leave no room to continue.
+    """
     problem = {"problem": rows[0]["problem"], "answer": rows[0]["answer"]}
     prompt = tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"]
     texts = [row["solution"] for row in rows]
     responses = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    longest, context = len(prompt) + max(map(len, responses)), context_of(model)
-    if longest > context:
-        raise BadInput(f"--rollouts: one has {longest} tokens, the model's context is {context}; leave its problem out")
+    longest, context = max(map(len, responses)), context_of(model)
+    if len(prompt) + longest > context:
+        size = f"one has {len(prompt) + longest} tokens, the model's context is {context}"
+        raise BadInput(f"--rollouts {flags.rollouts}: {size}; leave its problem out")
+    if flags.continuations and longest > args.max_tokens:
+        raise BadInput(f"--max-tokens {args.max_tokens}: a solution has {longest} tokens; raise it")
+    if flags.continuations and len(prompt) + args.max_tokens > context:
+        raise BadInput(
+            f"--max-tokens {args.max_tokens}: with a prompt of {len(prompt)} tokens it exceeds the model's context "
+            f"of {context}; lower it"
+        )
     rollouts = as_rollouts(prompt, responses, texts, [False] * len(rows), tokenizer, model.device)
     return as_group(args, tokenizer, problem, rollouts, [Verdict(float(row["label"]), "label") for row in rows])
 
@@ -181,19 +232,7 @@ def prefix_ends(length: int, reasoning: int | None, window: int, stride: int) ->
 
 
 def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> Group:
-    """`count` completions of every prefix, graded: those of one length together, from the sampled ids.
-
-    Raises BadInput for solutions from a file that the limits leave no room to complete.
-    """
-    longest = max(map(len, group.responses))
-    asked, context = len(group.prompt), context_of(model)
-    if longest > args.max_tokens:
-        raise BadInput(f"--max-tokens {args.max_tokens}: a solution has {longest} tokens; raise it")
-    if asked + args.max_tokens > context:
-        raise BadInput(
-            f"--max-tokens {args.max_tokens}: with a prompt of {asked} tokens it exceeds the model's context "
-            f"of {context}; lower it"
-        )
+    """`count` completions of every prefix, graded: those of one length together, from the sampled ids."""
     stops = set(stop_ids(model, tokenizer))
     scores = [[] for _ in group.ends]
     for end in sorted(set(itertools.chain.from_iterable(group.ends))):  # ascending, as each rollout's are

@@ -223,7 +223,7 @@ def shaded_rollout(tokens: list[str], weights: list[float], error: toy.FirstErro
         if start <= error.token < end:
             fault = toy.correction("".join(tokens[start:end])) if error.kind == "arith" else error.kind
             notes[-1] += f"   true first error: {fault}"
-    heaviest = max(weights)
+    heaviest = max(weights) or 1.0  # all are 0 where right and wrong rollouts are the same
     widest = max(len("".join(tokens[start:end])) for start, end in lines)
     across = max(widest + 2 + 0.72 * max(map(len, notes)), 50.0)  # in characters
     above, below = 2.6, len(lines) + 2.2  # in lines

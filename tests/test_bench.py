@@ -100,8 +100,10 @@ def test_a_step_needs_neither_pot_nor_geomloss():
     [
         ("--step --size huge", "--size"),
         ("--step --problems 0", "--problems 0"),
+        ("--step --problems 1000000000", "--problems 1000000000: must be at least 1 and at most 4096"),
         ("--step --tokens 5000", "--tokens 5000"),
         ("--step --group 1", "--group 1"),
+        ("--step --group 1000000000", "--group 1000000000: must be at least 2 and at most 256"),
         ("--step --method grpo", "--method: is fixed"),
         ("--step --stride 200", "--stride 200"),
         ("--step --bogus 3", "--bogus"),

@@ -3,6 +3,7 @@
 Run: pytest tests/test_diagnose.py
 """
 
+import dataclasses
 import functools
 import json
 from collections import Counter
@@ -24,6 +25,7 @@ from tasks import toy
 from tasks.problems import BadInput, Task
 
 SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
+SPANS_OF_4 = dict(window=4, stride=4)
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
 FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10", "fig_11", "rollout"}
 
@@ -175,6 +177,11 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
 
 
+def test_a_rollout_without_weights_can_be_drawn(tmp_path):
+    """All weights are 0 where right and wrong rollouts have the same hidden states."""
+    truth.shaded_rollout(["a", "\n", "b"], [0.0] * 3, toy.FirstError(2, "copy", 3), "a?", tmp_path / "a.png")
+
+
 def test_where_half_of_the_rise_is_done(tmp_path):
     """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the middle."""
     early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
@@ -216,21 +223,51 @@ def test_rollout_takes_ids_as_they_are(tiny):
     assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
 
 
-def test_each_group_has_random_numbers_of_its_own(tmp_path, monkeypatch):
+def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
     """That of its seed and number: not those of another group, and the same when it is made alone."""
 
     def draw(*parts):
-        return Group({}, [], [torch.randint(10**6, (3,)).tolist()], [""], [False], [1.0], [""], [[]], [])
+        ids = torch.randint(20, (12,)).tolist()
+        return Group({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
 
     monkeypatch.setattr(prefixes, "sampled", draw)
-    flags, args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0), SimpleNamespace(seed=1)
-    groups = prefixes.collect(flags, args, None, None, None, [{}, {}])
+    flags, args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0), SimpleNamespace(seed=1, **SPANS_OF_4)
+    groups = prefixes.collect(flags, args, None, tiny[0], None, [{}, {}])
     assert groups[0] != groups[1]
     (tmp_path / "group-0001.json").unlink()
-    assert prefixes.collect(flags, args, None, None, None, [{}, {}]) == groups
-    (tmp_path / "group-0001.json").write_text("{")
-    with pytest.raises(BadInput, match=r"group-0001.json is damaged .*; delete it"):
-        prefixes.collect(flags, args, None, None, None, [{}, {}])
+    assert prefixes.collect(flags, args, None, tiny[0], None, [{}, {}]) == groups
+
+
+GROUP = Group({"problem": "?"}, [5], [[4] * 9, [6] * 6], ["", ""], [False] * 2, [1.0, None], [""] * 2, [[4, 8], [4]],
+              [[[1.0], [None]], [[0.0]]])  # fmt: skip
+DAMAGED = {  # fields of a group's file that are not what was written
+    "problem": [{}, [], {"problem": 3}],
+    "prompt": [[-1], [10**6], ["a"], 3, None],
+    "responses": [[[4] * 9], [[4] * 9, []], [[4] * 9, [10**6] * 6], [[4.5] * 9, [6] * 6], 3],
+    "texts": [[""], ["", 3], 3],
+    "truncated": [[False], [False, 0]],
+    "scores": [[1.0], [1.0, "0"]],
+    "reasons": [[""], 3],
+    "ends": [[[4, 8]], [[4, 8], [40]], [[4, 7], [4]], [[8], [4]], 3],
+    "continued": [[[[1.0], [None]]], [[[1.0]], [[0.0]]], [[1.0, None], [0.0]], None],
+}
+
+
+def test_damaged_groups_are_one_sentence(tiny, tmp_path):
+    """The file and the remedy are named, whatever is wrong in it; the same group undamaged is taken."""
+    flags, args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0), SimpleNamespace(seed=1, **SPANS_OF_4)
+    sound = dataclasses.asdict(GROUP)
+    texts = ["", "{", "[1]", "{}", "[" * 100_000, json.dumps({**sound, "more": 1})]
+    for name, values in DAMAGED.items():
+        texts += [json.dumps({**sound, name: value}) for value in values]
+    path = tmp_path / "group-0000.json"
+    for text in texts:
+        path.write_text(text)
+        with pytest.raises(BadInput, match=r"--out .*: group-0000.json is damaged \(.*\); delete it"):
+            prefixes.collect(flags, args, None, tiny[0], None, [{}])
+        assert path.read_text() == text
+    path.write_text(json.dumps(sound))
+    assert prefixes.collect(flags, args, None, tiny[0], None, [{}]) == [GROUP]
 
 
 def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded(tiny, monkeypatch):
@@ -305,10 +342,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert row["weights"] == pytest.approx(covering, abs=2e-4)
     made.clear()
 
-    def stop(*parts):
-        raise KeyboardInterrupt  # what comes after sampling is not of interest again
-
-    monkeypatch.setattr(diagnose, "scored", stop)
+    monkeypatch.setattr(diagnose, "scored", stop)  # what comes after sampling is not of interest again
     assert diagnose.main(flags) == 130 and not made
     gone = tmp_path / "group-0001.json"
     before = gone.read_text()
@@ -318,6 +352,11 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert diagnose.main([*flags, "--continuations", "5"]) == 2
     message = capsys.readouterr().err
     assert "--continuations 5" in message and "have 3" in message and message.count("\n") == 1
+
+
+def stop(*parts, **options):
+    """A kill, as far as files can tell."""
+    raise KeyboardInterrupt
 
 
 def solutions(path, rows: int = 4, **changed) -> list[str]:
@@ -372,6 +411,58 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
         assert diagnose.main([*flags, "--max-tokens", limit, "--out", str(tmp_path / limit)]) == 2
         message = capsys.readouterr().err
         assert message.startswith("error: --max-tokens") and all(name in message for name in names)
+        assert not list((tmp_path / limit).iterdir())
+
+
+def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, tmp_path, monkeypatch, capsys):
+    """All are checked before one is saved; other solutions than the groups' are refused by the flag that gives them."""
+    path, out = tmp_path / "s.jsonl", tmp_path / "out"
+    flags = [*solutions(path), "--model", str(qwen_folder), "--out", str(out)]
+    sound = path.read_text()
+    path.write_text(sound + sound.replace("1+1", "3+3").replace(TEXT.format(2)[:4], "a" * 600))
+    assert diagnose.main(flags) == 2
+    message = capsys.readouterr().err
+    assert f"--rollouts {path}: one has" in message and "leave its problem out" in message and not list(out.iterdir())
+    path.write_text(sound)
+    monkeypatch.setattr(diagnose, "scored", stop)  # what comes after the groups is not of interest
+    assert diagnose.main(flags) == 130 and len(list(out.glob("group-*.json"))) == 1
+    before = {file: file.read_bytes() for file in out.iterdir()}
+    path.write_text(sound.replace("Step", "Stop"))
+    capsys.readouterr()
+    assert diagnose.main(flags) == 2
+    message = capsys.readouterr().err
+    assert (
+        message == f"error: --rollouts {path}: the groups in {out} are not of these solutions; choose another --out\n"
+    )
+    assert {file: file.read_bytes() for file in out.iterdir()} == before
+
+
+@pytest.mark.parametrize("config", ["", "[1]", "{", "[" * 100_000, None])
+def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, capsys):
+    """Also one that is gone, with groups of nobody knows what; nothing is changed."""
+    flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path)]
+    (tmp_path / "group-0000.json").write_text("{}")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert diagnose.main(flags) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and "config.json" in message and message.count("\n") == 1
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    """A kill while the tokenizer is written: the same command warms up again, and the next time no more."""
+    flags = [*SIZES, "--warmup-steps", "1", "--groups", "1", "--out", str(tmp_path)]
+    warmed = []
+    warm_up = toy.warm_up
+    monkeypatch.setattr(toy, "warm_up", lambda *parts, **options: warmed.append(1) or warm_up(*parts, **options))
+    monkeypatch.setattr(diagnose, "own_prm", stop)
+    with monkeypatch.context() as cut:
+        cut.setattr(toy.make_tokenizer().__class__, "save_pretrained", stop)
+        assert diagnose.main(flags) == 130 and len(warmed) == 1 and not (tmp_path / "start").exists()
+    assert diagnose.main(flags) == 130 and len(warmed) == 2 and (tmp_path / "start" / "tokenizer.json").exists()
+    assert diagnose.main(flags) == 130 and len(warmed) == 2
 
 
 @pytest.mark.parametrize(
@@ -379,6 +470,9 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     [
         (dict(label=2), ["line 1", '"label" is 2', "0 or 1"]),
         (dict(solution=7), ["line 1", '"solution"']),
+        (dict(solution="\ud800"), ["line 1", '"solution"']),
+        (dict(problem=" \udc00?"), ["line 1", '"problem"']),
+        (dict(label=[1]), ["line 1", '"label" is [1]']),
         (dict(problem="once?", label=0), ["no problem"]),
     ],
 )

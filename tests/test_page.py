@@ -123,6 +123,19 @@ BAD = {
     "too deep": "[" * 100_000 + "\n",
     "not rows": "[1, 2]\n",
     "rows of metrics": '{"step": 1, "reward": 0.5}\n',
+    "numbers for tokens": json.dumps({**GOOD, "tokens": [1, 2]}) + "\n",
+    "one text for tokens": json.dumps({**GOOD, "tokens": "ab"}) + "\n",
+    "texts for weights": json.dumps({**GOOD, "weights": ["a", "b"]}) + "\n",
+    "fewer weights than tokens": json.dumps({**GOOD, "weights": [0.5]}) + "\n",
+    "a number for a problem": json.dumps({**GOOD, "problem": 7}) + "\n",
+    "a list for a step": json.dumps({**GOOD, "step": [1]}) + "\n",
+    "a text for a score": json.dumps({**GOOD, "score": "1"}) + "\n",
+    "a list for an advantage": json.dumps({**GOOD, "advantage": [0.5]}) + "\n",
+    "a number for an error": json.dumps({**GOOD, "first_error": 3}) + "\n",
+    "an error without a kind": json.dumps({**GOOD, "first_error": [3]}) + "\n",
+    "a place that is text": json.dumps({**GOOD, "first_error": ["3", "arith", 4]}) + "\n",
+    "spans that are none": json.dumps({**GOOD, "spans": [3]}) + "\n",
+    "a deep answer": json.dumps(GOOD).replace('"4"', "[" * 100_000 + "]" * 100_000) + "\n",
     "a row without weights": json.dumps({name: GOOD[name] for name in set(GOOD) - {"weights"}}) + "\n",
 }
 
@@ -135,8 +148,8 @@ def test_bad_samples_are_one_sentence(tmp_path, capsys, name):
     out.write_text("old")
     assert make(source, out) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith(f"error: --samples {source}: ")
-    assert "give the samples.jsonl" in said.err and "Traceback" not in said.err
+    assert said.out == "" and said.err.count("\n") == 1 and str(source) in said.err
+    assert said.err.startswith("error: ") and re.search("give the samples.jsonl|restore", said.err)
     assert out.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
 
 

@@ -59,7 +59,8 @@ def test_the_command_prints_tables(small, tmp_path, capsys):
 def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
     """With the task's own spans."""
     monkeypatch.setattr(
-        peers, "parse_args", lambda argv: parse_args([*argv, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()])
+        "studies.states.parse_args",
+        lambda argv: parse_args([*argv, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()]),
     )
     states = peers.embedded(taught, CPU)
     assert states.correct.any() and not states.correct.all() and (states.window, states.stride) == (12, 6)
@@ -71,6 +72,12 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
     [
         ("--rounds 0", "--rounds 0"),
         ("--tokens 0", "--tokens 0"),
+        ("--tokens 100000000", "--tokens 100000000: must be at least 1 and at most 16384"),
+        ("--width 100000000", "--width 100000000: must be at least 1 and at most 16384"),
+        ("--group 100000000", "--group 100000000: must be at least 2 and at most 256"),
+        ("--pairs 100000000", "--pairs 100000000: must be at least 8 and at most 16384"),
+        ("--rounds 100000000", "--rounds 100000000: must be at least 1 and at most 1000"),
+        ("--tokens 9 16384 --group 2 256", "--group 256 --tokens 16384 --width"),
         ("--group 1", "--group 1"),
         ("--pairs 7", "--pairs 7"),
         ("--states nowhere.safetensors", "--states nowhere.safetensors"),
@@ -107,3 +114,45 @@ def test_states_that_cannot_be_measured_are_one_sentence(sides, said, small, tmp
     assert bench.main(["--states", str(path), *"--tokens --pairs 16 --rounds 1 --device cpu".split()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1
+
+
+def saved(path, right, wrong):
+    """A file of one group, of a right and a wrong rollout."""
+    save_file({"group0.rollout0.right": right, "group0.rollout1.wrong": wrong}, path)
+
+
+RANDOM = torch.arange(960.0).sin().view(120, 8)
+FAULTS = {  # what is wrong with --states: how the file is made, what is said
+    "no safetensors": (lambda path: path.write_bytes(bytes(range(256)) * 9), "header"),
+    "an empty file": (lambda path: path.write_bytes(b""), "header"),
+    "no tensors": (lambda path: save_file({}, path), "holds no tensors"),
+    "a name": (lambda path: save_file({"group0": RANDOM}, path), "name tensors groupN.rolloutK.right or .wrong"),
+    "one number": (lambda path: saved(path, torch.tensor(1.0), torch.tensor(2.0)), "(T, d)"),
+    "one dimension": (lambda path: saved(path, RANDOM[:, 0].clone(), RANDOM[:, 0].clone()), "(T, d)"),
+    "three dimensions": (lambda path: saved(path, RANDOM.view(120, 2, 4), RANDOM.view(120, 2, 4).clone()), "(T, d)"),
+    "two widths": (lambda path: saved(path, RANDOM, RANDOM[:, :7].clone()), "of one width"),
+    "no width": (lambda path: saved(path, RANDOM[:, :0].clone(), RANDOM[:, :0].clone()), "of one width"),
+    "integers": (lambda path: saved(path, RANDOM.long(), RANDOM.long()), "floats of 16 bits"),
+    "8 bits": (lambda path: saved(path, RANDOM.to(torch.float8_e4m3fn), RANDOM), "floats of 16 bits"),
+    "NaN": (lambda path: saved(path, RANDOM / 0 * 0, RANDOM), "finite"),
+    "beyond float32": (lambda path: saved(path, RANDOM * 1e38, RANDOM), "finite"),
+    "all equal": (lambda path: saved(path, torch.ones(120, 8), torch.ones(120, 8)), "not all equal"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_a_file_of_states_are_one_sentence(fault, small, tmp_path, capsys):
+    """Status 2, file and fault are named, before anything is measured."""
+    make, said = FAULTS[fault]
+    make(path := tmp_path / "states.safetensors")
+    assert bench.main(["--states", str(path), *"--tokens --pairs 16 --rounds 1 --device cpu".split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: --states {path}: ") and captured.err.count("\n") == 1
+    assert said in captured.err and "|" not in captured.out
+
+
+def test_states_of_two_precisions_are_measured(small, tmp_path, capsys):
+    """Halves beside floats, as before."""
+    saved(tmp_path / "states.safetensors", RANDOM.half(), RANDOM.flip(0).contiguous())
+    flags = ["--states", str(tmp_path / "states.safetensors"), *"--tokens --pairs 8 --rounds 1 --device cpu".split()]
+    assert bench.main(flags) == 0 and "1 right, 1 wrong" in capsys.readouterr().out
