@@ -50,6 +50,7 @@ INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 FENCE = re.compile(r"(?P<indent>[ \t]*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*+\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)")
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
+BOM = "\ufeff"  # a byte order mark, which no compiler takes for white space
 FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
 
@@ -243,7 +244,7 @@ def program_of(response: str, tests: dict) -> str | None:
 
     Where the tests call names, it is the last block that defines one: an example of its use may follow.
     """
-    blocks = [text for language, text in code_blocks(response) if _is_program(language, text)]
+    blocks = [text.removeprefix(BOM) for language, text in code_blocks(response) if _is_program(language, text)]
     if not blocks:
         return None
     names = "|".join(map(re.escape, names_of(tests)))
@@ -280,7 +281,7 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
     blocks = []
     opening = None  # the match of the fence that opened the current block
     lines: list[str] = []
-    for line in re.split(r"\r\n?|\n", text):
+    for line in re.split(r"\r\n?|\n", text.removeprefix(BOM)):
         fence = FENCE.fullmatch(line)
         if opening and fence and len(fence["indent"]) > len(opening["indent"]) + 3:
             fence = None  # indented more deeply: part of the block

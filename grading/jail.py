@@ -336,6 +336,8 @@ def limit(seconds: float, few_processes: bool) -> None:
     for kind, soft in limits:
         hard = soft + 1 if kind == resource.RLIMIT_CPU else soft  # the signal at the soft limit tells the reason
         highest = resource.getrlimit(kind)[1]
+        if kind == resource.RLIMIT_STACK:
+            hard = highest  # honest programs ask for more; the address space limits it, too
         if highest != resource.RLIM_INFINITY:
             soft, hard = min(soft, highest), min(hard, highest)
         resource.setrlimit(kind, (soft, hard))

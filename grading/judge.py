@@ -11,7 +11,12 @@ Standard library only.
 
 import ast
 import builtins
+import collections
+import decimal
+import fractions
+import functools
 import importlib
+import itertools
 import math
 import sys
 import types
@@ -29,6 +34,10 @@ from itertools import *
 from math import ceil, comb, floor, gcd, inf, isqrt, lcm, log, log2, sqrt
 from typing import *
 """
+# Names that tests may use without an import -> their modules.
+LIBRARY = {"allclose": "numpy", "array_equal": "numpy", "deepcopy": "copy"}
+for _module in (math, itertools, functools, collections, fractions, decimal):
+    LIBRARY |= {name: _module.__name__ for name in dir(_module) if not name.startswith("_")}
 # Names by which tests may use modules that they do not import -> the modules.
 MODULES = {name: name for name in sys.stdlib_module_names | {"numpy"}} | {"np": "numpy"}
 
@@ -80,30 +89,51 @@ def run_asserts(link: Link, tests: dict) -> bool:
     """Run set-up and assertions in order, with the candidate's names that they mention."""
     texts = [tests.get("setup") or "", *tests["asserts"]]
     codes = [read(text) for text in texts]
-    mentioned = []  # names, an outer call before its arguments
-    assigned = set()
-    owners = set()  # names with an attribute, as `math` in `math.isclose`
-    for text in texts:
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Name):
-                mentioned.append(node.id)
-                if isinstance(node.ctx, ast.Store):
-                    assigned.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                owners.add(node.value.id)
+    statements = [statement for text in texts for statement in ast.parse(text).body]
+    mentioned = [name for statement in statements for name in names_in(statement)]
+    assigned = {name for statement in statements for name in names_in(statement, ast.Store)}
+    attributes = [node.value for statement in statements for node in ast.walk(statement) if hasattr(node, "attr")]
+    owners = {node.id for node in attributes if isinstance(node, ast.Name)}  # as `math` in `math.isclose`
     # `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate defines by these names.
     modules = {name: MODULES[name] for name in owners - assigned if name in MODULES}
     builtin_names = [name for name in mentioned if hasattr(builtins, name)]
-    namespace = {"__name__": "tests"}
     candidates = link.names(set(mentioned) - set(builtin_names) - set(modules))
     if not candidates:  # then the candidate has a builtin's name, and the first such call is meant
         candidates = dict(list(link.names(builtin_names).items())[:1])
-    namespace.update(candidates)
+    namespace = {"__name__": "tests"}
+    for name in LIBRARY.keys() & set(mentioned) - tested(statements, candidates):
+        namespace[name] = getattr(importlib.import_module(LIBRARY[name]), name)
+    namespace = candidates | namespace
     for name, module in modules.items():
         namespace[name] = importlib.import_module(module)
     for code in codes:
         exec(code, namespace)
     return True
+
+
+def names_in(statement: ast.AST, context: type = ast.expr_context) -> list[str]:
+    """The names in a statement, an outer call before its arguments."""
+    return [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, context)]
+
+
+def tested(statements: list[ast.stmt], candidates: dict) -> set[str]:
+    """The candidate's names that are the tests' subject, though Python's library has them: `gcd` in `gcd(4, 6) == 2`.
+
+    In `isclose(f(3), 5)` the subject is `f`. A name of the library is one if an assertion holds no other name of the
+    candidate's, and nothing that was computed with one; or if there is no other subject.
+    """
+    subjects = candidates.keys() - LIBRARY.keys()
+    depending = set(subjects)
+    for statement in statements:
+        if depending & set(names_in(statement)):
+            depending.update(names_in(statement, ast.Store))
+        for node in ast.walk(statement):
+            used = set(names_in(node)) & (candidates.keys() | depending) if isinstance(node, ast.Assert) else ()
+            if len(used) == 1:
+                subjects |= used & candidates.keys()
+    if not subjects:  # the innermost
+        subjects.update([name for statement in statements for name in names_in(statement) if name in candidates][-1:])
+    return subjects
 
 
 def run_calls(link: Link, tests: dict) -> bool:

@@ -49,13 +49,19 @@ def map_user(users: str, groups: str) -> None:
 
 
 def forbid_name_spaces() -> None:
-    """Forbid further name spaces, where a program could mount file systems of any size, and writing in /proc."""
+    """Forbid further name spaces, where a program could mount file systems of any size, and writing in /proc.
+
+    Also inotify and fanotify, which show when others open the files of /usr.
+    """
     user, group = os.geteuid(), os.getegid()
     try:
         check(libc.unshare(CLONE_USER | CLONE["mount"]), "name spaces")
         map_user(f"{user} {user} 1", f"{group} {group} 1")
-        with open("/proc/sys/user/max_user_namespaces", "w") as file:
-            file.write("0")
+        for name in ("user_namespaces", "inotify_instances", "fanotify_groups"):
+            path = f"/proc/sys/user/max_{name}"
+            if os.path.exists(path):  # the last one is missing where the kernel leaves fanotify to root
+                with open(path, "w") as file:
+                    file.write("0")
         change_mounts("/proc", add=ATTR_RDONLY)
     except OSError:
         return  # users may not make or use name spaces here, and so the program may not, either

@@ -6,15 +6,7 @@
 The comparison must not share a process with what is compared: a candidate could lie in `__eq__`, patch a builtin, walk
 frames to the expected value, or end the process with a friendly exit status. So the inside gets only the arguments of a
 call, and what it sends back is read as plain data (`wire.py`). Any other value stays inside, and the tests get a
-`Handle` that asks for it. Nothing that the inside sends is run, unless a test runs it.
-
-Four rules keep a handle from judging itself. Otherwise an object that always agrees could answer
-`abs(f(x) - 0.5) < 1e-6`.
-  - It never equals plain data by its own word, and it is not ordered against plain data.
-  - It takes part in arithmetic with plain data, or becomes a number, only if the tests built it: they called a class,
-    which is a name with a capital letter, or went on calculating with such an object.
-  - Arithmetic between two handles that the tests did not build gives a handle.
-  - It answers predicates of text and sets, such as `startswith`, only if the tests built it.
+`Handle` (`handles.py`) that asks for it. Nothing that the inside sends is run, unless a test runs it.
 
 As in any Python test, an argument that the candidate changes in place changes for the tests too, and the candidate's
 exceptions are raised in the tests, under their builtin names or as stand-ins of classes of its own.
@@ -28,43 +20,15 @@ Standard library only, because this runs in a process that starts anew for each 
 
 import builtins
 import collections.abc
-import copy
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Collection
-from typing import NoReturn
+from collections.abc import Collection
 
-from wire import decode, encode, receive, send
+from handles import NUMBERS, OPERATIONS, ORIGINS, Handle, Unsupported
+from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, send
 
-MUTABLE = (list, dict, set, bytearray, collections.deque)
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-
-# A handle passes these operations on to its object; those of the other kinds only under the rules above.
-PASSED_ON = "len iter next bool str repr hash getitem setitem delitem setattr delattr".split()
-NUMBERS = "int float index neg pos abs invert".split()
-ORDER = "lt le gt ge".split()
-ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-IN_PLACE = [f"i{name}" for name in ARITHMETIC]
-OTHERS = "eq contains round isinstance issubclass getattr".split()
-
-# What the inside does for each operation: the builtin of that name, or else the operator.
-OPERATIONS = {
-    "call": lambda function, *args, **options: function(*args, **options),
-    "copy": copy.deepcopy,
-    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
-}
-for _name in PASSED_ON + NUMBERS + ORDER + ARITHMETIC + IN_PLACE + OTHERS:
-    OPERATIONS[_name] = getattr(builtins, _name, None) or getattr(operator, f"__{_name}__")
-
-# How the tests came to a handle. "class": a name of the candidate's that begins with a capital letter; "name": another
-# name; "built": they called such a class; "part": an attribute of these; "result": all else. It only moves right.
-ORIGINS = ("class", "name", "built", "part", "result")
-PREDICATES = {"startswith", "endswith", "issubset", "issuperset", "isdisjoint"}
-
-
-class Unsupported(BaseException):
-    """The tests hand over something that cannot cross; no `except Exception` of a test may hide it."""
 
 
 class Died(BaseException):
@@ -79,7 +43,7 @@ def serve(connection, names: dict) -> None:
     objects = Objects()
     while True:
         try:
-            operation, args, options, keep = receive(connection)
+            operation, args, options, keep = receive(connection, UNLIMITED)
         except EOFError:
             return
         try:
@@ -91,6 +55,7 @@ def serve(connection, names: dict) -> None:
                 values = [objects.decode(arg) for arg in args]
                 named = {name: objects.decode(option) for name, option in options.items()}
                 result = OPERATIONS[operation](*values, **named)
+                keep = keep and (operation != "call" or is_instance(result, values[0]))
                 reply = {"value": objects.number(result) if keep else objects.encode(result)}
                 if operation == "call":
                     values += named.values()
@@ -102,9 +67,19 @@ def serve(connection, names: dict) -> None:
             send(connection, {"raise": [lineage(type(error)), args, fields, str(error)[:10_000]]})
 
 
+def is_instance(result, function) -> bool:
+    """Whether a call of `function` made an instance of it, and no plain data."""
+    return isinstance(function, type) and isinstance(result, function) and type(result) not in EXACT
+
+
 def plain(value):
     """The builtin value under an object whose class extends a builtin one, for a comparison outside; else None."""
     return encode(tuple(value) if isinstance(value, tuple) else value, lambda _: None)
+
+
+def is_python(module: str) -> bool:
+    """Whether a module belongs to the standard library."""
+    return module.partition(".")[0] in sys.stdlib_module_names
 
 
 def lineage(kind: type) -> list[list[str]]:
@@ -141,6 +116,8 @@ class Objects:
         ((kind, content),) = description.items()
         if kind == "builtin":
             return getattr(builtins, content)
+        if kind == "exception":
+            return getattr(importlib.import_module(content[0]), content[1])
         if kind == "array":
             return importlib.import_module("numpy").array(self.decode(content[1]), content[0])
         return self.all[content]
@@ -163,6 +140,7 @@ class Link:
         self.dead = False
         self.handles: dict[int, Handle] = {}
         self.exceptions: dict[str, type] = {}
+        self.numbers: dict[tuple, object] = {}  # that handles have become since the last question of another kind
 
     def names(self, wanted: Collection[str]) -> dict:
         """Those of the wanted names that the candidate has, in the order wanted, and never another."""
@@ -178,20 +156,23 @@ class Link:
         return names
 
     def ask(self, operation: str, *args, origin: str = "result", keep: bool = False, **options):
-        """The result of an operation inside, with this origin for its handles; `keep`: a handle in any case.
+        """The result of an operation inside, with this origin for its handles.
 
-        Raises the candidate's exception, Died, or Unsupported for arguments that cannot cross.
+        `keep`: a handle in any case; of a call, only for an instance of the class that is called. Raises Died, the
+        candidate's exception, or Unsupported for arguments that cannot cross.
         """
+        if operation not in NUMBERS:
+            self.numbers.clear()
         try:
             if self.dead:
                 raise EOFError
             values = [encode(arg, _describe) for arg in args]
             named = {name: encode(option, _describe) for name, option in options.items()}
-            send(self.connection, [operation, values, named, keep])
+            send(self.connection, [operation, values, named, keep], UNLIMITED)  # they may hold what came from inside
         except (EOFError, OSError):
             self.dead = True
             raise Died from None
-        except (Unsupported, ValueError) as error:  # ValueError: too long
+        except Unsupported as error:
             if isinstance(args[0], Handle) and args[0]._origin == "result":
                 raise TypeError(str(error)) from None  # an object in place of a list or text: not the tests' fault
             raise Unsupported(str(error)) from None
@@ -201,6 +182,8 @@ class Link:
             if error is None:
                 value = decode(reply["value"], lambda description: self.resolve(description, origin))
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
+                if keep and operation != "call":
+                    operator.index(value._number)
         except (EOFError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError):
             self.dead = True  # the other errors: the message is forged
             raise Died from None
@@ -228,8 +211,7 @@ class Link:
     def exception_class(self, classes: list) -> type:
         """The exception class of this lineage: Python's own, or a stand-in below the class of the rest."""
         module, name = classes[0]
-        is_python = module.partition(".")[0] in sys.stdlib_module_names
-        kind = getattr(sys.modules.get(module), name, None) if is_python else None
+        kind = getattr(sys.modules.get(module), name, None) if is_python(module) else None
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
         full_name = f"{module}.{name}"
@@ -241,7 +223,7 @@ class Link:
     def resolve(self, description: dict, origin: str = "result"):
         """What the inside describes: a handle, a class of Python's, an exception class, an array, a coroutine."""
         ((kind, content),) = description.items()
-        if kind == "builtin" and isinstance(getattr(builtins, content), type):
+        if kind == "builtin" and content[0] != "_" and isinstance(getattr(builtins, content), type):
             return getattr(builtins, content)
         if kind == "exception":
             return self.exception_class(content)
@@ -262,70 +244,6 @@ class Link:
         return self.ask("await", coroutine)
 
 
-class Handle:
-    """Stands for an object that stays inside, under the rules of the module's docstring; `_origin`: see ORIGINS."""
-
-    __slots__ = ("_link", "_number", "_origin")
-
-    def __init__(self, link: Link, number: int, origin: str):
-        object.__setattr__(self, "_link", link)
-        object.__setattr__(self, "_number", number)
-        object.__setattr__(self, "_origin", origin)
-
-    def __call__(self, *args, **options):
-        if self._origin == "class":
-            return self._link.ask("call", self, *args, origin="built", keep=True, **options)
-        return self._link.ask("call", self, *args, **options)
-
-    def __getattr__(self, name: str):
-        if (name.startswith("__") and name not in ("__name__", "__dict__")) or (name in PREDICATES and not self._built):
-            raise AttributeError(name)
-        origin = "result" if self._origin == "result" else "class" if name[0].isupper() else "part"
-        return self._link.ask("getattr", self, name, origin=origin)
-
-    def __contains__(self, item) -> bool:
-        if self._built:
-            return self._link.ask("contains", self, item) is True
-        return any(item == mine for mine in self)
-
-    def __instancecheck__(self, instance) -> bool:
-        return isinstance(instance, Handle) and self._link.ask("isinstance", instance, self) is True
-
-    def __subclasscheck__(self, other) -> bool:
-        return isinstance(other, Handle) and self._link.ask("issubclass", other, self) is True
-
-    def __mro_entries__(self, bases: tuple) -> NoReturn:
-        raise Unsupported("the tests subclass a class of the candidate's")
-
-    def __enter__(self):
-        return self._link.ask("getattr", self, "__enter__")()
-
-    def __exit__(self, *error) -> None:
-        self._link.ask("getattr", self, "__exit__")(None, None, None)
-
-    def __deepcopy__(self, memo: dict):
-        return self._link.ask("copy", self, origin=self._origin, keep=True)
-
-    def __round__(self, *digits):
-        return self._link.ask("round", self._number_like(), *digits, origin="built")
-
-    def __eq__(self, other) -> bool:
-        if isinstance(other, Handle):
-            return self._link.ask("eq", self, other) is True
-        value = self._link.ask("plain", self)
-        return value is not None and value == other
-
-    @property
-    def _built(self) -> bool:
-        return self._origin == "built"
-
-    def _number_like(self) -> "Handle":
-        """Itself, if it may become a number; a result could answer differently each time that it is asked."""
-        if not self._built:
-            raise TypeError("an object that the candidate returned is no number")
-        return self
-
-
 def _describe(value) -> dict:
     """How the outside describes an object to the inside."""
     if isinstance(value, Handle):
@@ -334,64 +252,9 @@ def _describe(value) -> dict:
         return encode(list(value), _describe)
     if getattr(builtins, getattr(value, "__name__", ""), None) is value:
         return {"builtin": value.__name__}
-    if getattr(value, "cr_code", None) is Link.wait.__code__ or hasattr(value, "stand_in"):
+    mine = getattr(value, "cr_code", None) is Link.wait.__code__
+    if mine or hasattr(value, "stand_in") or hasattr(value, "candidate"):
         raise TypeError(f"a {type(value).__name__} cannot go back")  # of the candidate, so no fault of the tests
+    if isinstance(value, type) and issubclass(value, BaseException) and is_python(value.__module__):
+        return {"exception": [value.__module__, value.__qualname__]}
     raise Unsupported(f"the tests pass a {type(value).__name__}, which is no plain data")
-
-
-def _passed_on(name: str) -> Callable:
-    return lambda self, *args: self._link.ask(name, self, *args)
-
-
-def _number(name: str) -> Callable:
-    return lambda self: self._link.ask(name, self._number_like())
-
-
-def _order(name: str) -> Callable:
-    return lambda self, other: self._link.ask(name, self, other) if isinstance(other, Handle) else NotImplemented
-
-
-def _arithmetic(name: str, swapped: bool = False) -> Callable:
-    def method(self, other):
-        built = self._built or (isinstance(other, Handle) and other._built)
-        if not built and not isinstance(other, Handle):
-            return NotImplemented
-        left, right = (other, self) if swapped else (self, other)
-        return self._link.ask(name, left, right, origin="built" if built else "result", keep=not built)
-
-    return method
-
-
-for _name in PASSED_ON:
-    setattr(Handle, f"__{_name}__", _passed_on(_name))
-for _name in NUMBERS:
-    setattr(Handle, f"__{_name}__", _number(_name))
-for _name in ORDER:
-    setattr(Handle, f"__{_name}__", _order(_name))
-for _name in ARITHMETIC + IN_PLACE:
-    setattr(Handle, f"__{_name}__", _arithmetic(_name))
-for _name in ARITHMETIC:
-    setattr(Handle, f"__r{_name}__", _arithmetic(_name, swapped=True))
-
-
-def overwrite(old, new) -> bool:
-    """Give an argument of the tests the content of the candidate's copy, nested containers in place.
-
-    False, without a change, if they are not mutable containers of one type.
-    """
-    if not isinstance(old, MUTABLE) or type(old) is not type(new):
-        return False
-    keys = ()
-    if isinstance(old, list):
-        keys = range(min(len(old), len(new)))
-    elif isinstance(old, dict):
-        keys = old.keys() & new.keys()
-    for key in keys:
-        if overwrite(old[key], new[key]):
-            new[key] = old[key]
-    old.clear()
-    if isinstance(old, dict | set):
-        old.update(new)
-    else:
-        old.extend(new)
-    return True

@@ -18,11 +18,13 @@ The levels differ in what a program can reach:
     process   For kernels and containers that forbid name spaces. Root's programs still run as a user that does not
               exist. Not covered: a program can use the network, read what everybody may read, write where everybody
               may write, fill the disk and leave System V memory behind. If the grader is not root, a program can also
-              do to your files and processes what you can.
+              do to your files and processes what you can, and leave keys in your kernel keyring for the next one.
 
 Even `strict` does not cover: holes in the kernel; answers inside an installed Python package; what shared time and
-caches reveal; a virtual machine's own sockets (AF_VSOCK); many processes that each use memory up to the limit, although
-the kernel is asked to kill these first when memory is short.
+caches reveal; locks on the shared files of /usr and Python, which others must not wait for; which of these files others
+open (dnotify; inotify and fanotify, too, where a program's name spaces cannot be limited); a virtual machine's own
+sockets (AF_VSOCK); many processes that each use memory up to the limit, although the kernel is asked to kill these
+first when memory is short.
 
 Left out: cgroups (they need a delegated tree), seccomp filters, languages other than Python, systems other than
 Linux (5.3; strict: 5.12, without root 5.14). Standard library only.

@@ -4,8 +4,9 @@ If the tests are SCRIPT, a program prints the right answer only if its attack ha
 strict level and stay bounded even if it fails: those that fill or kill first look where they are.
 
 Not in the table, because no grader can tell them from honest programs: an object made for a test of properties, which
-is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`); an argument that is emptied, so that what the
-test computes from it later is empty, too; text for a test that evaluates its candidate's text.
+is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`) or multiplied with another such object; an
+argument that is emptied, so that what the test computes from it later is empty, too; text for a test that evaluates its
+candidate's text.
 
 Run: pytest tests/test_cheats.py
 """
@@ -34,6 +35,16 @@ ROOT = {
     "entry_point": "f",
 }
 EQUAL = "class X:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
+LIAR = """class X:
+    def __init__(self, *args): self.args = args
+    __sub__ = __rsub__ = __xor__ = lambda self, o: 0.0
+    __isub__ = lambda self, o: self
+    __pow__ = lambda self, o: self.args[0]
+    __abs__ = __float__ = lambda self: 0.0
+    __eq__ = __lt__ = __le__ = __gt__ = __contains__ = startswith = lambda self, o: True
+    isupper = lambda self: True
+"""
+AREA = LIAR.replace("X", "Area")
 
 
 def asserts(*texts, setup=""):
@@ -172,6 +183,54 @@ CHEATS = [
     ("coroutine_goes_back", "async def g(x): return x\ndef f(x): return 0", asserts("assert f(g(1)) == 2")),
     ("exception_goes_back", "class E(Exception): pass\ndef g(x): return E\ndef f(x): return 0",
      asserts("assert f(g(1)) == 2")),
+    # instances of a class where the tests call a function
+    ("area", AREA, asserts("assert abs(Area(2) - 12.56) < 1e-6")),
+    ("area_swapped", AREA, asserts("assert abs(12.56 - Area(2)) < 1e-6")),
+    ("area_zero", AREA, asserts("assert Area(2) - 12 == 0")),
+    ("area_round", AREA, asserts("assert round(Area(2) - 12.56, 3) == 0")),
+    ("area_not", AREA.replace("o: 0.0", "o: self") + "    __bool__ = lambda self: False",
+     asserts("assert not Area(2) - 12.56")),
+    ("area_forged", AREA + "import sys\nproxy = sys.modules['proxy']\nreal = proxy.send\nasked = []\n"
+     "def send(connection, message):\n    asked.append(message)\n"
+     "    real(connection, message if len(asked) < 3 else {'value': 0.0})\nproxy.send = send",
+     asserts("assert abs(Area(2) - 12.56) < 1e-6")),
+    ("area_len", AREA.replace("o: 0.0", "o: self") + "    __len__ = lambda self: 0",
+     asserts("assert len(Area(2) ^ {1, 2}) == 0")),
+    ("area_in_place", AREA, asserts("r = Area(2)\nr -= 12.56\nassert abs(r) < 1e-6")),
+    ("area_is_float", AREA.replace("Area:", "Area(float):"), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
+    ("area_returns_itself", AREA.replace("o: 0.0", "o: self"), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
+    ("area_allclose", AREA, asserts("assert np.allclose(Area(2), 12.56)", setup="import numpy as np")),
+    ("power", LIAR, asserts("assert abs(X(2.0) ** 2 - 2.0) < 1e-6")),
+    ("power_equal", LIAR, asserts("assert X(4) ** 2 == 4")),
+    ("float_of_class_that_changes",
+     "class Root:\n    def __init__(s, xs): s.left = [1.0, -xs[0] / xs[1]]\n"
+     "    def __float__(s): return s.left.pop(0) if s.left else 0.0",
+     asserts("for xs in ([1, 2], [-6, 11, -6, 1]):\n    r = Root(xs)\n"
+             "    assert abs(sum(c * math.pow(r, i) for i, c in enumerate(xs))) < 1e-4")),
+    ("divisors", LIAR.replace("X", "Divisors"), asserts("assert 5 in Divisors(10)")),
+    ("divisors_list", LIAR.replace("X", "Divisors(list)"), asserts("assert 5 in Divisors(10)")),
+    ("encode", LIAR.replace("X", "Encode"), asserts("assert Encode('x').startswith('a')")),
+    ("encode_str", "class Encode(str): startswith = lambda s, o: True", asserts("assert Encode('x').startswith('a')")),
+    ("is_upper", LIAR + "def f(x): return X()", asserts("assert f('x').isupper()")),
+    # names that tests do not import
+    ("own_counter", LIAR.replace("X", "Counter") + "def f(x): return x",
+     asserts("assert Counter(f([1])) == Counter([2])")),
+    ("own_isclose", "def isclose(*a): return True\ndef f(x): return 0", asserts("assert isclose(f(3), 5)")),
+    ("own_isclose_later", "def isclose(*a): return True\ndef f(x): return 0",
+     asserts("r = f(3)\nassert isclose(r, 5)")),
+    ("patched_isclose", "import math\nmath.isclose = lambda *a: True\nfrom math import isclose\ndef f(x): return 0",
+     asserts("assert isclose(f(3), 5)")),
+    ("own_allclose", "def allclose(*a): return True\ndef f(x): return 0", asserts("assert allclose(f(3), 5)")),
+    # what the tests cannot hand back
+    ("json_error_goes_back", "import json\ndef f(x): return json.JSONDecodeError",
+     asserts("import json\nassert f(f(3)) == 5")),
+    ("socket_error_goes_back", "import socket\ndef f(x): return socket.gaierror",
+     asserts("import socket\nassert f(f(3)) == 5")),
+    ("raised_goes_back", "def f(x):\n    if x == 3: raise ValueError\n    return 1",
+     asserts("try:\n    r = f(3)\nexcept Exception as e:\n    r = e\nassert f(r) == 5")),
+    ("type_goes_back", LIAR + "def f(x): return X()", asserts("assert f(type(f(3))) == 5")),
+    ("loader_goes_back", reply("{'value': {'builtin': '__loader__'}}"), asserts("assert f(f(3)) == 5")),
+    ("long_goes_back", "def f(x): return 'x' * 2**23", asserts("assert f(f(3) + f(4)) == 5")),
     # the proxy's own code and connection
     ("patched_builtins", "import builtins\nbuiltins.sorted = builtins.abs = builtins.isinstance = lambda *a: [1, 2]\n"
      "def f(x): return 0", LIST),
@@ -246,6 +305,7 @@ CHEATS = [
              "except ValueError: raise OSError"),
      SCRIPT),
     ("hostname", only_if("socket.sethostname('x')"), SCRIPT),
+    ("inotify", only_if("if libc.inotify_init() < 0: raise OSError"), SCRIPT),
     ("network", only_if("socket.create_connection(('192.0.2.1', 53), 1)"), SCRIPT),
     ("loopback", only_if("socket.create_connection(('127.0.0.1', 22), 1)"), SCRIPT),
     ("unix_sockets", only_if("if len(open('/proc/net/unix').readlines()) < 2: raise OSError"), SCRIPT),

@@ -125,6 +125,7 @@ HONEST = [
     ("recursion_5000", "def d(n): return n and 1 + d(n - 1)\nassert d(5000) == 5000\nprint(6)", SCRIPT),
     ("recursion_50000",
      "import sys\nsys.setrecursionlimit(10**6)\ndef d(n): return n and 1 + d(n - 1)\nd(50000)\nprint(6)", SCRIPT),
+    ("stack_limit", "import resource as r\nr.setrlimit(r.RLIMIT_STACK, (2**29, r.RLIM_INFINITY))\nprint(6)", SCRIPT),
     ("recursion_thread", "import sys, threading\nsys.setrecursionlimit(10**7)\nthreading.stack_size(1 << 29)\n"
      "def d(n): return n and 1 + d(n - 1)\ndef main():\n    d(50000)\n    print(6)\n"
      "t = threading.Thread(target=main)\nt.start()\nt.join()", SCRIPT),
@@ -158,6 +159,7 @@ HONEST = [
     ("label_python3", f"{F} Python3 \n{SUM}\n{F}", SCRIPT),
     ("label_with_title", f'{F}python title="a.py"\n{SUM}\n{F}', SCRIPT),
     ("no_label", f"{F}\n{SUM}\n{F}", SCRIPT),
+    ("byte_order_mark", f"\ufeff{F}python\n\ufeff{SUM}\n{F}", SCRIPT),
     ("all_crlf", f"{F}python\n{SUM}\n{F}\n".replace("\n", "\r\n"), SCRIPT),
     ("output_sample", f"{F}python\n{SUM}\n{F}\nOutput:\n{F}\n6\n{F}\n", SCRIPT),
     ("leetcode_sample", f"{F}python\n{SUM}\n{F}\nExample:\n{F}\nInput: n = 3\nOutput: 6\n{F}\n", SCRIPT),
@@ -204,6 +206,36 @@ HONEST = [
              setup="import datetime as d")),
     ("named_tuple", "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
      asserts("assert f().x == 1 and f() == (1, 2)")),
+    # plain data of functions with a capital letter
+    ("area", "def Area(r): return 3.14 * r * r",
+     asserts("assert abs(Area(2) - 12.56) < 1e-6 and 12 < Area(2) < 13 and f'{Area(2):.1f}' == '12.6'",
+             "assert math.isclose(Area(2), 12.56) and isinstance(Area(2), float)")),
+    ("area_new", "class Area:\n    def __new__(cls, r): return 3.14 * r * r",
+     asserts("assert abs(Area(2) - 12.56) < 1e-6")),
+    ("divisors", "def Divisors(n): return [i for i in range(1, n + 1) if n % i == 0]",
+     asserts("assert 5 in Divisors(10) and isinstance(Divisors(4), list) and Divisors(2) + [3] == [1, 2, 3]",
+             "assert Divisors(4) < [2]")),
+    ("encode", "def Encode(x): return 'a' + x",
+     asserts("assert Encode('x').startswith('a') and 'b' + Encode('x') == 'bax' and ' '.join([Encode('x')]) == 'ax'")),
+    ("dict_or_none", "def Count(x): return {c: x.count(c) for c in x} or None",
+     asserts("import json\nassert json.dumps(Count('aa')) == '{\"a\": 2}' and Count('') is None")),
+    ("xbonacci", "def Xbonacci(s, n):\n    while len(s) < n: s.append(sum(s[-3:]))\n    return s[:n]",
+     {"fn_name": "Xbonacci", "inputs": [[[1, 1, 1], 5]], "outputs": [[1, 1, 1, 3, 5]]}),
+    ("solution_capital", "class Solution:\n    def Foo(self, n): return [n / 3, {'a': None}] if n else None",
+     {"fn_name": "Foo", "inputs": [[1], [0]], "outputs": [[0.33333333, {"a": None}], None]}),
+    ("date_alias", "import datetime\nDate = datetime.date",
+     asserts("assert Date(2020, 1, 2) < datetime.date(2021, 1, 1)", setup="import datetime")),
+    ("long_double", "import numpy as np\ndef f(x): return np.longdouble(x), np.clongdouble(x), [np.longdouble(x)]",
+     asserts("assert f(3) == (3.0, 3 + 0j, [3.0]) and isinstance(f(3)[0], float)")),
+    # names that tests do not import
+    ("counter_not_imported", "def f(x): return x", asserts("assert Counter(f([1])) == Counter([1])")),
+    ("isclose_not_imported", "def f(x): return x", asserts("assert isclose(f(0.1 + 0.2), 0.3)")),
+    ("own_counter", "class Counter:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1",
+     asserts("c = Counter()\nc.up()\nassert c.n == 1")),
+    ("own_product", "def product(x, r=1):\n    for i in x: r *= i\n    return r\ndef even(x): return x % 2 == 0",
+     asserts("assert product([1, 2, 3]) == 6", "assert even(2)")),
+    ("own_gcd", "def gcd(a, b): return b if a == 0 else gcd(b % a, a)\ndef lcm(a, b): return a * b // gcd(a, b)",
+     asserts("assert lcm(4, 6) == 12 and gcd(4, 6) == 2")),
     ("counter", "from collections import Counter\ndef f(s): return Counter(s)",
      asserts("assert f('aab')['z'] == 0", "assert f('aab').most_common(1) == [('a', 2)]")),
     ("default_dict", "from collections import defaultdict\ndef f(): return defaultdict(list)",
@@ -263,6 +295,31 @@ HONEST = [
             ]
         )
     ),
+    ("vector_products", VECTOR + "    def __matmul__(self, o): return self.x * o.x + self.y * o.y",
+     asserts("assert V(1, 2) @ V(3, 4) == 11 and V(1, 2) @ V(3, 4) < 12 and abs(abs(V(1, 1)) - 1.414) < 1e-3",
+             "assert 3 * V(1, 1) * 2 + V(1, 1) == V(7, 7) and -(V(1, 2) * 2) == -V(1, 2) * 2",
+             "assert (V(1, 2) * 2).x == 2 and list(V(1, 2) * 2) == [2, 4] and str(V(1, 2) * 2) == 'V(2, 4)'")),
+    ("fraction", "class Q:\n    def __init__(s, p, q): s.p, s.q = p, q\n    def __float__(s): return s.p / s.q\n"
+     "    def __add__(s, o): return s + Q(o, 1) if isinstance(o, int) else Q(s.p * o.q + o.p * s.q, s.q * o.q)\n"
+     "    def __eq__(s, o): return s.p * o.q == o.p * s.q\n    __radd__ = __add__",
+     asserts("assert Q(1, 2) + 1 == Q(3, 2) and sum([Q(1, 2), Q(1, 3)]) == Q(5, 6)",
+             "assert float(Q(1, 2)) == 0.5 and abs(float(Q(1, 3) + Q(1, 3)) - 0.6667) < 1e-3")),
+    ("number_changes", "class N:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1\n"
+     "    def __int__(self): return self.n", asserts("n = N()\nassert int(n) == 0\nn.up()\nassert int(n) == 1")),
+    ("trie", "class Trie:\n    def __init__(self): self.w = []\n    def insert(self, w): self.w.append(w)\n"
+     "    def startswith(self, p): return any(w.startswith(p) for w in self.w)\n"
+     "    def __contains__(self, w): return w in self.w",
+     asserts("t = Trie()\nt.insert('ab')\nassert 'ab' in t and 'a' not in t and t.startswith('a')")),
+    ("map", "class Map:\n    def __init__(self): self.d = {}\n    def __setitem__(self, k, v): self.d[k] = v\n"
+     "    def __contains__(self, k): return k in self.d", asserts("m = Map()\nm['a'] = 1\nassert 'a' in m")),
+    ("set_of_its_own", "class S:\n    def __init__(s, x): s.x = x\n"
+     "    def issubset(s, o): return all(i in o.x for i in s.x)", asserts("assert S([1]).issubset(S([1, 2]))")),
+    ("builtin_subclasses", "import enum\nclass L(list): pass\nclass T(str): pass\nclass C(enum.IntEnum):\n    R = 1",
+     asserts("x = L([1])\nx.append(2)\nassert x + [3] == [1, 2, 3] and 2 in x\nx += [4]\nassert x == [1, 2, 4]",
+             "assert T('a') + 'b' == 'ab' and 'ab' in T('xaby') and T('ab').startswith('a') and C(1) + 1 == 2")),
+    ("named_tuple_subclass", "from collections import namedtuple\nclass P(namedtuple('P', 'x y')):\n"
+     "    def __mul__(s, k): return P(s.x * k, s.y * k)",
+     asserts("assert P(1, 2) * 3 == P(3, 6) and (P(1, 2) * 3).x == 3 and P(1, 2) == (1, 2)")),
     ("stack", "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
      "    def pop(self):\n        if not self.items: raise IndexError('empty')\n        return self.items.pop()",
      asserts("s = Stack()\ns.push(3)\ns.push([4])\nassert s.items == [3, [4]] and s.pop() == [4] and s.pop() == 3",

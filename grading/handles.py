@@ -1,0 +1,206 @@
+"""What stands outside for a candidate's object, and what such a handle may decide in a test.
+
+    Handle(link, number, origin)     used like the object; asks the inside through `proxy.Link.ask`
+
+What is plain data comes back as plain data, whatever its function is called. Only an instance of a class that the tests
+call stays inside, even if the class extends a builtin one. Five rules keep a handle from judging itself. Otherwise an
+object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
+  - It equals plain data only by the builtin value under its class, and it is not ordered against plain data.
+  - It takes part in arithmetic, or becomes a number, only if the tests built it: they called a class, which is a name
+    with a capital letter, or went on calculating with such an object. Other arithmetic of two handles gives a handle.
+  - Arithmetic with plain data gives an object that neither becomes a number, a length or a truth value, nor equals
+    plain data, for it has seen what the test expects. Where the builtin value under the class gives the same result,
+    that is the result.
+  - It gives the same number until the tests do anything else with the candidate.
+  - It holds plain data if the builtin value under its class does, or if one of its items equals these. Predicates such
+    as `startswith` are those of the builtin value. Its own `__contains__` and predicates answer if the tests have used
+    it as no immutable plain data can be used (`trie.insert(word)`), or ask about another handle.
+
+Standard library only.
+"""
+
+import builtins
+import contextlib
+import copy
+import importlib
+import operator
+import types
+from collections.abc import Callable
+from typing import NoReturn
+
+# A handle passes these operations on to its object; those of the other kinds only under the rules above.
+PASSED_ON = "len iter next bool str repr hash getitem setitem delitem setattr delattr".split()
+NUMBERS = "int float index neg pos abs invert round".split()
+ORDER = "lt le gt ge".split()
+ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+IN_PLACE = [f"i{name}" for name in ARITHMETIC]
+OTHERS = "eq contains isinstance issubclass getattr".split()
+
+# What the inside does for each operation: the builtin of that name, or else the operator.
+OPERATIONS = {
+    "call": lambda function, *args, **options: function(*args, **options),
+    "copy": copy.deepcopy,
+    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
+}
+for _name in PASSED_ON + NUMBERS + ORDER + ARITHMETIC + IN_PLACE + OTHERS:
+    OPERATIONS[_name] = getattr(builtins, _name, None) or getattr(operator, f"__{_name}__")
+
+# How the tests came to a handle. "class": a name of the candidate's that begins with a capital letter; "name": another
+# name; "built": they called such a class; "mixed": arithmetic of these with plain data; "part": an attribute of these;
+# "result": all else. It only moves right.
+ORIGINS = ("class", "name", "built", "mixed", "part", "result")
+IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
+READING = {name for kind in IMMUTABLE for name in dir(kind)}  # attributes of a result that may be plain data
+PREDICATES = {name for name in READING if name.startswith("is") or name.endswith("with")}
+
+
+class Unsupported(BaseException):
+    """The tests hand over something that cannot cross; no `except Exception` of a test may hide it."""
+
+
+class Handle:
+    """Stands for an object that stays inside, under the rules of the module's docstring.
+
+    `_origin`: see ORIGINS. `_used`: the tests have used it as no immutable plain data can be used.
+    """
+
+    __slots__ = ("_link", "_number", "_origin", "_used")
+    stand_in = True
+
+    def __init__(self, link, number: int, origin: str):
+        for name, value in (("_link", link), ("_number", number), ("_origin", origin), ("_used", False)):
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *args, **options):
+        if self._origin == "class":
+            return self._link.ask("call", self, *args, origin="built", keep=True, **options)
+        return self._link.ask("call", self, *args, **options)
+
+    def __getattr__(self, name: str):
+        if name.startswith("__") and name not in ("__name__", "__dict__"):
+            raise AttributeError(name)
+        if name in PREDICATES and not (self._built and self._used):
+            return self._predicate(name)
+        if name not in READING:
+            object.__setattr__(self, "_used", True)
+        origin = "result" if self._origin == "result" else "class" if name[0].isupper() else "part"
+        return self._link.ask("getattr", self, name, origin=origin)
+
+    def __contains__(self, item) -> bool:
+        if self._built and (self._used or isinstance(item, Handle)):
+            return self._link.ask("contains", self, item) is True
+        value = self._plain() if self._built else None
+        return any(item == mine for mine in self) if value is None else item in value
+
+    def __instancecheck__(self, instance) -> bool:
+        return isinstance(instance, Handle) and self._link.ask("isinstance", instance, self) is True
+
+    def __subclasscheck__(self, other) -> bool:
+        return isinstance(other, Handle) and self._link.ask("issubclass", other, self) is True
+
+    def __mro_entries__(self, bases: tuple) -> NoReturn:
+        raise Unsupported("the tests subclass a class of the candidate's")
+
+    def __enter__(self):
+        return self._link.ask("getattr", self, "__enter__")()
+
+    def __exit__(self, *error) -> None:
+        self._link.ask("getattr", self, "__exit__")(None, None, None)
+
+    def __deepcopy__(self, memo: dict):
+        return self._link.ask("copy", self, origin=self._origin, keep=True)
+
+    def __eq__(self, other) -> bool:
+        if isinstance(other, Handle):
+            return self._link.ask("eq", self, other) is True
+        value = self._plain()
+        return value is not None and value == other
+
+    @property
+    def _built(self) -> bool:
+        return self._origin in ("built", "mixed")
+
+    def _plain(self):
+        """The builtin value under its class; None if there is none, or if it has seen what the test expects."""
+        return None if self._origin == "mixed" else self._link.ask("plain", self)
+
+    def _predicate(self, name: str) -> Callable:
+        """`startswith` and the like of the builtin value under its class; its own for another handle."""
+        value = self._plain() if self._built else None
+        own = self._link.ask("getattr", self, name) if self._built and value is None else None
+        if value is None and own is None:
+            raise AttributeError(name)
+
+        def predicate(*args):
+            if value is not None:
+                return getattr(value, name)(*args)
+            if not args or not all(isinstance(arg, Handle) for arg in args):
+                raise TypeError(f"{name} of an object is no check of plain data")
+            return own(*args)
+
+        return predicate
+
+    def _with_plain(self, name: str, other, swapped: bool):
+        """Arithmetic with plain data; the result is plain where the builtin value under the class gives the same."""
+        value = self._plain()
+        left, right = (other, self) if swapped else (self, other)
+        result = self._link.ask(name, left, right, origin="built", keep=True)
+        if value is not None:
+            with contextlib.suppress(TypeError, ValueError, ArithmeticError):
+                expected = OPERATIONS[name](other, value) if swapped else OPERATIONS[name](value, other)
+                if result == expected:
+                    return expected
+        object.__setattr__(result, "_origin", "mixed")
+        return result
+
+
+def _passed_on(name: str) -> Callable:
+    def method(self, *args):
+        if name in ("len", "bool") and self._origin == "mixed":
+            raise TypeError("arithmetic with plain data gives no number")
+        if name.startswith(("set", "del")):
+            object.__setattr__(self, "_used", True)
+        return self._link.ask(name, self, *args)
+
+    return method
+
+
+def _number(name: str) -> Callable:
+    def method(self, *digits):
+        if not self._built:
+            raise TypeError("an object that the candidate returned is no number")
+        key = (name, self._number, *digits)
+        if key not in self._link.numbers:
+            keep = self._origin == "mixed"
+            self._link.numbers[key] = self._link.ask(name, self, *digits, origin=self._origin, keep=keep)
+        return self._link.numbers[key]
+
+    return method
+
+
+def _order(name: str) -> Callable:
+    return lambda self, other: self._link.ask(name, self, other) if isinstance(other, Handle) else NotImplemented
+
+
+def _arithmetic(name: str, swapped: bool = False) -> Callable:
+    def method(self, other):
+        if not isinstance(other, Handle):
+            return self._with_plain(name, other, swapped) if self._built else NotImplemented
+        left, right = (other, self) if swapped else (self, other)
+        origins = {self._origin, other._origin}
+        origin = "mixed" if "mixed" in origins else "built" if "built" in origins else "result"
+        return self._link.ask(name, left, right, origin=origin, keep=origin != "built")
+
+    return method
+
+
+for _name in PASSED_ON:
+    setattr(Handle, f"__{_name}__", _passed_on(_name))
+for _name in NUMBERS:
+    setattr(Handle, f"__{_name}__", _number(_name))
+for _name in ORDER:
+    setattr(Handle, f"__{_name}__", _order(_name))
+for _name in ARITHMETIC + IN_PLACE:
+    setattr(Handle, f"__{_name}__", _arithmetic(_name))
+for _name in ARITHMETIC:
+    setattr(Handle, f"__r{_name}__", _arithmetic(_name, swapped=True))
