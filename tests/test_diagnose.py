@@ -177,9 +177,12 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
 
 
-def test_a_rollout_without_weights_can_be_drawn(tmp_path):
+def test_a_rollout_without_weights_can_be_drawn(tmp_path, monkeypatch):
     """All weights are 0 where right and wrong rollouts have the same hidden states."""
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(path.name))
     truth.shaded_rollout(["a", "\n", "b"], [0.0] * 3, toy.FirstError(2, "copy", 3), "a?", tmp_path / "a.png")
+    assert drawn == ["a.png"]
 
 
 def test_where_half_of_the_rise_is_done(tmp_path):
