@@ -8,8 +8,9 @@
                          ranks, and every file with its size and SHA-256
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
-leaves none that could be chosen; the last `keep` stay. Loading checks every file first. No random state is saved:
-`train.py` seeds every step anew, by the seed, the step and the rank.
+leaves none that could be chosen; the last `keep` stay. Loading checks every file first, reads nothing but tensors, and
+runs nothing that a folder holds. No random state is saved: `train.py` seeds every step anew, by the seed, the step and
+the rank.
 
 Another number of ranks can go on from the same files, with other random numbers: exact is the same number.
 """
