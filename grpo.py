@@ -5,7 +5,7 @@
     score             rollouts -> old log-probabilities, entropies, last hidden states, in one forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
-    pack              rollouts of many lengths -> micro-batches of a bounded number of tokens
+    pack              rollouts of many lengths -> micro-batches, equally full, of a bounded number of tokens
 
 This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T), and that is the whole hook.
 
@@ -84,7 +84,8 @@ class Scored:
 
     logp: Tensor  # (B, T) float32, log-probability of each sampled token
     entropies: Tensor  # (B, T) float32, nats, of the distribution each token was drawn from
-    hidden: Tensor | None  # (B, T, d) model's dtype: last_hidden_state (after the final norm) at y_t; None: not kept
+    hidden: Tensor | None  # (N, d) model's dtype: last_hidden_state (after the final norm) at each y_t of the mask, end
+    # to end; None: not kept
 
     @classmethod
     def cat(cls, batches: Sequence["Scored"]) -> "Scored":
@@ -92,8 +93,15 @@ class Scored:
         return cls(
             cat_padded([batch.logp for batch in batches]),
             cat_padded([batch.entropies for batch in batches]),
-            None if batches[0].hidden is None else cat_padded([batch.hidden for batch in batches]),
+            None if batches[0].hidden is None else torch.cat([batch.hidden for batch in batches]),
         )
+
+
+def spread(values: Tensor, mask: Tensor) -> Tensor:
+    """Values (N, ...) of the N tokens of a mask (B, T), such as their states -> (B, T, ...), 0 elsewhere."""
+    whole = values.new_zeros(*mask.shape, *values.shape[1:])
+    whole[mask] = values
+    return whole
 
 
 def cat_padded(tensors: Sequence[Tensor], left: bool = False, fill: int = 0) -> Tensor:
@@ -204,17 +212,32 @@ def rollout(
     return Rollouts(prompt_ids, prompt_mask, ids, mask, ~is_stop.any(1), texts)
 
 
+def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
+    """Prompt and response of each rollout without a gap: ids (b, S), where the response lies (b, S), and nothing more.
+
+    All padding is then on the right, where causal attention never looks, so no attention mask is needed. `Policy` takes
+    any function of this signature; `fast.packing` has one without padding, which tells the model more.
+    """
+    used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
+    order = (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]  # (b, S), used places first
+    ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1).gather(1, order)
+    inside = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(1, order)
+    return ids, inside, {}
+
+
 class Policy(torch.nn.Module):
     """A causal LM as training sees it: rollouts in, what it says of their tokens out.
 
     A module and not a function because sharding gathers the outermost weights around its root's forward
     (`harness/parallel.py`): base model and head both have to run inside one. With `recompute` a layer keeps nothing but
-    its input for the backward pass and runs again there.
+    its input for the backward pass and runs again there. `lay_out` takes the place of `end_to_end`.
     """
 
-    def __init__(self, model, recompute: bool = False):
+    def __init__(self, model, recompute: bool = False, lay_out: Callable | None = None):
         super().__init__()
         self.model = model
+        self.lay_out = lay_out or end_to_end
+        self.padded = lay_out is None  # a forward pass computes with padding, too
         if recompute:
             for layer in layers_of(model):
                 layer.forward = _recomputed(layer.forward)
@@ -222,12 +245,12 @@ class Policy(torch.nn.Module):
     def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False):
         """Log-probabilities (b, T) float32 of the sampled tokens, 0 outside of the mask.
 
-        With `details`, for scoring, also entropies (b, T) float32 and hidden states (b, T, d). Token y_t is predicted
-        from the state one position before it, and *is* the state at its own position.
+        With `details`, for scoring, also entropies (b, T) float32 and hidden states (n, d) of the n response tokens.
+        Token y_t is predicted from the state one position before it, and *is* the state at its own position.
         """
-        ids, inside = end_to_end(rollouts)  # (b, S), (b, S)
-        states = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
-        before = states[:, :-1][inside[:, 1:]]  # (n, d), n response tokens
+        ids, inside, told = self.lay_out(rollouts)  # (b, S), (b, S); (1, N) if packed
+        states = self.model.base_model(input_ids=ids, use_cache=False, **told).last_hidden_state  # (b, S, d)
+        before = states[:, :-1][inside[:, 1:]]  # (n, d)
         head = self.model.get_output_embeddings()
         tokens = rollouts.ids[rollouts.mask]  # (n,)
         logp, entropies = [], []
@@ -241,9 +264,7 @@ class Policy(torch.nn.Module):
         logp = zeros.masked_scatter(rollouts.mask, torch.cat(logp))
         if not details:
             return logp
-        hidden = states.new_zeros(*rollouts.ids.shape, states.shape[-1])  # (b, T, d)
-        hidden[rollouts.mask] = states[inside]
-        return logp, zeros.masked_scatter(rollouts.mask, torch.cat(entropies)), hidden
+        return logp, zeros.masked_scatter(rollouts.mask, torch.cat(entropies)), states[inside]
 
 
 def layers_of(model) -> list[torch.nn.Module]:
@@ -262,18 +283,6 @@ def _recomputed(forward):
     return run
 
 
-def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-    """Prompt and response of each rollout without a gap, (b, S) ids, and (b, S) where the response lies.
-
-    All padding is then on the right, where causal attention never looks, so no attention mask is needed.
-    """
-    used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
-    order = (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]  # (b, S), used places first
-    ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1).gather(1, order)
-    inside = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(1, order)
-    return ids, inside
-
-
 def _log_probs_of(head, states: Tensor, tokens: Tensor, temperature: float, details: bool) -> tuple[Tensor, Tensor]:
     """Log-probabilities of tokens (n,) predicted from states (n, d), and with `details` their entropies, else (0,)."""
     log_probs = (head(states).float() / temperature).log_softmax(-1)  # (n, V)
@@ -287,35 +296,48 @@ def score(
 ) -> Scored:
     """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
 
-    States (B, T, d) of many rollouts fill a memory: score whole groups, some at a time, or without `keep_hidden`.
+    States of many rollouts fill a memory: score whole groups, some at a time, or without `keep_hidden`.
     """
-    shape = rollouts.ids.shape
-    logp = torch.zeros(shape, device=rollouts.ids.device)  # (B, T) float32
+    logp = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T) float32
     entropies = torch.zeros_like(logp)  # (B, T) float32
     hidden = None
-    batches = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
+    places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(rollouts.mask)  # (B, T) of each token among the N
+    batches = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens, padded=policy.padded)
     for rows in tqdm(batches, desc="score", leave=False, disable=None):
         micro_batch = rollouts.take(rows)
         width = micro_batch.ids.shape[1]
         logp[rows, :width], entropies[rows, :width], states = policy(micro_batch, temperature, details=True)
         if keep_hidden and hidden is None:
-            hidden = states.new_zeros(*shape, states.shape[-1])  # (B, T, d)
+            hidden = states.new_empty(int(rollouts.mask.sum()), states.shape[-1])  # (N, d)
         if keep_hidden:
-            hidden[rows, :width] = states
+            hidden[places[rows, :width][micro_batch.mask]] = states
     return Scored(logp, entropies, hidden)
 
 
-def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int) -> list[Tensor]:
-    """Micro-batches of `rows`: at most `tokens` tokens each, padding included, longest rollouts first.
+def pack(
+    rows: Sequence[int], lengths: Sequence[int], tokens: int, *, multiple: int = 1, padded: bool = True
+) -> list[Tensor]:
+    """Micro-batches of `rows`, equally full and of at most `tokens` tokens; fullest first, so what does not fit fails.
 
-    Longest first, so that what does not fit fails at once. A rollout longer than `tokens` goes alone.
+    Each rollout, the longest first, goes where fewest tokens are, over as few micro-batches as hold all, a multiple of
+    `multiple`; those that stay empty are left out. A rollout longer than `tokens` goes alone. `padded` counts a
+    micro-batch as if all its rollouts were as long as the longest.
     """
-    micro_batches = []
-    for row in sorted(rows, key=lambda row: -lengths[row]):
-        if not micro_batches or (len(micro_batches[-1]) + 1) * lengths[micro_batches[-1][0]] > tokens:
-            micro_batches.append([])
-        micro_batches[-1].append(row)
-    return [torch.tensor(micro_batch) for micro_batch in micro_batches]
+    longest_first = sorted(rows, key=lambda row: -lengths[row])
+    count = multiple * max(1, -(-sum(lengths[row] for row in rows) // (multiple * tokens)))
+    while True:
+        micro_batches = [[] for _ in range(count)]
+        sizes = [0] * count  # tokens
+        for row in longest_first:
+            place = sizes.index(min(sizes))
+            micro_batches[place].append(row)
+            longest = lengths[micro_batches[place][0]]
+            sizes[place] = len(micro_batches[place]) * longest if padded else sizes[place] + lengths[row]
+        if all(size <= tokens or len(batch) == 1 for size, batch in zip(sizes, micro_batches, strict=True)):
+            break
+        count += multiple * -(-count // (8 * multiple))  # an eighth more
+    order = sorted(range(count), key=lambda place: -sizes[place])
+    return [torch.tensor(micro_batches[place]) for place in order if micro_batches[place]]
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

@@ -43,7 +43,7 @@ from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
 from harness.recipe import parse_args
-from harness.run import Run, check_policy, prepared, restore, save, seed_of, skip
+from harness.run import Run, check_policy, due, prepared, restore, save, seed_of, skip
 from harness.tables import mean_and_error
 from rewards import Verdict, scores_of
 from tasks.benchmarks import Loaded
@@ -88,7 +88,7 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
                 report.append(folder / "metrics.jsonl", [metrics])
                 report.append(folder / "samples.jsonl", samples)
                 tqdm.write(report.step_line(metrics, args.steps))
-            if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            if due(run, step + 1):
                 save(run, step + 1)
         after = evaluate(run, args.steps)
     except KeyboardInterrupt:
@@ -155,7 +155,7 @@ def sample_and_credit(
     source = Source(run.scorer, run.tokenizer, run.task, mine, step, run.prm)
     blocks, token_advantages = [], []
     for block in as_batch(rollouts, verdicts, args.rollouts_per_prompt, source).split():  # A (b,), Eq. (1)
-        block = dataclasses.replace(block, scored=score_block(run, block.rollouts))  # states (b, T, d), of a block only
+        block = dataclasses.replace(block, scored=score_block(run, block.rollouts))  # states (n, d), of a block only
         clock.lap("score")
         token_advantages.append(credit(args.method, block, args))  # (b, T) <- where methods differ
         clock.lap("weights")
@@ -231,7 +231,7 @@ def backward(
     shortest = torch.tensor([min(minibatch.tolist(), key=lambda row: lengths[row])])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
     suspects = []
-    for micro_batch in parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks):
+    for micro_batch in parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks, run.policy.padded):
         idle = not len(micro_batch)  # no work left, but sharded weights need this rank: a pass that counts nothing
         micro_batch = shortest if idle else micro_batch
         dealt = rollouts.take(micro_batch)

@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,11 +31,11 @@ from credit import prm as process_rewards
 from credit import salience
 from credit.ablations import first_weights, group_weights, settings_of
 from credit.measures import effective_weights
-from grpo import Policy, Rollouts, Scored, pad_id
+from grpo import Policy, Rollouts, Scored, pad_id, spread
 from tasks.problems import Task
 
 RESCALINGS = ("none", "mean1")
-BLOCK_TOKENS = 2**15  # of responses, padding included, whose states exist together: 235 MB at 3,584 bfloat16s
+BLOCK_TOKENS = 2**15  # of responses, whose states exist together: 235 MB at 3,584 bfloat16s
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Batch:
     advantages: Tensor  # (B,) float32, Eq. (1)
     rewards: Tensor  # (B,) float32, NaN where there is no verdict
     rollouts: Rollouts  # ids, mask (B, T); the mask is empty where there is no verdict
-    scored: Scored | None  # logp, entropies (B, T), hidden (B, T, d) of a block; None before it is scored
+    scored: Scored | None  # logp, entropies (B, T), hidden (N, d) of a block; None before it is scored
     group_size: int
     source: Source | None = None
     stats: dict[str, float] = field(default_factory=dict)
@@ -79,19 +80,27 @@ class Batch:
 
     def split(self) -> Iterator["Batch"]:
         """Blocks of whole groups: as many together as have BLOCK_TOKENS tokens at most, one at least."""
-        group_tokens = self.group_size * self.rollouts.ids.shape[1]  # padding included
-        groups = max(1, BLOCK_TOKENS // group_tokens)
-        for start in range(0, len(self.source.problems), groups):
-            problems = self.source.problems[start : start + groups]
-            rows = torch.arange(start * self.group_size, (start + len(problems)) * self.group_size)
+        starts, held = [0], 0  # the first group of each block; tokens of the last block
+        for group, tokens in enumerate(self.group_tokens):
+            if held and held + tokens > BLOCK_TOKENS:
+                starts.append(group)
+                held = 0
+            held += tokens
+        for start, end in pairwise([*starts, len(self.source.problems)]):
+            rows = torch.arange(start * self.group_size, end * self.group_size)
             yield replace(
                 self,
                 advantages=self.advantages[rows],
                 rewards=self.rewards[rows],
                 rollouts=self.rollouts.take(rows),
-                source=replace(self.source, problems=problems),
+                source=replace(self.source, problems=self.source.problems[start:end]),
                 stats={},
             )
+
+    @property
+    def group_tokens(self) -> list[int]:
+        """Response tokens of each group."""
+        return self.rollouts.mask.sum(1).view(-1, self.group_size).sum(1).tolist()
 
     def without_states(self) -> "Batch":
         """What can be kept and sent: without states, and without what stays on its rank."""
@@ -194,9 +203,10 @@ def first(batch: Batch, args) -> Tensor:
 def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
     """(B, T): `weights_of(hidden (G, T, d), mask (G, T), correct (G,)) -> (G, T)` of each group."""
     omega = []
-    for start in range(0, len(batch.advantages), batch.group_size):
-        group = slice(start, start + batch.group_size)
-        omega.append(weights_of(batch.scored.hidden[group], batch.rollouts.mask[group], batch.correct[group]))
+    for number, states in enumerate(batch.scored.hidden.split(batch.group_tokens)):  # (n, d), n tokens of a group
+        group = slice(number * batch.group_size, (number + 1) * batch.group_size)
+        mask = batch.rollouts.mask[group]
+        omega.append(weights_of(spread(states, mask), mask, batch.correct[group]))
     return torch.cat(omega)
 
 

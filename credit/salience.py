@@ -22,7 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit import lora
-from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, pad_id, pad_left, score
+from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, pad_id, pad_left, score, spread
 from rewards import box_place
 
 PROBES = ("kl", "logp")
@@ -117,7 +117,7 @@ def importance_by_gradient(
     offsets = rollouts.prompt_mask.sum(1).tolist()  # where responses start
     rows = [row for row, answer in enumerate(answers) if answer]
     for micro_batch in pack(rows, rollouts.lengths, micro_tokens):
-        ids, _ = end_to_end(rollouts.take(micro_batch))  # (b, S)
+        ids, _, _ = end_to_end(rollouts.take(micro_batch))  # (b, S)
         embeddings = embed(ids).detach()  # (b, S, d)
         noisy = embeddings.clone()
         positions, tokens, shares = [], [], []
@@ -165,11 +165,14 @@ def outcome_weights(importance: Tensor, answers: Answers, mask: Tensor, quantile
 def adapter_residual(
     policy: Policy, rollouts: Rollouts, hidden: Tensor, *, temperature: float, micro_tokens: int
 ) -> Tensor:
-    """||h_adapted - h_base||, (B, T) float32: `hidden` (B, T, d) against the states without the adapter."""
+    """||h_adapted - h_base||, (B, T) float32: `hidden` (N, d) against the states without the adapter."""
     with lora.off(policy.model):
-        base = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (B, T, d)
-    # row by row, or float32 copies of all states would exist at once
-    return torch.stack([(hidden[row].float() - base[row].float()).norm(dim=-1) for row in range(len(base))])
+        base = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (N, d)
+    change = []
+    for start in range(0, len(base), HEAD_CHUNK):  # or float32 copies of all states would exist at once
+        tokens = slice(start, start + HEAD_CHUNK)
+        change.append((hidden[tokens].float() - base[tokens].float()).norm(dim=-1))
+    return spread(torch.cat(change), rollouts.mask)
 
 
 def informed_logp(
@@ -203,12 +206,11 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
         policy.model.set_attn_implementation("eager")
         for rows in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens):
             micro_batch = rollouts.take(rows)
-            ids, inside = end_to_end(micro_batch)  # (b, S), (b, S)
+            ids, inside, _ = end_to_end(micro_batch)  # (b, S), (b, S)
             policy.model.base_model(input_ids=ids, use_cache=False)
             context = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
             normed = entropies.pop() / context.float().log().clamp_min(1e-6)  # (b, S)
-            of_response = torch.zeros(micro_batch.ids.shape, device=ids.device)  # (b, t)
-            of_response[micro_batch.mask] = normed[inside]
+            of_response = spread(normed[inside], micro_batch.mask)  # (b, t)
             entropy[rows, : of_response.shape[1]] = of_response
     finally:
         hook.remove()

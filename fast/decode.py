@@ -63,16 +63,22 @@ AttentionMaskInterface.register("grouped", sdpa_mask)  # or a model set to "grou
 
 def supported(model) -> bool:
     """Grouped heads, full attention in every layer, a separate head, nothing in a step that depends on its values."""
-    config = model.config
+    return (
+        attends_fully(model.config)
+        and not model.training  # gradient checkpointing would drop the cache without an error
+        and model.config.num_key_value_heads < model.config.num_attention_heads
+        and model.base_model is not model
+        and model.get_output_embeddings() is not None
+    )
+
+
+def attends_fully(config) -> bool:
+    """One of FAMILIES, every token of which sees all before it, in every layer."""
     return (
         config.model_type in FAMILIES
-        and not model.training  # gradient checkpointing would drop the cache without an error
-        and config.num_key_value_heads < config.num_attention_heads
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and getattr(config, "sliding_window", None) is None
         and config.rope_parameters["rope_type"] not in ("dynamic", "longrope")  # these look at the longest row
-        and model.base_model is not model
-        and model.get_output_embeddings() is not None
     )
 
 

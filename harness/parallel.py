@@ -43,6 +43,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tqdm import tqdm
 
+from fast.packing import lay_out_of
 from grpo import Policy, layers_of, pack
 from tasks.problems import BadInput
 
@@ -135,20 +136,15 @@ def share(items: Sequence, ranks: Ranks) -> Sequence:
     return items[start:end]
 
 
-def deal(rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks) -> list[Tensor]:
-    """This rank's part of a mini-batch, as micro-batches of `grpo.pack`; rollouts of like length go to all ranks.
+def deal(rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks, padded: bool = True) -> list[Tensor]:
+    """This rank's part of a mini-batch, as micro-batches of `grpo.pack`; what ranks do together is equally full.
 
     Every rank gets equally many, as sharded ranks must run in step; an empty one stands for a rank without work.
     """
-    order = sorted(rows, key=lambda row: -lengths[row])
-    turns = 2 * ranks.world  # there and back, so that no rank has the longer one of each pair
-    packed = []
-    for rank in range(ranks.world):
-        mine = [row for place, row in enumerate(order) if place % turns in (rank, turns - 1 - rank)]
-        packed.append(pack(mine, lengths, tokens))
-    most = max(1, *(len(batches) for batches in packed))
-    mine = packed[ranks.rank]
-    return mine + [torch.empty(0, dtype=torch.long)] * (most - len(mine))
+    micro_batches = pack(rows, lengths, tokens, multiple=ranks.world, padded=padded)
+    rounds = max(1, -(-len(micro_batches) // ranks.world))
+    mine = micro_batches[ranks.rank :: ranks.world]
+    return mine + [torch.empty(0, dtype=torch.long)] * (rounds - len(mine))
 
 
 def gather(value, ranks: Ranks) -> list:
@@ -220,11 +216,11 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     model = model.to(ranks.device)  # before it is copied: the machine's memory would hold two for each rank
     if not dist.is_initialized():
         model = model.float()
-        return Policy(model, recompute), model
+        return Policy(model, recompute, lay_out_of(model)), model
     sampler = copy.deepcopy(model)
     for parameter in sampler.parameters():  # not sampler.to(dtype): that would round the rotary frequencies, too
         parameter.data = parameter.data.to(dtype)
-    policy = Policy(model, recompute)
+    policy = Policy(model, recompute, lay_out_of(model))
     size = shard_over or ranks.world
     shape, names = (size,), ("shard",)
     if size < ranks.world:

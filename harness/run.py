@@ -1,13 +1,15 @@
 """A training run: its parts, how they are put together, saved and restored.
 
 assemble(args, ranks, task, model, ...) -> Run: policy, sampler, scorer, optimizer
+due(run, step)                          -> whether a checkpoint is to be saved now
 save(run, step), restore(run)           -> checkpoints, and everything as it was at one of them
 """
 
 import argparse
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,6 +18,7 @@ import torch
 
 from credit import lora, prm
 from credit.methods import USES_PRM
+from fast.packing import lay_out_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, memory, parallel, report
 from harness.checkpoint import CheckpointError
@@ -25,6 +28,9 @@ from harness.prepare import own_prm, set_up, warm_up
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
+# Without --save-every:
+SAVE_STEPS = 10  # steps between checkpoints, at least
+SAVE_SHARE = 0.03  # of a run's time that checkpoints may take
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 
 
@@ -43,6 +49,9 @@ class Run:
     folder: Path
     prm: tuple | None = None  # process reward model and its tokenizer
     skipped: int = 0  # updates in a row that were not finite
+    started: float = field(default_factory=time.perf_counter)  # seconds, when this process had all parts
+    saving: float = 0.0  # seconds that this process has spent on checkpoints
+    last_save: float = 0.0  # seconds of the last of them
 
 
 @contextmanager
@@ -86,14 +95,33 @@ def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenize
     fused = ranks.device.type == "cuda"
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=args.lr, weight_decay=0.0, fused=fused)
-    scorer = policy if sampler is policy.model else Policy(sampler, args.recompute)
+    scorer = policy if sampler is policy.model else Policy(sampler, args.recompute, lay_out_of(sampler))
     return Run(args, ranks, task, tokenizer, policy, sampler, scorer, optimizer, folder, prm)
+
+
+def due(run: Run, step: int) -> bool:
+    """Whether a checkpoint of `step` steps done is to be saved; all ranks follow rank 0's clock.
+
+    The last step is always saved. Without --save-every a checkpoint waits until another one that takes as long as the
+    last would leave saving below SAVE_SHARE of the time.
+    """
+    if step == run.args.steps:
+        return True
+    if run.args.save_every:
+        return step % run.args.save_every == 0
+    if step % SAVE_STEPS:
+        return False
+    elapsed = time.perf_counter() - run.started
+    return parallel.from_main(run.saving + run.last_save <= SAVE_SHARE * elapsed, run.ranks)
 
 
 def save(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
+    started = time.perf_counter()
     parts = run.policy, run.sampler, run.optimizer, run.tokenizer
     checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep)
+    run.last_save = time.perf_counter() - started
+    run.saving += run.last_save
 
 
 def restore(run: Run) -> tuple[dict, list[dict]]:

@@ -34,7 +34,8 @@ from transformers.utils import logging
 
 from credit.ablations import settings_of, span_matrix
 from credit.methods import Batch
-from grpo import Policy
+from fast.packing import lay_out_of
+from grpo import Policy, spread
 from harness import report, tables
 from harness.checkpoint import write_whole
 from harness.command import GOES_ON, Parser, guarded, natural, positive_int, refuse_other_settings
@@ -123,7 +124,7 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     results |= {"groups": len(groups), "mixed_groups": len(mixed)}
     scores = [[row["label"] for row in rows] for rows in solutions] or [group.scores for group in groups]
     results["fig_10"] = of_verdicts(scores, flags.out)
-    policy = Policy(model)
+    policy = Policy(model, lay_out=lay_out_of(model))
     in_fig_11 = max(mixed, key=lambda group: min(2, group.scores.count(1.0)))
     batches, distances, pages = [], [], []
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
@@ -267,7 +268,8 @@ def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarr
     The other's first error begins at `error`, -1 without one.
     """
     rows = [row, other]
-    hidden, mask = batch.scored.hidden[rows], batch.rollouts.mask[rows]  # (2, T, d), (2, T)
+    hidden = spread(batch.scored.hidden, batch.rollouts.mask)[rows]  # (2, T, d)
+    mask = batch.rollouts.mask[rows]  # (2, T)
     sides = two_sides(hidden, mask, torch.tensor([True, False], device=mask.device), args.window, args.stride)
     ends = [end for _, end in span_bounds(int(mask[1].sum()), args.window, args.stride)]
     beyond = [column for column, end in enumerate(ends) if end > error >= 0]

@@ -31,7 +31,7 @@ from tqdm import tqdm
 from credit.ablations import settings_of, span_distances
 from credit.methods import Batch, Source
 from credit.salience import answer_places
-from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
+from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, spread, stop_ids
 from harness.checkpoint import write_whole
 from harness.evaluation import context_of
 from harness.prepare import sampling_of
@@ -267,10 +267,11 @@ def scored(group: Group, policy: Policy, task: Task, tokenizer, args, reward_mod
 
 def distances_of(batch: Batch, args: argparse.Namespace) -> list[list[float]]:
     """Of each rollout, each span's distance to the closest opposing one, in units of nbar."""
-    right, wrong = two_sides(batch.scored.hidden, batch.rollouts.mask, batch.correct, args.window, args.stride)
+    mask = batch.rollouts.mask  # (G, T)
+    right, wrong = two_sides(spread(batch.scored.hidden, mask), mask, batch.correct, args.window, args.stride)
     of_right, of_wrong = span_distances(right, wrong, settings_of(args))  # (K+,), (K-,)
     distances = []
-    for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
+    for row, length in enumerate(mask.sum(1).tolist()):
         count = len(span_bounds(length, args.window, args.stride))
         if batch.correct[row]:
             own, of_right = of_right[:count], of_right[count:]

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from credit.ablations import Settings
 from credit.methods import Batch
-from grpo import Policy
+from fast.packing import lay_out_of
+from grpo import Policy, spread
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
 from harness.recipe import parse_args
@@ -70,8 +71,10 @@ def embedded(path: str | None, device: torch.device) -> States:
     sampled = [prefixes.sampled(args, task, model, tokenizer, problem) for problem in problems]
     if not any(group.mixed for group in sampled):
         raise BadInput(f"--model {path}: none of its groups holds right and wrong rollouts; give another")
-    batch = Batch.cat([prefixes.scored(group, Policy(model), task, tokenizer, args) for group in sampled])
-    hidden, mask = batch.scored.hidden, batch.rollouts.mask  # (B, T, d), (B, T)
+    policy = Policy(model, lay_out=lay_out_of(model))
+    batch = Batch.cat([prefixes.scored(group, policy, task, tokenizer, args) for group in sampled])
+    mask = batch.rollouts.mask  # (B, T)
+    hidden = spread(batch.scored.hidden, mask)  # (B, T, d)
     sizes = f"a step of {len(mask)} rollouts, G {args.rollouts_per_prompt}, T {mask.shape[1]}, d {hidden.shape[-1]}"
     return States(
         f"the embedded model, {sizes}", hidden, mask, batch.correct, args.rollouts_per_prompt, args.window, args.stride

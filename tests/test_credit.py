@@ -43,7 +43,7 @@ def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
     mask = torch.arange(10) < lengths
     rollouts = Rollouts(None, None, torch.zeros(count, 10).long(), mask, torch.zeros(count).bool(), [""] * count)
     entropies = torch.rand(count, 10, generator=generator)
-    hidden = torch.rand(count, 10, 6, generator=generator)
+    hidden = torch.rand(count, 10, 6, generator=generator)[mask]
     return Batch(group_advantages(rewards, size), rewards, rollouts, Scored(0 * entropies, entropies, hidden), size)
 
 
@@ -121,14 +121,14 @@ def wider(batch: Batch, by: int) -> Batch:
         ids=pad(old.ids),
         mask=pad(old.mask, fill=False),
     )
-    hidden = torch.nn.functional.pad(scores.hidden, (0, 0, 0, by), value=7.0)
-    return replace(batch, rollouts=rollouts, scored=Scored(pad(scores.logp), pad(scores.entropies), hidden))
+    return replace(batch, rollouts=rollouts, scored=Scored(pad(scores.logp), pad(scores.entropies), scores.hidden))
 
 
 def reordered(batch: Batch, order: list[int]) -> Batch:
     """Other groups first, other rollouts first within them."""
     rows, old = torch.tensor(order), batch.scored
-    scored = Scored(old.logp[rows], old.entropies[rows], old.hidden[rows])
+    hidden = grpo.spread(old.hidden, batch.rollouts.mask)[rows][batch.rollouts.mask[rows]]
+    scored = Scored(old.logp[rows], old.entropies[rows], hidden)
     groups = [row // batch.group_size for row in order[:: batch.group_size]]
     source = replace(batch.source, problems=[batch.source.problems[group] for group in groups])
     rollouts = batch.rollouts.take(rows)
@@ -248,7 +248,8 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
     """The door adds nothing to Algorithm 1, and reports how the solver fared."""
     batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
     ours = credit("shear", batch, flags("shear"))
-    mask, hidden = batch.rollouts.mask, batch.scored.hidden
+    mask = batch.rollouts.mask
+    hidden = grpo.spread(batch.scored.hidden, mask)
     omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
     assert 1 <= batch.stats["sinkhorn_iterations"] <= 100 and batch.stats["sinkhorn_error"] >= 0
@@ -449,7 +450,9 @@ def test_groups_with_one_verdict_or_none_get_no_credit(method, told):
     """Nothing to compare: no NaN, and no division by the deviation of a single rollout."""
     rewards = torch.tensor([1.0, torch.nan, torch.nan, torch.nan] + [torch.nan] * 4)
     rollouts = replace(told.rollouts, mask=told.rollouts.mask & ~rewards.isnan()[:, None])
-    batch = replace(told, rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=rollouts)
+    scored = replace(told.scored, hidden=grpo.spread(told.scored.hidden, told.rollouts.mask)[rollouts.mask])
+    advantages = group_advantages(rewards, 4)
+    batch = replace(told, rewards=rewards, advantages=advantages, rollouts=rollouts, scored=scored)
     for rescale in ("none", "mean1"):
         assert credit(method, batch, flags(method, rescale=rescale)).abs().max() == 0
 

@@ -135,6 +135,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     rollouts = sampled(any_positions)
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
     scored = score(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
+    hidden = grpo.spread(scored.hidden, rollouts.mask)  # (B, T, d)
     for row in range(8):
         prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]
         response = rollouts.ids[row][mask]
@@ -146,7 +147,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
         entropy = torch.distributions.Categorical(logits=log_probs).entropy()
         torch.testing.assert_close(scored.entropies[row][mask], entropy, atol=2e-5, rtol=0)
         states = output.hidden_states[-1][0, len(prompt) :]
-        torch.testing.assert_close(scored.hidden[row][mask], states, atol=2e-5, rtol=0)
+        torch.testing.assert_close(hidden[row][mask], states, atol=2e-5, rtol=0)
     assert not scored.hidden.requires_grad and not scored.logp.requires_grad
 
 
@@ -207,7 +208,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     model, _ = any_positions
     rollouts = sampled(any_positions)
     pulls = torch.randn(rollouts.ids.shape)
-    ids, inside = grpo.end_to_end(rollouts)
+    ids, inside, _ = grpo.end_to_end(rollouts)
     expected = (model(ids).logits[:, :-1] / 0.7).log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)[inside[:, 1:]]
     (expected * pulls[rollouts.mask]).sum().backward()
     plain = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -233,29 +234,31 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())  # scoring, forward, again in backward
 
 
-def test_micro_batches_are_bounded_in_tokens():
-    """Every row once; padded size within the budget; longest first; nothing of nothing."""
+@pytest.mark.parametrize("padded", [False, True])
+def test_micro_batches_are_bounded_in_tokens(padded):
+    """Every row once; size, padding included where there is any, within the budget; largest first; nothing of none."""
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
     rows = list(range(1, 38))
-    batches = pack(rows, lengths, 128)
+    batches = pack(rows, lengths, 128, padded=padded)
     assert sorted(row for batch in batches for row in batch.tolist()) == rows
     sizes = [[lengths[row] for row in batch.tolist()] for batch in batches]
-    assert all(len(size) * max(size) <= 128 or len(size) == 1 for size in sizes)
-    flat = [length for size in sizes for length in size]
-    assert flat == sorted(flat, reverse=True)
+    tokens = [len(size) * max(size) if padded else sum(size) for size in sizes]
+    assert all(count <= 128 or len(size) == 1 for count, size in zip(tokens, sizes, strict=True))
+    assert tokens == sorted(tokens, reverse=True)
     assert pack([], lengths, 128) == []
 
 
 def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
-    """Every row once; loads that differ by no more than the longest rollout; some micro-batches perhaps empty."""
-    lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
+    """Every row once; what ranks do at the same time differs by no more than a rollout; some of it perhaps nothing."""
+    lengths = [*torch.randint(1, 60, (37,)).tolist(), 128]
     rows = list(range(1, 38))
     for world in (1, 2, 3, 8):
-        dealt = [deal(rows, lengths, 128, Ranks(rank, world, torch.device("cpu"))) for rank in range(world)]
+        dealt = [deal(rows, lengths, 128, Ranks(rank, world, torch.device("cpu")), False) for rank in range(world)]
         assert len({len(batches) for batches in dealt}) == 1
         assert sorted(row for batches in dealt for batch in batches for row in batch.tolist()) == rows
-        loads = [sum(lengths[row] for batch in batches for row in batch.tolist()) for batches in dealt]
-        assert max(loads) - min(loads) <= 500
+        for together in zip(*dealt, strict=True):
+            tokens = [sum(lengths[row] for row in batch.tolist()) for batch in together]
+            assert max(tokens) - min(tokens) < 60 or max(tokens) == 128
     one, other = (deal([0, 1, 2], [9, 9, 9], 9, Ranks(rank, 2, torch.device("cpu"))) for rank in range(2))
     assert sorted([[len(batch) for batch in one], [len(batch) for batch in other]]) == [[1, 0], [1, 1]]
     assert [len(batch) for batch in deal([], [], 9, Ranks(0, 2, torch.device("cpu")))] == [0]
@@ -274,7 +277,7 @@ def test_rollouts_laid_end_to_end_have_no_gap(tiny):
     """Prompt, response, then padding; an emptied mask leaves the prompt alone."""
     rollouts = sampled(tiny)
     rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & (torch.arange(8) != 3)[:, None])
-    ids, inside = grpo.end_to_end(widen(rollouts, 3, 4))
+    ids, inside, _ = grpo.end_to_end(widen(rollouts, 3, 4))
     for row in range(8):
         prompt, response = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.ids[row][rollouts.mask[row]]
         assert torch.equal(ids[row, : len(prompt) + len(response)], torch.cat([prompt, response]))

@@ -1,0 +1,87 @@
+"""No padding: rollouts of unlike lengths end to end in one row. The hook `lay_out` of `grpo.Policy`.
+
+    lay_out_of(model)  -> `packed`, or None for a model that is not known to pack
+    packed(rollouts)   -> ids (1, N), inside (1, N), and what the model is told besides
+
+Padded to its longest rollout, a micro-batch computes with 1.1 to 3.2 times as many tokens as there are (docs/speed.md).
+Packed, it computes with these alone. Positions restart at each rollout, and each attends to itself: the attention that
+is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
+by SDPA over one rollout after the other. No mask over all pairs of tokens ever exists.
+
+Left out: sliding windows, and families that the tests do not compare with one rollout at a time (`decode.FAMILIES`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from fast.decode import attends_fully
+
+HALF = (torch.float16, torch.bfloat16)
+CAUSAL = (-1, 0)  # the window of `varlen_attn`: everything before a token, nothing after it
+
+
+class Segments(NamedTuple):
+    """Where in a packed row its rollouts lie."""
+
+    starts: Tensor  # (b + 1,) int32, on the device: where each begins, and where the last one ends
+    lengths: list[int]  # b numbers of tokens
+
+
+def lay_out_of(model) -> Callable | None:
+    """`packed`, with the model's attention set to it; None where padding is needed."""
+    if not attends_fully(model.config):
+        return None
+    model.set_attn_implementation("packed")  # for good: layers that run again in the backward pass ask for it there
+    return packed
+
+
+def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
+    """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b = 1 and S = N."""
+    used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
+    ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1)[used]  # (N,)
+    inside = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1)[used]  # (N,)
+    places = (used.cumsum(1) - 1)[used]  # (N,) 0, 1, .. of each rollout
+    starts = torch.nn.functional.pad(used.sum(1).cumsum(0), (1, 0)).int()  # (b + 1,)
+    told = dict(
+        position_ids=places[None],
+        segments=Segments(starts, rollouts.lengths),
+        # A mask of four dimensions is taken as it is. Without one, transformers would make N x N of the positions.
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
+    )
+    return ids[None], inside[None], told
+
+
+def packed_attention(
+    module, query: Tensor, key: Tensor, value: Tensor, attention_mask, *, segments: Segments | None = None, **options
+):
+    """Attention in the library's signature: query (b, H, S, w), key and value (b, kv, S, w) -> (b, S, H, w), None.
+
+    With `segments`, b is 1 and each segment attends to itself, causally; without, as while sampling, it is SDPA.
+    """
+    if segments is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    scale = options["scaling"]
+    if not (query.is_cuda and query.dtype in HALF):
+        outputs = []
+        for start, length in zip(segments.starts.tolist(), segments.lengths, strict=False):
+            q, k, v = (x.narrow(2, start, length) for x in (query, key, value))
+            outputs.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True))
+        return torch.cat(outputs, 2).transpose(1, 2), None
+    shared = query.shape[1] // key.shape[1]  # copied: torch 2.11 has no enable_gqa here
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, H, w), (N, kv, w), (N, kv, w)
+    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)  # (N, H, w)
+    longest = max(segments.lengths)
+    bounds = segments.starts, segments.starts, longest, longest  # of queries and of keys
+    return varlen_attn(q, k, v, *bounds, scale=scale, window_size=CAUSAL)[None], None
+
+
+AttentionInterface.register("packed", packed_attention)
+AttentionMaskInterface.register("packed", sdpa_mask)  # for `generate`, which pads its prompts
