@@ -7,6 +7,8 @@
         complete.json    the step (which is the data cursor, as `Task.draw` is a function of it), the number of
                          ranks, and every file with its size and SHA-256
 
+The digests of state/ are computed while it is written; model/ is read once more, spread over the ranks.
+
 A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
 leaves none that could be chosen; the last `keep` stay. Loading checks every file first, reads nothing but tensors, and
 runs nothing that a folder holds. No random state is saved: `train.py` seeds every step anew, by the seed, the step and
@@ -16,6 +18,7 @@ Another number of ranks can go on from the same files, with other random numbers
 """
 
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -28,6 +31,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from credit import lora
@@ -72,6 +76,38 @@ class TensorsOnly(dcp.DefaultLoadPlanner):
         raise CheckpointError(f"{read_item.dest_index.fqn} is no tensor")
 
 
+class DigestedFile(io.BufferedWriter):
+    """A file whose SHA-256 is computed while it is written, from its beginning to its end."""
+
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path, "wb"))
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data) -> int:
+        self.sha256.update(data)
+        return super().write(data)
+
+    def seek(self, *where):
+        raise io.UnsupportedOperation("what is written a second time would be digested a second time")
+
+
+class DigestedFiles(FileSystem):
+    """The file system of torch's writer; `digests` holds size and SHA-256 of every file that this rank has written."""
+
+    def __init__(self):
+        self.digests = {}
+
+    @contextmanager
+    def create_stream(self, path: Path, mode: str) -> Iterator[DigestedFile]:
+        with DigestedFile(path) as file:
+            yield file
+        self.digests[path.name] = path.stat().st_size, file.sha256.hexdigest()
+
+    def rename(self, path: Path, new_path: Path) -> None:
+        super().rename(path, new_path)
+        self.digests[new_path.name] = self.digests.pop(path.name)
+
+
 def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ranks: Ranks, keep: int) -> None:
     """Write the checkpoint of `step` steps done; every rank must call it, with `sampler` refreshed."""
     folder, draft = _folder(run, step), run / "checkpoints" / f".writing-{step}"
@@ -82,14 +118,17 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
     _wait()
+    writer = dcp.FileSystemWriter(draft / "state")
+    writer.fs = DigestedFiles()
     with plain_errors():
-        dcp.save(_state(*get_state_dict(policy, optimizer)), checkpoint_id=draft / "state")
+        dcp.save(_state(*get_state_dict(policy, optimizer)), storage_writer=writer)
     if ranks.main:
         lora.save(sampler, tokenizer, draft / "model")
     _wait()
-    names = sorted(str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file())
+    names = sorted(str(path.relative_to(draft)) for path in (draft / "model").rglob("*") if path.is_file())
     names = from_main(names, ranks)  # one list for all: shared file systems show new files late
     digests = [(name, _digest(draft / name)) for name in names[ranks.rank :: ranks.world]]
+    digests += [(f"state/{name}", digest) for name, digest in writer.fs.digests.items()]
     digests = gather_items(digests, ranks)
     if ranks.main:
         report = {"step": step, "ranks": ranks.world, "files": dict(sorted(digests))}

@@ -1,6 +1,6 @@
 """How much GPU memory a run will need, before it starts: arithmetic on the model's config and the run's flags.
 
-    predict(config, args, world) -> GB by part, and of the two phases: sampling, training; total is the larger one
+    predict(config, args, world) -> GB by part, and of the phases: loading, sampling, training; total is the largest
     notes(predicted, ...)        -> the plan's lines on memory and disk, with a warning where either is too small
 
 `config` is that of a Qwen2- or Llama-like model. These stay on a GPU all the time:
@@ -10,7 +10,8 @@
     copy          the whole model that samples, in the dtype of compute; none where one rank computes in float32
     reward_model  the process reward model of prm and pure
 
-Sampling adds the largest of three, training adds gradients, gathered weights and the larger of two:
+Loading takes the model as it is stored, beside the copy. Sampling adds the largest of three to what stays, training
+adds gradients, gathered weights and the larger of two:
 
     generating    keys and values of the rollouts generated at a time, four float32 copies of a token's logits, and a
                   layer's pass over the prompts
@@ -22,7 +23,8 @@ Sampling adds the largest of three, training adds gradients, gathered weights an
                   float32 logits of HEAD_CHUNK tokens, three times
     reduction     float32 gradients of the largest unit on their way to the ranks
 
-Left out: CUDA's and NCCL's own memory (1-2 GB) and fragmentation (about a tenth).
+tests/test_memory.py holds scoring, credit and training against the bytes that live on a CPU: predicted are .95 to 1.3
+times as many. Left out: CUDA's and NCCL's own memory (1-2 GB) and fragmentation (about a tenth).
 """
 
 import argparse
@@ -37,10 +39,11 @@ from transformers import AutoModelForCausalLM
 from credit import lora
 from credit.methods import BLOCK_TOKENS, USES_HIDDEN
 from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
+from fast.race import CHUNK_ENTRIES
 from grpo import HEAD_CHUNK, layers_of
+from harness.recipe import SAVE_SHARE, SAVE_STEPS
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
-CREDIT_CHUNKS = 0.4e9  # bytes of the span pairs that are solved together
 
 
 class Parameters(NamedTuple):
@@ -78,19 +81,20 @@ def predict(
     rollouts = -(-args.prompts_per_step // world) * args.rollouts_per_prompt  # of the rank that has most
     width = PROMPT + args.max_tokens
     forward = layer_numbers(text) * size  # bytes a token
-    logits = 3 * 4 * HEAD_CHUNK * text.vocab_size
     # Tokens of a forward pass: no more than there are; a rollout longer than micro_tokens goes alone.
     scored = max(min(args.micro_tokens, rollouts * width), width)
     updated = -(-args.prompts_per_update * args.rollouts_per_prompt // world)  # rollouts of a mini-batch, a rank
     trained_on = max(min(args.micro_tokens, updated * width), width)
+    logits = 3 * 4 * min(HEAD_CHUNK, scored * args.max_tokens / width) * text.vocab_size
     saved = 11 * hidden + 4 * wide  # numbers a token that autograd saves in a layer; counted on Qwen2
     kept = layers * (hidden if args.recompute else saved) * size  # bytes a token, by all layers
     layer_backward = (saved + 3 * wide) * size  # bytes a token; gate, up and their product have gradients, too
     group = args.rollouts_per_prompt * args.max_tokens  # tokens whose states are compared
     block = max(group, min(BLOCK_TOKENS, rollouts * args.max_tokens))  # tokens whose states exist together
     states = block * hidden * size * (args.method in USES_HIDDEN)
-    # One group's states again, also in float32; three matrices of half a group against the other half.
-    distances = states + group * hidden * (size + 4) + 3 * 4 * (group / 2) ** 2 + CREDIT_CHUNKS
+    # One group's states: padded, by sides, in float32; matrices of half a group against the other half; pairs of spans.
+    matrices, pairs = 3 * 4 * (group / 2) ** 2, 3 * 4 * CHUNK_ENTRIES["cuda"]
+    distances = states + group * hidden * (2 * size + 4) + matrices + pairs
     credit = {
         "shear": distances,
         "first": distances,
@@ -99,15 +103,17 @@ def predict(
         "attention": scored * text.num_attention_heads * width * (2 * size + 8),  # weights, their logarithms
     }
     gb["generating"] = generating(config, args, rollouts, room * 1e9 - resident, size)
-    gb["scoring"] = max(scored * forward, logits) + states
+    gb["scoring"] = max(scored * forward, logits + scored * hidden * size) + states
     gb["credit"] = credit.get(args.method, 0)
     gb["gradients"] = 4 * trained / shards
     gb["gathered"] = size * (2 * rest + 3 * layer) * has_copy
     gb["backward"] = trained_on * kept + max(trained_on * layer_backward, logits)
     gb["reduction"] = 4 * max(rest, layer) * (1 + 1 / shards) * has_copy  # what goes in, what comes out
+    stored = getattr(text.dtype, "itemsize", 4)  # bytes of a number in the model's files
+    gb["loading"] = (stored + size * has_copy) * total
     gb["sampling"] = resident + max(gb["generating"], gb["scoring"], gb["credit"])
     gb["training"] = resident + gb["gradients"] + gb["gathered"] + max(gb["backward"], gb["reduction"])
-    gb["total"] = max(gb["sampling"], gb["training"])
+    gb["total"] = max(gb["loading"], gb["sampling"], gb["training"])
     return {name: count / 1e9 for name, count in gb.items()}
 
 
@@ -162,7 +168,14 @@ def notes(
     compute = 4 if args.dtype == "float32" else 2  # bytes; a checkpoint holds float32 weights and the sampler's
     checkpoint = (counts.total * (4 + compute) + 8 * counts.trained) / 1e9
     free = shutil.disk_usage(folder).free / 1e9
-    lines.append(f"a checkpoint takes {checkpoint:.2g} GB, {args.keep} stay; {free:.0f} GB of the disk are free")
+    # A rank's part of the state, then the sampler's weights, which rank 0 writes alone.
+    seconds = predicted["weights"] + predicted["moments"] + counts.total * compute / 1e9
+    often = f"every {args.save_every} steps"
+    if not args.save_every:
+        often = f"every {SAVE_STEPS} steps, or less often to stay under {SAVE_SHARE:.0%} of the time"
+    size = f"{checkpoint:.3g} GB, about {seconds:.0f} s at 1 GB/s a rank"
+    lines.append(f"a checkpoint takes {size}, and is written {often}")
+    lines.append(f"{args.keep} of them stay; {free:.0f} GB of the disk are free")
     if (args.keep + 1) * checkpoint > free:
         lines.append("WARNING: the disk is too small for that; choose another --out, or lower --keep")
     return lines

@@ -217,9 +217,11 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     if not dist.is_initialized():
         model = model.float()
         return Policy(model, recompute, lay_out_of(model)), model
-    sampler = copy.deepcopy(model)
-    for parameter in sampler.parameters():  # not sampler.to(dtype): that would round the rotary frequencies, too
-        parameter.data = parameter.data.to(dtype)
+    rounded = {}  # not sampler.to(dtype): that would round the rotary frequencies, too
+    for parameter in model.parameters():
+        copied = parameter.detach().to(dtype, copy=True)
+        rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
+    sampler = copy.deepcopy(model, rounded)  # which takes these in the place of its parameters
     policy = Policy(model, recompute, lay_out_of(model))
     size = shard_over or ranks.world
     shape, names = (size,), ("shard",)

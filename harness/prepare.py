@@ -131,12 +131,17 @@ def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
     return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
 
 
-def load_folder(option: str, name: str, kind: type, dtype) -> tuple[torch.nn.Module, object]:
-    """A model of class `kind` and its tokenizer; raises BadInput naming the `option` for a folder that is broken."""
+def load_folder(option: str, name: str, kind: type, dtype, device: torch.device) -> tuple[torch.nn.Module, object]:
+    """A model of class `kind` on a device, and its tokenizer; raises BadInput naming the `option` for a broken folder.
+
+    Weights go from their files to the device; the host holds no copy of them.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else a terminal is asked
-        options = dict(dtype=dtype, output_loading_info=True, trust_remote_code=False)
+        options = dict(dtype=dtype, device_map=device, output_loading_info=True, trust_remote_code=False)
         model, loading = kind.from_pretrained(name, **options)
+    except torch.OutOfMemoryError:  # no fault of the folder's
+        raise
     except Exception as error:  # loaders raise of every kind; the cause stays attached
         reason = str(error).strip().split("\n")[0]
         raise BadInput(f"{option} {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id") from error
@@ -150,11 +155,10 @@ def load_folder(option: str, name: str, kind: type, dtype) -> tuple[torch.nn.Mod
 
 def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
     """The policy, in the dtype in which it is stored, and its tokenizer; raises BadInput."""
-    policy, tokenizer = load_folder("--model", name, AutoModelForCausalLM, "auto")
-    ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"]
+    policy, tokenizer = load_folder("--model", name, AutoModelForCausalLM, "auto", device)
+    ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"].to(device)
     if not ids.numel():
         raise BadInput(f"--model {name}: its tokenizer is missing; save it in the folder")
-    policy, ids = policy.to(device), ids.to(device)
     with torch.no_grad():
         plain = policy(ids).logits
         ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
@@ -167,13 +171,13 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
 
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
-    model, tokenizer = load_folder("--prm", name, ProcessRewardModel, dtype)
+    model, tokenizer = load_folder("--prm", name, ProcessRewardModel, dtype, device)
     if tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"] != [tokenizer.get_vocab().get(SEPARATOR)]:
         raise BadInput(f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like {EXAMPLE}")
     if not tokenizer.chat_template:
         raise BadInput(f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}")
     encode((model, tokenizer), "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
-    return model.to(device).eval().requires_grad_(False), tokenizer
+    return model.eval().requires_grad_(False), tokenizer
 
 
 def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:

@@ -42,11 +42,13 @@ from tasks.problems import TEMPLATES, BadInput
 
 # App. B of the paper prints eps log n = 20.8 in raw units of distance; n is the window, 100 tokens.
 PAPER_EPS = 4.52
+# Without --save-every: steps between checkpoints, at least, and the share of a run's time that they may take.
+SAVE_STEPS, SAVE_SHARE = 10, 0.03
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch. eps is in units of nbar, which is small here.
 EMBEDDED = dict(
     **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
-    **dict(window=12, stride=6, eps=Settings.eps, eps_unit="nbar", threads=1, recompute=False),
+    **dict(window=12, stride=6, eps=Settings.eps, eps_unit="nbar", threads=1, recompute=False, save_every=SAVE_STEPS),
 )
 # What --smoke replaces: every size, to prove a set-up in about a minute. (Rewards in training are drawn then.)
 SMOKE = dict(
@@ -133,7 +135,7 @@ def add_flags(parser: Parser) -> None:
     add("--bench", nargs="+", default=[], help="math, code, embedded, or names of benchmarks, see eval.py")
     add("--bench-data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark, not the hub's")
     add = parser.add_argument_group("checkpoints").add_argument
-    add("--save-every", type=positive_int, default=10, help="steps between checkpoints")
+    add("--save-every", type=positive_int, help="steps between checkpoints; if not given: 10, more if saving is slow")
     add("--keep", type=positive_int, default=2, help="checkpoints that stay")
     add("--resume", metavar="DIR", help="go on with the run in DIR, or from its checkpoint DIR")
     add = add_machine_flags(parser)

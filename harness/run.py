@@ -25,12 +25,10 @@ from harness.checkpoint import CheckpointError
 from harness.command import RunFailed
 from harness.parallel import Ranks
 from harness.prepare import own_prm, set_up, warm_up
+from harness.recipe import SAVE_SHARE, SAVE_STEPS
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
-# Without --save-every:
-SAVE_STEPS = 10  # steps between checkpoints, at least
-SAVE_SHARE = 0.03  # of a run's time that checkpoints may take
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 
 

@@ -3,7 +3,11 @@
 Run: pytest tests/test_checkpoint.py
 """
 
+import argparse
+import builtins
 import fcntl
+import hashlib
+import io
 import json
 import os
 import random
@@ -14,19 +18,25 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import harness.run
 import train
-from harness import checkpoint, report
+from grpo import Policy
+from harness import checkpoint, parallel, report
+from harness.parallel import Ranks
+from harness.recipe import parse_args
 from tasks import toy
 
 SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
 SIZES += "--heldout 8 --eval-groups 4 --seed 1".split()
 EVERY = ["--save-every", "1", "--keep", "9"]
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +133,75 @@ def test_only_the_last_checkpoints_stay(taught, tmp_path):
     flags = ["--model", taught, "--steps", "3", "--save-every", "1", "--keep", "2", "--out", str(tmp_path)]
     assert train.main([*SIZES, *flags, "--name", "run"]) == 0
     assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["step-000002", "step-000003"]
+
+
+def test_state_is_digested_while_it_is_written(tiny, tmp_path, monkeypatch):
+    """complete.json has the size and digest of every file; those of state/ are not opened again to be read."""
+    model, tokenizer = tiny
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    read, plain = [], io.open
+
+    def noted(path, mode="r", *rest, **options):
+        if "r" in mode:
+            read.append(str(path))
+        return plain(path, mode, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "open", noted)  # pathlib's
+        patch.setattr(builtins, "open", noted)
+        checkpoint.save(tmp_path, 1, Policy(model, False), model, optimizer, tokenizer, ALONE, 1)
+    assert any("/model/" in path for path in read) and not any("/state/" in path for path in read)
+    folder, _ = checkpoint.find(tmp_path)
+    digests = json.loads((folder / "complete.json").read_text())["files"]
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != "complete.json":
+            content = path.read_bytes()
+            assert digests.pop(str(path.relative_to(folder))) == [len(content), hashlib.sha256(content).hexdigest()]
+    assert not digests
+
+
+def saved_steps(monkeypatch, seconds: float, steps: int, save_every: int | None = None) -> list[int]:
+    """When a run whose steps take a second each saves checkpoints that take `seconds`, by a clock of the test's own."""
+    args = argparse.Namespace(steps=steps, save_every=save_every, keep=2)
+    parts = dict.fromkeys(("task", "tokenizer", "policy", "sampler", "scorer", "optimizer", "folder"))
+    run = harness.run.Run(args=args, ranks=ALONE, started=0.0, **parts)
+    clock = SimpleNamespace(now=0.0)
+    saved = []
+
+    def write(folder, step, *parts):
+        saved.append(step)
+        clock.now += seconds
+
+    monkeypatch.setattr(harness.run, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(checkpoint, "save", write)
+    for step in range(1, steps + 1):
+        clock.now += 1
+        if harness.run.due(run, step):
+            harness.run.save(run, step)
+    return saved
+
+
+def test_checkpoints_take_a_small_share_of_the_time(monkeypatch):
+    """Every 10 steps where they are quick; else the first, then as many as fit into 3%; --save-every is obeyed."""
+    assert saved_steps(monkeypatch, 0.1, steps=32) == [10, 20, 30, 32]
+    assert saved_steps(monkeypatch, 1.0, steps=105) == [10, 70, 100, 105]
+    assert saved_steps(monkeypatch, 1000.0, steps=35) == [10, 35]
+    assert saved_steps(monkeypatch, 1000.0, steps=7, save_every=3) == [3, 6, 7]
+    for decided, saved in ((False, [30]), (True, [10, 20, 30])):  # by rank 0
+        monkeypatch.setattr(parallel, "from_main", lambda value, ranks, decided=decided: decided)
+        assert saved_steps(monkeypatch, 1.0, steps=30) == saved
+
+
+@pytest.mark.parametrize("save_every", [None, 10])
+def test_a_resumed_run_saves_as_often_as_before(save_every, copied):
+    """Also a run from when 10 was the default; --save-every may be given anew."""
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "save_every": save_every}))
+    assert parse_args(["--resume", str(copied)]).save_every == save_every
+    assert parse_args(["--resume", str(copied), "--save-every", "3"]).save_every == 3
 
 
 def shorten(run: Path) -> None:

@@ -40,7 +40,7 @@ PAPER = dict(  # `python train.py --model M`, without what depends on the machin
     **dict(
         steps=300, lr=1e-6, prompts_per_update=32, micro_tokens=16_384, clip_low=0.2, clip_high=0.28, max_grad_norm=1.0
     ),
-    **dict(heldout=64, eval_groups=64, eval_every=0, bench=[], bench_data=[], save_every=10, keep=2, resume=None),
+    **dict(heldout=64, eval_groups=64, eval_every=0, bench=[], bench_data=[], save_every=None, keep=2, resume=None),
     **dict(ranks=0, shard_over=0, recompute=True, threads=0, toy_kind="chain", toy_lines=5, warmup_steps=600),
 )
 # What changes no number of a run on one machine, or has no value before a user gives one.
@@ -60,7 +60,7 @@ EMBEDDED = dict(
         steps=40,
         lr=1e-4,
     ),
-    **dict(heldout=512, threads=1, recompute=False),
+    **dict(heldout=512, save_every=10, threads=1, recompute=False),
 )
 SAMPLES = dict(  # a problem, avg@k of Sec. 5.2; the embedded set is ours
     **dict(aime24=32, aime25=32, amc23=8, math500=1, olympiadbench=1),

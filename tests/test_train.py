@@ -13,6 +13,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -34,6 +35,7 @@ from harness.tables import mean_and_error
 from rewards import Verdict, scores_of
 from shear import shear_weights
 from tasks import toy
+from tasks.problems import BadInput
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
 LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --prompts-per-step 8 --warmup-steps 350 --steps 24 --lr 2e-4"
@@ -429,6 +431,45 @@ def test_what_ranks_send_is_light():
         train.as_batch(rollouts, [Verdict(1.0, "correct")] * 4, 4), scored=scored
     ).without_states()
     assert len(pickle.dumps(batch)) < 10_000 and batch.scored.hidden is None
+
+
+def test_weights_are_loaded_straight_to_the_device(qwen_folder, monkeypatch):
+    """On `meta` they can have been nowhere else before; policy and process reward model ask for their rank's device."""
+    meta, asked = torch.device("meta"), []
+    model, _ = prepare.load_folder("--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta)
+    assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
+
+    def noted(option, name, kind, dtype, device):
+        asked.append((option, device))
+        raise BadInput("seen enough")
+
+    monkeypatch.setattr(prepare, "load_folder", noted)
+    with pytest.raises(BadInput):
+        prepare.load_model("m", meta)
+    with pytest.raises(BadInput):
+        prepare.load_reward_model("m", meta, torch.float32)
+    assert asked == [("--model", meta), ("--prm", meta)]
+
+
+def test_a_loaded_model_is_the_plain_one(start):
+    """The folder's weights to the bit, tied ones tied, without hooks that copies, sharding or adapters would meet."""
+    model, _ = prepare.load_model(start, torch.device("cpu"))
+    for name, value in load_file(f"{start}/model.safetensors").items():
+        assert torch.equal(model.state_dict()[name], value)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert not hasattr(model, "hf_device_map") and not any(hasattr(part, "_hf_hook") for part in model.modules())
+
+
+def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(start, tmp_path, monkeypatch, capsys):
+    """Status 1, and what would take less memory."""
+
+    def fail(*names, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
+    assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK) == 1
+    message = capsys.readouterr().err
+    assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
 
 
 def truncated_weights(folder):

@@ -1,0 +1,289 @@
+"""Every path of a run on a make-believe GPU (`make_believe.py`), and that it refuses what a GPU would.
+
+Run: pytest tests/test_devices.py
+"""
+
+import functools
+import json
+
+import make_believe
+import pytest
+import torch
+from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import Qwen2ForCausalLM
+
+import eval
+import train
+from credit import teacher
+from credit.methods import METHODS
+from fast import decode, packing
+from grpo import hf_generate, pad_left
+from harness import prepare
+from harness.parallel import Ranks
+from harness.recipe import parse_args
+from harness.run import prepared
+from rewards import Verdict
+from studies import diagnose, figures
+from tasks import toy
+from tasks.problems import Task
+
+MODEL = "--task embedded --device cuda --toy-lines 1 --window 4 --stride 4 --max-iters 5 --heldout 2 --eval-groups 2 "
+STEPS = "--smoke --steps 1 --prompts-per-step 2 --rollouts-per-prompt 2 --prompts-per-update 1 --micro-tokens 60 "
+CUDA = torch.device("cuda", 0)
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU finds its mistakes itself")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def gpu():
+    """All of this file is done on the make-believe GPU."""
+    with make_believe.cuda():
+        yield
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """The folder of an untrained model of the embedded task, the smallest that has everything."""
+    folder = tmp_path_factory.mktemp("start") / "model"
+    config = toy.make_model(1, seed=0).config
+    config.update(dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, max_position_embeddings=64))
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    toy.make_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def run(start, tmp_path_factory):
+    """A training run, which starts with the process reward model's lessons; its rollouts are `written`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(prepare.DECODERS, "generate", written)
+        patch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
+        folder = tmp_path_factory.mktemp("runs")
+        args = parse_args(f"{MODEL} {STEPS} --method prm --model {start} --out {folder}".split())
+        with prepared(args, Ranks(0, 1, CUDA)) as (run, _, _):
+            yield run
+
+
+def written(model, prompt_ids, prompt_mask, *, pad, **limits):
+    """In the place of `hf_generate`: responses of two lengths, all but every third with an answer in a box."""
+    tokenizer = toy.make_tokenizer()
+    boxed = tokenizer("a=1+2=1+2=3\n\\boxed{3}<eos>")["input_ids"]
+    short = tokenizer("a=1+2=3\n<eos>")["input_ids"]
+    short += [pad] * (len(boxed) - len(short))
+    return torch.tensor([boxed if row % 3 else short for row in range(len(prompt_ids))], device=prompt_ids.device)
+
+
+def metrics_of(folder) -> list[dict]:
+    """The rows of a run: before, the steps, after."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+# ---- what a user runs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"arca"}))
+def test_a_step_with_every_method(run, method):
+    """From rollouts to moved weights, in float32."""
+    run.args.method = method
+    before = [parameter.clone() for parameter in run.policy.parameters()]
+    metrics, _ = train.train_step(run, 0)
+    assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
+    for old, new in zip(before, run.policy.parameters(), strict=True):
+        assert new.device == CUDA and not torch.equal(old, new)
+
+
+def test_an_adapter_and_fast_decoding(start, tmp_path):
+    """arca on LoRA, sampled by replayed steps, evaluated before and after and on a benchmark."""
+    flags = f"--method arca --lora-rank 2 --decode fast --eval-every 1 --bench embedded --model {start}"
+    assert train.main(f"{MODEL} {STEPS} {flags} --out {tmp_path} --name arca".split()) == 0
+    _, step, after = metrics_of(tmp_path / "arca")
+    assert step["grad_norm"] > 0 and "embedded" in step["bench"] and after["after"]
+
+
+def test_half_precision_and_what_follows(start, tmp_path, monkeypatch):
+    """FSDP over a mesh of one, packed rollouts, layers recomputed; then --resume, and eval.py on the run."""
+    attended = []  # numbers of tokens
+
+    def noted(query, *parts, **options):
+        attended.append(len(query))
+        return make_believe.varlen_attn(query, *parts, **options)
+
+    monkeypatch.setattr(packing, "varlen_attn", noted)
+    flags = f"{MODEL} {STEPS} --dtype bfloat16 --recompute --save-every 1 --model {start} --out {tmp_path} --name half"
+    assert train.main(flags.split()) == 0
+    assert train.main(f"--resume {tmp_path}/half --steps 2".split()) == 0
+    _, first, second, _ = metrics_of(tmp_path / "half")
+    assert first["grad_norm"] > 0 and first["checksum"] != second["checksum"] and attended
+    flags = f"--device cuda --model {tmp_path}/half --samples 1 --max-tokens 4 --out {tmp_path}/evaluated"
+    assert eval.main(flags.split()) == 0
+
+
+def test_diagnose(start, tmp_path, monkeypatch):
+    """Prefixes, distances, and every method and ablation against a first error."""
+    monkeypatch.setitem(prepare.DECODERS, "generate", written)
+    monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
+    monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "copy", 8))
+    monkeypatch.setattr(figures, "save", lambda figure, path: None)
+    drawn = [Verdict(0.0, "drawn"), Verdict(1.0, "drawn")]
+    monkeypatch.setattr(Task, "verdicts", lambda task, problems, rollouts: drawn * (len(rollouts.texts) // 2))
+    flags = f"--groups 1 --continuations 2 --rollouts-per-prompt 4 --model {start} --out {tmp_path}"
+    assert diagnose.main(f"{MODEL} {flags}".split()) == 0
+    assert set(json.loads((tmp_path / "diagnose.json").read_text())["methods"]) == set(METHODS) - {"arca"}
+
+
+def test_replayed_steps_are_those_of_generate(start, monkeypatch):
+    """Prompts of unlike length, over several buckets and dropped rows: the same greedy tokens."""
+    graphs = []
+
+    def new_graph():
+        graphs.append(make_believe.Graph())
+        return graphs[-1]
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", new_graph)
+    monkeypatch.setattr(decode, "BUCKET", 8)
+    monkeypatch.setattr(decode, "CHECK", 4)
+    model = Qwen2ForCausalLM.from_pretrained(start).to(CUDA).eval()
+    prompts = [[3] * 9, [5, 6, 7], [4, 2]]
+    ids, mask = pad_left(prompts, 0, model.device)
+    free = hf_generate(model, ids, mask, max_tokens=12, temperature=0.0, stops=[], pad=0)  # (3, 12)
+    limits = dict(max_tokens=12, temperature=0.0, stops=free[0, 4:5].tolist(), pad=0)
+    expected = hf_generate(model, ids, mask, **limits)
+    assert torch.equal(decode.decode(model, ids, mask, **limits), expected)
+    assert 1 < len(graphs) < 11 and all(graph.operations for graph in graphs)
+
+
+def test_replays_draw_fresh_noise(start):
+    """Rows differ from one another, and no column repeats the one before it."""
+    model = Qwen2ForCausalLM.from_pretrained(start).to(CUDA).eval()
+    ids, mask = pad_left([[3] * 4] * 50, 0, model.device)
+    out = decode.decode(model, ids, mask, max_tokens=20, temperature=50.0, stops=[], pad=0)  # all but uniform
+    assert len({tuple(row) for row in out.tolist()}) == 50
+    assert (out[:, 1:] == out[:, :-1]).float().mean(0).max() < 0.3
+
+
+# ---- and that it could have failed --------------------------------------------------------------------------
+
+
+MIXED = {  # x and rows are on CUDA, y is not
+    "sum": lambda x, y, rows: x + y,
+    "in place": lambda x, y, rows: y.add_(x),
+    "list": lambda x, y, rows: torch.cat([x, y]),
+    "keyword": lambda x, y, rows: torch.where(x > 0, input=x, other=y),
+    "number of CUDA": lambda x, y, rows: y * x.sum(),
+    "weights": lambda x, y, rows: torch.nn.Linear(3, 2, device=y.device)(x),
+    "ids": lambda x, y, rows: embedding(rows, y),
+    "attention": lambda x, y, rows: scaled_dot_product_attention(x, x, x, attn_mask=y),
+    "index": lambda x, y, rows: y[rows],
+    "mask": lambda x, y, rows: y[x > 0],
+    "values": lambda x, y, rows: x.__setitem__(rows, y[:2]),
+    "noise": lambda x, y, rows: torch.randn(3, generator=torch.Generator(y.device), device=x.device),
+    "like another": lambda x, y, rows: x.new_zeros(3, 3) + torch.zeros_like(y),
+    "backward": lambda x, y, rows: mixed_later(x.requires_grad_(), y).sum().backward(),
+    "grad": lambda x, y, rows: torch.autograd.grad(mixed_later(x.requires_grad_(), y).sum(), x),
+}
+
+
+def mixed_later(x, y):
+    """exp(x + x); when that is computed anew for the backward pass, it is exp(x + y)."""
+    terms = [x, y]
+    return checkpoint(lambda: (x + terms.pop(0)).exp(), use_reentrant=False)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_devices_raise(name):
+    """As on a GPU; on one device alone nothing is refused."""
+    rows = torch.tensor([0, 2])
+    MIXED[name](torch.eye(3), torch.eye(3), rows)
+    if name != "noise":
+        MIXED[name](torch.eye(3, device=CUDA), torch.eye(3, device=CUDA), rows.to(CUDA))
+    with pytest.raises(RuntimeError, match=r"same device|generator"):
+        MIXED[name](torch.eye(3, device=CUDA), torch.eye(3), rows.to(CUDA))
+
+
+def test_what_a_gpu_allows():
+    """Numbers from the CPU, rows chosen by the CPU, copies; and where results, gradients and copies are."""
+    weight = torch.nn.Parameter(torch.ones(2, 3, device=CUDA))
+    rows = torch.tensor([1, 0])
+    total = (weight[rows] * torch.tensor(2.0) + weight.mean()).sum()
+    total.backward()
+    weight.data[rows] = torch.tensor(1.0)
+    weight.data.copy_(torch.zeros(2, 3))
+    on_cuda = [weight, total, weight.grad, weight.data, weight.T, *weight.unbind(), weight.max(0).values]
+    on_cuda += [torch.ones_like(weight), weight.new_ones(2), rows.to(weight.device), rows.cuda(), rows.to(weight)]
+    assert all(tensor.device == CUDA and tensor.is_cuda for tensor in on_cuda)
+    on_cpu = [weight.cpu(), weight.detach().to("cpu"), torch.zeros(3), rows, torch.eye(2)[rows]]
+    assert not any(tensor.is_cuda for tensor in on_cpu)
+    assert weight.cpu() is not weight and weight.to(CUDA) is weight and weight.to(torch.float64).is_cuda
+    assert torch.nn.Linear(2, 2).to(CUDA).weight.is_cuda and total.item() == pytest.approx(18)
+
+
+def test_numpy_takes_no_cuda_tensor():
+    """Nor does what calls NumPy on it; a copy on the CPU it takes."""
+    tensor = torch.ones(2, device=CUDA)
+    for convert in (torch.Tensor.numpy, torch.Tensor.__array__):
+        with pytest.raises(TypeError, match="numpy"):
+            convert(tensor)
+    assert tensor.cpu().numpy().sum() == 2
+
+
+WAITS = {
+    "item": lambda x: x.sum().item(),
+    "bool": lambda x: bool(x.any()),
+    "int": lambda x: int(x.sum()),
+    "tolist": lambda x: x.tolist(),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "put by mask": lambda x: x.__setitem__(x > 0, 1.0),
+    "isin": lambda x: torch.isin(x, x),
+    "unique": lambda x: x.unique(),
+    "multinomial": lambda x: x.multinomial(1),
+    "to the CPU": lambda x: x.cpu(),
+    "from the CPU": lambda x: torch.ones(3).to(x.device),
+    "into the GPU": lambda x: x.copy_(torch.ones(3)),
+    "from a list": lambda x: torch.tensor([1.0], device=x.device),
+    "rows of the CPU": lambda x: x[torch.tensor([0])],
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_capture_forbids_to_wait(name):
+    """What is fine outside of it; and after it has failed all is fine again."""
+    x = torch.ones(3, device=CUDA)
+    WAITS[name](x)
+    with pytest.raises(RuntimeError, match="capturing"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        WAITS[name](x)
+    WAITS[name](x)
+
+
+def test_a_capture_only_records_and_a_replay_computes():
+    """On the tensors of the capture, with what is in them at the time."""
+    x, graph = torch.ones(3, device=CUDA), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x += 1
+        y = x * 10
+        x[1:].mul_(2)
+    assert x.tolist() == [1, 1, 1]
+    graph.replay()
+    assert x.tolist() == [2, 4, 4] and y.tolist() == [20, 20, 20]
+    x.fill_(0)
+    graph.replay()
+    assert x.tolist() == [1, 2, 2] and y.tolist() == [10, 10, 10]
+
+
+def test_varlen_attn_is_attention_in_each_segment_and_strict():
+    """Against a mask over all pairs; other devices, dtypes and bounds are refused."""
+    q, k, v = torch.randn(3, 5, 2, 4, dtype=torch.bfloat16, device=CUDA).unbind()
+    bounds = torch.tensor([0, 2, 5], dtype=torch.int32, device=CUDA)
+    options = dict(scale=0.3, window_size=(-1, 0))
+    output = packing.varlen_attn(q, k, v, bounds, bounds, 3, 3, **options)
+    segment = torch.tensor([0, 0, 1, 1, 1], device=CUDA)
+    mask = (segment[:, None] == segment).tril()
+    whole = [tensor.transpose(0, 1).float() for tensor in (q, k, v)]
+    expected = scaled_dot_product_attention(*whole, attn_mask=mask, scale=0.3).transpose(0, 1).bfloat16()
+    torch.testing.assert_close(output, expected)
+    assert output.is_cuda
+    wrong = [(q.float(), k, v, bounds, 3), (q, k, v, bounds.long(), 3), (q, k, v, bounds.cpu(), 3)]
+    wrong += [(q, k, v, bounds[:2], 3), (q, k, v, bounds, 2), (q, k[:, :1], v[:, :1], bounds, 3)]
+    for query, key, value, starts, longest in wrong:
+        with pytest.raises(AssertionError):
+            packing.varlen_attn(query, key, value, starts, starts, longest, longest, **options)
