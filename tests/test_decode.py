@@ -3,15 +3,12 @@
 Run: pytest tests/test_decode.py
 """
 
-import contextlib
-import gc
 import itertools
 import math
 import types
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     GenerationConfig,
     GPT2Config,
@@ -307,14 +304,6 @@ def test_the_model_s_own_attention_comes_back(name):
     assert model.config._attn_implementation == name
 
 
-def test_no_garbage_is_collected_while_a_step_is_captured(small, taped, monkeypatch):
-    """A graph or tensor freed in the middle may call what a capture forbids; afterwards collection is as it was."""
-    step, during = Decoding.step, []
-    monkeypatch.setattr(Decoding, "step", lambda batch, length: during.append(gc.isenabled()) or step(batch, length))
-    greedy(make(), *prompts([4]), 20, [])
-    assert during[:2] == [True, False] and gc.isenabled()  # a first step that runs as it is, then its capture
-
-
 def test_rows_that_fit_by_hand():
     """2 (keys, values) * 2 layers * 2 heads * 8 wide * 4 bytes = 256 bytes a token; 40 logits are 640 bytes more."""
     model = make()
@@ -329,87 +318,6 @@ def test_rows_that_fit_by_hand():
     assert rows_that_fit(model, 100, int(7.01 * (row + 4 * 90 * 336) / 0.8), prompt=90) == 7
     cache = Decoding(make("qwen3"), *prompts([60]), 40, 0.0, [], PAD).cache
     assert sum(buffer.nbytes for buffers in cache.layers for buffer in buffers) == 104 * 512
-
-
-class Tape(TorchDispatchMode):
-    """What a CUDA graph does, on a CPU: every operation noted with its very tensors, and run again on them."""
-
-    WAITS = ("nonzero", "_local_scalar_dense", "is_nonzero", "unique", "isin", "index.Tensor", "equal")
-
-    def __init__(self):
-        super().__init__()
-        self.operations = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = str(func).removeprefix("aten.")
-        assert not any(name.startswith(wait) for wait in self.WAITS), f"{name} waits for the device"
-        assert name != "_to_copy.default" or "device" not in kwargs, "a copy between devices waits for one of them"
-        out = func(*args, **(kwargs or {}))
-        self.operations.append((func, args, kwargs or {}, out))
-        return out
-
-    def replay(self):
-        for func, args, kwargs, out in self.operations:
-            again = func(*args, **kwargs)
-            for old, new in zip(*(x if isinstance(x, tuple) else (x,) for x in (out, again)), strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():  # neither a view nor in place
-                    old.copy_(new)
-
-    def pool(self):
-        return "pool"
-
-
-@pytest.fixture
-def taped(monkeypatch):
-    """torch.cuda's graphs as tapes; a capture only records, so the batch's tensors are put back after it."""
-
-    @contextlib.contextmanager
-    def capture(tape, pool, stream, capture_error_mode):
-        assert (pool == "pool") == bool(tapes)
-        tapes.append(tape)
-        batch = batches[-1]
-        state = [x for x in [*vars(batch).values(), *itertools.chain(*batch.cache.layers)] if torch.is_tensor(x)]
-        before = [x.clone() for x in state]
-        with tape:
-            yield
-        for x, old in zip(state, before, strict=True):
-            x.copy_(old)
-
-    class Noted(Decoding):
-        def __init__(self, *args):
-            batches.append(self)
-            super().__init__(*args)
-
-    tapes, batches = [], []
-    stream = types.SimpleNamespace(wait_stream=lambda other: None)
-    fakes = dict(
-        CUDAGraph=Tape,
-        graph=capture,
-        current_stream=lambda device: stream,
-        stream=lambda _: contextlib.nullcontext(),
-    )
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    monkeypatch.setattr(subject, "_side_stream", lambda device: stream)
-    monkeypatch.setattr(subject, "Decoding", Noted)
-    monkeypatch.setattr(subject, "CAPTURE_ON", ("cpu",))
-    return tapes
-
-
-def test_a_replayed_step_is_a_step(small, taped):
-    """Captured and replayed on the same tensors, over buckets and dropped rows: the tokens of `generate`."""
-    model = make()
-    ids, mask, stops, expected = uneven(model)
-    assert torch.equal(greedy(model, ids, mask, 40, stops), expected)
-    assert 5 <= len(taped) <= 14  # far fewer captures than steps
-
-
-def test_replays_draw_fresh_noise(small, taped):
-    """Sampled through replays: rows differ from one another, and no column repeats the one before it."""
-    out = decode(make(), *prompts([4] * 50), max_tokens=20, temperature=50.0, stops=[], pad=PAD)  # all but uniform
-    assert len(taped) < 5 and len({tuple(row) for row in out.tolist()}) == 50
-    same = (out[:, 1:] == out[:, :-1]).float().mean(0)  # (19,)
-    assert same.max() < 0.3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

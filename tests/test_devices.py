@@ -4,6 +4,7 @@ Run: pytest tests/test_devices.py
 """
 
 import functools
+import gc
 import json
 
 import make_believe
@@ -159,6 +160,21 @@ def test_replays_draw_fresh_noise(start):
     out = decode.decode(model, ids, mask, max_tokens=20, temperature=50.0, stops=[], pad=0)  # all but uniform
     assert len({tuple(row) for row in out.tolist()}) == 50
     assert (out[:, 1:] == out[:, :-1]).float().mean(0).max() < 0.3
+
+
+def test_no_garbage_is_collected_while_a_step_is_captured(start, monkeypatch):
+    """A graph or tensor freed in the middle may call what a capture forbids; afterwards collection is as it was."""
+    step, during = decode.Decoding.step, []
+
+    def noted(batch, length):
+        during.append(gc.isenabled())
+        step(batch, length)
+
+    monkeypatch.setattr(decode.Decoding, "step", noted)
+    model = Qwen2ForCausalLM.from_pretrained(start).to(CUDA).eval()
+    ids, mask = pad_left([[3] * 4], 0, model.device)
+    decode.decode(model, ids, mask, max_tokens=20, temperature=0.0, stops=[], pad=0)
+    assert during[:2] == [True, False] and gc.isenabled()  # a first step that runs as it is, then its capture
 
 
 # ---- and that it could have failed --------------------------------------------------------------------------
