@@ -317,27 +317,43 @@ def score(
 def pack(
     rows: Sequence[int], lengths: Sequence[int], tokens: int, *, multiple: int = 1, padded: bool = True
 ) -> list[Tensor]:
-    """Micro-batches of `rows`, equally full and of at most `tokens` tokens; fullest first, so what does not fit fails.
+    """Micro-batches of `rows`, at most `tokens` tokens each; the longest first, so what does not fit fails at once.
 
-    Each rollout, the longest first, goes where fewest tokens are, over as few micro-batches as hold all, a multiple of
-    `multiple`; those that stay empty are left out. A rollout longer than `tokens` goes alone. `padded` counts a
-    micro-batch as if all its rollouts were as long as the longest.
+    `multiple` of them, one for each rank, are computed at a time and are about equally large. `padded` counts every
+    rollout of a micro-batch as if it were as long as the longest, and puts rollouts of like length together. A rollout
+    longer than `tokens` goes alone.
     """
     longest_first = sorted(rows, key=lambda row: -lengths[row])
-    count = multiple * max(1, -(-sum(lengths[row] for row in rows) // (multiple * tokens)))
+    deal = _like_lengths if padded else _equal_sums
+    return [torch.tensor(rows) for rows in deal(longest_first, lengths, tokens, multiple) if rows]
+
+
+def _like_lengths(longest_first: list[int], lengths: Sequence[int], tokens: int, multiple: int) -> list[list[int]]:
+    """Micro-batches of `pack` that are padded."""
+    micro_batches = []
+    while longest_first:
+        count = multiple * max(1, tokens // lengths[longest_first[0]])
+        together, longest_first = longest_first[:count], longest_first[count:]
+        micro_batches += [together[turn::multiple] for turn in range(multiple)]
+    return micro_batches
+
+
+def _equal_sums(longest_first: list[int], lengths: Sequence[int], tokens: int, multiple: int) -> list[list[int]]:
+    """Micro-batches of `pack` without padding, as few as hold all: each rollout goes where fewest tokens are."""
+    total = sum(lengths[row] for row in longest_first)
+    count = multiple * max(1, -(-total // (multiple * tokens)))
     while True:
         micro_batches = [[] for _ in range(count)]
         sizes = [0] * count  # tokens
         for row in longest_first:
-            place = sizes.index(min(sizes))
-            micro_batches[place].append(row)
-            longest = lengths[micro_batches[place][0]]
-            sizes[place] = len(micro_batches[place]) * longest if padded else sizes[place] + lengths[row]
-        if all(size <= tokens or len(batch) == 1 for size, batch in zip(sizes, micro_batches, strict=True)):
+            emptiest = sizes.index(min(sizes))
+            micro_batches[emptiest].append(row)
+            sizes[emptiest] += lengths[row]
+        if all(size <= tokens or len(rows) == 1 for size, rows in zip(sizes, micro_batches, strict=True)):
             break
         count += multiple * -(-count // (8 * multiple))  # an eighth more
     order = sorted(range(count), key=lambda place: -sizes[place])
-    return [torch.tensor(micro_batches[place]) for place in order if micro_batches[place]]
+    return [micro_batches[place] for place in order]
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

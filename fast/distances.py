@@ -13,7 +13,7 @@ from torch import Tensor
 # The matrix product's rounding, some 1e-6 of |x|^2 + |y|^2 at worst, is within 1e-4 of a distance whose square is above
 # NEAR of that sum. Taking differences costs two to three times as much a pair of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
-ENTRIES = 2**19  # of a difference of states, at a time
+ENTRIES = {"cuda": 2**26, "cpu": 2**19}  # of a difference of states, at a time; on a CPU they should stay in cache
 
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
     if near.sum() > MANY * near.numel():
         return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
     distances = squares.clamp_min_(0.0).sqrt_()
-    at_once = max(1, ENTRIES // x.shape[1])
+    at_once = max(1, ENTRIES.get(x.device.type, 2**19) // x.shape[1])
     for pairs in near.nonzero().split(at_once):
         i, j = pairs.unbind(1)
         distances[i, j] = (x.index_select(0, i).float() - y.index_select(0, j).float()).norm(dim=1)

@@ -3,7 +3,7 @@
     lay_out_of(model)  -> `packed`, or None for a model that is not known to pack
     packed(rollouts)   -> ids (1, N), inside (1, N), and what the model is told besides
 
-Padded to its longest rollout, a micro-batch computes with 1.1 to 3.2 times as many tokens as there are (docs/speed.md).
+Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there are (docs/speed.md).
 Packed, it computes with these alone. Positions restart at each rollout, and each attends to itself: the attention that
 is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
 by SDPA over one rollout after the other. No mask over all pairs of tokens ever exists.

@@ -68,6 +68,8 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     sampling_of(args, model)  # refuses what it cannot be
     if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
         notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
+    if not decode.attends_fully(model.config):
+        notes.append(f"rollouts are padded to the longest of each pass: {model.config.model_type} is not known to pack")
     if args.method == "attention" and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
         raise BadInput(f"--model {args.model}: its layers have no self_attn; choose another --method than attention")
     check_ranks(args, ranks)
