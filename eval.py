@@ -24,100 +24,26 @@ Left out: serving engines (their responses can be replayed), tensor parallelism.
 
 import argparse
 import dataclasses
-import datetime
 import sys
 from functools import partial
 from pathlib import Path
 
+from harness.flags import answer
+from harness.protocol import Protocol, parse
+
+answer(__name__, parse)  # --help and mistakes in the flags end here: what follows takes seconds to import
+
 import torch
 from transformers.utils import logging
 
-from grading import sandbox
-from harness import evaluation, parallel, prepare, report, results, tables
-from harness.command import (
-    GOES_ON,
-    Parser,
-    add_machine_flags,
-    guarded,
-    natural,
-    number,
-    positive_int,
-    random_seed,
-    ranked,
-    resolve_machine,
-    seconds,
-)
-from harness.evaluation import Protocol, Sampler
+from harness import evaluation, parallel, prepare, report, results
+from harness.command import GOES_ON, guarded, ranked, resolve_machine
+from harness.evaluation import Sampler
 from harness.models import embedded, find_models, origin_of, run_of
 from harness.parallel import Ranks
-from tasks import benchmarks, toy
+from tasks import benchmarks
 from tasks.benchmarks import Loaded
-from tasks.problems import TEMPLATES, BadInput, choose_template
-
-PROTOCOL = Protocol()
-
-
-def add_flags(parser: Parser) -> None:
-    """Every flag with its default."""
-    add = parser.add_argument_group("what").add_argument
-    add("--model", nargs="+", default=[], help="Hugging Face folders, hub ids, or runs of train.py (their last model)")
-    add("--bench", nargs="+", help="math, code, embedded, or names of benchmarks; embedded for its models, else math")
-    add("--data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark; twice for two files")
-    add("--lcb-window", nargs=2, default=list(benchmarks.WINDOW), metavar="DATE", help="LiveCodeBench: first, last day")
-    add("--out", help="folder for generations and tables; if not given: in evals/, named by models and benchmarks")
-    add("--from", dest="saved", metavar="DIR", help="no model: the table of the generations in DIR")
-    add("--replay", metavar="FILE", help="no model: grade the responses in FILE")
-    add("--runs", nargs="+", default=[], help="no model: what train.py --eval-every wrote in these runs")
-    add = parser.add_argument_group("protocol").add_argument
-    add("--temperature", type=number(float, 0, 1000), default=PROTOCOL.temperature, help="of sampling")
-    add("--greedy", action="store_true", help="temperature 0, one response a problem")
-    add("--samples", type=natural, default=0, help="responses a problem; 0: the paper's k")
-    add("--max-tokens", type=positive_int, default=PROTOCOL.max_tokens, help="response limit")
-    add("--seeds", type=random_seed, nargs="+", default=[0], help="several: mean and standard deviation over them, too")
-    add("--template", choices=TEMPLATES, default=PROTOCOL.template, help="of prompts, as in train.py")
-    add("--block", type=positive_int, default=PROTOCOL.block, help="responses made, graded and saved together")
-    add("--grade-timeout", type=seconds, help="for one response; if not given: the benchmark's")
-    add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="for programs")
-    add = parser.add_argument_group("table").add_argument
-    add(
-        "--pass-at",
-        type=positive_int,
-        nargs="+",
-        default=[],
-        metavar="K",
-        help="pass@K besides, unbiased; K samples at least",
-    )
-    add("--paper", choices=tuple(tables.PAPER), help="whose numbers to print beside; if not given: by the model's name")
-    add("--select", choices=("last", "best"), help="every checkpoint of the runs; best is chosen on the test sets")
-    add = parser.add_argument_group("embedded task, if not given: as the model's run has them").add_argument
-    add("--toy-kind", choices=toy.KINDS, help="shape of the little programs")
-    add("--toy-lines", type=number(int, 1, len(toy.LABELS)), help="definitions a problem")
-    add("--heldout", type=number(int, 1, 10**5), help="problems")
-    add("--toy-seed", type=random_seed, help="the run's seed, which made the problems")
-    add_machine_flags(parser)
-
-
-def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    """The resolved flags; raises BadInput."""
-    parser = Parser(
-        prog="python eval.py", description="Evaluate models.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    add_flags(parser)
-    args = parser.parse_args(argv)
-    if sum(map(bool, (args.model, args.saved, args.replay, args.runs))) != 1:
-        raise BadInput("give one of --model, --from, --replay and --runs")
-    if args.greedy:
-        args.temperature, args.samples = 0.0, 1
-    if len(set(args.seeds)) < len(args.seeds):
-        raise BadInput(f"--seeds {' '.join(map(str, args.seeds))}: must be different; change them")
-    try:
-        first, last = map(datetime.date.fromisoformat, args.lcb_window)
-    except ValueError as error:
-        raise BadInput(f"--lcb-window {' '.join(args.lcb_window)}: {error}; give two days as 2025-02-01") from error
-    if first > last:
-        raise BadInput(f"--lcb-window {first} {last}: ends before it begins; swap them")
-    resolve_machine(args)
-    return args
+from tasks.problems import BadInput, choose_template
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -125,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable_progress_bar()
 
     def work() -> int:
-        args = parse_args(argv)
+        args = parse(argv)
+        resolve_machine(args)
         if args.model:
             return ranked(args, __file__, argv, lambda ranks: measure(args, ranks), grouped=False)
         if args.runs:

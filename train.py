@@ -26,6 +26,11 @@ import os
 import random
 import sys
 
+from harness.flags import answer
+from harness.recipe import parse
+
+answer(__name__, parse)  # --help and mistakes in the flags end here: what follows takes seconds to import
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,7 +47,7 @@ from harness.command import guarded, ranked
 from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
-from harness.recipe import parse_args
+from harness.resolve import parse_args
 from harness.run import Run, check_policy, due, prepared, restore, save, seed_of, skip
 from harness.tables import mean_and_error
 from rewards import Verdict, scores_of
@@ -76,6 +81,7 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
     """Evaluation, the steps, evaluation; returns the exit status."""
     args, ranks, folder = run.args, run.ranks, run.folder
     before, history = restore(run) if args.resume else begin(run)
+    table = report.StepTable(args.steps)
     after, status = None, 0
     try:
         for step in tqdm(range(len(history), args.steps), desc="steps", leave=False, disable=None):
@@ -87,7 +93,7 @@ def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
             if ranks.main:
                 report.append(folder / "metrics.jsonl", [metrics])
                 report.append(folder / "samples.jsonl", samples)
-                tqdm.write(report.step_line(metrics, args.steps))
+                tqdm.write(table.row(metrics))
             if due(run, step + 1):
                 save(run, step + 1)
         after = evaluate(run, args.steps)

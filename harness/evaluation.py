@@ -15,7 +15,6 @@ Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row h
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,24 +26,12 @@ from tqdm import tqdm
 from grpo import rollout
 from harness import parallel, tables
 from harness.parallel import Ranks
+from harness.protocol import Protocol
 from harness.report import append
 from rewards import Verdict
 from tasks import toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, digest_of, grader, text_task
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How responses are sampled and graded; the defaults are the paper's."""
-
-    temperature: float = 0.1  # 0: greedy
-    max_tokens: int = 3000
-    samples: int = 0  # a problem; 0: the benchmark's k
-    template: str = "auto"
-    block: int = 128  # responses that are sampled, graded and kept together
-    grade_timeout: float | None = None  # None: the benchmark's
-    sandbox: str = "auto"
 
 
 class Sampler(NamedTuple):

@@ -1,6 +1,7 @@
 """How much GPU memory a run will need, before it starts: arithmetic on the model's config and the run's flags.
 
     predict(config, args, world) -> GB by part, and of the phases: loading, sampling, training; total is the largest
+    check(config, args, ranks)   -> refuses what can never fit: the weights and what training adds to each, a checkpoint
     notes(predicted, ...)        -> the plan's lines on memory and disk, with a warning where either is too small
 
 `config` is that of a Qwen2- or Llama-like model. These stay on a GPU all the time:
@@ -29,21 +30,26 @@ times as many. Left out: CUDA's and NCCL's own memory (1-2 GB) and fragmentation
 
 import argparse
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from credit import lora
 from credit.methods import BLOCK_TOKENS, USES_HIDDEN
 from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from fast.race import CHUNK_ENTRIES
 from grpo import HEAD_CHUNK, layers_of
+from harness.parallel import Ranks
 from harness.recipe import SAVE_SHARE, SAVE_STEPS
+from tasks.problems import BadInput
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
+CPU_PARAMETERS = 2e9  # more of them take hours a step on a CPU
+ADAPTER = 16  # rank of the adapter that is proposed where the whole model cannot be trained
 
 
 class Parameters(NamedTuple):
@@ -155,6 +161,75 @@ def size_gb(device: torch.device) -> float:
     return torch.cuda.mem_get_info(device)[1] / 1e9 if device.type == "cuda" else math.inf
 
 
+def config_of(name: str):
+    """The config of a model on this disk; None where it is not, or unknown: loading will say what is wrong with it."""
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+    except Exception:  # loaders raise of every kind
+        return None
+
+
+def check(config, args: argparse.Namespace, ranks: Ranks) -> None:
+    """Refuse what can never fit, whatever is sampled at a time; raises BadInput.
+
+    Weights, moments, gradients and the copy that samples must fit into a GPU, or into the machine's memory; a CPU is
+    given at most CPU_PARAMETERS. `--force` goes on all the same, but the disk must hold a checkpoint.
+    """
+    counts = parameters(config, args.lora_rank)
+    size, free = checkpoint_gb(counts, args), free_gb(Path(args.out))
+    if size > free:
+        reason = f"a checkpoint takes {size:.3g} GB, and {free:.3g} GB of the disk are free"
+        raise BadInput(f"--out {args.out}: {reason}; choose another, or free space")
+    if getattr(args, "force", False):
+        return
+    on_gpu = ranks.device.type == "cuda"
+    if not on_gpu and counts.total > CPU_PARAMETERS:
+        reason = f"{counts.total / 1e9:.1f} billion parameters on a CPU take hours a step"
+        remedy = f"use a GPU or a model of at most {CPU_PARAMETERS / 1e9:.0f} billion"
+        raise BadInput(f"--model {args.model}: {reason}; {remedy}, or go on with --force")
+    room = size_gb(ranks.device) if on_gpu else machine_gb()
+    gb = predict(config, args, ranks.world, room)
+    need = gb["weights"] + gb["moments"] + gb["gradients"] + gb["copy"]
+    if need > room:
+        reason = f"weights, moments, gradients and the sampling copy take {need:.1f} GB"
+        has = f"a GPU has {room:.1f} GB" if on_gpu else f"the machine has {room:.1f} GB for each rank"
+        remedy = smallest_change(config, args, ranks, room)
+        raise BadInput(f"--model {args.model}: {reason}, {has}; {remedy}, or go on with --force")
+
+
+def smallest_change(config, args: argparse.Namespace, ranks: Ranks, room: float) -> str:
+    """An adapter, or more GPUs: what is predicted to fit, activations and cache included."""
+    remedies = []
+    adapted = argparse.Namespace(**{**vars(args), "lora_rank": ADAPTER})
+    if not args.lora_rank and predict(config, adapted, ranks.world, room)["total"] < room:
+        remedies.append(f"--lora-rank {ADAPTER}")
+    more = [2**power for power in range(1, 8) if 2**power > ranks.world]
+    for world in more if ranks.device.type == "cuda" else ():
+        if predict(config, args, world, room)["total"] < room:
+            remedies.append(f"{world} GPUs")
+            break
+    return f"give {' or '.join(remedies or ['a smaller model'])}"
+
+
+def machine_gb() -> float:
+    """The machine's memory for each of its ranks."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return size / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def free_gb(folder: Path) -> float:
+    """What is free on the disk of a folder, which may have to be made."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free / 1e9
+
+
+def checkpoint_gb(counts: Parameters, args: argparse.Namespace) -> float:
+    """Float32 weights, the sampler's weights in the dtype of compute, and moments."""
+    compute = 4 if args.dtype == "float32" else 2  # bytes
+    return (counts.total * (4 + compute) + 8 * counts.trained) / 1e9
+
+
 def notes(
     predicted: dict[str, float], device: torch.device, model, folder: Path, args: argparse.Namespace
 ) -> list[str]:
@@ -165,10 +240,9 @@ def notes(
             f"WARNING: this GPU has {size_gb(device):.0f} GB; lower --micro-tokens or --max-tokens, or use more GPUs"
         )
     counts = parameters(model.config, args.lora_rank)
-    compute = 4 if args.dtype == "float32" else 2  # bytes; a checkpoint holds float32 weights and the sampler's
-    checkpoint = (counts.total * (4 + compute) + 8 * counts.trained) / 1e9
-    free = shutil.disk_usage(folder).free / 1e9
+    checkpoint, free = checkpoint_gb(counts, args), free_gb(folder)
     # A rank's part of the state, then the sampler's weights, which rank 0 writes alone.
+    compute = 4 if args.dtype == "float32" else 2  # bytes
     seconds = predicted["weights"] + predicted["moments"] + counts.total * compute / 1e9
     often = f"every {args.save_every} steps"
     if not args.save_every:

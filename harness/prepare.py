@@ -25,9 +25,10 @@ from fast import decode
 from grpo import hf_generate, layers_of
 from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
-from harness.command import flag
-from harness.evaluation import Protocol, Sampler
+from harness.evaluation import Sampler
+from harness.flags import flag
 from harness.parallel import Ranks
+from harness.protocol import Protocol
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task

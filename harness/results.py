@@ -21,10 +21,10 @@ import torch
 import transformers
 
 from harness import checkpoint, evaluation, parallel, report, tables
-from harness.command import refuse_other_settings
-from harness.evaluation import Protocol
+from harness.flags import refuse_other_settings
 from harness.models import origin_of
 from harness.parallel import Ranks
+from harness.protocol import Protocol
 from rewards import Verdict, grade_all
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, grader

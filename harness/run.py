@@ -1,12 +1,21 @@
-"""A training run: its parts, how they are put together, saved and restored.
+"""A training run: its parts, how they are put together, saved and restored, and how Ctrl-C ends it.
 
+prepared(args, ranks)                   -> the run in its folder, which goes again if the run ends before its first step
 assemble(args, ranks, task, model, ...) -> Run: policy, sampler, scorer, optimizer
+interruptible(run), way_on(args)        -> when Ctrl-C is obeyed, and what is said then
 due(run, step)                          -> whether a checkpoint is to be saved now
 save(run, step), restore(run)           -> checkpoints, and everything as it was at one of them
+reload(run), failed_phase(error)        -> the end of a smoke test
 """
 
 import argparse
+import os
+import shlex
+import shutil
+import signal
+import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +39,9 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
+# What a smoke test proves, by the functions that do it.
+PHASES = {"sample": "sample", "verdicts": "grade", "score_block": "credit", "credit": "credit", "update": "update"}
+PHASES |= {"refresh": "update", "save": "checkpoint", "reload": "reload"}
 
 
 @dataclass
@@ -50,12 +62,20 @@ class Run:
     started: float = field(default_factory=time.perf_counter)  # seconds, when this process had all parts
     saving: float = 0.0  # seconds that this process has spent on checkpoints
     last_save: float = 0.0  # seconds of the last of them
+    saved: int = 0  # steps done at the last of them
+    updating: bool = False  # a step's updates have begun, and its rows are not written yet
+    interrupted: bool = False  # by a Ctrl-C that could not be obeyed at once
 
 
 @contextmanager
 def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list[Loaded], float]]:
     """The run, the sets of --bench, and the predicted memory of a GPU in GB; everything goes to the run's folder."""
+    with parallel.together(ranks):
+        config = check_place(args, ranks)
     task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
+    if not config:
+        with parallel.together(ranks):
+            memory.check(model.config, args, ranks)
     room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
     digest = digest_of(task.train + task.heldout)

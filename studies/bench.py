@@ -39,8 +39,9 @@ import train
 from fast.decode import token_bytes
 from grpo import Rollouts
 from harness import memory, parallel, report
-from harness.command import Parser, guarded, number
-from harness.recipe import parse_args
+from harness.command import guarded
+from harness.flags import Parser, number
+from harness.resolve import parse_args
 from harness.run import Run, assemble, seed_of
 from rewards import Verdict
 from studies.machine import ceilings, hardware

@@ -39,10 +39,12 @@ from credit import lora
 from credit.methods import USES_PRM
 from harness import checkpoint, report, tables
 from harness.checkpoint import write_whole
-from harness.command import GOES_ON, Parser, RunFailed, guarded, positive_int, random_seed, refuse_other_settings
+from harness.command import GOES_ON, RunFailed, guarded
+from harness.flags import Parser, positive_int, random_seed, refuse_other_settings
 from harness.parallel import Ranks, end_with_the_launcher
 from harness.prepare import set_up
-from harness.recipe import MAY_CHANGE, parse_args, renamed
+from harness.recipe import MAY_CHANGE
+from harness.resolve import parse_args, renamed
 from harness.run import Run, assemble
 from tasks.problems import BadInput, cause
 

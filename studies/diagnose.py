@@ -38,10 +38,11 @@ from fast.packing import lay_out_of
 from grpo import Policy, spread
 from harness import report, tables
 from harness.checkpoint import write_whole
-from harness.command import GOES_ON, Parser, guarded, natural, positive_int, refuse_other_settings
+from harness.command import GOES_ON, guarded
+from harness.flags import Parser, natural, positive_int, refuse_other_settings
 from harness.parallel import Ranks
 from harness.prepare import load_model, load_reward_model, own_prm, set_up, warm_up
-from harness.recipe import parse_args, renamed
+from harness.resolve import parse_args, renamed
 from shear import span_bounds, two_sides
 from studies import figures, page
 from studies.prefixes import Group, collect, distances_of, given, read, scored, table_of

@@ -38,7 +38,7 @@ from fast.distances import token_distances
 from fast.kernel import available
 from fast.race import CHUNK_ENTRIES
 from harness import tables
-from harness.command import Parser, number
+from harness.flags import Parser, number
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies.machine import ceilings, hardware, timed

@@ -23,7 +23,7 @@ from fast.packing import lay_out_of
 from grpo import Policy, spread
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
-from harness.recipe import parse_args
+from harness.resolve import parse_args
 from studies import prefixes
 from tasks.problems import BadInput
 

@@ -18,20 +18,22 @@ lacks what its set must have is an error that names it. Another number of proble
 """
 
 import base64
+import difflib
 import io
 import json
 import math
 import pickle
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from grading import sandbox
 from rewards import style_of
 from tasks import toy
 from tasks.problems import as_problem, json_values
-from tasks.rows import BadInput, from_files, from_hub
+from tasks.rows import BadInput, from_files, from_hub, lacks
 
 WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 
@@ -83,14 +85,16 @@ def aime24_row(row: dict) -> dict | None:
 def olympiad_row(row: dict) -> dict:
     """Answers are a list of texts, most often of one."""
     answers = row.get("final_answer")
-    if not isinstance(answers, list) or not answers:
-        raise ValueError('needs "final_answer", a list of text')
+    if not isinstance(answers, list) or not answers or not row.get("question"):
+        raise lacks(row, '"final_answer", a list of text, and "question"')
     return as_problem({"problem": row.get("question"), "answer": ", ".join(map(str, answers))}, "math")
 
 
 def humaneval_row(row: dict) -> dict:
     """A function's beginning and `check(candidate)`."""
     tests = {name: row.get(name) for name in ("prompt", "test", "entry_point")}
+    if None in tests.values():
+        raise lacks(row, '"prompt", "test" and "entry_point"')
     problem = f"Complete this function:\n```python\n{tests['prompt']}\n```"
     return as_problem({"problem": problem, "tests": tests}, "code")
 
@@ -100,9 +104,9 @@ def mbpp_row(row: dict, plus: bool) -> dict:
     text = row.get("prompt") or row.get("text")
     shown = row.get("test_list")
     if not isinstance(shown, list) or not shown or not text:
-        raise ValueError('needs "prompt" and "test_list"')
+        raise lacks(row, '"prompt" and "test_list"')
     if plus and not row.get("test"):
-        raise ValueError('needs "test", the added tests')
+        raise lacks(row, '"test", the added tests')
     imports = row.get("test_imports")
     setup = list(imports) if isinstance(imports, list) else []
     setup.append(row.get("test_setup_code") or "")
@@ -116,7 +120,7 @@ def livecodebench_row(row: dict) -> dict:
     """A contest's problem. "tests" is None where its tests cannot be read, and "fault" says why."""
     text, starter = row.get("question_content"), row.get("starter_code")
     if not isinstance(text, str) or not text.strip() or "private_test_cases" not in row or "contest_date" not in row:
-        raise ValueError('needs "question_content", "contest_date" and "private_test_cases"')
+        raise lacks(row, '"question_content", "contest_date" and "private_test_cases"')
     if starter:
         text += f"\nComplete this program:\n```python\n{starter}\n```"
     else:
@@ -209,21 +213,31 @@ def load_sets(
     benchmarks = []
     for name in map(str.lower, names):
         if name not in SUITES | BENCHMARKS:
-            raise BadInput(f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}")
+            near = nearest(name, SUITES | BENCHMARKS)
+            raise BadInput(f"--bench {name}: no such benchmark; {near}give {', '.join(SUITES | BENCHMARKS)}")
         benchmarks += SUITES.get(name, [name])
     benchmarks = list(dict.fromkeys(benchmarks))
     files = {}
     for text in data:
         name, _, file = text.partition("=")
         if name.lower() not in benchmarks or name.lower() == "embedded" or not file:
-            raise BadInput(f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}")
+            near = nearest(name, benchmarks)
+            raise BadInput(f"{flag} {text}: {near}give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}")
+        if not Path(file).exists():
+            raise BadInput(f"{flag} {text}: cannot be read (no such file); give another")
         files.setdefault(name.lower(), []).append(file)
     if any(BENCHMARKS[name].kind == "code" for name in benchmarks):
         check_sandbox(level)
     sets = []
     for name in benchmarks:
-        sets.append(make_embedded() if name == "embedded" else load_benchmark(name, files.get(name, ()), window))
+        sets.append(make_embedded() if name == "embedded" else load_benchmark(name, files.get(name, ()), window, flag))
     return sets
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The beginning of a remedy: which of the names was meant, if one is near."""
+    near = difflib.get_close_matches(name.lower(), names, 1)
+    return f"did you mean {near[0]}? " if near and near[0] != name.lower() else ""
 
 
 def check_sandbox(level: str) -> None:
@@ -234,15 +248,17 @@ def check_sandbox(level: str) -> None:
         raise BadInput(f"--sandbox {level}: {error}; choose another level or another machine") from error
 
 
-def load_benchmark(name: str, paths: Sequence[str] = (), window: tuple[str, str] = WINDOW) -> Loaded:
-    """A benchmark from files, or without any from the hub; raises BadInput."""
+def load_benchmark(
+    name: str, paths: Sequence[str] = (), window: tuple[str, str] = WINDOW, flag: str = "--data"
+) -> Loaded:
+    """A benchmark from files, given to `flag`, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]
     if paths:
-        blame = f"--data {name}={' '.join(paths)}"
+        blame = f"{flag} {name}={' '.join(paths)}"
         source, revision, rows = from_files(paths, blame)
     else:
         blame = f"--bench {name}"
-        remedy = "give a local file with --data NAME=FILE"
+        remedy = f"give a local file with {flag} {name}=FILE"
         source, revision, rows = from_hub(benchmark.repo, benchmark.files, f"{blame}: {benchmark.repo}", remedy)
     first_day, last_day = window
     dated = name == "livecodebench"

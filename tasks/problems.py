@@ -42,7 +42,7 @@ from pathlib import Path
 
 from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
-from tasks.rows import BadInput, cause, from_hub, is_json_lines, json_lines, read_rows
+from tasks.rows import BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows
 
 # What a kind of problems asks for, and under which key its problems hold what a response is graded against.
 INSTRUCTIONS = {
@@ -195,6 +195,8 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         _, _, rows = from_hub(repo, [file], blame, remedy)
         return select(kind, rows, None)
     try:
+        if not Path(data).exists():
+            raise FileNotFoundError("no such file or folder")
         own_form = is_json_lines(Path(data))
         rows = json_lines(Path(data)) if own_form else read_rows(Path(data))
     except Exception as error:  # libraries raise of every kind; the cause stays attached
@@ -210,17 +212,16 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
 
 def own_problems(kind: str, lines: list[tuple[int, dict]], data: str) -> list[dict]:
     """The rows of a JSON-lines file, unchanged. Raises BadInput for a line that is not in our own form."""
+    wanted = ("problem", "answer") if kind == "math" else ("problem",)
     for number, row in lines:
-        line = f"--data {data}, line {number}"
-        if not _is_text(row.get("problem")):
-            raise BadInput(f'{line}: needs "problem", non-empty text')
-        if kind == "math" and not _is_text(row.get("answer")):
-            raise BadInput(f'{line}: needs "answer", non-empty text')
-        if kind == "code":
-            try:
-                style_of(row.get("tests"))
-            except ValueError as error:
-                raise BadInput(f'{line}, "tests": {error}') from error
+        try:
+            for key in wanted:
+                if not _is_text(row.get(key)):
+                    raise lacks(row, f'"{key}", non-empty text')
+            if kind == "code":
+                check_tests(row, row.get("tests"))
+        except ValueError as error:
+            raise BadInput(f"--data {data}, line {number}: {error}") from error
     if not lines:
         raise BadInput(f"--data {data}: holds no problem; give one JSON object a line")
     return [row for _, row in lines]
@@ -269,24 +270,21 @@ def as_problem(row: dict, kind: str) -> dict:
     # The prompt last: SimpleRL-Zoo's holds a template, its question does not.
     problem = _first_text([columns.get("problem"), columns.get("question"), _user_message(row.get("prompt"))])
     if problem is None:
-        raise ValueError('needs "problem" or "question", non-empty text, or "prompt" with a user\'s message')
+        raise lacks(row, '"problem" or "question", non-empty text, or "prompt" with a user\'s message')
     if "<|im_start|>" in problem:
         raise ValueError("holds a template already; give the bare problem")
     reward_model = columns.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if kind == "code":
         tests = _published_tests(truth) if "reward_model" in columns else _own_tests(columns.get("tests"))
-        try:
-            style_of(tests)
-        except ValueError as error:
-            raise ValueError(f'"tests": {error}') from error
+        check_tests(row, tests)
         return {"problem": problem, "tests": tests}
     answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")] + [truth]
     if isinstance(columns.get("solution"), str):
         answers.append(last_box(columns["solution"]))
     answer = _first_text(answers)
     if answer is None:
-        raise ValueError('needs "answer", non-empty text, or "solution" with a \\boxed{}')
+        raise lacks(row, '"answer", non-empty text, or "solution" with a \\boxed{}')
     return {"problem": problem, "answer": answer}
 
 
@@ -321,6 +319,16 @@ def _is_text(value) -> bool:
 
 
 # ---- tests ----------------------------------------------------------------------------------------------------
+
+
+def check_tests(row: dict, tests) -> None:
+    """Raises ValueError for the tests of a row if there are none, or if they decide nothing."""
+    if tests is None:
+        raise lacks(row, '"tests", an object')
+    try:
+        style_of(tests)
+    except ValueError as error:
+        raise ValueError(f'"tests": {error}') from error
 
 
 def _own_tests(tests) -> dict:

@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -32,6 +33,12 @@ def cause(error: BaseException) -> str:
     while error.__cause__:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(". ")
+
+
+def lacks(row: dict, needed: str) -> ValueError:
+    """The error of a row without what is `needed`, which lists the keys that were found."""
+    keys = textwrap.shorten(", ".join(map(str, row)), 200, placeholder=" ...")
+    return ValueError(f"needs {needed} (found: {keys or 'no keys'})")
 
 
 # ---- local files ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ import train
 from grpo import Policy
 from harness import checkpoint, parallel, report
 from harness.parallel import Ranks
-from harness.recipe import parse_args
+from harness.resolve import parse_args
 from tasks import toy
 
 SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()

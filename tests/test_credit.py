@@ -19,7 +19,7 @@ from credit.methods import METHODS, Batch, Source, credit, true_errors
 from credit.salience import Answer, outcome_weights
 from grpo import Policy, Rollouts, Scored, group_advantages, policy_loss, score
 from harness.prepare import embedded_task
-from harness.recipe import parse_args
+from harness.resolve import parse_args
 from tasks import toy
 
 FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()

@@ -22,7 +22,7 @@ from fast import decode, packing
 from grpo import hf_generate, pad_left
 from harness import prepare
 from harness.parallel import Ranks
-from harness.recipe import parse_args
+from harness.resolve import parse_args
 from harness.run import prepared
 from rewards import Verdict
 from studies import diagnose, figures
@@ -40,6 +40,7 @@ def gpu():
     """All of this file is done on the make-believe GPU."""
     with make_believe.cuda():
         yield
+    torch.backends.cuda.enable_cudnn_sdp(True)  # which a rank on a GPU turns off
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, Qwen2Config
 import grpo
 import train
 from harness import memory, parallel, report
-from harness.recipe import parse_args
+from harness.resolve import parse_args
 from studies import bench
 
 TINY = Qwen2Config(

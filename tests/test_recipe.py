@@ -6,16 +6,23 @@ Run: pytest tests/test_recipe.py
 import dataclasses
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-import eval as command
-from credit.ablations import Settings
+import pytest
+
+from credit.ablations import CHOICES, Settings
+from credit.methods import METHODS, RESCALINGS
+from credit.salience import PROBES
 from fast.race import race
 from grpo import group_advantages, policy_loss
-from harness.evaluation import Protocol
-from harness.recipe import parse_args
+from harness import protocol, recipe, tables
+from harness.protocol import Protocol
+from harness.resolve import parse_args
 from shear import shear_weights
 from sinkhorn import sinkhorn
+from tasks import benchmarks, problems, toy
 from tasks.benchmarks import BENCHMARKS
 
 PAPER = dict(  # `python train.py --model M`, without what depends on the machine: device and dtype
@@ -42,10 +49,11 @@ PAPER = dict(  # `python train.py --model M`, without what depends on the machin
     ),
     **dict(heldout=64, eval_groups=64, eval_every=0, bench=[], bench_data=[], save_every=None, keep=2, resume=None),
     **dict(ranks=0, shard_over=0, recompute=True, threads=0, toy_kind="chain", toy_lines=5, warmup_steps=600),
+    **dict(track=None, force=False),
 )
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over recompute threads"
-PLAIN += " generate_batch decode fused toy_kind toy_lines warmup_steps"
+PLAIN += " generate_batch decode fused toy_kind toy_lines warmup_steps track force"
 EMBEDDED = dict(
     **dict(
         task="embedded",
@@ -97,11 +105,11 @@ def test_the_table_of_the_recipe_is_true():
 
 def test_every_default_of_the_evaluation():
     """Temperature .1 and 3,000 tokens, each set at the paper's k, with the window of its LiveCodeBench."""
-    args = command.parse_args(["--model", "M"])
-    protocol = dict(temperature=0.1, max_tokens=3000, samples=0, template="auto", block=128)
-    protocol |= dict(grade_timeout=None, sandbox="auto")
-    assert dataclasses.asdict(Protocol()) == protocol
-    assert {name: getattr(args, name) for name in protocol} == protocol
+    args = protocol.parse(["--model", "M"])
+    expected = dict(temperature=0.1, max_tokens=3000, samples=0, template="auto", block=128)
+    expected |= dict(grade_timeout=None, sandbox="auto")
+    assert dataclasses.asdict(Protocol()) == expected
+    assert {name: getattr(args, name) for name in expected} == expected
     assert args.seeds == [0] and list(args.lcb_window) == ["2025-02-01", "2025-05-31"]
     assert {name: each.k for name, each in BENCHMARKS.items()} == SAMPLES
 
@@ -120,3 +128,47 @@ def test_functions_for_other_trainers_have_the_same_defaults():
         parameters = inspect.signature(function).parameters
         assert {name: parameters[name].default for name in names} == {name: own[name] for name in names}
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6
+
+
+def test_what_the_flags_state_once_more_is_what_other_files_have():
+    """Choices of methods, ablations, templates, embedded problems and models: in the same order."""
+    train = {action.dest: action.choices for action in recipe.make_parser()._actions}
+    assert train["method"] == list(METHODS) and train["rescale"] == RESCALINGS and train["oar_probe"] == PROBES
+    assert {name: train[name] for name in CHOICES} == CHOICES
+    assert train["template"] == problems.TEMPLATES and train["toy_kind"] == toy.KINDS
+    assert parse_args(["--toy-lines", str(len(toy.LABELS))]).toy_lines == 8
+    assert (benchmarks.WINDOW, tuple(tables.PAPER)) == (protocol.WINDOW, protocol.PAPER)
+
+
+RUN = """
+import runpy, sys
+sys.argv = {argv}
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    print("status", end.code, {{"torch", "transformers", "numpy"}} & set(sys.modules))
+"""
+
+
+@pytest.mark.parametrize("command", ["train.py", "eval.py"])
+def test_help_and_mistakes_are_answered_without_torch(command):
+    """The usual flags with the defaults of this very command, all of them, or one sentence; 80 columns."""
+    said = {}
+    for words in ("--help", "--help-all", "--model M --help", "--modell M"):
+        code = RUN.format(argv=[command, *words.split()])
+        options = dict(cwd=Path(__file__).parents[1], env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
+        said[words] = ended.stdout + ended.stderr
+        assert f"status {2 if 'modell' in words else 0} set()" in said[words]
+    assert "unrecognized arguments: --modell M; did you mean --model?" in said["--modell M"]
+    short, full = (re.findall(r"^  (?:-\S, )?(--\S+)", said[name], re.MULTILINE) for name in ("--help", "--help-all"))
+    assert 10 < len(short) < 20 and set(short) < set(full)
+    assert max(len(line) for line in said["--help"].splitlines()) <= 80
+    if command == "train.py":
+        assert "(default: 0.0001)" in said["--help"] and "(default: 1e-06)" in said["--model M --help"]
+
+
+def test_a_choice_that_is_nearly_right_is_named():
+    """With all choices."""
+    with pytest.raises(problems.BadInput, match=r"--method: invalid choice: 'sheer' .*grpo.*; did you mean shear\?"):
+        recipe.parse(["--method", "sheer"])

@@ -1,0 +1,73 @@
+"""harness/track.py: metrics reach a tracker under flat names, and a resumed run goes on in it.
+
+Run: pytest tests/test_track.py
+"""
+
+import argparse
+import importlib.util
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from harness.track import check_installed, tracker
+from tasks.problems import BadInput
+
+ROW = {"step": 2, "reward": 0.5, "seconds": {"generate": 1.5}, "bench": {"aime24": {"mean": 0.25, "note": "no number"}}}
+
+
+def flags(track: str | None, resume: str | None = None) -> argparse.Namespace:
+    """Those that a tracker reads."""
+    return argparse.Namespace(track=track, resume=resume)
+
+
+def test_a_missing_package_is_one_sentence(tmp_path, monkeypatch):
+    """Also beside a folder of that name, which Python would import as an empty package."""
+    (tmp_path / "absent_tracker").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("absent_tracker")
+    for name in ("absent_tracker", "nowhere_at_all"):
+        sentence = f"--track {name}: the package {name} is not installed; pip install {name}, or leave it out"
+        with pytest.raises(BadInput, match=sentence):
+            check_installed(name)
+
+
+def test_nothing_is_tracked_without_the_flag_or_on_other_ranks(tmp_path):
+    """No package is imported, no file is made."""
+    for args, main in ((flags(None), True), (flags("wandb"), False)):
+        with tracker(args, tmp_path / "run", main) as track:
+            track(ROW)
+    assert "wandb" not in sys.modules and not list(tmp_path.iterdir())
+
+
+def test_wandb_gets_flat_numbers_and_the_id_of_the_run_it_continues(tmp_path, monkeypatch):
+    """A stand-in makes the folder that wandb 0.31 makes, whose name ends in the run's id."""
+    started, logged = [], []
+
+    def init(**options):
+        started.append(options)
+        (tmp_path / "wandb" / "offline-run-20260101_000000-id7").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "wandb" / "latest-run").touch()
+        return nullcontext(SimpleNamespace(log=lambda values, step: logged.append((step, values))))
+
+    wandb = SimpleNamespace(init=init, Error=RuntimeError, Settings=dict)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for _ in range(2):
+        with tracker(flags("wandb"), tmp_path, True) as track:
+            track(ROW)
+    assert [options["id"] for options in started] == [None, "id7"] and started[0]["name"] == tmp_path.name
+    assert logged[0] == (2, {"reward": 0.5, "seconds/generate": 1.5, "bench/aime24/mean": 0.25})
+
+
+def test_tensorboard_shows_the_steps_of_the_resumed_run(tmp_path):
+    """Step 3 was tracked, and is made again after the checkpoint of step 2."""
+    reason = "tensorboard is not installed, and no requirement"
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
+    for resume, steps, reward in ((None, (1, 2, 3), 0.5), ("checkpoints/step-000002", (3, 4), 0.75)):
+        with tracker(flags("tensorboard", resume), tmp_path, True) as track:
+            for step in steps:
+                track({**ROW, "step": step, "reward": reward})
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward")] == [(1, 0.5), (2, 0.5), (3, 0.75), (4, 0.75)]
+    assert "seconds/generate" in events.Tags()["scalars"]
