@@ -1,14 +1,17 @@
-"""What a run tells its user: the plan, a line and a row a step, samples with their weights, the curve.
+"""What a run tells its user: the plan, a row a step, the end; metrics, samples with their weights, the curve.
 
 Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row a step, one for the evaluations),
-samples.jsonl (a group a step) and curve.png; `train.py` puts the models beside them. Lines are plain text, so
-they survive nohup. Nothing here changes what is trained.
+samples.jsonl (a group a step) and curve.png; `train.py` puts the models beside them. Lines are plain text of at most
+WIDTH columns, so they survive nohup. Nothing here changes what is trained.
 """
 
 import argparse
 import fcntl
 import json
+import math
 import os
+import shlex
+import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -29,6 +32,12 @@ from harness.parallel import Ranks, from_main, gather_items, together
 from tasks.problems import BadInput, Task
 
 COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
+WIDTH = 88  # columns of what is printed; only a path may force more
+HEADER_EVERY = 20  # rows of steps
+# A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and standard deviation.
+COLUMNS = " reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step"
+# Below it where they are not 0: what they are called in metrics.jsonl.
+RARE = {"trunc": "truncated", "infra": "infra_errors", "skipped": "skipped", "flip": "sign_changes"}
 
 
 class Clock:
@@ -111,14 +120,18 @@ def write_config(args: argparse.Namespace, folder: Path, digest: str) -> None:
 
 def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
     """What will happen, before it does."""
-    print(f"{args.method} on the {args.task} task; files go to {folder}/")
-    for note in notes:
-        print(f"  {note}")
-    print(
-        f"  {args.steps} steps of {args.prompts_per_step} prompts x {args.rollouts_per_prompt} rollouts x up to "
-        f"{args.max_tokens} tokens, {args.prompts_per_step // args.prompts_per_update} update(s) each"
-    )
-    print("  " + " ".join(f"{name}={value}" for name, value in vars(args).items()), flush=True)
+    print(f"{args.method} on the {args.task} task; everything goes to {folder}/")
+    size = f"{args.steps} steps x {args.prompts_per_step} prompts x {args.rollouts_per_prompt} rollouts"
+    updates = args.prompts_per_step // args.prompts_per_update
+    size += f" of up to {args.max_tokens} tokens; {updates} update(s) a step"
+    for line in (*notes, size, "settings: config.json; all metrics: metrics.jsonl"):
+        print(wrapped(line), flush=True)
+
+
+def wrapped(text: str) -> str:
+    """Indented lines of at most WIDTH columns, but for longer words such as paths."""
+    indents = dict(initial_indent="  ", subsequent_indent="    ")
+    return textwrap.fill(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
 
 
 def step_metrics(batch: Batch, token_advantages: Tensor) -> dict[str, float]:
@@ -138,18 +151,54 @@ def step_metrics(batch: Batch, token_advantages: Tensor) -> dict[str, float]:
     }
 
 
-def step_line(m: dict, steps: int) -> str:
-    """One line a step."""
-    seconds = " ".join(f"{name} {value:.1f}" for name, value in m["seconds"].items())
-    return (
-        f"step {m['step']}/{steps} | reward {m['reward']:.3f} | solved {m['solved']:.2f}"
-        f" | equal {m['equal_groups']:.2f} | len {m['length']:.0f} | trunc {m['truncated']:.2f}"
-        f" | infra {m['infra_errors']} | skipped {m['skipped']} | entropy {m['entropy']:.3f}"
-        f" | clip {m['clip_share']:.3f} | logratio {m['abs_log_ratio']:.0e}"
-        f" | weight {m['weight_mean']:.2f}±{m['weight_std']:.2f} ess {m['ess']:.2f} gini {m['gini']:.2f}"
-        f" top10 {m['top_tenth']:.2f} flip {m['sign_changes']:.2f} | gnorm {m['grad_norm']:.2f} | s: {seconds}"
-        + (f"\n  on benchmarks: {tables.short(m['bench'])}" if "bench" in m else "")
-    )
+class StepTable:
+    """Steps as rows of text, under a header that repeats; after the second, how long the others will take."""
+
+    def __init__(self, steps: int):
+        self.steps, self.seconds = steps, []  # seconds: of each step shown
+        self.width = max(len("step"), 2 * len(str(steps)) + 1)  # of the first column
+
+    def row(self, m: dict) -> str:
+        """A step's row, with what stands above and below it."""
+        lines = []
+        if len(self.seconds) % HEADER_EVERY == 0:
+            lines += ["", "step".rjust(self.width) + COLUMNS]
+        self.seconds.append(sum(m["seconds"].values()))
+        lines.append(
+            f"{m['step']}/{self.steps}".rjust(self.width)
+            + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}{m['length']:8.0f}{m['entropy']:9.3f}"
+            + f"{fitted(m['weight_mean'], 4):>6}±{fitted(m['weight_std'], 4):4}{m['ess']:6.2f}"
+            + f"{fitted(m['grad_norm'], 5):>7}{self.seconds[-1]:8.1f}"
+        )
+        rare = []
+        for name, key in RARE.items():
+            if m[key]:
+                rare.append(f"{name} {m[key]:g}" if m[key] >= 1 else f"{name} {m[key]:.2g}")
+        if rare:
+            lines.append(" " * (self.width + 2) + "  ".join(rare))
+        if "bench" in m:
+            lines.append(wrapped(f"on benchmarks: {tables.short(m['bench'])}"))
+        left = self.steps - m["step"]
+        if len(self.seconds) == 2 and left:
+            lines.append(f"about {duration(left * sum(self.seconds) / 2)} left")
+        return "\n".join(lines)
+
+
+def fitted(value: float, width: int) -> str:
+    """A number with as many digits after the point as fit into `width` columns."""
+    for digits in range(width - 2, -1, -1):
+        text = f"{value:.{digits}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+
+
+def duration(seconds: float) -> str:
+    """As a person would say it."""
+    for unit, length in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdicts, weights: Tensor) -> list[dict]:
@@ -209,26 +258,21 @@ def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Ba
 
 def print_accuracy(when: str, result: dict) -> None:
     """Held-out accuracies with standard errors."""
-    accuracies = []
+    accuracies = [f"{name} {tables.percent(*result[name][:2])}%" for name in ("greedy", "sampled")]
+    print(f"held-out accuracy {when}: {', '.join(accuracies)}", flush=True)
+
+
+def print_ends(before: dict, after: dict) -> None:
+    """Held-out accuracies before and after training; where the first error is known, how well the weights find it."""
+    print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
-        mean, error, count = result[name]
-        accuracies.append(f"{name} {mean:.3f} ± {error:.3f} (n = {count})")
-    print(f"held-out accuracy {when}: {'; '.join(accuracies)}", flush=True)
-
-
-def print_localisation(before: dict, after: dict, args: argparse.Namespace) -> None:
-    """How well the weights tell tokens from the true first error on from those before it."""
-    for when, result in (("before", before), ("after", after)):
-        if place := result.get("localisation"):
-            print(
-                f"weights against the true first error, {when}: AUC {place['auc']:.3f} pooled, "
-                f"{place['auc_rollout']:.3f} the mean of {place['rollouts']} rollouts; "
-                f"position alone {place['auc_position']:.3f}; the wrong step alone {place['auc_step']:.3f}; "
-                f"mean weight {place['weight_before']:.2f} before it, {place['weight_after']:.2f} from it on"
-            )
-    if after.get("example"):
-        print(f"a wrong rollout after training, with the mean {args.method} weight of each line:")
-        print("\n".join(after["example"]))
+        first, last = tables.percent(*before[name][:2]), tables.percent(*after[name][:2])
+        print(f"{name + ' accuracy, %':27}{first:>14}{last:>14}")
+    if before.get("localisation") or after.get("localisation"):
+        unknown = dict.fromkeys(("auc", "auc_position"), math.nan)  # where no group was mixed
+        first, last = before.get("localisation") or unknown, after.get("localisation") or unknown
+        print(f"{'AUC to the true first error':27}{first['auc']:14.3f}{last['auc']:14.3f}")
+        print(f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}")
 
 
 def summary(result: dict) -> dict:
@@ -315,16 +359,20 @@ def append(path: Path, rows: list[dict]) -> None:
 def finish(
     args: argparse.Namespace, folder: Path, before: dict, after: dict | None, history: list[dict], predicted_gb: float
 ) -> None:
-    """The evaluation after training, the curve, and how the memory's prediction held."""
+    """The evaluation after training, the curve, how the memory's prediction held, and what to type next."""
     if after:
         append(folder / "metrics.jsonl", [{"after": summary(after)}])
-        print_accuracy("before", before)
-        print_accuracy("after", after)
-        print_localisation(before, after, args)
+        print_ends(before, after)
+        if after.get("example"):
+            print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")
+            print("\n".join(after["example"]))
     plot(history, before, after, args, folder / "curve.png")
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory a GPU: {max(peaks):.1f} GB measured, {predicted_gb:.1f} GB predicted")
+    if after:
+        samples = shlex.quote(str(folder / "samples.jsonl"))
+        print(f"\nnext: python -m studies.diagnose --html credit.html \\\n        --samples {samples}")
 
 
 def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:

@@ -75,7 +75,7 @@ case $PART in
   stage 200 tests "pytest" python3 -m pytest -q -p no:cacheprovider $(grep -l '"no GPU"' tests/test_*.py)
   stage 240 checks "every credit method" $check methods
   wait
-  grep -hE 'step (1|20|40)/|accuracy' "$OUT/part-1-embedded.log" | cut -c 1-160
+  grep -hE '^ *(1|20|40)/|accuracy|AUC' "$OUT/part-1-embedded.log" | cut -c 1-160
   ;;
 2)
   stage 235 bench "bench --step --size $size" $bench --step --size $size --no-optimizer $step

@@ -3,12 +3,16 @@
 Run: pytest tests/test_report.py
 """
 
+import math
+from pathlib import Path
+
 import pytest
 import torch
 
 from credit.methods import Batch
 from grpo import Rollouts, Scored, group_advantages
 from harness import report
+from harness.resolve import parse_args
 from rewards import Verdict, grade_math
 from tasks import toy
 from tasks.problems import Task
@@ -67,26 +71,82 @@ def test_example_marks_the_line_of_the_first_error(step):
     assert report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, -1])) == []
 
 
-def test_the_step_line_holds_what_it_names(step):
-    """One plain line, nothing rounded to something else."""
-    *_, batch, weights = step
-    updates = {"clip_share": 0.012, "abs_log_ratio": 3e-7, "grad_norm": 0.456, "loss": 0.0, "skipped": 1}
-    metrics = {
-        "step": 3,
-        **report.step_metrics(batch, weights * batch.advantages[:, None]),
-        **updates,
-        "seconds": {"generate": 1.23},
-    }
-    line = report.step_line(metrics, 40)
-    for part in (
-        "step 3/40",
-        "reward 0.250",
-        "skipped 1",
-        "equal 0.50",
-        "clip 0.012",
-        "logratio 3e-07",
-        "gnorm 0.46",
-        "generate 1.2",
+METRICS = {
+    **dict(step=1, reward=0.43, solved=1.0, equal_groups=0.0625, length=64.2, truncated=0.0, infra_errors=0, skipped=0),
+    **dict(entropy=0.0361, weight_mean=0.264, weight_std=0.17, ess=0.75, sign_changes=0.0, grad_norm=0.0512),
+    "seconds": {"generate": 1.2, "train": 0.9},
+}
+
+
+def test_a_row_a_step_under_a_header_that_repeats():
+    """Numbers written out; what is rare has a row of its own where it is not 0, and so has the time that is left."""
+    table = report.StepTable(40)
+    assert table.row(METRICS).split("\n") == [
+        "",
+        " step reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step",
+        " 1/40  0.430    1.00       0.06      64    0.036  0.26±0.17  0.75  0.051     2.1",
+    ]
+    rare = dict(truncated=0.0078, infra_errors=1234, skipped=1, sign_changes=1.0)
+    assert table.row({**METRICS, **rare, "step": 2, "seconds": {"train": 5.9}}).split("\n")[1:] == [
+        "       trunc 0.0078  infra 1234  skipped 1  flip 1",
+        "about 3 minutes left",  # 38 of (2.1 + 5.9) / 2 seconds
+    ]
+    texts = [table.row({**METRICS, "step": step}) for step in range(3, 22)]
+    assert ["reward" in text for text in texts] == [False] * 18 + [True] and "left" not in "".join(texts)
+    resumed = report.StepTable(40)
+    assert "reward" in resumed.row({**METRICS, "step": 39}) and "\n" not in resumed.row({**METRICS, "step": 40})
+    short = {"embedded": {"mean": 0.5, "error": 0.125}}
+    assert resumed.row({**METRICS, "bench": short}).endswith("\n  on benchmarks: embedded 50.0 ± 12.5")
+
+
+@pytest.mark.parametrize("value", [math.nan, 9999.44, -12.345, 1e12])
+def test_no_number_widens_a_row(value):
+    """Of the widest run there may be: six digits of steps, 99,999 tokens, and any weight and gradient."""
+    wide = {**METRICS, "step": 123456, "length": 99999.4, "entropy": 12.3456, "seconds": {"train": 9999.4}}
+    wide |= {"reward": math.nan, "ess": math.nan, "weight_mean": value, "weight_std": value, "grad_norm": value}
+    _, header, row = report.StepTable(999_999).row(wide).split("\n")
+    assert len(header) == len(row) == report.WIDTH == 88
+    assert len(row.split()) == 10 and row.endswith(" 9999.4")
+
+
+def test_a_number_keeps_the_digits_that_fit():
+    """Never more columns than asked for."""
+    shown = {0.264: "0.26", 9.999: "10.0", 123.4: "123", 1234.4: "1234", 99999.0: "1e5", -0.264: "-0.3"}
+    assert {value: report.fitted(value, 4) for value in shown} == shown
+    lasting = {9: "9 seconds", 100: "2 minutes", 5000: "83 minutes", 7200: "2 hours"}
+    assert {seconds: report.duration(seconds) for seconds in lasting} == lasting
+
+
+def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsys):
+    """The plan wraps its notes and leaves the settings to config.json; the end compares, and names the next command."""
+    monkeypatch.chdir(tmp_path)
+    args = parse_args([])
+    folder = Path("runs/embedded-shear-1")
+    folder.mkdir(parents=True)
+    report.print_plan(args, folder, ["a note of many words " * 6])
+    before = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512), "localisation": None}
+    place = {"auc": 0.984, "auc_position": 0.855}
+    example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
+    after = {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512), "localisation": place, "example": example}
+    report.print_accuracy("before", before)
+    report.finish(args, folder, before, after, [METRICS | {"peak_gb": 10.0}], 12.0)
+    printed = capsys.readouterr().out
+    lines = printed.split("\n")
+    assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()
+    for line in (
+        "shear on the embedded task; everything goes to runs/embedded-shear-1/",
+        f"  40 steps x 16 prompts x 8 rollouts of up to {args.max_tokens} tokens; 4 update(s) a step",
+        "  settings: config.json; all metrics: metrics.jsonl",
+        "held-out accuracy before: greedy 34.4 ± 2.1%, sampled 37.9 ± -%",
+        "held out                           before         after",
+        "greedy accuracy, %             34.4 ± 2.1    89.3 ± 1.4",
+        "AUC to the true first error           nan         0.984",
+        "AUC of position alone                 nan         0.855",
+        *example,
+        "peak memory a GPU: 10.0 GB measured, 12.0 GB predicted",
     ):
-        assert part in line
-    assert "\n" not in line
+        assert line in lines
+    command, samples = lines[-3:-1]  # one command in two lines
+    assert command == "next: python -m studies.diagnose --html credit.html \\"
+    assert samples == "        --samples runs/embedded-shear-1/samples.jsonl"
+    assert "after" in report.rows(folder / "metrics.jsonl")[0] and (folder / "curve.png").exists()
