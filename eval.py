@@ -70,6 +70,7 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     sets = load_sets(args, models)
     protocol = Protocol(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)})
     check_samples(args, sets, protocol)
+    check_models(models, sets, protocol)
     folder = Path(args.out or "evals/" + "-".join([*models, *(args.bench or ())]).replace("/", "_")[:120])
     settings = {
         "protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype},
@@ -113,6 +114,14 @@ def check_samples(args: argparse.Namespace, sets: list[Loaded], protocol: Protoc
     for loaded in sets:
         if most > evaluation.samples_of(loaded, protocol) * len(args.seeds):
             raise BadInput(f"--pass-at {most}: {loaded.benchmark.name} has fewer samples; raise --samples")
+
+
+def check_models(models: dict[str, str], sets: list[Loaded], protocol: Protocol) -> None:
+    """Refuse a model that is not there or cannot be asked, before another one is evaluated; raises BadInput."""
+    for path in models.values():
+        tokenizer = prepare.load_tokenizer("--model", path)
+        for loaded in sets:
+            evaluation.as_task(loaded, protocol, Sampler(None, tokenizer, origin_of(path), {}))
 
 
 def load_sampler(args: argparse.Namespace, path: str, ranks: Ranks) -> Sampler:

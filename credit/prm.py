@@ -114,7 +114,7 @@ def encode(prm: RewardModel, question: str, steps: list[str]) -> list[int]:
 
     Raises BadInput if the ids hold more or fewer separators than there are steps.
     """
-    model, tokenizer = prm
+    _, tokenizer = prm
     turns = [
         {"role": "system", "content": INSTRUCTIONS["math"]},
         {"role": "user", "content": question},
@@ -125,7 +125,7 @@ def encode(prm: RewardModel, question: str, steps: list[str]) -> list[int]:
     count = ids.count(tokenizer.convert_tokens_to_ids(SEPARATOR))
     if count != len(steps):
         raise BadInput(
-            f"--prm {model.name_or_path}: its chat template and tokenizer make {count} separators of {len(steps)} "
+            f"--prm {tokenizer.name_or_path}: its chat template and tokenizer make {count} separators of {len(steps)} "
             f"steps; give a model like {EXAMPLE}"
         )
     return ids

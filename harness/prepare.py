@@ -5,19 +5,24 @@
     protocol_of(args)     -> how --eval-every asks its benchmarks
     sampling_of(args, ..) -> how rollouts are generated
 
-What is loaded is checked here, before a folder is made or a step is taken: that prompts and responses fit the
-model's context, that every rank has work, that the folder's weights are complete and its tokenizer its own, and
-that its logits are the head of its last hidden state, which `grpo.Policy` builds on.
+What is loaded is checked here, before a folder is made or a step is taken, and what is small before weights are read:
+that folders and files are there, that every rank has work, that the model is one that can be trained and sampled as
+asked, and that prompts and responses fit its context; then that its folder's weights are complete, and that its
+logits are the head of its last hidden state, which `grpo.Policy` builds on.
 """
 
 import argparse
+import functools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import huggingface_hub
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from credit import teacher
 from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
@@ -27,6 +32,7 @@ from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
 from harness.evaluation import Sampler
 from harness.flags import flag
+from harness.models import is_run
 from harness.parallel import Ranks
 from harness.protocol import Protocol
 from tasks import benchmarks, toy
@@ -56,31 +62,29 @@ def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
 
 
 def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
-    """`set_up` on one rank."""
-    compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
-    notes = [f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads each"]
+    """`set_up` on one rank: flags, then what tells a model without its weights, then problems, then weights."""
+    check_ranks(args, ranks)
     if args.model:
-        if ranks.main:
-            print(f"loading {args.model}", flush=True)
-        model, tokenizer = load_model(args.model, ranks.device)
+        model, tokenizer = load_outline(args.model)
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
-    model.eval()  # throughout: dropout would make sampler and trainer disagree
-    sampling_of(args, model)  # refuses what it cannot be
-    if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
-        notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
-    if not decode.attends_fully(model.config):
-        notes.append(f"rollouts are padded to the longest of each pass: {model.config.model_type} is not known to pack")
-    if args.method == "attention" and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
-        raise BadInput(f"--model {args.model}: its layers have no self_attn; choose another --method than attention")
-    check_ranks(args, ranks)
+    if args.prm:
+        check_reward_tokenizer(args.prm, load_tokenizer("--prm", args.prm))
+    compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
+    notes = [f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads each"]
+    notes += check_architecture(args, model.eval())
     task, about = make_task(args, tokenizer, evaluation.context_of(model))
     size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {evaluation.context_of(model)}"
     notes += [*about, f"model {args.model or 'made here'}: {type(model).__name__}, {size}"]
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
     sets = load_benchmarks(args, tokenizer)
     notes += [note for loaded in sets for note in loaded.notes]
+    if args.model:
+        if ranks.main:
+            print(f"loading {args.model}", flush=True)
+        model, _ = load_model(args.model, ranks.device)
     reward_model = load_reward_model(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
+    model.eval()  # throughout: dropout would make sampler and trainer disagree
     return Ready(task, model, tokenizer, notes, reward_model, sets)
 
 
@@ -92,6 +96,19 @@ def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
             raise BadInput(f"{few}; raise it, or start fewer ranks")
     if args.shard_over and ranks.world % args.shard_over:
         raise BadInput(f"--shard-over {args.shard_over}: does not divide {ranks.world} ranks; change it")
+
+
+def check_architecture(args: argparse.Namespace, model) -> list[str]:
+    """Notes on how a model, which may be without weights, can be run; raises BadInput where it cannot be as asked."""
+    sampling_of(args, model)  # refuses what it cannot be
+    if args.method == "attention" and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
+        raise BadInput(f"--model {args.model}: its layers have no self_attn; choose another --method than attention")
+    notes = []
+    if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
+        notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
+    if not decode.attends_fully(model.config):
+        notes.append(f"rollouts are padded to the longest of each pass: {model.config.model_type} is not known to pack")
+    return notes
 
 
 def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task, list[str]]:
@@ -134,20 +151,75 @@ def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
     return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
 
 
+@contextmanager
+def opened(option: str, name: str) -> Iterator[dict]:
+    """The options with which loaders read a folder or hub id; raises BadInput naming the `option` for what they raise.
+
+    Where the hub is out of reach they would ask it again and again, for half a minute a file.
+    """
+    remedy = f"give {option} a Hugging Face folder or hub id"
+    folder = Path(name)
+    is_local = folder.is_dir()
+    reason = ""
+    if is_run(folder):
+        reason = f"it is a run, its model is {folder / 'model'}"
+    elif is_local and not (folder / "config.json").exists():
+        reason = "it has no config.json"
+    elif not is_local and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # which no hub id has
+        reason = "no such folder"
+    if reason:
+        raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}")
+    try:
+        # No code of the folder's is trusted; if that were left open, a terminal would be asked.
+        yield dict(trust_remote_code=False, local_files_only=is_local or not hub_answers(name))
+    except torch.OutOfMemoryError:  # no fault of the folder's
+        raise
+    except Exception as error:  # loaders raise of every kind; the cause stays attached
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        if not is_local and isinstance(error, OSError):
+            reason = f"no such folder; {reason}"
+        raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}") from error
+
+
+@functools.cache
+def hub_answers(name: str) -> bool:
+    """Whether the hub can be asked for a model; it may know none of that name."""
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=5)
+    except huggingface_hub.errors.HfHubHTTPError:
+        return True
+    except Exception:  # of every kind: no name server, no route, no time, no wish to ask it
+        return False
+    return True
+
+
+def load_outline(name: str) -> tuple[torch.nn.Module, object]:
+    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load; raises BadInput."""
+    with opened("--model", name) as options:
+        config = AutoConfig.from_pretrained(name, **options)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return model, load_tokenizer("--model", name)
+
+
+def load_tokenizer(option: str, name: str):
+    """The tokenizer of a folder or hub id; raises BadInput naming the `option`."""
+    with opened(option, name) as options:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    if not tokenizer("1 + 1 =")["input_ids"]:
+        raise BadInput(f"{option} {name}: its tokenizer is missing; save it in the folder")
+    return tokenizer
+
+
 def load_folder(option: str, name: str, kind: type, dtype, device: torch.device) -> tuple[torch.nn.Module, object]:
     """A model of class `kind` on a device, and its tokenizer; raises BadInput naming the `option` for a broken folder.
 
     Weights go from their files to the device; the host holds no copy of them.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)  # else a terminal is asked
-        options = dict(dtype=dtype, device_map=device, output_loading_info=True, trust_remote_code=False)
+    tokenizer = load_tokenizer(option, name)
+    with opened(option, name) as options:
+        options.update(dtype=dtype, device_map=device, output_loading_info=True)
         model, loading = kind.from_pretrained(name, **options)
-    except torch.OutOfMemoryError:  # no fault of the folder's
-        raise
-    except Exception as error:  # loaders raise of every kind; the cause stays attached
-        reason = str(error).strip().split("\n")[0]
-        raise BadInput(f"{option} {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id") from error
     if loading["missing_keys"]:
         missing = sorted(loading["missing_keys"])[0]
         raise BadInput(f"{option} {name}: lacks weights ({missing} and perhaps others); give a complete folder")
@@ -160,8 +232,6 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
     """The policy, in the dtype in which it is stored, and its tokenizer; raises BadInput."""
     policy, tokenizer = load_folder("--model", name, AutoModelForCausalLM, "auto", device)
     ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"].to(device)
-    if not ids.numel():
-        raise BadInput(f"--model {name}: its tokenizer is missing; save it in the folder")
     with torch.no_grad():
         plain = policy(ids).logits
         ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
@@ -175,12 +245,17 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
     model, tokenizer = load_folder("--prm", name, ProcessRewardModel, dtype, device)
+    check_reward_tokenizer(name, tokenizer)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def check_reward_tokenizer(name: str, tokenizer) -> None:
+    """Refuse a process reward model's tokenizer that cannot tell steps; raises BadInput."""
     if tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"] != [tokenizer.get_vocab().get(SEPARATOR)]:
         raise BadInput(f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like {EXAMPLE}")
     if not tokenizer.chat_template:
         raise BadInput(f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}")
-    encode((model, tokenizer), "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
-    return model.eval().requires_grad_(False), tokenizer
+    encode((None, tokenizer), "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
 
 
 def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:

@@ -233,23 +233,23 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
 
 
 def test_no_hub_is_one_sentence(monkeypatch):
-    """It names the set, the cause and the remedy."""
+    """It names the set, the cause, and the flag that helps in this command."""
 
     def refuse(**options):
         raise OSError("no route")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    message = r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --data NAME=FILE"
+    message = r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --bench-data amc23=FILE"
     with pytest.raises(BadInput, match=message):
-        load_benchmark("amc23")
+        load_benchmark("amc23", flag="--bench-data")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("amc23", '{"question": "P"}', r"--data amc23=.*, row 1: needs \"answer\".*math-ai/amc23"),
+        ("amc23", '{"question": "P"}', r"--data amc23=.*, row 1: needs \"answer\".*found: question.*math-ai/amc23"),
         ("olympiadbench", '{"question": "P", "final_answer": []}', 'row 1: needs "final_answer"'),
-        ("humaneval", '{"prompt": "P"}', 'row 1: "tests"'),
+        ("humaneval", '{"prompt": "P"}', 'row 1: needs "prompt", "test".*found: prompt'),
         ("mbpp+", '{"prompt": "P", "test_list": ["assert f()"]}', 'row 1: needs "test"'),
         ("livecodebench", '{"contest_date": "2025-03-01"}', 'row 1: needs "question_content"'),
         ("aime24", json.dumps({**ROWS["aime24"], "url": "2023"}), "none of 1 rows"),
@@ -265,16 +265,23 @@ def test_bad_files_are_one_sentence(name, content, message, tmp_path):
 
 
 def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
-    """In the order asked for; the sentence lists those that there are."""
+    """In the order asked for; the sentence lists those that there are, and the nearest; every file must be there."""
 
     def load(names, data=()):
         return benchmarks.load_sets(names, data, "auto", make_embedded=lambda: "embedded")
 
-    monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, window: (name, *files))
-    assert load(["MATH", "aime24"], ["amc23=x"]) == [(name, *(["x"] * (name == "amc23"))) for name in tables.MATH]
+    monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, window, flag: (name, *files))
+    files = {"amc23": [__file__]}
+    assert load(["MATH", "aime24"], [f"amc23={__file__}"]) == [(name, *files.get(name, [])) for name in tables.MATH]
     assert load(["embedded"]) == ["embedded"]
     with pytest.raises(BadInput, match="--bench gsm8k: no such benchmark; give math, code, embedded, aime24"):
         load(["gsm8k"])
+    with pytest.raises(BadInput, match=r"--bench math50: no such benchmark; did you mean math500[?] give math, code"):
+        load(["math50"])
+    with pytest.raises(BadInput, match=r"--data math50=x: did you mean math500[?] give NAME=FILE"):
+        load(["math500"], ["math50=x"])
+    with pytest.raises(BadInput, match=r"--data math500=/no/file: cannot be read .no such file"):
+        load(["amc23", "math500"], ["math500=/no/file"])
     for text in ("amc23=x", "math500", "math500="):
         with pytest.raises(BadInput, match="give NAME=FILE"):
             load(["math500"], [text])

@@ -12,12 +12,13 @@ import pickle
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 
 import eval as evaluation
 import train
-from harness import checkpoint, report
+from harness import checkpoint, prepare, report
 from harness.command import guarded
 
 SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
@@ -99,6 +100,48 @@ def test_a_folder_whose_config_is_damaged_is_no_run(text, copied, capsys):
     (copied / "run" / "config.json").write_text(text)
     argv = ["--model", copied / "run", "--select", "best", *ASK, "--out", copied / "new"]
     says(evaluation, argv, "no run of train.py", copied, capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--model /no/model", "--model /no/model: cannot be loaded (no such folder)"),
+        ("--model RUN", "(it is a run, its model is RUN/model)"),
+        ("--data /no/file", "--data /no/file: cannot be read (no such file or folder)"),
+        ("--method prm --prm ./none", "--prm ./none: cannot be loaded (no such folder)"),
+        ("--method prm --prm QWEN", "--prm QWEN: <extra_0> is not one token"),
+        ("--eval-every 1 --bench math500 --bench-data math500=/no", "--bench-data math500=/no: cannot be read"),
+        ("--eval-every 1 --bench math500 --bench-data math500=RUN/metrics.jsonl", 'row 1: needs "problem"'),
+        ("--heldout 64", "2 of its 2 problems"),
+        ("--max-tokens 512", "context is 512"),
+        ("--template qwen-math --model TOY", "--template qwen-math: the tokenizer of TOY has no"),
+    ],
+)
+def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, capsys):
+    """What is small is looked at before the minutes that a large model takes to load."""
+    (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
+    places = {"RUN": str(run / "run"), "QWEN": str(qwen_folder), "TOY": taught}
+    for name, place in places.items():
+        flags, words = flags.replace(name, place), words.replace(name, place)
+    monkeypatch.setattr(prepare, "load_folder", lambda *parts: pytest.fail("weights are read"))
+    usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
+    usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
+    says(train, [*usual, *flags.split()], words, tmp_path, capsys)
+
+
+def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
+    """And what is on the disk is used; transformers would ask again and again, for half a minute a file."""
+    requests = []
+
+    def unreachable(self, name, timeout):
+        requests.append(name)
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    words = "--model no/hub: cannot be loaded (no such folder; We couldn't connect"
+    says(train, ["--model", "no/hub", "--out", tmp_path], words, tmp_path, capsys)
+    says(evaluation, ["--model", "no/hub", *ASK, "--out", tmp_path], words, tmp_path, capsys)
+    assert requests == ["no/hub"]
 
 
 @pytest.mark.parametrize("name", ["--resume", "--model", "--data", "--name"])
