@@ -28,6 +28,7 @@ from harness.flags import (
     share,
     temperature,
 )
+from harness.track import check_installed
 from tasks.rows import BadInput
 
 METHODS = "grpo shear first entropy hapo oar-g oar-p arca prm pure rlsd attention oracle position random".split()
@@ -197,3 +198,5 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
     if bool(args.eval_every) != bool(args.bench):
         raise BadInput(f"--eval-every {args.eval_every} needs --bench, and --bench needs --eval-every; give both")
+    if args.track:
+        check_installed(args.track)

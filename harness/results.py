@@ -94,9 +94,10 @@ def same_benchmarks(results: dict[str, dict]) -> bool:
 
 
 def print_tables(folder: Path, settings: dict, results: dict, differences: dict, paper: str | None) -> None:
-    """The protocol, a table a model, and several models side by side; `paper` names whose numbers stand beside."""
-    protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items())
-    print(f"{folder}/ | {protocol}")
+    """Protocol and data, a table a model, and several models side by side; `paper` names whose numbers stand beside."""
+    protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items() if value is not None)
+    shown = {name: about for name, about in settings["data"].items() if any(name in each for each in results.values())}
+    print("\n".join([f"{folder}/", protocol, "", *tables.data_table(shown)]))
     templates = set()
     for model, result in results.items():
         about = settings["models"].get(model, {})
@@ -106,11 +107,11 @@ def print_tables(folder: Path, settings: dict, results: dict, differences: dict,
             if set(result) != {"embedded"}:
                 heading += f" (template {about['template']})"
         backbone = paper or tables.backbone_of(about.get("origin", model))
-        print("\n".join(["", heading, *tables.table(result, settings["data"], backbone)]))
+        print("\n".join([heading, "", *tables.table(result, settings["data"], backbone)]))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")
     if differences and same_benchmarks(results):
-        print("\n".join(["", "side by side", *tables.side_by_side(results, differences)]))
+        print("\n".join(["side by side", "", *tables.side_by_side(results, differences)]))
 
 
 def select(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
@@ -120,7 +121,7 @@ def select(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
     left out; so is a run of none but such.
     """
     chosen, best_results = {}, []
-    print("\nbenchmark average of each run: its last checkpoint's, and the best, which is SELECTED ON THE TEST SETS")
+    print("benchmark average of each run at its last checkpoint, and at the best, SELECTED ON THE TEST SETS")
     for run, checkpoints in runs.items():
         averages = {name: tables.average(results)[0] for name, results in checkpoints.items()}
         graded = {name: average for name, average in averages.items() if not math.isnan(average)}
@@ -130,9 +131,9 @@ def select(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
         last, best = list(graded)[-1], max(graded, key=graded.get)
         best_results.append(checkpoints[best])
         chosen[run] = {"last": last, "last_average": graded[last], "best": best, "best_average": graded[best]}
-        both = f"last {tables.percent(graded[last])} ({last}); best {tables.percent(graded[best])} ({best})"
+        both = [f"{tables.percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)]
         without = f" ({len(averages) - len(graded)} without an average)" if len(graded) < len(averages) else ""
-        print(f"  {run}: {both}, of {len(averages)}{without}")
+        print(f"  {run}: last {both[0]}; best {both[1]}, of {len(averages)}{without}")
     if len(chosen) > 1:
         last = tables.mean_and_std([choice["last_average"] for choice in chosen.values()])
         print(f"  last, mean ± standard deviation of {len(chosen)} runs: {last}")
@@ -158,7 +159,7 @@ def show_runs(args: argparse.Namespace) -> None:
             for benchmark, result in row["bench"].items():
                 line[benchmark] = tables.percent(result["mean"], result["error"])
             lines.append({**line, "average": tables.percent(mean, error)})
-        print("\n".join(["", name, *tables.markdown(lines)]))
+        print("\n".join([name, "", *tables.fitted(lines)]))
     select(runs, args.paper or tables.backbone_of(origin_of(str(Path(args.runs[0]) / "model"))))
 
 

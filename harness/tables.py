@@ -2,7 +2,7 @@
 
     summarise(rows) -> means, errors and shares of one model on one benchmark
     compare(rows, others) -> the difference of two models, paired by problem
-    table(...), side_by_side(...) -> lines to print
+    table(...), side_by_side(...) -> lines to print, Markdown of at most WIDTH columns
 
 A generation is a row with "problem", "seed", "score" (1, 0, or None where it could not be graded) and "reason".
 
@@ -13,7 +13,7 @@ would make it too small, by up to the root of k. It measures which problems were
 **Several seeds** give the mean and the standard deviation (ddof 1) of the seeds' own avg@k besides.
 
 Samples that could not be graded are in no mean; they are counted (`infra`). The numbers in PAPER are the paper's,
-Tables 1 and 2, and are printed in columns that say so.
+Tables 1 and 2, and are marked † where they are printed.
 
 Left out: bootstrap, corrections for many comparisons.
 """
@@ -76,6 +76,7 @@ PAPER = {
     },
 }
 SURE = 1.96  # standard errors from which a difference is marked
+WIDTH = 100  # columns of a terminal that a table may take
 
 
 def by_problem(rows: list[dict]) -> dict[str, list[float]]:
@@ -200,45 +201,76 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
     return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
 
 
+def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
+    """A table and its legend. Columns beyond WIDTH go into further tables, which repeat the first one."""
+    first, *others = rows[0]
+    parts = [[first]]
+    for name in others:
+        wider = [{column: row[column] for column in (*parts[-1], name)} for row in rows]
+        if len(markdown(wider)[0]) > WIDTH and len(parts[-1]) > 1:
+            parts.append([first])
+        parts[-1].append(name)
+    lines = []
+    for part in parts:
+        lines += markdown([{column: row[column] for column in part} for row in rows])
+        lines.append("")  # or what follows would be a row
+    return [*lines, *legend, ""] if legend else lines
+
+
+def data_table(data: dict[str, dict]) -> list[str]:
+    """What each benchmark is."""
+    rows = []
+    for name, about in data.items():
+        row = {"benchmark": name, "problems": str(about["problems"]), "revision": about["revision"]}
+        if any(other["window"] for other in data.values()):
+            row["window"] = about["window"] or ""
+        rows.append(row)
+    return fitted(rows)
+
+
 def table(results: dict[str, dict], data: dict[str, dict], backbone: str | None) -> list[str]:
     """One model: a line a benchmark. `data` says what each set is; `backbone` asks for the paper's columns."""
     passes = sorted({name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)})
     has_seeds = any("seed_std" in result for result in results.values())
+    has_infra = any(result["infra_errors"] for result in results.values())
     paper = {method: PAPER[backbone][method] for method in ("GRPO", "SHEAR")} if backbone else {}
     rows = []
     for name, result in results.items():
-        about = data[name]
-        row = {"benchmark": name, "avg": f"@{about['k']}", "percent ± SE": percent(result["mean"], result["error"])}
+        mean = percent(result["mean"], result["error"])
+        row = {"benchmark": name, "avg": f"@{data[name]['k']}", "percent ± SE": mean}
         if has_seeds:
-            row["seeds: mean ± std"] = percent(result.get("seed_mean", math.nan), result.get("seed_std"))
+            row["seeds ± std"] = percent(result.get("seed_mean", math.nan), result.get("seed_std"))
+        for method, printed in paper.items():
+            row[f"{method} †"] = str(printed[name][0]) if name in printed else "-"
         for k in passes:
             row[k] = percent(result[k], result[f"{k} error"]) if k in result else "-"
-        row |= {
-            "problems": str(result["problems"]),
-            "samples": str(result["samples"]),
-            "right": f"{result['right']:.0f}",
-            "truncated": percent(result["truncated"]) + "%",
-            "no-answer": percent(result["no_answer"]) + "%",
-            "infra": str(result["infra_errors"]),
-            "revision": about["revision"],
-            "window": about["window"] or "-",
-        }
-        for method, printed in paper.items():
-            row[f"paper's {method}, {backbone}"] = str(printed[name][0]) if name in printed else "-"
+        row["right"] = f"{result['right']:.0f} of {result['samples']}"
+        row["truncated"] = percent(result["truncated"]) + "%"
+        row["no-answer"] = percent(result["no_answer"]) + "%"
+        if has_infra:
+            row["infra"] = str(result["infra_errors"])
         rows.append(row)
     if len(results) > 1:
         last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
         for method, printed in paper.items():
             theirs = [printed.get(name, (math.nan,))[0] for name in results]
-            last[f"paper's {method}, {backbone}"] = percent(float(np.mean(theirs)) / 100)
+            last[f"{method} †"] = percent(float(np.mean(theirs)) / 100)
         rows.append(last)
-    return markdown(rows)
+    legend = [papers_mark(backbone)] if backbone else []
+    if has_infra:
+        legend.append("infra: samples that could not be graded, which are in no mean")
+    return fitted(rows, *legend)
+
+
+def papers_mark(backbone: str) -> str:
+    """The legend of †."""
+    return f"†: the paper's, {backbone}"
 
 
 def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
     """As the paper's Table 1: mean ± standard deviation over runs, each at its best checkpoint; the paper's below."""
     names = list(best[0])
-    row = {"": f"{len(best)} runs, best checkpoints"}
+    row = {"": f"{len(best)} runs, best"}
     for name in names:
         row[name] = mean_and_std([results[name]["mean"] for results in best])
     row["average"] = mean_and_std([average(results)[0] for results in best])
@@ -247,8 +279,11 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
     for method, printed in PAPER.get(backbone or "", {}).items():
         cells = {name: printed.get(name) for name in names} | {"average": printed.get(suite)}
         row = {name: percent(cell[0] / 100, cell[1] / 100) if cell else "-" for name, cell in cells.items()}
-        rows.append({"": f"paper's {method}", **row})
-    return markdown(rows)
+        rows.append({"": f"{method} †", **row})
+    for row in rows:
+        for name in row:  # narrower, so that six columns fit into WIDTH
+            row[name] = row[name].replace(" ± ", "±")
+    return fitted(rows, *([papers_mark(backbone)] if backbone in PAPER else []))
 
 
 def mean_and_std(values: list[float]) -> str:
@@ -257,23 +292,39 @@ def mean_and_std(values: list[float]) -> str:
 
 
 def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]) -> list[str]:
-    """Several models: their means, and how each differs from the first; * from SURE standard errors on."""
-    first = next(iter(models))
-    rows = []
+    """Several models: their means, and how each differs from the first."""
+    first, *others = models
+    names = dict(zip(models, short_names(list(models)), strict=True))
+    gains = {model: "gain" if len(others) == 1 else f"gain {number}" for number, model in enumerate(others, 1)}
+    rows, marked = [], False
     for name in models[first]:
         row = {"benchmark": name}
         for model, results in models.items():
-            row[model] = percent(results[name]["mean"], results[name]["error"])
-        for model, gaps in differences.items():
-            gap, error = gaps[name]["difference"], gaps[name]["error"]
-            sure = abs(gap) > SURE * error  # False for NaN
-            row[f"{model} - {first}"] = percent(gap, error) + (" *" if sure else "")
+            row[names[model]] = percent(results[name]["mean"], results[name]["error"])
+        for model, gain in gains.items():
+            difference, error = differences[model][name]["difference"], differences[model][name]["error"]
+            sure = abs(difference) > SURE * error  # False for NaN
+            marked = marked or sure
+            row[gain] = percent(difference, error) + " *" * sure
         rows.append(row)
     if len(rows) > 1:
         row = {"benchmark": "average"}
         for model, results in models.items():
-            row[model] = percent(*average(results))
-        for model in differences:
-            row[f"{model} - {first}"] = percent(average(models[model])[0] - average(models[first])[0])
+            row[names[model]] = percent(*average(results))
+        for model, gain in gains.items():
+            row[gain] = percent(average(models[model])[0] - average(models[first])[0])
         rows.append(row)
-    return markdown(rows)
+    legend = [f"{gain}: {names[model]} minus {names[first]}, paired by problem" for model, gain in gains.items()]
+    if marked:
+        legend.append(f"`*`: a gain of more than {SURE} standard errors")
+    return fitted(rows, *legend)
+
+
+def short_names(names: list[str]) -> list[str]:
+    """Paths without the folders that all of them begin or end with, as long as a part of each is left."""
+    paths = [name.split("/") for name in names]
+    for place in (0, -1):
+        while min(map(len, paths)) > 1 and len({path[place] for path in paths}) == 1:
+            for path in paths:
+                path.pop(place)
+    return ["/".join(path) for path in paths]

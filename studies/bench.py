@@ -151,9 +151,12 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, argparse.Namespace]]:
     """This command's flags, and the configuration of a run of each method; raises BadInput."""
-    about = "Measure a step of training. Flags of train.py that are not fixed here can be added."
-    options = dict(formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False)
-    parser = Parser(prog="python -m studies.bench", description=about, **options)
+    about = (
+        "Measure a step of training, SHEAR beside GRPO. --size tiny --tokens 32 --problems 4 --group 4 takes seconds "
+        "on two CPU cores; the other sizes are for a GPU, where a step may take minutes."
+    )
+    epilog = "Flags of train.py that are not fixed here can be added."
+    parser = Parser(prog="python -m studies.bench --step", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
     add("--step", action="store_true", help="the table of a full training step, SHEAR beside GRPO")
     add("--size", choices=tuple(SIZES), default="7b", help="architecture, with random weights")

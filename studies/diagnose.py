@@ -41,7 +41,15 @@ from harness.checkpoint import write_whole
 from harness.command import GOES_ON, guarded
 from harness.flags import Parser, natural, positive_int, refuse_other_settings
 from harness.parallel import Ranks
-from harness.prepare import load_model, load_reward_model, own_prm, set_up, warm_up
+from harness.prepare import (
+    check_reward_tokenizer,
+    load_model,
+    load_reward_model,
+    load_tokenizer,
+    own_prm,
+    set_up,
+    warm_up,
+)
 from harness.resolve import parse_args, renamed
 from shear import span_bounds, two_sides
 from studies import figures, page
@@ -78,22 +86,24 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
     """This command's flags, and train.py's; raises BadInput."""
-    about = "What the distance sees; the paper's figures."
+    about = (
+        "What the distance sees: the paper's figures on your rollouts. The embedded task takes four to five minutes "
+        "on two CPU cores, --samples alone seconds."
+    )
     epilog = "Flags of train.py can be added."
     parser = Parser(prog="python -m studies.diagnose", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
-    add(
-        "--groups",
-        type=positive_int,
-        default=16,
-        help="problems that are sampled, or groups of --rollouts that are read",
-    )
+    groups = "problems that are sampled, or groups of --rollouts that are read"
+    add("--groups", type=positive_int, default=16, help=groups)
     add("--continuations", type=natural, help="of each prefix; if not given: 16, and 0 with --rollouts; 0: none")
-    add("--rollouts", type=Path, help='JSON lines with "problem", "solution", "label"; "answer" for --continuations')
+    lines = 'JSON lines with "problem", "solution", "label"; "answer" for --continuations'
+    add("--rollouts", type=Path, metavar="FILE", help=lines)
     add("--prm", help="process reward model, to compare prm and pure, too; embedded: if not given, a tiny one is made")
-    add("--out", type=Path, default=Path("runs/diagnose"), help="folder of the groups, the numbers and the figures")
-    add("--html", type=Path, help="a page to write, its tokens shaded by weight")
-    add("--samples", type=Path, help="samples.jsonl of a training run: the --html page of that, and nothing else")
+    out = Path("runs/diagnose")
+    add("--out", type=Path, metavar="DIR", default=out, help="folder of the groups, the numbers and the figures")
+    add("--html", type=Path, metavar="FILE", help="a page to write, its tokens shaded by weight")
+    samples = "samples.jsonl of a training run: the --html page of that, and nothing else"
+    add("--samples", type=Path, metavar="FILE", help=samples)
     flags, rest = parser.parse_with_others(argv, REFUSED, "diagnose trains nothing and compares all methods")
     if flags.continuations is None:
         flags.continuations = 0 if flags.rollouts else 16
@@ -184,7 +194,8 @@ def prepare_all(
     """
     ranks = Ranks(0, 1, torch.device(args.device))
     dtype = getattr(torch, args.dtype)
-    reward_model = load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
+    if flags.prm:
+        check_reward_tokenizer(flags.prm, load_tokenizer("--prm", flags.prm))
     own_model = args.task == "embedded" and not args.model
     is_warm = (flags.out / "start").exists()
     if flags.rollouts:
@@ -199,6 +210,7 @@ def prepare_all(
         task, model, tokenizer = ready.task, ready.model, ready.tokenizer
         sources = task.heldout[: flags.groups]
         print("\n".join(f"  {note}" for note in ready.notes), flush=True)
+    reward_model = load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
     write_whole(flags.out / "config.json", json.dumps(decided(flags, args), indent=1) + "\n")
     if own_model and not is_warm:
         warm_up(model, tokenizer, task, args, flags.out, ranks)
@@ -294,31 +306,41 @@ def page_rows(group: Group, batch: Batch, distances: list[list[float]], args, ta
 
 def summary(args: argparse.Namespace, results: dict) -> list[str]:
     """Our numbers beside the paper's, and what of them cannot be compared."""
-    body = [["groups with right and wrong rollouts", shown(results["fig_10"]["mixed"]), shown(PAPER["mixed"])]]
+    body = [["Fig. 10 groups with right and wrong rollouts", shown(results["fig_10"]["mixed"]), shown(PAPER["mixed"])]]
     if "spans" in results:
         body += prefix_lines(results)
-    for name, place in results.get("methods", {}).items():
-        aucs = shown(place["auc"], place["auc_step"])
-        body.append([f"{name}: AUC of weights from the first error on / wrong step alone", aucs, "-"])
-    if "methods" in results:
-        body.append(["position alone: the first of these", shown(results["methods"]["grpo"]["auc_position"]), "-"])
-        for pooling, curve in results["pooling"].items():
-            half = f"half of the rise at this token, {pooling} pooling (wrong step's last: 0)"
-            body.append([half, str(curve["half_risen"]), "-"])
-    lines = tables.markdown([{"": what, "here": ours, "paper": theirs} for what, ours, theirs in body])
-    lines += [f"left out: {reason}" for reason in results["left_out"]]
-    lines.append("The paper's are of MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25.")
+    legend = ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
+    if "spans" in results:
+        legend.append("Spearman: of continuation success and distance")
+    if any("-" in ours.split() for _, ours, _ in body):
+        legend.append("-: too few prefixes, or all of them alike")
     if "fig_1a" in results and args.task == "embedded":
-        lines.append(
-            "Fig. 1(a) is not comparable: responses are all of one length, and continuations come from the policy that "
-            "sampled, so mean success hardly moves with position."
-        )
-    return lines
+        legend.append("Fig. 1(a) is not comparable: responses are all of one length, and continuations come from")
+        legend.append("the policy that sampled, so mean success hardly moves with position.")
+    lines = tables.fitted([{"": what, "here": ours, "paper": theirs} for what, ours, theirs in body], *legend)
+    if "methods" in results:
+        lines += truth_lines(results["methods"], results["pooling"])
+    return lines + [f"left out: {reason}" for reason in results["left_out"]]
+
+
+def truth_lines(methods: dict[str, dict], poolings: dict[str, dict]) -> list[str]:
+    """Credit against the true first error."""
+    rows = []
+    after, alone = "AUC, from the error on", "AUC, wrong step alone"
+    for name, place in methods.items():
+        rows.append({"weights": name, after: shown(place["auc"]), alone: shown(place["auc_step"])})
+    rows.append({"weights": "position alone", after: shown(methods["grpo"]["auc_position"]), alone: ""})
+    legend = ["AUC: the chance that one of these tokens has a larger weight than one of the others"]
+    for pooling, curve in poolings.items():
+        if curve["half_risen"] is not None:
+            half = f"{pooling} pooling: half of the weights' rise is done at token {curve['half_risen']}"
+            legend.append(f"{half}, where 0 is the wrong step's last")
+    return tables.fitted(rows, *legend)
 
 
 def prefix_lines(results: dict) -> list[list[str]]:
     """The part of the table that needs continuations."""
-    position, local, depths = results["fig_1a"], results["fig_1b"], {"all positions": results["fig_3"]}
+    position, local, depths = results["fig_1a"], results["fig_1b"], {"Fig. 3 all positions": results["fig_3"]}
     large = local["at_least_quarter"]
     p = "-" if local["p"] is None else f"{local['p']:.0e}"
     aucs = [auc for auc in results["fig_3"]["auc"] if auc is not None] or [None]
@@ -326,14 +348,14 @@ def prefix_lines(results: dict) -> list[list[str]]:
     body = [
         ["Fig. 1(a) success and distance by position: Spearman", shown(position["spearman"]), shown(PAPER["position"])],
         [f"Fig. 1(b) {local['n']} local changes, p {p}: Spearman", shown(local["spearman"]), shown(PAPER["changes"])],
-        [f"  the same of {large['n']} changes of 1/4 and more", shown(large["spearman"]), "-"],
+        [f"  the same of {large['n']} changes of 1/4 and more", shown(large["spearman"]), ""],
         ["Fig. 3 AUC of success in the nearest / farthest bin", near_far[0], near_far[1]],
     ]
     for numbers in results["fig_9"]["bins"]:
-        depths[f"tokens {numbers['from']}-{numbers['to']}"] = numbers
+        depths[f"Fig. 9 tokens {numbers['from']}-{numbers['to']}"] = numbers
     for name, numbers in depths.items():
         rhos = shown(numbers["within_right"]["spearman"], numbers["within_wrong"]["spearman"])
-        body.append([f"success and distance in right / wrong rollouts, {name}: Spearman", rhos, "-"])
+        body.append([f"{name}, right / wrong rollouts: Spearman", rhos, ""])
     return body
 
 

@@ -148,6 +148,21 @@ def test_models_are_compared_problem_by_problem():
     assert gap["difference"] == pytest.approx(2 / 3) and gap["error"] == pytest.approx(1 / 3)
 
 
+def test_tables_side_by_side_fit_the_terminal_and_explain_their_marks():
+    """Folders that all models share are left out, columns that do not fit follow below, and only a sure gain has *."""
+    models = {f"runs/{name}/model": {"amc23": {"mean": 0.5, "error": 0.01}} for name in ("a" * 35, "b" * 35, "c")}
+    gaps = {name: {"amc23": {"difference": 0.1, "error": 0.06}} for name in list(models)[1:]}
+    lines = tables.side_by_side(models, gaps)
+    assert max(len(line) for line in lines if line.startswith("|")) <= tables.WIDTH
+    assert sum(line.startswith("| benchmark |") for line in lines) == 2
+    assert f"gain 2: c minus {'a' * 35}, paired by problem" in lines and "*" not in "".join(lines)
+    gaps["runs/c/model"]["amc23"]["error"] = 0.05
+    lines = tables.side_by_side(models, gaps)
+    assert any("| 10.0 ± 5.0 *" in line for line in lines) and any(line.startswith("`*`: a gain") for line in lines)
+    assert tables.short_names(["x/run/model", "y/run/model"]) == ["x", "y"]
+    assert tables.short_names(["runs/A", "runs/A/start"]) == ["A", "A/start"]
+
+
 def test_the_average_weighs_benchmarks_equally():
     """As the paper's: 500 problems count as much as 30."""
     pair = {"x": {"mean": 0.2, "error": 0.03}, "y": {"mean": 0.6, "error": 0.04}}

@@ -330,6 +330,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     ends = [each for group in groups if group.mixed for each in group.ends]
     assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
     assert "-0.96" in printed and "left out: arca" in printed and "not comparable" in printed
+    assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 100
     assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
     assert set(results["pooling"]) == {"max", "mean"} and "as given" in results["settings"]
     assert set(results["methods"]) == set(METHODS) - {"arca"}
