@@ -33,6 +33,7 @@ answer(__name__, parse)  # --help and mistakes in the flags end here: what follo
 
 import numpy as np
 import torch
+from huggingface_hub.utils import enable_progress_bars
 from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import logging
@@ -48,66 +49,100 @@ from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
 from harness.resolve import parse_args
-from harness.run import Run, check_policy, due, prepared, restore, save, seed_of, skip
+from harness.run import (
+    Run,
+    check_policy,
+    due,
+    failed_phase,
+    interruptible,
+    prepared,
+    reload,
+    restore,
+    save,
+    seed_of,
+    skip,
+    way_on,
+)
 from harness.tables import mean_and_error
 from rewards import Verdict, scores_of
 from tasks.benchmarks import Loaded
+from tasks.problems import BadInput
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after Ctrl-C."""
-    if not (os.environ.get("RANK", "0") == "0" and sys.stderr.isatty()):
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
+    if os.environ.get("RANK", "0") == "0" and sys.stderr.isatty():
+        enable_progress_bars()  # of downloads alone, which may take an hour
 
     def work() -> int:
         args = parse_args(argv)
         return ranked(args, __file__, argv, lambda ranks: train(args, ranks), grouped=args.dtype != "float32")
 
-    interrupted = "interrupted: no complete model; --resume goes on if there is a checkpoint"
-    return guarded(
-        work, interrupted=interrupted, memory="lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs"
-    )
+    remedy = "lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs"
+    return guarded(work, interrupted="interrupted before the run began", memory=remedy)
 
 
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
-    """A run, from its plan to its last evaluation."""
-    with prepared(args, ranks) as (run, sets, predicted_gb):
-        return loop(run, sets, predicted_gb)
+    """A run, from its plan to its last evaluation; returns the exit status."""
+    try:
+        with prepared(args, ranks) as (run, sets, predicted_gb):
+            return loop(run, sets, predicted_gb)
+    except KeyboardInterrupt:
+        if ranks.main:
+            print(way_on(args), file=sys.stderr)
+        return 130
+    except Exception as error:
+        if args.smoke and ranks.main and not isinstance(error, BadInput):
+            print(f"smoke test failed: {failed_phase(error)}", file=sys.stderr)
+        raise
 
 
 def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
-    """Evaluation, the steps, evaluation; returns the exit status."""
+    """Evaluation, the steps, evaluation; returns the exit status. After Ctrl-C the last whole step is saved."""
     args, ranks, folder = run.args, run.ranks, run.folder
     before, history = restore(run) if args.resume else begin(run)
     table = report.StepTable(args.steps)
-    after, status = None, 0
+    after = None
+    done = dict(initial=len(history), total=args.steps)
     try:
-        for step in tqdm(range(len(history), args.steps), desc="steps", leave=False, disable=None):
-            metrics, samples = train_step(run, step)
-            check_policy(run, step)
-            if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
-                metrics["bench"] = on_benchmarks(run, sets, step + 1)
-            history.append(metrics)
-            if ranks.main:
-                report.append(folder / "metrics.jsonl", [metrics])
-                report.append(folder / "samples.jsonl", samples)
-                tqdm.write(table.row(metrics))
-            if due(run, step + 1):
-                save(run, step + 1)
-        after = evaluate(run, args.steps)
+        with interruptible(run):
+            for step in tqdm(range(len(history), args.steps), desc="steps", leave=False, disable=None, **done):
+                metrics, samples = train_step(run, step)
+                check_policy(run, step)
+                if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
+                    metrics["bench"] = on_benchmarks(run, sets, step + 1)
+                history.append(metrics)
+                if ranks.main:
+                    report.append(folder / "metrics.jsonl", [metrics])
+                    report.append(folder / "samples.jsonl", samples)
+                    tqdm.write(table.row(metrics))
+                if due(run, step + 1):
+                    save(run, step + 1)
+                run.updating = False
+                if any(parallel.gather(run.interrupted, ranks)):  # all ranks end after the same step
+                    break
+            else:
+                after = evaluate(run, args.steps)
     except KeyboardInterrupt:
-        if ranks.world > 1:  # the others may be anywhere: no step can be ended together
+        if ranks.world > 1 or run.updating or not history:  # there is no whole step that could be saved
             raise
-        print(f"interrupted after {len(history)} of {args.steps} steps", file=sys.stderr)
-        status = 130
+    if not after and run.saved < len(history):
+        save(run, len(history))
     if ranks.main:
         report.finish(args, folder, before, after, history, predicted_gb)
         with whole_folder(folder / "model") as draft:
             lora.save(run.sampler, run.tokenizer, draft)
         print(f"saved to {folder}/")
-    return status
+    if after and args.smoke:
+        reload(run)
+        print("smoke test passed: sample, grade, credit, update, checkpoint, reload" * ranks.main)
+    elif not after and ranks.main:
+        print(way_on(args), file=sys.stderr)
+    parallel.gather(None, ranks)  # the first rank that ends with 130 would end the others
+    return 0 if after else 130
 
 
 def begin(run: Run) -> tuple[dict, list[dict]]:
@@ -130,6 +165,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     clock = report.Clock(run.ranks.device)
     problems = run.task.draw(step, args.prompts_per_step, args.seed)  # on every rank the same
     batch, token_advantages, verdicts = sample_and_credit(run, problems, clock, step, drawn=args.smoke)
+    run.updating = True
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")

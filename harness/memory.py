@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from credit import lora
 from credit.methods import BLOCK_TOKENS, USES_HIDDEN
@@ -161,14 +161,6 @@ def size_gb(device: torch.device) -> float:
     return torch.cuda.mem_get_info(device)[1] / 1e9 if device.type == "cuda" else math.inf
 
 
-def config_of(name: str):
-    """The config of a model on this disk; None where it is not, or unknown: loading will say what is wrong with it."""
-    try:
-        return AutoConfig.from_pretrained(name, local_files_only=True, trust_remote_code=False)
-    except Exception:  # loaders raise of every kind
-        return None
-
-
 def check(config, args: argparse.Namespace, ranks: Ranks) -> None:
     """Refuse what can never fit, whatever is sampled at a time; raises BadInput.
 
@@ -180,7 +172,7 @@ def check(config, args: argparse.Namespace, ranks: Ranks) -> None:
     if size > free:
         reason = f"a checkpoint takes {size:.3g} GB, and {free:.3g} GB of the disk are free"
         raise BadInput(f"--out {args.out}: {reason}; choose another, or free space")
-    if getattr(args, "force", False):
+    if args.force:
         return
     on_gpu = ranks.device.type == "cuda"
     if not on_gpu and counts.total > CPU_PARAMETERS:
@@ -192,9 +184,9 @@ def check(config, args: argparse.Namespace, ranks: Ranks) -> None:
     need = gb["weights"] + gb["moments"] + gb["gradients"] + gb["copy"]
     if need > room:
         reason = f"weights, moments, gradients and the sampling copy take {need:.1f} GB"
-        has = f"a GPU has {room:.1f} GB" if on_gpu else f"the machine has {room:.1f} GB for each rank"
+        reason += f", and there are {room:.1f} GB a {'GPU' if on_gpu else 'rank'}"
         remedy = smallest_change(config, args, ranks, room)
-        raise BadInput(f"--model {args.model}: {reason}, {has}; {remedy}, or go on with --force")
+        raise BadInput(f"--model {args.model}: {reason}; {remedy}, or go on with --force")
 
 
 def smallest_change(config, args: argparse.Namespace, ranks: Ranks, room: float) -> str:

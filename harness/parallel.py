@@ -67,9 +67,9 @@ class Ranks:
 def launch(count: int, script: str, argv: Sequence[str]) -> int:
     """`python script argv` in `count` processes, as torchrun would start them; returns the exit status.
 
-    The first that fails ends the others; its status is returned. Ctrl-C reaches all of them.
+    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the failing rank says what is wrong
+    logging.disable(logging.CRITICAL)  # of torch's launcher: the ranks say what is wrong
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     config = LaunchConfig(
         min_nodes=1,
@@ -80,6 +80,7 @@ def launch(count: int, script: str, argv: Sequence[str]) -> int:
         local_addr="localhost",
         run_id=f"{os.getpid()}",
         max_restarts=0,
+        shutdown_timeout=24 * 3600,  # seconds from Ctrl-C until ranks are killed: they may have a step to finish
     )
     try:
         elastic_launch(config, sys.executable)("-u", script, *argv)
@@ -234,6 +235,11 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
         fully_shard(layer.float(), **options)
     fully_shard(policy.float(), **options)
     return policy, sampler
+
+
+def local(value: Tensor) -> Tensor:
+    """This rank's part of a tensor that may be sharded."""
+    return value.to_local() if hasattr(value, "to_local") else value
 
 
 def full(value: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from harness import checkpoint, memory, parallel, report
 from harness.checkpoint import CheckpointError
 from harness.command import RunFailed
 from harness.parallel import Ranks
-from harness.prepare import own_prm, set_up, warm_up
+from harness.prepare import load_outline, own_prm, set_up, warm_up
 from harness.recipe import SAVE_SHARE, SAVE_STEPS
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
@@ -71,16 +71,19 @@ class Run:
 def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list[Loaded], float]]:
     """The run, the sets of --bench, and the predicted memory of a GPU in GB; everything goes to the run's folder."""
     with parallel.together(ranks):
-        config = check_place(args, ranks)
+        check_out(args.out)
+        if args.model:
+            memory.check(load_outline(args.model)[0].config, args, ranks)
     task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
-    if not config:
-        with parallel.together(ranks):
-            memory.check(model.config, args, ranks)
     room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
     digest = digest_of(task.train + task.heldout)
+    if args.smoke:
+        notes.append("smoke test: rewards in training are drawn, whatever a response says")
+    if args.smoke and not args.name:
+        clear_smoke(args, ranks)
     folder = report.make_folder(args, ranks)
-    with report.locked(folder, ranks, "--resume"):
+    with report.locked(folder, ranks, "--resume"), removed_if_empty(args, folder, ranks):
         if args.resume:
             check_problems(args, folder, digest)
         elif ranks.main:
@@ -96,6 +99,86 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
         if args.lora_rank:
             lora.add(model, args.lora_rank, args.seed)
         yield assemble(args, ranks, task, model, tokenizer, folder, reward_model), sets, predicted["total"]
+
+
+def check_out(out: str) -> None:
+    """Refuse a folder in which no run can be made, before anything is loaded; raises BadInput."""
+    place = Path(out)
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        reason = f"cannot be made ({place} is {'not writable' if place.is_dir() else 'no folder'})"
+        raise BadInput(f"--out {out}: {reason}; choose another")
+
+
+def clear_smoke(args: argparse.Namespace, ranks: Ranks) -> None:
+    """A smoke test takes no run's name: its folder is `smoke`, without what the last one left; raises BadInput."""
+    args.name = "smoke"
+    folder = Path(args.out) / args.name
+    if not parallel.from_main(folder.exists(), ranks):
+        return
+    with report.locked(folder, ranks, "--out"), parallel.together(ranks):
+        if ranks.main:
+            if not report.settings_in(folder / "config.json").get("smoke"):
+                raise BadInput(f"--smoke: {folder} is the folder of another run; give a --name")
+            shutil.rmtree(folder)
+
+
+@contextmanager
+def removed_if_empty(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
+    """After Ctrl-C inside, the folder goes if this run made it and it has no step's rows: its name is free again."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if ranks.main and not args.resume and not (folder / "samples.jsonl").exists():
+            shutil.rmtree(folder)
+        raise
+
+
+@contextmanager
+def interruptible(run: Run) -> Iterator[None]:
+    """Ctrl-C inside raises KeyboardInterrupt at once, or only sets `run.interrupted` where it could not end well.
+
+    That is while a step's updates are under way, and on several ranks, which can only end together. A second Ctrl-C
+    raises it all the same. A process that was started to ignore Ctrl-C goes on ignoring it.
+    """
+
+    def obey_or_wait(signum, frame) -> None:
+        if run.interrupted or (run.ranks.world == 1 and not run.updating):
+            raise KeyboardInterrupt
+        run.interrupted = True
+        if run.ranks.main:
+            print("\nCtrl-C: this step is finished first; once more ends at once", file=sys.stderr)
+
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, obey_or_wait)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def way_on(args: argparse.Namespace) -> str:
+    """What an interrupted run has left, and the command that goes on with it."""
+    folder = Path(args.out) / (args.name or "")
+    if not args.name or not folder.exists():
+        return "interrupted before the first step was done: nothing is left, the same command starts anew"
+    checkpoints = checkpoint.complete(folder)
+    if not checkpoints:
+        return f"interrupted before the first checkpoint; what there is lies in {folder}/"
+    steps = checkpoint.step_of(checkpoints[-1])
+    command = f"python train.py --resume {shlex.quote(str(folder))}"
+    return f"interrupted; a checkpoint holds {steps} of {args.steps} steps, go on with: {command}"
+
+
+def failed_phase(error: Exception) -> str:
+    """Which part of a smoke test raised this error."""
+    phase = "loading"
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        phase = PHASES.get(frame.f_code.co_name, phase)
+    return phase
 
 
 def check_problems(args: argparse.Namespace, folder: Path, digest: str) -> None:
@@ -138,6 +221,7 @@ def save(run: Run, step: int) -> None:
     started = time.perf_counter()
     parts = run.policy, run.sampler, run.optimizer, run.tokenizer
     checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep)
+    run.saved = step
     run.last_save = time.perf_counter() - started
     run.saving += run.last_save
 
@@ -160,6 +244,7 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
     for group in run.optimizer.param_groups:
         group["lr"] = run.args.lr  # a flag that a resumed run may change
     parallel.refresh(run.policy, run.sampler, run.ranks)
+    run.saved = step
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
         for old in checkpoint.discard_after(run.folder, step):
@@ -167,6 +252,23 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         report.cut_back(run.folder, kept)
         report.write_config(run.args, run.folder, digest_of(run.task.train + run.task.heldout))
     return first["before"], history
+
+
+@torch.no_grad()
+def reload(run: Run) -> None:
+    """Prove that the last checkpoint holds what was trained: the weights, set to 0, are read back. Raises RunFailed."""
+    path, _ = checkpoint.find(run.folder)
+    weights = [parallel.local(parameter) for parameter in run.policy.parameters()]
+    kept = [weight.to("cpu", copy=True) for weight in weights]
+    for weight in weights:
+        weight.zero_()
+    try:
+        checkpoint.load(path, run.policy, run.optimizer, run.ranks)
+    except CheckpointError as error:
+        raise RunFailed(f"{error}; give another --out") from error
+    same = [torch.equal(weight.cpu(), old) for weight, old in zip(weights, kept, strict=True)]
+    if not all(parallel.gather(all(same), run.ranks)):
+        raise RunFailed(f"{path} does not hold the weights that were trained; give another --out")
 
 
 def seed_of(seed: int, step: int, rank: int = 0) -> int:

@@ -4,6 +4,7 @@ Run: pytest tests/test_memory.py
 """
 
 import argparse
+import contextlib
 import weakref
 
 import pytest
@@ -17,6 +18,7 @@ import train
 from harness import memory, parallel, report
 from harness.resolve import parse_args
 from studies import bench
+from tasks.problems import BadInput
 
 TINY = Qwen2Config(
     hidden_size=8,
@@ -149,6 +151,28 @@ def test_the_papers_recipe_fits_eight_gpus_of_80_gb():
     line = memory.plan_line(parts)
     assert line.startswith(f"memory a GPU, predicted: sampling {parts['sampling']:.1f} GB, training ")
     assert line.endswith(" of which 26.7 GB stay all the time") and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "device, changes, rooms, names",
+    [
+        ("cuda", {}, dict(size_gb=80), ["--model M", "137.1 GB", "80.0 GB a GPU", "give --lora-rank 16 or 4 GPUs"]),
+        ("cuda", {}, dict(size_gb=140), []),  # too little for activations: a warning of the plan's
+        ("cpu", {}, dict(machine_gb=999), ["--model M", "7.6 billion parameters on a CPU", "at most 2 billion"]),
+        ("cpu", dict(force=True), dict(machine_gb=1), []),
+        ("cpu", dict(force=True), dict(machine_gb=999, free_gb=100), ["--out runs", "107 GB", "100 GB of the disk"]),
+    ],
+)
+def test_what_can_never_fit_is_refused(device, changes, rooms, names, monkeypatch):
+    """7.6B parameters: 18 bytes each on one GPU. The smallest change is named; --force goes on, but needs a disk."""
+    for name, room in (dict(free_gb=999) | rooms).items():
+        monkeypatch.setattr(memory, name, lambda place=None, room=room: room)
+    args = flags(**(dict(model="M", out="runs", force=False) | changes))
+    ranks = parallel.Ranks(0, 1, torch.device(device))
+    with pytest.raises(BadInput) if names else contextlib.nullcontext() as refused:
+        memory.check(bench.architecture("7b"), args, ranks)
+    for name in names:
+        assert name in str(refused.value)
 
 
 class LiveBytes(TorchDispatchMode):

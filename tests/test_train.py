@@ -6,9 +6,11 @@ Run: pytest tests/test_train.py
 import copy
 import dataclasses
 import json
+import os
 import pickle
 import random
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -23,12 +25,13 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+import harness.run
 import train
 from credit import ablations, methods
 from credit.methods import credit
 from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
-from harness import prepare, recipe
+from harness import checkpoint, prepare, recipe
 from harness.parallel import Ranks
 from harness.run import Run, assemble
 from harness.tables import mean_and_error
@@ -86,7 +89,7 @@ def test_shear_learns_the_embedded_task(learning):
     assert after["sampled"][0] > before["sampled"][0]
     assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
     printed = (learning / "printed").read_text()
-    assert "held-out accuracy after" in printed and "<- first error" in printed
+    assert "greedy accuracy" in printed and "<- first error" in printed
 
 
 def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
@@ -111,17 +114,35 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
     )
     assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
     printed = capsys.readouterr().out
-    assert "step 2/2 | reward" in printed and "8 prompts x 8 rollouts" in printed
+    assert "\n 2/2 " in printed and "8 prompts x 8 rollouts" in printed
     assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK, "--steps", "1") == 0
     assert (tmp_path / "embedded-shear-2").exists()  # the next free name, nothing overwritten
 
 
-def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start):
-    """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint and a model."""
-    assert run(tmp_path, "--task", "embedded", "--model", start, "--toy-lines", "2", "--smoke", "--steps", "1") == 0
-    before, step, _ = rows(tmp_path / "embedded-shear-1" / "metrics.jsonl")
+def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, monkeypatch, capsys):
+    """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint and a model.
+
+    Its folder is made anew each time. A part that fails is named, also a checkpoint that holds other weights.
+    """
+    flags = ["--task", "embedded", "--model", start, *QUICK, "--smoke", "--steps", "1", "--eval-groups", "2"]
+    assert run(tmp_path, *flags) == 0
+    before, step, _ = rows(tmp_path / "smoke" / "metrics.jsonl")
     assert before["before"]["sampled"][0] == 0 and step["reward"] == 0.5 and step["grad_norm"] > 0
-    assert step["weight_std"] > 0 and (tmp_path / "embedded-shear-1" / "checkpoints" / "step-000001").exists()
+    assert step["weight_std"] > 0 and {row["reason"] for row in rows(tmp_path / "smoke" / "samples.jsonl")} == {"drawn"}
+    printed = capsys.readouterr().out
+    assert "rewards in training are drawn" in printed
+    assert printed.endswith("smoke test passed: sample, grade, credit, update, checkpoint, reload\n")
+    load = harness.run.checkpoint.load
+
+    def damaged(path, policy, *parts):
+        load(path, policy, *parts)
+        next(policy.parameters()).data[0] += 1
+
+    monkeypatch.setattr(harness.run.checkpoint, "load", damaged)
+    assert run(tmp_path, *flags) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("smoke test failed: reload\n") and "does not hold the weights" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["smoke"]
 
 
 def test_every_parameter_moves_in_one_step(tmp_path, start, monkeypatch):
@@ -299,7 +320,7 @@ def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, caps
         run(tmp_path, "--model", str(qwen_folder), "--data", str(path), *sizes, "--window", "6", "--stride", "3") == 0
     )
     printed = capsys.readouterr().out
-    assert "1 problems dropped" in printed and "held-out accuracy after" in printed
+    assert "1 problems dropped" in printed and "greedy accuracy" in printed
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "math-shear-1" / "model")
 
 
@@ -319,7 +340,7 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
     assert run(tmp_path, *flags) == 0
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
-    assert f"| infra {metrics['infra_errors']} |" in capsys.readouterr().out
+    assert f"infra {metrics['infra_errors']}" in capsys.readouterr().out
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
@@ -472,6 +493,19 @@ def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(start, tmp_path, mon
     assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
 
 
+def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_path, monkeypatch, capsys):
+    """Status 2, the need, and no folder; --force goes on to the weights."""
+    monkeypatch.setattr(harness.run.memory, "machine_gb", lambda: 0.0001)
+    monkeypatch.setattr(prepare, "load_model", lambda *inputs: interrupt())
+    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 9)
+    flags = ["--model", str(qwen_folder), "--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9"]
+    flags += ["--heldout", "1", "--eval-groups", "1", "--name", "small"]
+    assert run(tmp_path, *flags) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and "give a smaller model, or go on with --force" in message
+    assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
+
+
 def truncated_weights(folder):
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
 
@@ -510,8 +544,13 @@ def test_a_folder_that_would_train_wrongly_is_refused(harm, qwen_folder, tmp_pat
     assert (message.startswith(f"error: --model {folder}: ") and "give" in message) or "save" in message
 
 
+def interrupt(*inputs, **options):
+    """Ctrl-C, in place of what would be done here."""
+    raise KeyboardInterrupt
+
+
 def test_ctrl_c_keeps_what_there_is(tmp_path, start, monkeypatch, capsys):
-    """Interrupted in its second step, a run ends with status 130, its model saved and one row of metrics."""
+    """Interrupted in its second step, a run ends with status 130 and one row of metrics, and says how to go on."""
     step = train.train_step
 
     def interrupted(run, number):
@@ -525,19 +564,37 @@ def test_ctrl_c_keeps_what_there_is(tmp_path, start, monkeypatch, capsys):
     assert before["before"] and [row["step"] for row in steps] == [1]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "cut" / "model")
     assert (tmp_path / "cut" / "curve.png").exists()
-    assert "interrupted after 1 of 5 steps" in capsys.readouterr().err
+    said = f"a checkpoint holds 1 of 5 steps, go on with: python train.py --resume {tmp_path / 'cut'}"
+    assert said in capsys.readouterr().err
+    assert checkpoint.find(tmp_path / "cut")[1] == 1
+
+
+def test_ctrl_c_waits_for_the_end_of_an_update(tmp_path, start, monkeypatch):
+    """A real signal: the step's weights are whole, its row is written and it is saved; the second time, it is not."""
+    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    plain, pressed = train.backward, []
+
+    def press(*inputs):
+        pressed.append(os.kill(os.getpid(), signal.SIGINT))
+        return plain(*inputs)
+
+    monkeypatch.setattr(train, "backward", press)
+    flags = ["--task", "embedded", "--model", start, *QUICK, "--method", "grpo", "--eval-groups", "1", "--heldout", "1"]
+    assert run(tmp_path, *flags, "--prompts-per-update", "8", "--name", "once") == 130
+    assert len(pressed) == 1 and checkpoint.find(tmp_path / "once")[1] == 1
+    trained = load_file(tmp_path / "once" / "model" / "model.safetensors")
+    assert not torch.equal(trained["model.norm.weight"], load_file(f"{start}/model.safetensors")["model.norm.weight"])
+    assert run(tmp_path, *flags, "--prompts-per-update", "2", "--name", "twice") == 130
+    assert len(pressed) == 2 and not (tmp_path / "twice").exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
-    """During the warm-up nothing is worth saving: a message, and no model."""
-
-    def interrupt(*args, **options):
-        raise KeyboardInterrupt
+    """During the warm-up nothing is worth saving: a message, and the folder's name is free again."""
 
     monkeypatch.setattr(toy, "warm_up", interrupt)
     assert run(tmp_path, *QUICK) == 130
-    assert "no complete model" in capsys.readouterr().err
-    assert [path.name for path in (tmp_path / "embedded-shear-1").iterdir()] == ["config.json"]
+    assert "the same command starts anew" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
