@@ -25,6 +25,7 @@ import math
 import os
 import random
 import sys
+from collections.abc import Callable
 
 from harness.flags import answer
 from harness.recipe import parse
@@ -49,24 +50,11 @@ from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
 from harness.resolve import parse_args
-from harness.run import (
-    Run,
-    check_policy,
-    due,
-    failed_phase,
-    interruptible,
-    prepared,
-    reload,
-    restore,
-    save,
-    seed_of,
-    skip,
-    way_on,
-)
+from harness.run import Run, check_policy, due, interruptible, prepared, reload, restore, save, seed_of, skip
 from harness.tables import mean_and_error
+from harness.track import tracker
 from rewards import Verdict, scores_of
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput
 
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
@@ -82,67 +70,46 @@ def main(argv: list[str] | None = None) -> int:
         return ranked(args, __file__, argv, lambda ranks: train(args, ranks), grouped=args.dtype != "float32")
 
     remedy = "lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs"
-    return guarded(work, interrupted="interrupted before the run began", memory=remedy)
+    return guarded(work, interrupted="interrupted", memory=remedy)
 
 
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
     """A run, from its plan to its last evaluation; returns the exit status."""
-    try:
-        with prepared(args, ranks) as (run, sets, predicted_gb):
-            return loop(run, sets, predicted_gb)
-    except KeyboardInterrupt:
+    with prepared(args, ranks) as (run, sets, predicted_gb):
+        before, history = restore(run) if args.resume else begin(run)
+        with interruptible(run), tracker(args, run.folder, ranks.main) as track:
+            take_steps(run, sets, history, track)
+        after = evaluate(run, args.steps)
         if ranks.main:
-            print(way_on(args), file=sys.stderr)
-        return 130
-    except Exception as error:
-        if args.smoke and ranks.main and not isinstance(error, BadInput):
-            print(f"smoke test failed: {failed_phase(error)}", file=sys.stderr)
-        raise
+            report.finish(args, run.folder, before, after, history, predicted_gb)
+            with whole_folder(run.folder / "model") as draft:
+                lora.save(run.sampler, run.tokenizer, draft)
+        if args.smoke:
+            reload(run)
+    return 0
 
 
-def loop(run: Run, sets: list[Loaded], predicted_gb: float) -> int:
-    """Evaluation, the steps, evaluation; returns the exit status. After Ctrl-C the last whole step is saved."""
+def take_steps(run: Run, sets: list[Loaded], history: list[dict], track: Callable[[dict], None]) -> None:
+    """The steps that are not in `history` yet, each with its rows; after Ctrl-C the last whole one is saved."""
     args, ranks, folder = run.args, run.ranks, run.folder
-    before, history = restore(run) if args.resume else begin(run)
     table = report.StepTable(args.steps)
-    after = None
-    done = dict(initial=len(history), total=args.steps)
-    try:
-        with interruptible(run):
-            for step in tqdm(range(len(history), args.steps), desc="steps", leave=False, disable=None, **done):
-                metrics, samples = train_step(run, step)
-                check_policy(run, step)
-                if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
-                    metrics["bench"] = on_benchmarks(run, sets, step + 1)
-                history.append(metrics)
-                if ranks.main:
-                    report.append(folder / "metrics.jsonl", [metrics])
-                    report.append(folder / "samples.jsonl", samples)
-                    tqdm.write(table.row(metrics))
-                if due(run, step + 1):
-                    save(run, step + 1)
-                run.updating = False
-                if any(parallel.gather(run.interrupted, ranks)):  # all ranks end after the same step
-                    break
-            else:
-                after = evaluate(run, args.steps)
-    except KeyboardInterrupt:
-        if ranks.world > 1 or run.updating or not history:  # there is no whole step that could be saved
-            raise
-    if not after and run.saved < len(history):
-        save(run, len(history))
-    if ranks.main:
-        report.finish(args, folder, before, after, history, predicted_gb)
-        with whole_folder(folder / "model") as draft:
-            lora.save(run.sampler, run.tokenizer, draft)
-        print(f"saved to {folder}/")
-    if after and args.smoke:
-        reload(run)
-        print("smoke test passed: sample, grade, credit, update, checkpoint, reload" * ranks.main)
-    elif not after and ranks.main:
-        print(way_on(args), file=sys.stderr)
-    parallel.gather(None, ranks)  # the first rank that ends with 130 would end the others
-    return 0 if after else 130
+    todo = range(len(history), args.steps)
+    for step in tqdm(todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None):
+        metrics, samples = train_step(run, step)
+        check_policy(run, step)
+        if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
+            metrics["bench"] = on_benchmarks(run, sets, step + 1)
+        history.append(metrics)
+        if ranks.main:
+            report.append(folder / "metrics.jsonl", [metrics])
+            report.append(folder / "samples.jsonl", samples)
+            tqdm.write(table.row(metrics))
+            track(metrics)
+        interrupted = any(parallel.gather(run.interrupted, ranks))  # all ranks end after the same step
+        if interrupted or due(run, step + 1):
+            save(run, step + 1)
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 def begin(run: Run) -> tuple[dict, list[dict]]:
@@ -165,7 +132,6 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     clock = report.Clock(run.ranks.device)
     problems = run.task.draw(step, args.prompts_per_step, args.seed)  # on every rank the same
     batch, token_advantages, verdicts = sample_and_credit(run, problems, clock, step, drawn=args.smoke)
-    run.updating = True
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")

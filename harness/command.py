@@ -1,8 +1,8 @@
 """What every command does around its work: ranks, and one sentence for everything that can go wrong.
 
-    resolve_machine(args)  what `auto` means on this machine
-    guarded(work, ...)     exit status: 0, 1 for a run that cannot go on, 2 for bad input, 130 after Ctrl-C
-    ranked(args, ...)      start as many processes as there are GPUs, or take this process's place among them
+resolve_machine(args)  what `auto` means on this machine
+guarded(work, ...)     exit status: 0, 1 for a run that cannot go on, 2 for bad input, 130 after Ctrl-C
+ranked(args, ...)      start as many processes as there are GPUs, or take this process's place among them
 """
 
 import argparse
@@ -54,7 +54,7 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
         return 1  # the other ranks wait for this one: nothing can be left together
     except KeyboardInterrupt:
         say(interrupted)
-        status = 130
+        status = 130 if rank == "0" else 0  # the launcher ends all ranks with the first that fails
     except Exception as error:
         if sentence := known_trouble(error):
             print(f"error: {sentence}", file=sys.stderr)

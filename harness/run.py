@@ -2,10 +2,10 @@
 
 prepared(args, ranks)                   -> the run in its folder, which goes again if the run ends before its first step
 assemble(args, ranks, task, model, ...) -> Run: policy, sampler, scorer, optimizer
-interruptible(run), way_on(args)        -> when Ctrl-C is obeyed, and what is said then
+explained(args, ...), interruptible(run) -> what Ctrl-C does, and what is said then
 due(run, step)                          -> whether a checkpoint is to be saved now
 save(run, step), restore(run)           -> checkpoints, and everything as it was at one of them
-reload(run), failed_phase(error)        -> the end of a smoke test
+reload(run)                             -> the end of a smoke test
 """
 
 import argparse
@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -62,9 +63,7 @@ class Run:
     started: float = field(default_factory=time.perf_counter)  # seconds, when this process had all parts
     saving: float = 0.0  # seconds that this process has spent on checkpoints
     last_save: float = 0.0  # seconds of the last of them
-    saved: int = 0  # steps done at the last of them
-    updating: bool = False  # a step's updates have begun, and its rows are not written yet
-    interrupted: bool = False  # by a Ctrl-C that could not be obeyed at once
+    interrupted: bool = False  # by Ctrl-C: this step is the last
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
     if args.smoke and not args.name:
         clear_smoke(args, ranks)
     folder = report.make_folder(args, ranks)
-    with report.locked(folder, ranks, "--resume"), removed_if_empty(args, folder, ranks):
+    with report.locked(folder, ranks, "--resume"), explained(args, folder, ranks):
         if args.resume:
             check_problems(args, folder, digest)
         elif ranks.main:
@@ -125,34 +124,43 @@ def clear_smoke(args: argparse.Namespace, ranks: Ranks) -> None:
 
 
 @contextmanager
-def removed_if_empty(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """After Ctrl-C inside, the folder goes if this run made it and it has no step's rows: its name is free again."""
+def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
+    """What a run leaves that ends early: after Ctrl-C, how to go on; of a smoke test, the part that failed.
+
+    A folder without a step's rows goes again, if this run made it: its name is free.
+    """
     try:
         yield
     except KeyboardInterrupt:
         if ranks.main and not args.resume and not (folder / "samples.jsonl").exists():
             shutil.rmtree(folder)
+        if ranks.main:
+            print(way_on(args, folder), file=sys.stderr)
+        raise
+    except Exception as error:
+        if args.smoke and ranks.main and not isinstance(error, BadInput):
+            print(f"smoke test failed: {failed_phase(error)}", file=sys.stderr)
         raise
 
 
 @contextmanager
 def interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C inside raises KeyboardInterrupt at once, or only sets `run.interrupted` where it could not end well.
+    """Ctrl-C inside sets `run.interrupted`, so that the step is finished and saved; a second one ends it at once.
 
-    That is while a step's updates are under way, and on several ranks, which can only end together. A second Ctrl-C
-    raises it all the same. A process that was started to ignore Ctrl-C goes on ignoring it.
+    A process that was started to ignore Ctrl-C goes on ignoring it, and only a main thread hears of it.
     """
 
-    def obey_or_wait(signum, frame) -> None:
-        if run.interrupted or (run.ranks.world == 1 and not run.updating):
+    def finish_first(signum, frame) -> None:
+        if run.interrupted:
             raise KeyboardInterrupt
         run.interrupted = True
         if run.ranks.main:
             print("\nCtrl-C: this step is finished first; once more ends at once", file=sys.stderr)
 
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
-        signal.signal(signal.SIGINT, obey_or_wait)
+        signal.signal(signal.SIGINT, finish_first)
     try:
         yield
     finally:
@@ -160,17 +168,16 @@ def interruptible(run: Run) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def way_on(args: argparse.Namespace) -> str:
+def way_on(args: argparse.Namespace, folder: Path) -> str:
     """What an interrupted run has left, and the command that goes on with it."""
-    folder = Path(args.out) / (args.name or "")
-    if not args.name or not folder.exists():
-        return "interrupted before the first step was done: nothing is left, the same command starts anew"
+    if not folder.exists():
+        return "no step was done: nothing is left, the same command starts anew"
     checkpoints = checkpoint.complete(folder)
     if not checkpoints:
-        return f"interrupted before the first checkpoint; what there is lies in {folder}/"
+        return f"there is no checkpoint yet; what there is lies in {folder}/"
     steps = checkpoint.step_of(checkpoints[-1])
     command = f"python train.py --resume {shlex.quote(str(folder))}"
-    return f"interrupted; a checkpoint holds {steps} of {args.steps} steps, go on with: {command}"
+    return f"a checkpoint holds {steps} of {args.steps} steps; go on with: {command}"
 
 
 def failed_phase(error: Exception) -> str:
@@ -221,7 +228,6 @@ def save(run: Run, step: int) -> None:
     started = time.perf_counter()
     parts = run.policy, run.sampler, run.optimizer, run.tokenizer
     checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep)
-    run.saved = step
     run.last_save = time.perf_counter() - started
     run.saving += run.last_save
 
@@ -244,7 +250,6 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
     for group in run.optimizer.param_groups:
         group["lr"] = run.args.lr  # a flag that a resumed run may change
     parallel.refresh(run.policy, run.sampler, run.ranks)
-    run.saved = step
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
         for old in checkpoint.discard_after(run.folder, step):
@@ -269,6 +274,8 @@ def reload(run: Run) -> None:
     same = [torch.equal(weight.cpu(), old) for weight, old in zip(weights, kept, strict=True)]
     if not all(parallel.gather(all(same), run.ranks)):
         raise RunFailed(f"{path} does not hold the weights that were trained; give another --out")
+    if run.ranks.main:
+        print("smoke test passed: sample, grade, credit, update, checkpoint, reload")
 
 
 def seed_of(seed: int, step: int, rank: int = 0) -> int:

@@ -549,28 +549,11 @@ def interrupt(*inputs, **options):
     raise KeyboardInterrupt
 
 
-def test_ctrl_c_keeps_what_there_is(tmp_path, start, monkeypatch, capsys):
-    """Interrupted in its second step, a run ends with status 130 and one row of metrics, and says how to go on."""
-    step = train.train_step
+def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
+    """A real signal during an update: the step's row is written, its weights are saved; the second time, they are not.
 
-    def interrupted(run, number):
-        if number == 1:
-            raise KeyboardInterrupt
-        return step(run, number)
-
-    monkeypatch.setattr(train, "train_step", interrupted)
-    assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK, "--steps", "5", "--name", "cut") == 130
-    before, *steps = rows(tmp_path / "cut" / "metrics.jsonl")
-    assert before["before"] and [row["step"] for row in steps] == [1]
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "cut" / "model")
-    assert (tmp_path / "cut" / "curve.png").exists()
-    said = f"a checkpoint holds 1 of 5 steps, go on with: python train.py --resume {tmp_path / 'cut'}"
-    assert said in capsys.readouterr().err
-    assert checkpoint.find(tmp_path / "cut")[1] == 1
-
-
-def test_ctrl_c_waits_for_the_end_of_an_update(tmp_path, start, monkeypatch):
-    """A real signal: the step's weights are whole, its row is written and it is saved; the second time, it is not."""
+    Status 130, and the command that goes on.
+    """
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     plain, pressed = train.backward, []
 
@@ -580,12 +563,16 @@ def test_ctrl_c_waits_for_the_end_of_an_update(tmp_path, start, monkeypatch):
 
     monkeypatch.setattr(train, "backward", press)
     flags = ["--task", "embedded", "--model", start, *QUICK, "--method", "grpo", "--eval-groups", "1", "--heldout", "1"]
-    assert run(tmp_path, *flags, "--prompts-per-update", "8", "--name", "once") == 130
-    assert len(pressed) == 1 and checkpoint.find(tmp_path / "once")[1] == 1
-    trained = load_file(tmp_path / "once" / "model" / "model.safetensors")
-    assert not torch.equal(trained["model.norm.weight"], load_file(f"{start}/model.safetensors")["model.norm.weight"])
+    assert run(tmp_path, *flags, "--prompts-per-update", "8", "--steps", "5", "--name", "once") == 130
+    before, *steps = rows(tmp_path / "once" / "metrics.jsonl")
+    assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
+    path, step = checkpoint.find(tmp_path / "once")
+    trained = load_file(path / "model" / "model.safetensors")["model.norm.weight"]
+    assert step == 1 and not torch.equal(trained, load_file(f"{start}/model.safetensors")["model.norm.weight"])
+    said = f"a checkpoint holds 1 of 5 steps; go on with: python train.py --resume {tmp_path / 'once'}\ninterrupted\n"
+    assert capsys.readouterr().err.endswith(said)
     assert run(tmp_path, *flags, "--prompts-per-update", "2", "--name", "twice") == 130
-    assert len(pressed) == 2 and not (tmp_path / "twice").exists()
+    assert len(pressed) == 3 and not (tmp_path / "twice").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
