@@ -11,12 +11,18 @@ candidate's text.
 Run: pytest tests/test_cheats.py
 """
 
+import contextlib
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
 from grading import sandbox
 from grading.sandbox import SandboxError
 from rewards import grade_all, grade_code
 
+BESIDE = {"scores": [__file__]}
 SCRIPT = {"inputs": ["3\n1 2 3\n"], "outputs": ["6\n"]}
 FIVE = {"asserts": ["assert f(3) == 5"]}
 CALL = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [5, 6]}
@@ -357,22 +363,32 @@ def strict():
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def verdicts(request) -> dict:
-    """The verdicts of all cheats that are to be tested, by name, several at a time, as in training."""
-    asked = {item.callspec.params["name"] for item in request.session.items if "a_cheat_scores_zero" in item.name}
-    cheats = [cheat for cheat in CHEATS if cheat[0] in asked]
-    names = [name for name, _, _ in cheats]
-    responses = [f"```python\n{program}\n```" for _, program, _ in cheats]
+def grade_all_cheats(folder: Path) -> None:
+    """The scores of all cheats by name, several at a time, as in training: a file of the folder."""
+    responses = [f"```python\n{program}\n```" for _, program, _ in CHEATS]
 
     def grade(response, cheat):
         timeout_s = 1.0 if cheat[0] in SLOW else 10.0
         return grade_code(response, cheat[2], timeout_s=timeout_s, level="strict")
 
-    return dict(zip(names, grade_all(grade, responses, cheats), strict=True))
+    verdicts = grade_all(grade, responses, CHEATS)
+    scores = {cheat[0]: verdict.score for cheat, verdict in zip(CHEATS, verdicts, strict=True)}
+    (folder / "scores.json").write_text(json.dumps(scores))
 
 
-@pytest.mark.parametrize("name, program, tests", CHEATS, ids=[name for name, *_ in CHEATS])
-def test_a_cheat_scores_zero(name, program, tests, verdicts):
+@pytest.fixture(scope="module")
+def scores(ended) -> dict:
+    """What `grade_all_cheats` has written beside the other tests."""
+    return json.loads((ended("scores") / "scores.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in CHEATS])
+def test_a_cheat_scores_zero(name, scores):
     """The score is 0 and not None, as a cheat must not leave its group either."""
-    assert verdicts[name].score == 0.0
+    assert scores[name] == 0.0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(SandboxError):  # the tests are skipped then
+        sandbox.choose_level("strict")
+        grade_all_cheats(Path(sys.argv[1]))
