@@ -6,11 +6,12 @@
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there are (docs/speed.md).
 Packed, it computes with these alone. Positions restart at each rollout, and each attends to itself: the attention that
 is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
-by SDPA over one rollout after the other. No mask over all pairs of tokens ever exists.
+by SDPA over one rollout after the other, or over several of one length. No mask over all pairs of tokens ever exists.
 
 Left out: sliding windows, and families that the tests do not compare with one rollout at a time (`decode.FAMILIES`).
 """
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -70,11 +71,15 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     scale = options["scaling"]
     if not (query.is_cuda and query.dtype in HALF):
-        outputs = []
-        for start, length in zip(segments.starts.tolist(), segments.lengths, strict=False):
-            q, k, v = (x.narrow(2, start, length) for x in (query, key, value))
-            outputs.append(scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True))
-        return torch.cat(outputs, 2).transpose(1, 2), None
+        outputs, start = [], 0
+        for length, equally_long in itertools.groupby(segments.lengths):  # neighbours of one length go together
+            rows = len(list(equally_long))
+            tokens = slice(start, start + rows * length)
+            q, k, v = (x[0, :, tokens].unflatten(1, (rows, length)).transpose(0, 1) for x in (query, key, value))
+            output = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+            outputs.append(output.transpose(0, 1).flatten(1, 2))  # (H, rows * length, w)
+            start = tokens.stop
+        return torch.cat(outputs, 1).transpose(0, 1)[None], None
     shared = query.shape[1] // key.shape[1]  # copied: torch 2.11 has no enable_gqa here
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, H, w), (N, kv, w), (N, kv, w)
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)  # (N, H, w)
