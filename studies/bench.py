@@ -31,6 +31,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from harness.flags import answer
+from studies.options import bench_parser, check_flags, step_parser
+
+answer(__name__, lambda: check_flags(bench_parser()))  # before what takes seconds to import
+
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -40,7 +45,6 @@ from fast.decode import token_bytes
 from grpo import Rollouts
 from harness import memory, parallel, report
 from harness.command import guarded
-from harness.flags import Parser, number
 from harness.resolve import parse_args
 from harness.run import Run, assemble, seed_of
 from rewards import Verdict
@@ -151,19 +155,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, argparse.Namespace]]:
     """This command's flags, and the configuration of a run of each method; raises BadInput."""
-    about = (
-        "Measure a step of training, SHEAR beside GRPO. --size tiny --tokens 32 --problems 4 --group 4 takes seconds "
-        "on two CPU cores; the other sizes are for a GPU, where a step may take minutes."
-    )
-    epilog = "Flags of train.py that are not fixed here can be added."
-    parser = Parser(prog="python -m studies.bench --step", description=about, epilog=epilog, allow_abbrev=False)
-    add = parser.add_argument
-    add("--step", action="store_true", help="the table of a full training step, SHEAR beside GRPO")
-    add("--size", choices=tuple(SIZES), default="7b", help="architecture, with random weights")
-    add("--problems", type=number(int, 1, 4096), default=64, help="of the step; the recipe has 512")
-    add("--group", type=number(int, 2, 256), default=RECIPE["group"], help="rollouts a problem")
-    add("--tokens", type=number(int, 1, CONTEXT - LONGEST), default=1000, help="of every response")
-    add("--no-optimizer", action="store_true", help="leave AdamW and its moments out")
+    parser = step_parser()
     flags, others = parser.parse_with_others(argv, FIXED, "is fixed here")
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise BadInput("--step measures one rank; start it without torchrun")

@@ -31,6 +31,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from harness.flags import answer
+from studies.options import ROWS, check_flags, compare_parser
+
+answer(__name__, lambda: check_flags(compare_parser()))  # before what takes seconds to import
+
 import torch
 from transformers.utils import logging
 
@@ -40,7 +45,7 @@ from credit.methods import USES_PRM
 from harness import checkpoint, report, tables
 from harness.checkpoint import write_whole
 from harness.command import GOES_ON, RunFailed, guarded
-from harness.flags import Parser, positive_int, random_seed, refuse_other_settings
+from harness.flags import refuse_other_settings
 from harness.parallel import Ranks, end_with_the_launcher
 from harness.prepare import set_up
 from harness.recipe import MAY_CHANGE
@@ -48,26 +53,6 @@ from harness.resolve import parse_args, renamed
 from harness.run import Run, assemble
 from tasks.problems import BadInput, cause
 
-ROWS = {
-    "grpo": "--method grpo",
-    "grpo-wrong-.12": "--method grpo --negative-scale 0.12",
-    "shear": "--method shear",
-    "shear-mean1": "--method shear --rescale mean1",
-    "first": "--method first",
-    "entropy": "--method entropy",
-    "hapo": "--method hapo",
-    "oar-g": "--method oar-g",
-    "oar-p": "--method oar-p",
-    "prm": "--method prm",
-    "pure": "--method pure",
-    "rlsd": "--method rlsd",
-    "attention": "--method attention",
-    "oracle": "--method oracle",
-    "position": "--method position",
-    "random": "--method random",
-    "grpo-lora": "--method grpo --lora-rank 16 --lr 1e-3",
-    "arca-lora": "--method arca --lora-rank 16 --lr 1e-3",
-}
 OURS = "--method --seed --name --out --resume --prm"  # flags of train.py that are set here, row by row
 TIMED = 3  # steps of each row
 ALONE = Ranks(0, 1, torch.device("cpu"))  # this process, of which there is one
@@ -96,25 +81,7 @@ def compare(flags: argparse.Namespace) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """This command's flags; `rest` are train.py's. Every run's configuration is resolved once; raises BadInput."""
-    about = (
-        "Train with every credit method; one table. On the embedded task a run takes two and a half to five minutes "
-        "on two CPU cores; all rows of two seeds, two runs at a time, took 80 minutes."
-    )
-    epilog = "Flags of train.py that are not set here can be added."
-    parser = Parser(prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False)
-    add = parser.add_argument
-    names = f"rows of the table, the first one's first; if not given: all of {', '.join(ROWS)}"
-    add("--methods", nargs="+", default=[], choices=list(ROWS), metavar="ROW", help=names)
-    add("--seeds", nargs="+", type=random_seed, default=[0, 1], help="a run each")
-    add("--jobs", type=positive_int, default=1, help="runs at a time")
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("runs/compare"),
-        help="folder of the runs, the logs and table.md",
-    )
-    add("--prm", help="of the rows that need a process reward model; embedded: if not given, each makes its own")
+    parser = compare_parser()
     flags, flags.rest = parser.parse_with_others(argv, OURS, "compare sets it for every run")
     flags.methods = list(dict.fromkeys(flags.methods or ROWS))
     flags.seeds = list(dict.fromkeys(flags.seeds))

@@ -27,6 +27,11 @@ import json
 import sys
 from pathlib import Path
 
+from harness.flags import answer
+from studies.options import check_flags, diagnose_parser
+
+answer(__name__, lambda: check_flags(diagnose_parser()))  # before what takes seconds to import
+
 import numpy as np
 import torch
 from tqdm import tqdm
@@ -39,7 +44,7 @@ from grpo import Policy, spread
 from harness import report, tables
 from harness.checkpoint import write_whole
 from harness.command import GOES_ON, guarded
-from harness.flags import Parser, natural, positive_int, refuse_other_settings
+from harness.flags import refuse_other_settings
 from harness.parallel import Ranks
 from harness.prepare import (
     check_reward_tokenizer,
@@ -86,24 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
     """This command's flags, and train.py's; raises BadInput."""
-    about = (
-        "What the distance sees: the paper's figures on your rollouts. The embedded task takes four to five minutes "
-        "on two CPU cores, --samples alone seconds."
-    )
-    epilog = "Flags of train.py can be added."
-    parser = Parser(prog="python -m studies.diagnose", description=about, epilog=epilog, allow_abbrev=False)
-    add = parser.add_argument
-    groups = "problems that are sampled, or groups of --rollouts that are read"
-    add("--groups", type=positive_int, default=16, help=groups)
-    add("--continuations", type=natural, help="of each prefix; if not given: 16, and 0 with --rollouts; 0: none")
-    lines = 'JSON lines with "problem", "solution", "label"; "answer" for --continuations'
-    add("--rollouts", type=Path, metavar="FILE", help=lines)
-    add("--prm", help="process reward model, to compare prm and pure, too; embedded: if not given, a tiny one is made")
-    out = Path("runs/diagnose")
-    add("--out", type=Path, metavar="DIR", default=out, help="folder of the groups, the numbers and the figures")
-    add("--html", type=Path, metavar="FILE", help="a page to write, its tokens shaded by weight")
-    samples = "samples.jsonl of a training run: the --html page of that, and nothing else"
-    add("--samples", type=Path, metavar="FILE", help=samples)
+    parser = diagnose_parser()
     flags, rest = parser.parse_with_others(argv, REFUSED, "diagnose trains nothing and compares all methods")
     if flags.continuations is None:
         flags.continuations = 0 if flags.rollouts else 16

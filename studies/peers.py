@@ -23,7 +23,6 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import geomloss
@@ -38,10 +37,10 @@ from fast.distances import token_distances
 from fast.kernel import available
 from fast.race import CHUNK_ENTRIES
 from harness import tables
-from harness.flags import Parser, number
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies.machine import ceilings, hardware, timed
+from studies.options import peers_parser
 from studies.states import States, embedded, real, synthetic
 from tasks.problems import BadInput
 
@@ -134,26 +133,13 @@ def measure_peers(argv: list[str]) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags; raises BadInput."""
-    cuda = torch.cuda.is_available()
-    about = (
-        "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores, and two to three "
-        "more to make the embedded model without --model."
-    )
-    step = "--step measures a step of training instead: see python -m studies.bench --step --help"
-    parser = Parser(prog="python -m studies.bench", description=about, epilog=step)
-    add = parser.add_argument
-    add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
-    add("--model", help="a folder of the embedded task's model; if not given, one is made and warmed up")
-    tokens, widths, sizes = ([300, 1000, 3000], [896, 3584], [8, 16]) if cuda else ([300], [896], [8])
-    add("--tokens", type=number(int, 1, 16_384), nargs="*", default=tokens, help="of synthetic responses")
-    add("--width", type=number(int, 1, 16_384), nargs="*", default=widths, help="of synthetic states")
-    add("--group", type=number(int, 2, 256), nargs="*", default=sizes, help="rollouts of a synthetic group")
-    pairs = 4096 if cuda else 256
-    most = number(int, 8, 16_384)
-    add("--pairs", type=most, default=pairs, help="of 100 x 100 that a peer solves at most; more if small")
-    add("--rounds", type=number(int, 1, 1000), default=3, help="times that each is measured")
-    add("--device", choices=("cpu", "cuda") if cuda else ("cpu",), default="cuda" if cuda else "cpu")
+    parser = peers_parser()
+    on_gpu = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096, device="cuda")
+    on_cpu = dict(tokens=[300], width=[896], group=[8], pairs=256, device="cpu")
+    parser.set_defaults(**on_gpu if torch.cuda.is_available() else on_cpu)
     flags = parser.parse_args(argv)
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
     for size, tokens, width in itertools.product(flags.group, flags.tokens, flags.width):
         entries = max(size * tokens * width, (size * tokens // 2) ** 2)
         if entries > LARGEST:

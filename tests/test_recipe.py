@@ -140,6 +140,7 @@ def test_what_the_flags_state_once_more_is_what_other_files_have():
     assert (benchmarks.WINDOW, tuple(tables.PAPER)) == (protocol.WINDOW, protocol.PAPER)
 
 
+STUDIES = ("compare", "diagnose", "bench")
 RUN = """
 import runpy, sys
 sys.argv = {argv}
@@ -150,22 +151,30 @@ except SystemExit as end:
 """
 
 
-@pytest.mark.parametrize("command", ["train.py", "eval.py"])
+def said(command: str, words: str) -> str:
+    """What a command prints that ends with status 0, or with 2 for a mistake, before it imports what is heavy."""
+    code = RUN.format(argv=[command, *words.split()])
+    options = dict(cwd=Path(__file__).parents[1], env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
+    assert f"status {2 if 'modell' in words else 0} set()" in ended.stdout, ended
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)])
 def test_help_and_mistakes_are_answered_without_torch(command):
-    """The usual flags with the defaults of this very command, all of them, or one sentence; 80 columns."""
-    said = {}
-    for words in ("--help", "--help-all", "--model M --help", "--modell M"):
-        code = RUN.format(argv=[command, *words.split()])
-        options = dict(cwd=Path(__file__).parents[1], env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
-        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
-        said[words] = ended.stdout + ended.stderr
-        assert f"status {2 if 'modell' in words else 0} set()" in said[words]
-    assert "unrecognized arguments: --modell M; did you mean --model?" in said["--modell M"]
-    short, full = (re.findall(r"^  (?:-\S, )?(--\S+)", said[name], re.MULTILINE) for name in ("--help", "--help-all"))
-    assert 10 < len(short) < 20 and set(short) < set(full)
-    assert max(len(line) for line in said["--help"].splitlines()) <= 80
+    """Help within 80 columns; a mistake is one sentence with the nearest flag."""
+    assert max(len(line) for line in said(command, "--help").splitlines()) <= 80
+    assert "unrecognized arguments: --modell M; did you mean --model?" in said(command, "--modell M")
+
+
+@pytest.mark.parametrize("command", ["train.py", "eval.py"])
+def test_help_shows_the_usual_flags_with_the_defaults_of_this_very_command(command):
+    """And --help-all all of them."""
+    short, full = said(command, "--help"), said(command, "--help-all")
+    flags = [set(re.findall(r"^  (?:-\S, )?(--\S+)", text, re.MULTILINE)) for text in (short, full)]
+    assert 10 < len(flags[0]) < 20 and flags[0] < flags[1]
     if command == "train.py":
-        assert "(default: 0.0001)" in said["--help"] and "(default: 1e-06)" in said["--model M --help"]
+        assert "(default: 0.0001)" in short and "(default: 1e-06)" in said(command, "--model M --help")
 
 
 def test_a_choice_that_is_nearly_right_is_named():

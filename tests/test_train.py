@@ -89,6 +89,7 @@ def test_shear_learns_the_embedded_task(learning):
     assert after["sampled"][0] > before["sampled"][0]
     assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
     printed = (learning / "printed").read_text()
+    assert max(len(line) for line in printed.splitlines()) <= 88
     assert "greedy accuracy" in printed and "<- first error" in printed
 
 
