@@ -5,7 +5,7 @@
     score             rollouts -> old log-probabilities, entropies, last hidden states, in one forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
-    pack              rollouts of many lengths -> micro-batches, equally full, of a bounded number of tokens
+    pack              rollouts of many lengths -> micro-batches of a bounded number of tokens
 
 This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T), and that is the whole hook.
 
@@ -215,8 +215,7 @@ def rollout(
 def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     """Prompt and response of each rollout without a gap: ids (b, S), where the response lies (b, S), and nothing more.
 
-    All padding is then on the right, where causal attention never looks, so no attention mask is needed. `Policy` takes
-    any function of this signature; `fast.packing` has one without padding, which tells the model more.
+    All padding is then on the right, where causal attention never looks, so no attention mask is needed.
     """
     used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
     order = (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]  # (b, S), used places first
@@ -225,19 +224,41 @@ def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     return ids, inside, {}
 
 
+def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1) -> list[Tensor]:
+    """Micro-batches of `rows`, at most `tokens` tokens each, padding included: rollouts of like length go together.
+
+    Longest first, so what does not fit fails at once. `multiple` of them, one for each rank, are computed at a time and
+    are about equally large. A rollout longer than `tokens` goes alone.
+    """
+    longest_first = sorted(rows, key=lambda row: -lengths[row])
+    micro_batches = []
+    while longest_first:
+        count = multiple * max(1, tokens // lengths[longest_first[0]])
+        together, longest_first = longest_first[:count], longest_first[count:]
+        micro_batches += [torch.tensor(together[turn::multiple]) for turn in range(min(multiple, len(together)))]
+    return micro_batches
+
+
 class Policy(torch.nn.Module):
     """A causal LM as training sees it: rollouts in, what it says of their tokens out.
 
     A module and not a function because sharding gathers the outermost weights around its root's forward
     (`harness/parallel.py`): base model and head both have to run inside one. With `recompute` a layer keeps nothing but
-    its input for the backward pass and runs again there. `lay_out` takes the place of `end_to_end`.
+    its input for the backward pass and runs again there. `fast.packing` has a `lay_out` and a `pack` without padding.
     """
 
-    def __init__(self, model, recompute: bool = False, lay_out: Callable | None = None):
+    def __init__(
+        self,
+        model,
+        recompute: bool = False,
+        *,
+        lay_out: Callable = end_to_end,
+        pack: Callable[..., list[Tensor]] = pack,
+    ):
         super().__init__()
         self.model = model
-        self.lay_out = lay_out or end_to_end
-        self.padded = lay_out is None  # a forward pass computes with padding, too
+        self.lay_out = lay_out
+        self.pack = pack
         if recompute:
             for layer in layers_of(model):
                 layer.forward = _recomputed(layer.forward)
@@ -302,7 +323,7 @@ def score(
     entropies = torch.zeros_like(logp)  # (B, T) float32
     hidden = None
     places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(rollouts.mask)  # (B, T) of each token among the N
-    batches = pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens, padded=policy.padded)
+    batches = policy.pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
     for rows in tqdm(batches, desc="score", leave=False, disable=None):
         micro_batch = rollouts.take(rows)
         width = micro_batch.ids.shape[1]
@@ -312,48 +333,6 @@ def score(
         if keep_hidden:
             hidden[places[rows, :width][micro_batch.mask]] = states
     return Scored(logp, entropies, hidden)
-
-
-def pack(
-    rows: Sequence[int], lengths: Sequence[int], tokens: int, *, multiple: int = 1, padded: bool = True
-) -> list[Tensor]:
-    """Micro-batches of `rows`, at most `tokens` tokens each; the longest first, so what does not fit fails at once.
-
-    `multiple` of them, one for each rank, are computed at a time and are about equally large. `padded` counts every
-    rollout of a micro-batch as if it were as long as the longest, and puts rollouts of like length together. A rollout
-    longer than `tokens` goes alone.
-    """
-    longest_first = sorted(rows, key=lambda row: -lengths[row])
-    deal = _like_lengths if padded else _equal_sums
-    return [torch.tensor(rows) for rows in deal(longest_first, lengths, tokens, multiple) if rows]
-
-
-def _like_lengths(longest_first: list[int], lengths: Sequence[int], tokens: int, multiple: int) -> list[list[int]]:
-    """Micro-batches of `pack` that are padded."""
-    micro_batches = []
-    while longest_first:
-        count = multiple * max(1, tokens // lengths[longest_first[0]])
-        together, longest_first = longest_first[:count], longest_first[count:]
-        micro_batches += [together[turn::multiple] for turn in range(multiple)]
-    return micro_batches
-
-
-def _equal_sums(longest_first: list[int], lengths: Sequence[int], tokens: int, multiple: int) -> list[list[int]]:
-    """Micro-batches of `pack` without padding, as few as hold all: each rollout goes where fewest tokens are."""
-    total = sum(lengths[row] for row in longest_first)
-    count = multiple * max(1, -(-total // (multiple * tokens)))
-    while True:
-        micro_batches = [[] for _ in range(count)]
-        sizes = [0] * count  # tokens
-        for row in longest_first:
-            emptiest = sizes.index(min(sizes))
-            micro_batches[emptiest].append(row)
-            sizes[emptiest] += lengths[row]
-        if all(size <= tokens or len(rows) == 1 for size, rows in zip(sizes, micro_batches, strict=True)):
-            break
-        count += multiple * -(-count // (8 * multiple))  # an eighth more
-    order = sorted(range(count), key=lambda place: -sizes[place])
-    return [micro_batches[place] for place in order]
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

@@ -239,7 +239,7 @@ def backward(
     shortest = torch.tensor([min(minibatch.tolist(), key=lambda row: lengths[row])])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
     suspects = []
-    for micro_batch in parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks, run.policy.padded):
+    for micro_batch in parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks, run.policy.pack):
         idle = not len(micro_batch)  # no work left, but sharded weights need this rank: a pass that counts nothing
         micro_batch = shortest if idle else micro_batch
         dealt = rollouts.take(micro_batch)

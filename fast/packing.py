@@ -1,7 +1,8 @@
-"""No padding: rollouts of unlike lengths end to end in one row. The hook `lay_out` of `grpo.Policy`.
+"""No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
 
-    lay_out_of(model)  -> `packed`, or None for a model that is not known to pack
-    packed(rollouts)   -> ids (1, N), inside (1, N), and what the model is told besides
+    packing_of(model)  -> the hooks, or none for a model that is not known to pack
+    packed(rollouts)   -> ids (1, N), inside (1, N), and what the model is told besides    in the place of end_to_end
+    pack(rows, ..)     -> micro-batches, as few as can be and equally full                 in the place of grpo.pack
 
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there are (docs/speed.md).
 Packed, it computes with these alone. Positions restart at each rollout, and each attends to itself: the attention that
@@ -12,7 +13,7 @@ Left out: sliding windows, and families that the tests do not compare with one r
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,12 +37,31 @@ class Segments(NamedTuple):
     lengths: list[int]  # b numbers of tokens
 
 
-def lay_out_of(model) -> Callable | None:
-    """`packed`, with the model's attention set to it; None where padding is needed."""
+def packing_of(model) -> dict[str, Callable]:
+    """The hooks of `Policy`, with the model's attention set to them; none where padding is needed."""
     if not attends_fully(model.config):
-        return None
+        return {}
     model.set_attn_implementation("packed")  # for good: layers that run again in the backward pass ask for it there
-    return packed
+    return dict(lay_out=packed, pack=pack)
+
+
+def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1) -> list[Tensor]:
+    """`grpo.pack` without padding: each rollout, the longest first, goes where fewest tokens are."""
+    longest_first = sorted(rows, key=lambda row: -lengths[row])
+    total = sum(lengths[row] for row in rows)
+    count = multiple * max(1, -(-total // (multiple * tokens)))
+    while True:
+        micro_batches = [[] for _ in range(count)]
+        sizes = [0] * count  # tokens
+        for row in longest_first:
+            emptiest = sizes.index(min(sizes))
+            micro_batches[emptiest].append(row)
+            sizes[emptiest] += lengths[row]
+        if all(size <= tokens or len(rows) == 1 for size, rows in zip(sizes, micro_batches, strict=True)):
+            break
+        count += multiple * -(-count // (8 * multiple))  # an eighth more
+    fullest_first = sorted(range(count), key=lambda place: -sizes[place])
+    return [torch.tensor(micro_batches[place]) for place in fullest_first if micro_batches[place]]
 
 
 def packed(rollouts) -> tuple[Tensor, Tensor, dict]:

@@ -28,7 +28,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -43,7 +43,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tqdm import tqdm
 
-from fast.packing import lay_out_of
+from fast.packing import packing_of
 from grpo import Policy, layers_of, pack
 from tasks.problems import BadInput
 
@@ -137,12 +137,14 @@ def share(items: Sequence, ranks: Ranks) -> Sequence:
     return items[start:end]
 
 
-def deal(rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks, padded: bool = True) -> list[Tensor]:
-    """This rank's part of a mini-batch, as micro-batches of `grpo.pack`; what ranks do together is equally full.
+def deal(
+    rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks, pack: Callable[..., list[Tensor]] = pack
+) -> list[Tensor]:
+    """This rank's part of a mini-batch, as micro-batches of `pack`; what ranks do together is equally full.
 
     Every rank gets equally many, as sharded ranks must run in step; an empty one stands for a rank without work.
     """
-    micro_batches = pack(rows, lengths, tokens, multiple=ranks.world, padded=padded)
+    micro_batches = pack(rows, lengths, tokens, ranks.world)
     rounds = max(1, -(-len(micro_batches) // ranks.world))
     mine = micro_batches[ranks.rank :: ranks.world]
     return mine + [torch.empty(0, dtype=torch.long)] * (rounds - len(mine))
@@ -217,13 +219,13 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     model = model.to(ranks.device)  # before it is copied: the machine's memory would hold two for each rank
     if not dist.is_initialized():
         model = model.float()
-        return Policy(model, recompute, lay_out_of(model)), model
+        return Policy(model, recompute, **packing_of(model)), model
     rounded = {}  # not sampler.to(dtype): that would round the rotary frequencies, too
     for parameter in model.parameters():
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
     sampler = copy.deepcopy(model, rounded)  # which takes these in the place of its parameters
-    policy = Policy(model, recompute, lay_out_of(model))
+    policy = Policy(model, recompute, **packing_of(model))
     size = shard_over or ranks.world
     shape, names = (size,), ("shard",)
     if size < ranks.world:

@@ -28,7 +28,7 @@ import torch
 
 from credit import lora, prm
 from credit.methods import USES_PRM
-from fast.packing import lay_out_of
+from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, memory, parallel, report
 from harness.checkpoint import CheckpointError
@@ -203,7 +203,7 @@ def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenize
     fused = ranks.device.type == "cuda"
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=args.lr, weight_decay=0.0, fused=fused)
-    scorer = policy if sampler is policy.model else Policy(sampler, args.recompute, lay_out_of(sampler))
+    scorer = policy if sampler is policy.model else Policy(sampler, args.recompute, **packing_of(sampler))
     return Run(args, ranks, task, tokenizer, policy, sampler, scorer, optimizer, folder, prm)
 
 

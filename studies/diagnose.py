@@ -39,7 +39,7 @@ from transformers.utils import logging
 
 from credit.ablations import settings_of, span_matrix
 from credit.methods import Batch
-from fast.packing import lay_out_of
+from fast.packing import packing_of
 from grpo import Policy, spread
 from harness import report, tables
 from harness.checkpoint import write_whole
@@ -123,7 +123,7 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     results |= {"groups": len(groups), "mixed_groups": len(mixed)}
     scores = [[row["label"] for row in rows] for rows in solutions] or [group.scores for group in groups]
     results["fig_10"] = of_verdicts(scores, flags.out)
-    policy = Policy(model, lay_out=lay_out_of(model))
+    policy = Policy(model, **packing_of(model))
     in_fig_11 = max(mixed, key=lambda group: min(2, group.scores.count(1.0)))
     batches, distances, pages = [], [], []
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):

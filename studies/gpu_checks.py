@@ -129,8 +129,8 @@ def packed_is_one_at_a_time() -> str:
     model = copy.deepcopy(half).float()
     expected = passes(Policy(copy.deepcopy(model)), singly)
     padded = passes(Policy(copy.deepcopy(half), recompute=True), [rollouts])
-    packed = passes(Policy(model, True, packing.lay_out_of(model)), [rollouts])
-    packed_half = passes(Policy(half, True, packing.lay_out_of(half)), [rollouts])
+    packed = passes(Policy(model, True, **packing.packing_of(model)), [rollouts])
+    packed_half = passes(Policy(half, True, **packing.packing_of(half)), [rollouts])
     found = []
     for name, values in expected.items():
         exact, error, usual = (relative(of[name], values) for of in (packed, packed_half, padded))

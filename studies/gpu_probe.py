@@ -22,7 +22,7 @@ from fast import decode, packing
 from fast.distances import token_distances
 from fast.kernel import fused_race
 from fast.race import race
-from grpo import Policy, Rollouts, pack
+from grpo import Policy, Rollouts
 from shear import EPS, mean_norm, two_sides
 from studies import bench
 from studies.gpu_checks import CUDA, DEVICE, rollouts_of
@@ -117,8 +117,8 @@ def probe_passes() -> None:
 def passes_time(way: str, rollouts: Rollouts) -> str:
     """All micro-batches of 16,384 tokens, layers recomputed: the first time, when all shapes are new, and later."""
     model = model_of(4 if CUDA else 2)
-    policy = Policy(model, True, packing.lay_out_of(model) if way == "packed" else None)
-    micro_batches = pack(range(32), rollouts.lengths, 16_384, padded=policy.padded)
+    policy = Policy(model, True, **packing.packing_of(model) if way == "packed" else None)
+    micro_batches = policy.pack(range(32), rollouts.lengths, 16_384)
 
     def passes() -> None:
         for rows in micro_batches:

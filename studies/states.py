@@ -19,7 +19,7 @@ from torch import Tensor
 
 from credit.ablations import Settings
 from credit.methods import Batch
-from fast.packing import lay_out_of
+from fast.packing import packing_of
 from grpo import Policy, spread
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
@@ -71,7 +71,7 @@ def embedded(path: str | None, device: torch.device) -> States:
     sampled = [prefixes.sampled(args, task, model, tokenizer, problem) for problem in problems]
     if not any(group.mixed for group in sampled):
         raise BadInput(f"--model {path}: none of its groups holds right and wrong rollouts; give another")
-    policy = Policy(model, lay_out=lay_out_of(model))
+    policy = Policy(model, **packing_of(model))
     batch = Batch.cat([prefixes.scored(group, policy, task, tokenizer, args) for group in sampled])
     mask = batch.rollouts.mask  # (B, T)
     hidden = spread(batch.scored.hidden, mask)  # (B, T, d)

@@ -12,7 +12,8 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import grpo
-from grpo import Policy, Rollouts, cat_padded, group_advantages, pack, policy_loss, rollout, score, stop_ids
+from fast import packing
+from grpo import Policy, Rollouts, cat_padded, group_advantages, policy_loss, rollout, score, stop_ids
 from harness.parallel import Ranks, deal, moved
 
 PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
@@ -234,12 +235,13 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())  # scoring, forward, again in backward
 
 
-@pytest.mark.parametrize("padded", [False, True])
-def test_micro_batches_are_bounded_in_tokens(padded):
+@pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
+def test_micro_batches_are_bounded_in_tokens(pack):
     """Every row once; padding, where there is any, within the budget; the longest first; nothing of nothing."""
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
     rows = list(range(1, 38))
-    batches = pack(rows, lengths, 128, padded=padded)
+    padded = pack is grpo.pack
+    batches = pack(rows, lengths, 128)
     assert sorted(row for batch in batches for row in batch.tolist()) == rows
     sizes = [[lengths[row] for row in batch.tolist()] for batch in batches]
     tokens = [len(size) * max(size) if padded else sum(size) for size in sizes]
@@ -254,7 +256,9 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 128]
     rows = list(range(1, 38))
     for world in (1, 2, 3, 8):
-        dealt = [deal(rows, lengths, 128, Ranks(rank, world, torch.device("cpu")), False) for rank in range(world)]
+        dealt = [
+            deal(rows, lengths, 128, Ranks(rank, world, torch.device("cpu")), packing.pack) for rank in range(world)
+        ]
         assert len({len(batches) for batches in dealt}) == 1
         assert sorted(row for batches in dealt for batch in batches for row in batch.tolist()) == rows
         for together in zip(*dealt, strict=True):

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from credit import lora
-from fast.packing import lay_out_of
+from fast import packing
+from fast.packing import packing_of
 from grpo import Policy, Rollouts, score, spread
 
 LENGTHS = [(3, 17), (9, 1), (1, 30), (12, 8), (5, 23), (2, 2), (7, 11), (4, 0)]  # of prompt and response
@@ -52,8 +53,8 @@ def test_packs_of_any_size_are_one_rollout_at_a_time(family, recompute, rank, ra
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.3)
     model = copy.deepcopy(plain)
-    policy = Policy(model, recompute, lay_out_of(model))
-    assert not policy.padded
+    policy = Policy(model, recompute, **packing_of(model))
+    assert policy.lay_out is packing.packed and policy.pack is packing.pack
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)
     for at_once in (1, 2, 8):
@@ -66,7 +67,7 @@ def test_scores_are_those_of_one_rollout_at_a_time(ragged):
     """Log-probabilities, entropies and states, by micro-batches in an order of their own."""
     plain = make()
     model = copy.deepcopy(plain)
-    ours = score(Policy(model, lay_out=lay_out_of(model)), ragged, temperature=0.7, micro_tokens=70)
+    ours = score(Policy(model, **packing_of(model)), ragged, temperature=0.7, micro_tokens=70)
     for row in range(8):
         alone = score(Policy(plain), ragged.take(torch.tensor([row])), temperature=0.7, micro_tokens=70)
         length = LENGTHS[row][1]
@@ -89,7 +90,7 @@ def test_nothing_grows_with_the_square_of_the_tokens(ragged):
             return output
 
     model = make()
-    policy = Policy(model, lay_out=lay_out_of(model))
+    policy = Policy(model, **packing_of(model))
     many = Rollouts.cat([ragged] * 4)
     with torch.no_grad(), Largest() as largest:
         policy(many, 1.0)
@@ -102,7 +103,7 @@ def test_a_model_that_packs_samples_as_before():
     model = make()
     inputs = *prompts([3, 9, 1, 6]), 12, []
     before = generated(model, *inputs)
-    assert lay_out_of(model) is not None and model.config._attn_implementation == "packed"
+    assert packing_of(model) and model.config._attn_implementation == "packed"
     assert torch.equal(generated(model, *inputs), before)
     assert "packed" not in model.config.to_json_string()
 
@@ -111,5 +112,5 @@ def test_other_models_are_padded():
     """A family that no test compares, and a window, which the loop over rollouts does not know."""
     absolute = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=1, n_head=4))
     for model in (absolute, make("mistral", sliding_window=8)):
-        assert lay_out_of(model) is None and Policy(model, lay_out=None).padded
+        assert not packing_of(model)
         assert model.config._attn_implementation == "sdpa"
