@@ -53,6 +53,8 @@ def resumed(first: argparse.Namespace, argv: list[str] | None) -> argparse.Names
     fixed = {name: value for name, value in vars(args).items() if name not in MAY_CHANGE}
     had = defaults | saved  # a run may be older than a flag
     refuse_other_settings(fixed, had, f"the run in --resume {first.resume} has", "leave the flag out")
+    if Path.cwd() in run.parents:
+        run = run.relative_to(Path.cwd())  # as a person would type it
     args.out, args.name, args.resume = str(run.parent), run.name, str(path)
     if args.steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
