@@ -10,8 +10,8 @@
     controls               oracle (a task whose true first error is known), position, random
 
 To add a method, write a function from a `Batch` and the flags to token advantages (B, T), and enter it in METHODS, and
-in USES_HIDDEN, USES_PRM or USES_ANSWER where these apply. Its options are flags of `harness/recipe.py`. A method runs
-its own further passes, and logs numbers by entering them in `batch.stats`.
+in USES_HIDDEN, USES_PRM or USES_ANSWER where these apply. `harness/recipe.py` has its name and its options as flags. A
+method runs its own further passes, and logs numbers by entering them in `batch.stats`.
 
 All but `pure` keep the sign of A. Weights are constants for autograd. A docstring says "inferred" where the source is
 silent, and "deviates" where ours differs from it. Where credit went, once given, is measured in `credit/measures.py`.

@@ -1,12 +1,12 @@
 """What flags are made of: one parser whose errors are one sentence, and the types of their values.
 
-    Parser                  --help shows the flags in COMMON, --help-all all of them
+    Parser                  --help shows a command's common flags, --help-all all of them
     positive, natural, ...  numbers within bounds
     add_machine_flags       where to compute, and in which pieces
     answer(name, parse)     help and mistakes, before a command imports what takes seconds
     refuse_other_settings   a folder's files were made with these settings, and with no others
 
-Nothing here, in `harness/recipe.py` and in `harness/asking.py` imports torch: `--help` and a typo answer at once.
+Nothing here, in `harness/recipe.py` and in `harness/protocol.py` imports torch: `--help` and a typo answer at once.
 """
 
 import argparse

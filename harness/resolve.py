@@ -1,6 +1,6 @@
 """From flags to the configuration of a run: what depends on the machine, on a run's folder, and on other files' tables.
 
-resolved(args, argv) -> what `train.py` follows; `harness/recipe.py` has parsed the flags
+parse_args(argv) -> what `train.py` saves and follows; `harness/recipe.py` parses the flags
 renamed(config)      -> an older run's config.json by today's names
 """
 

@@ -326,7 +326,7 @@ def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, caps
 
 
 def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder, monkeypatch, capsys):
-    """A verdict that cannot be had shows in the step line and in the metrics, and does not stop the run."""
+    """A verdict that cannot be had shows below the step's row and in the metrics, and does not stop the run."""
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
     (tmp_path / "code.jsonl").write_text(f"{json.dumps(problem)}\n" * 6)
 
