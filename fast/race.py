@@ -32,8 +32,17 @@ LOWEST = -87.0  # exp of less is no normal float32: those make CPUs ten times sl
 RANGE = 85.0  # log of what u and v may grow or shrink by in `advance`, within float32's e^87
 
 
+def race(costs: Tensor, right_spans, wrong_spans, eps: float, **options) -> tuple[Tensor, Tensor]:
+    """Each span's distance to the closest opposing span: (K+,) of the rows' spans and (K-,) of the columns'.
+
+    Arguments, `options` and errors are those of `race_matrix`.
+    """
+    values = race_matrix(costs, right_spans, wrong_spans, eps, **options)  # (K+, K-)
+    return values.amin(1), values.amin(0)
+
+
 @torch.no_grad()
-def race(
+def race_matrix(
     costs: Tensor,
     right_spans,
     wrong_spans,
@@ -42,8 +51,8 @@ def race(
     max_iters: int = 100,
     tol: float = 1e-3,
     stats: dict[str, list] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Each span's distance to the closest opposing span: (K+,) of the rows' spans and (K-,) of the columns'.
+) -> Tensor:
+    """(K+, K-): the value of each pair that was solved, inf where a pair left the race. Minima and argmins are exact.
 
     costs (N+, N-) float32; the spans are `shear.Spans`, the tokens of a wrong one follow each other; eps in units of
     the costs. `max_iters` and `tol` are those of `sinkhorn`, and so is every value, up to rounding (1e-6 of it). A
@@ -59,41 +68,34 @@ def race(
     at_once = max(1, entries // (n * m))
     steps = max(1, int(RANGE / 2 / math.log(max(n, m, 2))))  # see `advance`
     blocks = lay_out(costs, x_tokens, y_tokens, y_mass, eps)
-    rows = torch.arange(len(x_mass), device=costs.device).repeat_interleave(len(y_mass))  # (P,) of each pair
-    columns = torch.arange(len(y_mass), device=costs.device).repeat(len(x_mass))  # (P,)
-    bounds = first_bounds(costs, right_spans, wrong_spans, eps, entries).flatten()  # (P,) inf once solved
-    of_rows = bounds.new_full((len(x_mass),), math.inf)  # the lowest solved value of each
-    of_columns = bounds.new_full((len(y_mass),), math.inf)
-    iterations = torch.zeros_like(rows)  # (P,)
-    error = torch.zeros_like(bounds)  # (P,)
-    potentials = bounds.new_zeros(len(rows), m)  # (P, m) g, all that a pair needs to go on
+    bounds = first_bounds(costs, right_spans, wrong_spans, eps, entries)  # (K+, K-) inf once solved
+    values = torch.full_like(bounds, math.inf)  # (K+, K-) inf until solved
+    iterations = torch.zeros_like(bounds, dtype=torch.int64)  # (K+, K-)
+    error = torch.zeros_like(bounds)  # (K+, K-)
+    potentials = bounds.new_zeros(*bounds.shape, m)  # (K+, K-, m) g, all that a pair needs to go on
     while True:
-        leading = (_leads(bounds, rows, of_rows) | _leads(bounds, columns, of_columns)).nonzero().flatten()
+        leading = (_leads(bounds, values, dim=0) | _leads(bounds, values, dim=1)).nonzero()  # (pairs, 2)
         if not len(leading):
             break
         for pairs in leading.split(at_once):
-            k, l = rows[pairs], columns[pairs]  # noqa: E741 - the paper's letters
-            left = max_iters - iterations[pairs]
-            found = advance(blocks.of(k, l), x_mass[k], y_mass[l], potentials[pairs], left, steps=steps, tol=tol)
-            potentials[pairs], error[pairs] = found.g, found.error
-            iterations[pairs] += found.iterations
-            bounds[pairs] = found.value.masked_fill(found.stopped, math.inf)
-            solved = found.value.masked_fill(~found.stopped, math.inf)
-            of_rows.scatter_reduce_(0, k, solved, "amin")
-            of_columns.scatter_reduce_(0, l, solved, "amin")
+            k, l = pairs.unbind(1)  # noqa: E741 - the paper's letters
+            left = max_iters - iterations[k, l]
+            found = advance(blocks.of(k, l), x_mass[k], y_mass[l], potentials[k, l], left, steps=steps, tol=tol)
+            potentials[k, l] = found.g
+            error[k, l] = found.error
+            iterations[k, l] += found.iterations
+            bounds[k, l] = found.value.masked_fill(found.stopped, math.inf)
+            values[k, l] = found.value.masked_fill(~found.stopped, math.inf)
     if stats is not None:
-        stats["sinkhorn_iterations"].append(iterations.clamp_min(1))
-        stats["sinkhorn_error"].append(error[bounds.isinf()])
-    return eps * of_rows.clamp_min(0.0), eps * of_columns.clamp_min(0.0)  # rounding can leave -1e-9
+        stats["sinkhorn_iterations"].append(iterations.flatten().clamp_min(1))
+        stats["sinkhorn_error"].append(error[values.isfinite()])
+    return eps * values.clamp_min(0.0)  # rounding can leave -1e-9
 
 
-def _leads(bounds: Tensor, spans: Tensor, solved: Tensor) -> Tensor:
-    """(P,) bool: of each span's pairs those with the lowest bounds, as long as these are below its solved values.
-
-    bounds (P,); spans (P,), the row or the column of each pair; solved (K,), the lowest value of each.
-    """
-    lowest = torch.full_like(solved, math.inf).scatter_reduce(0, spans, bounds, "amin")
-    return (bounds <= lowest.gather(0, spans) + LEAD) & (bounds < solved.gather(0, spans))
+def _leads(bounds: Tensor, values: Tensor, dim: int) -> Tensor:
+    """Which pairs (K+, K-) have about the lowest bound along `dim`, while it is below the lowest solved value."""
+    lowest = bounds.amin(dim, keepdim=True)
+    return (bounds <= lowest + LEAD) & (bounds < values.amin(dim, keepdim=True))
 
 
 @dataclass(frozen=True)
