@@ -136,11 +136,13 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")
     weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
-    metrics = {"step": step + 1, **report.step_metrics(batch, token_advantages), **updates, "seconds": clock.laps}
+    credited = report.step_metrics(batch, token_advantages, run.task, problems)
+    metrics = {"step": step + 1, **credited, **updates, "seconds": clock.laps}
     if run.ranks.device.type == "cuda":
         metrics["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
         metrics["checksum"] = checksum
+    weights = {args.method: weights}
     return metrics, report.sample_rows(step, run.tokenizer, run.task, problems, batch, verdicts, weights)
 
 
@@ -166,6 +168,8 @@ def sample_and_credit(
         block = dataclasses.replace(block, scored=score_block(run, block.rollouts))  # states (n, d), of a block only
         clock.lap("score")
         token_advantages.append(credit(args.method, block, args))  # (b, T) <- where methods differ
+        if not any(earlier.closest for earlier in blocks):
+            block = dataclasses.replace(block, closest=report.closest_in(block, args))
         clock.lap("weights")
         blocks.append(block.without_states())
     of_ranks = parallel.gather((Batch.cat(blocks), cat_padded(token_advantages), verdicts), run.ranks)

@@ -2,6 +2,7 @@
 
     group_weights(hidden, mask, correct, settings) -> omega (G, T); with the paper's settings `shear.shear_weights`
     span_distances, span_matrix                    -> what weights are made of, also of all pairs (Fig. 11)
+    closest_of                                     -> of each span, which opposing one is closest
     first_weights                                  -> not the paper's: the same distances, used once
 
 The paper names its ablations of W1 without formulas; ours are 1 - cos of the mean states, the symmetric Chamfer
@@ -16,13 +17,14 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fast.distances import token_distances
 from fast.kernel import fused_race
-from fast.race import race
+from fast.race import race, race_matrix
 from shear import EPS, STRIDE, WINDOW, Side, Spans, mean_norm, shear_weights, span_bounds, token_weights, two_sides
 from sinkhorn import sinkhorn
 
@@ -129,6 +131,48 @@ def span_matrix(right: Side, wrong: Side, settings: Settings) -> Tensor:
         limits = dict(max_iters=settings.max_iters, tol=settings.tol)
         measure = partial(solve, reading=settings.reading, eps=settings.eps_over(nbar) * nbar, **limits)
     return every_pair(costs, right.spans, wrong.spans, measure) / nbar
+
+
+class Closest(NamedTuple):
+    """A span of a rollout, and the opposing span closest to it; places are tokens, the second after the last."""
+
+    start: int
+    end: int
+    distance: float  # as the weights have it
+    rollout: int  # of the group, the one that the opposing span belongs to
+    other_start: int
+    other_end: int
+
+
+def closest_of(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> list[list[Closest]]:
+    """Of each rollout of a group its spans, none where nothing opposes. Shapes are those of `shear_weights`."""
+    found = [[] for _ in mask]
+    sizes = dict(window=settings.window, stride=settings.stride)
+    right, wrong = two_sides(hidden, mask, correct, **sizes)
+    if right is None:
+        return found
+    if settings.distance == "w1" and settings.reading == "value":
+        nbar = mean_norm(torch.cat([right.states, wrong.states]))
+        costs = token_distances(right.states, wrong.states)  # (N+, N-)
+        limits = dict(max_iters=settings.max_iters, tol=settings.tol)
+        matrix = race_matrix(costs, right.spans, wrong.spans, settings.eps_over(nbar) * nbar, **limits) / nbar
+    else:
+        matrix = span_matrix(right, wrong, settings)  # (K+, K-)
+    for own, opposing, distances in ((right, wrong, matrix), (wrong, right, matrix.T)):
+        lowest, closest = distances.min(1)
+        others = places(opposing.inside, **sizes)
+        for k, (row, start, end) in enumerate(places(own.inside, **sizes)):
+            found[row].append(Closest(start, end, lowest[k].item(), *others[closest[k]]))
+    return found
+
+
+def places(inside: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
+    """Rollout, first token and token after the last of each span of `shear.spans_of`, in its order."""
+    found = []
+    for row, length in enumerate(inside.sum(1).tolist()):
+        for start, end in span_bounds(length, window, stride):
+            found.append((row, start, end))
+    return found
 
 
 def solver_of(settings: Settings, stats: dict[str, list] | None = None) -> Callable:

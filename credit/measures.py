@@ -3,6 +3,7 @@
     effective_weights   what each token's advantage was multiplied by
     concentration       mean weight, effective share of tokens, Gini, mass of the top tenth, changed signs
     localisation        weights against the true first wrong step, where a task knows it
+    weight_by_side      their means before the first error and from it on, the part that costs little
     peak, around        how far off the largest weight lies; the mean weight token by token around a place
 
 "Concentrated" is meant within a rollout, so it does not see that one rollout got more than another; the mean and the
@@ -77,9 +78,21 @@ def localisation(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict[str,
         "auc_rollout": sum(by_rollout) / len(by_rollout),
         "auc_position": _auc(position[counts].float(), after[counts]),
         "auc_step": _auc(weights[counts], (after & (position < end[:, None]))[counts]),
+        **weight_by_side(weights, mask, start),
+        "rollouts": len(by_rollout),
+    }
+
+
+def weight_by_side(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str, float]:
+    """Mean weight (of (B, T)) before the true first error (B,) and from it on; NaN of no tokens.
+
+    first_error is -1 for rollouts that do not count.
+    """
+    counts = mask & (first_error >= 0)[:, None]  # (B, T)
+    after = torch.arange(mask.shape[1], device=mask.device) >= first_error[:, None]  # (B, T)
+    return {
         "weight_before": weights[counts & ~after].mean().item(),
         "weight_after": weights[counts & after].mean().item(),
-        "rollouts": len(by_rollout),
     }
 
 

@@ -61,6 +61,7 @@ class Batch:
     group_size: int
     source: Source | None = None
     stats: dict[str, float] = field(default_factory=dict)
+    closest: list = field(default_factory=list)  # `ablations.closest_of` the first mixed group; filled for samples
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
@@ -76,6 +77,7 @@ class Batch:
             Scored.cat([batch.scored for batch in batches]),
             batches[0].group_size,
             stats={name: sum(values) / len(values) for name, values in sorted(logged.items())},
+            closest=next((batch.closest for batch in batches if batch.closest), []),
         )
 
     def split(self) -> Iterator["Batch"]:
@@ -105,6 +107,12 @@ class Batch:
     def without_states(self) -> "Batch":
         """What can be kept and sent: without states, and without what stays on its rank."""
         return replace(self, source=None, scored=replace(self.scored, hidden=None))
+
+    @property
+    def mixed(self) -> int | None:
+        """The first group with right and wrong rollouts, if any."""
+        rows = (self.advantages != 0).nonzero().flatten().tolist()
+        return rows[0] // self.group_size if rows else None
 
     @property
     def correct(self) -> Tensor:

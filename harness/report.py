@@ -23,9 +23,10 @@ import transformers
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from credit.measures import concentration, effective_weights, localisation
+from credit.ablations import Closest, closest_of, settings_of
+from credit.measures import concentration, effective_weights, localisation, weight_by_side
 from credit.methods import Batch, true_errors
-from grpo import Rollouts
+from grpo import Rollouts, spread
 from harness import tables
 from harness.checkpoint import write_whole
 from harness.parallel import Ranks, from_main, gather_items, together
@@ -134,10 +135,14 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
 
 
-def step_metrics(batch: Batch, token_advantages: Tensor) -> dict[str, float]:
-    """What a step says about its rollouts and its credit."""
+def step_metrics(batch: Batch, token_advantages: Tensor, task: Task, problems: list[dict]) -> dict[str, float]:
+    """What a step says about its rollouts and its credit; where the task knows them, also beside the first errors."""
     mask, rewards = batch.rollouts.mask, batch.rewards.cpu().numpy()
     groups = rewards.reshape(-1, batch.group_size)
+    by_side = {}
+    if task.first_error:
+        first_error = true_errors(batch, task.first_error, problems)[:, 0]  # (B,)
+        by_side = weight_by_side(effective_weights(token_advantages, batch.advantages, mask), mask, first_error)
     return {
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
@@ -147,6 +152,7 @@ def step_metrics(batch: Batch, token_advantages: Tensor) -> dict[str, float]:
         "truncated": batch.rollouts.truncated.float().mean().item(),
         "entropy": batch.scored.entropies[mask].mean().item(),
         **concentration(token_advantages, batch.advantages, mask),
+        **by_side,
         **batch.stats,
     }
 
@@ -201,12 +207,28 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdicts, weights: Tensor) -> list[dict]:
-    """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first."""
-    mixed = (batch.advantages != 0).nonzero().flatten().tolist()
-    group = mixed[0] // batch.group_size if mixed else 0
+def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
+    """Of the first mixed group, each rollout's spans with the closest opposing ones; none without hidden states."""
+    if batch.scored.hidden is None or batch.mixed is None:
+        return []
+    group = slice(batch.mixed * batch.group_size, (batch.mixed + 1) * batch.group_size)
+    states = batch.scored.hidden.split(batch.group_tokens)[batch.mixed]  # (n, d), n tokens of the group
+    mask = batch.rollouts.mask[group]
+    return closest_of(spread(states, mask), mask, batch.correct[group], settings_of(args))
+
+
+def sample_rows(
+    step: int, tokenizer, task: Task, problems: list[dict], batch: Batch, verdicts: list, weights: dict[str, Tensor]
+) -> list[dict]:
+    """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first.
+
+    weights (B, T) are a method's, by its name.
+    """
+    group = batch.mixed or 0
+    first = group * batch.group_size
     problem, rows = problems[group], []
-    for row in range(group * batch.group_size, (group + 1) * batch.group_size):
+    for row in range(first, first + batch.group_size):
+        mask = batch.rollouts.mask[row]  # (T,)
         text = batch.rollouts.texts[row]
         rows.append(
             {
@@ -219,10 +241,18 @@ def sample_rows(step: int, tokenizer, task: Task, problems, batch: Batch, verdic
                 "first_error": task.first_error(problem, text) if task.first_error else None,
                 "advantage": batch.advantages[row].item(),
                 "tokens": tokens_of(tokenizer, batch.rollouts, row),
-                "weights": [round(weight, 4) for weight in weights[row][batch.rollouts.mask[row]].tolist()],
+                "weights": {name: rounded(of_method[row][mask].tolist()) for name, of_method in weights.items()},
             }
         )
+        if batch.closest:
+            spans = batch.closest[row - first]
+            rows[-1]["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
     return rows
+
+
+def rounded(values: list[float]) -> list[float]:
+    """To four digits after the point, and 1.0 as 1."""
+    return [int(value) if value.is_integer() else round(value, 4) for value in values]
 
 
 def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor) -> list[str]:
@@ -376,23 +406,33 @@ def finish(
 
 
 def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:
-    """Reward of each step, held-out accuracy at both ends, and the weights' mean and spread."""
-    figure = Figure(figsize=(9, 3.2))  # not pyplot: needs no display and no backend
+    """Reward and held-out accuracy; token weights, beside the true first error if it is known, and no-signal share."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")  # not pyplot: needs no display and no backend
     left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.05, right=0.99, bottom=0.15, top=0.91, wspace=0.15)
     steps = [m["step"] for m in history]
-    left.plot(steps, [m["reward"] for m in history], label="reward, training batch")
+    left.plot(steps, [m["reward"] for m in history], label="mean reward, training batch")
     for name, marker in (("greedy", "o"), ("sampled", "s")):
         for step, result in ((0, before), (len(steps), after)):
             if result:
                 mean, error, _ = result[name]
-                label = f"held out, {name}" if step == 0 else None
+                label = f"accuracy held out, {name}" if step == 0 else None
                 left.errorbar(step, mean, error, fmt=marker, color=COLOURS[name], label=label)
-    left.set(xlabel="step", ylim=(0, 1), title=f"{args.method}, {args.task} task")
-    left.legend(fontsize=8)
-    mean = np.array([m["weight_mean"] for m in history])
-    std = np.array([m["weight_std"] for m in history])
-    right.plot(steps, mean)
-    right.fill_between(steps, mean - std, mean + std, alpha=0.2)
-    right.set(xlabel="step", title="token weight in mixed groups, mean ± std")
+    left.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task")
+
+    def curve(name: str) -> np.ndarray:
+        return np.array([m.get(name, math.nan) for m in history])
+
+    if any("weight_before" in m for m in history):
+        right.plot(steps, curve("weight_before"), label="weight before the first error")
+        right.plot(steps, curve("weight_after"), label="weight from it on")
+    else:
+        mean, std = curve("weight_mean"), curve("weight_std")
+        right.plot(steps, mean, label="weight, mean ± std")
+        right.fill_between(steps, mean - std, mean + std, alpha=0.2)
+    right.plot(steps, curve("equal_groups"), ":", color="C7", label="no-signal share")
+    right.set(xlabel="step", ylabel="mean token weight; share of groups", title="token weights and no-signal groups")
+    right.set_ylim(min(0, right.dataLim.ymin))
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)  # below: hides no curve
     figure.savefig(path, dpi=120)

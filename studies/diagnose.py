@@ -58,8 +58,8 @@ from harness.prepare import (
 from harness.resolve import parse_args, renamed
 from shear import span_bounds, two_sides
 from studies import figures, page
-from studies.prefixes import Group, collect, distances_of, given, read, scored, table_of
-from studies.truth import against_truth, errors_in, shade, weights_of
+from studies.prefixes import Group, collect, given, read, scored, table_of
+from studies.truth import against_truth, errors_in, weights_of
 from tasks.problems import BadInput, Task, cause, choose_template, grader, text_task
 
 # Flags of train.py that have no use here.
@@ -125,21 +125,20 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     results["fig_10"] = of_verdicts(scores, flags.out)
     policy = Policy(model, **packing_of(model))
     in_fig_11 = max(mixed, key=lambda group: min(2, group.scores.count(1.0)))
-    batches, distances, pages = [], [], []
+    batches, closest, pages = [], [], []
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
         batch = scored(group, policy, task, tokenizer, args, reward_model)
-        distances.append(distances_of(batch, args))
+        closest.append(batch.closest)
         if group is in_fig_11:
             results["fig_11"] = of_pairs(flags, args, task, batch)
         if flags.html:
-            pages.append(page_rows(group, batch, distances[-1], args, task, tokenizer))
+            pages.append(page_rows(group, batch, args, task, tokenizer))
         if task.first_error:  # kept, as all methods and settings read the hidden states again
             batches.append(batch)
     if flags.html:
         save_page(flags, page.render(pages, f"SHEAR's weights: {args.model or 'the embedded model, warmed up'}"))
-    results |= of_prefixes(flags, table_of(mixed, distances), left_out)
+    results |= of_prefixes(flags, table_of(mixed, closest), left_out)
     if task.first_error:
-        results |= shade(args, task, tokenizer, batches, flags.out, left_out)
         results |= against_truth(args, task, batches, flags.out, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
@@ -263,7 +262,7 @@ def of_pairs(flags: argparse.Namespace, args: argparse.Namespace, task: Task, ba
     return figures.fig_11_matrices(pairs, flags.out / "fig_11.png")
 
 
-def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarray, list[int], int | None]:
+def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarray, list[int], list[int], int | None]:
     """A pair for `fig_11_matrices`, whatever the verdicts, with nbar and eps of its own.
 
     The other's first error begins at `error`, -1 without one.
@@ -272,20 +271,24 @@ def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarr
     hidden = spread(batch.scored.hidden, batch.rollouts.mask)[rows]  # (2, T, d)
     mask = batch.rollouts.mask[rows]  # (2, T)
     sides = two_sides(hidden, mask, torch.tensor([True, False], device=mask.device), args.window, args.stride)
-    ends = [end for _, end in span_bounds(int(mask[1].sum()), args.window, args.stride)]
+    lengths = mask.sum(1).tolist()
+    row_ends = [end for _, end in span_bounds(lengths[0], args.window, args.stride)]
+    ends = [end for _, end in span_bounds(lengths[1], args.window, args.stride)]
     beyond = [column for column, end in enumerate(ends) if end > error >= 0]
     matrix = span_matrix(sides[0], sides[1], settings_of(args)).cpu().numpy()  # (K, L)
-    return matrix, ends, beyond[0] if beyond else None
+    return matrix, row_ends, ends, beyond[0] if beyond else None
 
 
-def page_rows(group: Group, batch: Batch, distances: list[list[float]], args, task: Task, tokenizer) -> list[dict]:
-    """A group as the page shows it: SHEAR's weights, and the distances of the spans."""
-    weights = weights_of("shear", batch, args)  # (G, T)
+def page_rows(group: Group, batch: Batch, args: argparse.Namespace, task: Task, tokenizer) -> list[dict]:
+    """A group as the page shows it: the weights of several methods over the same rollouts.
+
+    `first` solves every pair of spans, and `oracle` needs the truth: both only where the task knows it.
+    """
+    methods = ("shear", "grpo", "first", "oracle") if task.first_error else ("shear", "grpo")
+    weights = {name: weights_of(name, batch, args) for name in methods}  # (G, T) each
     rows = report.sample_rows(0, tokenizer, task, [group.problem], batch, group.verdicts, weights)
-    for number, row in enumerate(rows):
-        row |= {"step": None, "spans": []}
-        for k, (start, end) in enumerate(span_bounds(len(row["tokens"]), args.window, args.stride)):
-            row["spans"].append((start, end, round(distances[number][k], 4)))
+    for row in rows:
+        row["step"] = None
     return rows
 
 

@@ -34,6 +34,7 @@ SIDES = ((1, RIGHT, "right"), (0, WRONG, "wrong"))  # value in a table of spans,
 HEAT = LinearSegmentedColormap.from_list("heat", ["#FFFFFF", "#FDE3CC", "#F4A259", WRONG, "#7F2704"])
 DISTANCE = "local distance / mean norm"
 SUCCESS = "continuation success"
+SHARE = f"{SUCCESS}, share"  # as an axis has it
 DPI = 160
 rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
 rcParams.update({"legend.frameon": False, "legend.fontsize": 8})
@@ -91,7 +92,7 @@ def fig_1a_position(spans: dict[str, np.ndarray], path: Path, least: int = 8) ->
     twin = left.twinx()
     twin.spines["right"].set_visible(True)
     means = {}
-    for axes, name, colour, label in ((left, "success", "#009E73", SUCCESS), (twin, "distance", "#7B3294", DISTANCE)):
+    for axes, name, colour, label in ((left, "success", "#009E73", SHARE), (twin, "distance", "#7B3294", DISTANCE)):
         means[name], error = mean_by(spans["end"], spans[name], ends)
         axes.plot(ends, means[name], "o-", color=colour, ms=4, lw=2)
         axes.fill_between(ends, means[name] - error, means[name] + error, color=colour, alpha=0.2, lw=0)
@@ -100,7 +101,7 @@ def fig_1a_position(spans: dict[str, np.ndarray], path: Path, least: int = 8) ->
     left.set_ylim(0, 1)
     result = correlation(means["success"], means["distance"])
     rho = "none" if result["spearman"] is None else f"{result['spearman']:.2f}"
-    left.set(xlabel="prefix, tokens", title=f"Fig. 1(a): all rollouts, Spearman {rho}")
+    left.set(xlabel="length of the prefix, tokens", title=f"Fig. 1(a): all rollouts, Spearman {rho}")
     result |= {"ends": ends.tolist(), "success": means["success"].tolist(), "distance": means["distance"].tolist()}
     for side, colour, name in SIDES:
         own = rows_where(spans["right"] == side, spans)
@@ -108,8 +109,9 @@ def fig_1a_position(spans: dict[str, np.ndarray], path: Path, least: int = 8) ->
             mean, _ = mean_by(own["end"], own[column], ends)
             right.plot(ends, mean, style, color=colour, ms=4, label=f"{column} of {name} rollouts")
             result[f"{column}_{name}"] = [None if np.isnan(value) else value for value in mean.tolist()]
-    right.set(xlabel="prefix, tokens", ylim=(0, 1), title="the same, right and wrong rollouts apart")
-    right.legend()
+    right.set(xlabel="length of the prefix, tokens", ylabel=f"{SHARE};\n{DISTANCE}", ylim=(0, None))
+    right.set_title("Right and wrong rollouts apart")
+    figure.legend(loc="outside lower right", ncols=2)
     save(figure, path)
     return result
 
@@ -146,7 +148,7 @@ def fig_1b_changes(spans: dict[str, np.ndarray], path: Path, least: float = 1 / 
     axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
     axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
     rho = "Spearman not defined" if result["spearman"] is None else f"Spearman {result['spearman']:.2f}"
-    axes.set(xlabel=f"change of {SUCCESS}", ylabel=f"change of {DISTANCE}")
+    axes.set(xlabel=f"change of {SHARE}", ylabel=f"change of {DISTANCE}")
     axes.set_title(f"Fig. 1(b): {result['n']} local changes, {rho}")
     save(figure, path)
     success, distance = changes(spans, 0.25)
@@ -168,23 +170,26 @@ def fig_3_separation(spans: dict[str, np.ndarray], path: Path, bins: int = 8) ->
     upper, lower = figure.subfigures(2, 1, height_ratios=[1.7, 1])
     dots, line = upper.subplots(1, 2)
     low = lower.subplots(1, bins, sharey=True, squeeze=False)[0]
-    jittered = spans["success"] + np.random.default_rng(0).uniform(-0.02, 0.02, len(bin_of))
-    for side, colour, name in reversed(SIDES):
+    jitter = np.random.default_rng(0).uniform(0.004, 0.027, len(bin_of))
+    jittered = spans["success"] + np.where(spans["right"] == 1, jitter, -jitter)  # so neither side hides the other
+    for side, colour, name in SIDES:
         kept = spans["right"] == side
         dots.scatter(spans["distance"][kept], jittered[kept], s=7, lw=0, alpha=0.35, color=colour)
         dots.scatter([], [], color=colour, label=f"span of a {name} rollout ({kept.sum():,})")
-    dots.legend(frameon=True, framealpha=0.9, edgecolor="none", loc="center right")
-    dots.set(xlabel=DISTANCE, ylabel=SUCCESS, title="Fig. 3: every span")
+    upper.legend(loc="outside lower left", ncols=2)
+    dots.set(xlabel=DISTANCE, ylabel=SHARE, title="Fig. 3: every span, right just above wrong")
     line.plot(range(1, bins + 1), np.array(result["auc"], dtype=float), "o-", color=INK, lw=2)
     line.axhline(0.5, color=FAINT, lw=1, ls=":")
     line.set(xlabel="distance bin, near to far, about equally many spans each", ylim=(0.4, 1.02), ylabel="AUC")
-    line.set_title(f"AUC of {SUCCESS}: right against wrong rollouts")
+    line.set_title("AUC of success, right against wrong rollouts")
     for bin, axes in enumerate(low):
-        for _, colour, name in SIDES:
-            axes.stairs(result[f"density_{name}"][bin], levels, fill=True, color=colour, alpha=0.45)
+        axes.stairs(result["density_right"][bin], levels, fill=True, color=RIGHT)
+        axes.stairs(-np.array(result["density_wrong"][bin]), levels, fill=True, color=WRONG)
         axes.set_title(f"bin {bin + 1}\n{result['right'][bin]} right, {result['wrong'][bin]} wrong", fontsize=8)
-        axes.set_xlabel("success", fontsize=8)
-    low[0].set_ylabel("share of spans")
+        axes.axhline(0, color=INK, lw=0.8)
+    low[0].set_ylabel("share of spans,\nwrong | right")
+    low[0].yaxis.set_major_formatter(lambda height, _: f"{abs(height):g}")
+    lower.supxlabel(SHARE, fontsize=10)
     save(figure, path)
     return result
 
@@ -243,10 +248,10 @@ def fig_9_depth(spans: dict[str, np.ndarray], path: Path, bins: int = 4) -> dict
     right.set_xticks(places, names)
     right.legend()
     right.axhline(0, color=FAINT, lw=0.8)
-    left.set(xlabel="quarter of distance, near to far", ylabel=f"mean {SUCCESS}", ylim=(0, 1), xticks=range(1, 5))
+    left.set(xlabel="quarter of distance, near to far", ylabel=f"mean {SHARE}", ylim=(0, 1), xticks=range(1, 5))
     left.set_title("Fig. 9: at equal depth")
     left.legend(title="prefix ends at", title_fontsize=8)
-    right.set(xlabel="prefix ends at token", ylabel="Spearman", title=f"distance and {SUCCESS}, by depth")
+    right.set(xlabel="prefix ends at token", ylabel="Spearman's rho", title=f"Distance and {SUCCESS}, by depth")
     save(figure, path)
     return {"bins": result}
 
@@ -259,11 +264,12 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
     values, counts = np.unique(np.round(accuracies, 6), return_counts=True)
     mixed = (values > 0) & (values < 1)
     figure, axes = sheet(5.4, 3.4)
-    width = 0.8 * (np.diff(values).min() if len(values) > 1 else 0.1)
+    width = 0.8 * np.diff(values, append=values[-1] + 0.125).min()
     for kept, colour, name in ((mixed, RIGHT, "mixed: kept"), (~mixed, FAINT, "all wrong, or all right")):
         bars = axes.bar(values[kept], counts[kept], width, color=colour, label=f"{name} ({counts[kept].sum()})")
         axes.bar_label(bars, fontsize=8)
-    axes.set(xlabel="share of right rollouts in a group", ylabel="groups", title="Fig. 10: group accuracies")
+    axes.set(xlabel="share of right rollouts in a group", ylabel="number of groups", title="Fig. 10: group accuracies")
+    axes.set_xlim(-0.6 * width, 1 + 0.6 * width)
     axes.margins(y=0.25)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(ncols=2, loc="upper center")
@@ -272,29 +278,31 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
 
 
-def fig_11_matrices(pairs: dict[str, tuple[np.ndarray, list[int], int | None]], path: Path) -> dict:
+def fig_11_matrices(pairs: dict[str, tuple[np.ndarray, list[int], list[int], int | None]], path: Path) -> dict:
     """Fig. 11: span-span distances of a right rollout to others, such as a wrong one and another right one.
 
-    Of each pair: the matrix (K, L), the last tokens (L,) of the other's spans, and the first of these spans that shows
-    its first error, if any. The numbers are the means of all distances and of the columns' minima.
+    Of each pair: the matrix (K, L), the last tokens (K,) of the right rollout's spans and (L,) of the other's, and the
+    first of the other's spans that shows its first error, if any. The numbers are the means of all distances and of
+    the columns' minima.
     """
-    highest = max(matrix.max() for matrix, _, _ in pairs.values())
+    highest = max(pair[0].max() for pair in pairs.values())
     figure, sheets = sheet(4.8 * len(pairs) + 0.6, 4.4, 1, len(pairs), squeeze=False)
     result = {}
     for column, (name, pair) in enumerate(pairs.items()):
         axes = sheets[0, column]
-        matrix, ends, error = pair
+        matrix, row_ends, ends, error = pair
         image = axes.imshow(matrix, cmap=HEAT, vmin=0, vmax=highest, origin="lower", aspect="auto")
         step = max(1, len(ends) // 5)
         axes.set_xticks(range(0, len(ends), step), ends[::step])
-        axes.set(title=f"... {name}", xlabel="its span, by last token", yticks=[])
+        step = max(1, len(row_ends) // 5)
+        axes.set_yticks(range(0, len(row_ends), step), row_ends[::step])
+        axes.set(title=f"... {name}", xlabel="last token of its span", ylabel="last token of the right rollout's span")
         axes.spines[:].set_visible(False)
         if error is not None:
             axes.axvline(error - 0.5, color=INK, ls="--", lw=1.5)
             box = dict(fc="white", ec="none", alpha=0.85, pad=2)
             axes.text(error - 0.3, len(matrix) - 0.75, "first error", fontsize=9, color=INK, va="top", bbox=box)
         result[name] = {"mean": float(matrix.mean()), "mean_minimum": float(matrix.min(0).mean())}
-    sheets[0, 0].set_ylabel("span of a right rollout, early to late")
     figure.colorbar(image, ax=sheets[0].tolist(), label="span-span distance / mean norm", shrink=0.9)
     figure.suptitle("Fig. 11: the spans of a right rollout against those of ...")
     save(figure, path)

@@ -3,15 +3,17 @@
     python -m studies.diagnose --html credit.html                                    # of groups sampled now
     python -m studies.diagnose --html credit.html --samples runs/NAME/samples.jsonl  # of a training run
 
-A group's rollouts stand side by side, right ones first. Hue is the sign of a token's advantage A x weight. Strength is
-|weight| relative to the group's largest, so it compares columns; groups compare by the numbers of the legend. The true
-first error, where a task knows it, is outlined. Position, text and weight of a token show on hover; so do the distances
-of the spans that cover it, where they are known (a run's samples hold weights only).
+A group's rollouts stand side by side, right ones first, each under the curve of its weights. Blue tokens are
+reinforced and orange ones suppressed, by the sign of A x weight. Strength is |weight| relative to the group's largest.
+The true first error, where a task knows it, is underlined. A token that is pointed at, by mouse, finger or keyboard,
+lights up the farthest span that covers it, which gives it its weight (Alg. 1 line 14), and the opposing span closest to
+that one (line 5), where it stands; where a method keeps no hidden states, its weight alone. The page opens on a wrong
+rollout whose error lies about the middle. Buttons change the method over the same rollouts.
 
 The page is `page.html` with its placeholders filled: one file that loads nothing. What models wrote is hostile.
 It stands in the page as JSON without <, > and &, the script makes text nodes and attributes of it and never markup, and
 a Content-Security-Policy admits only the file's own script and style, by their hashes. Only the group that is looked at
-is built; 8 x 3,000 tokens show in about a second.
+is built.
 
 Left out: `response`, as tokens are what weights belong to (a character split over several tokens therefore shows as
 replacement marks), and `tests`, which can be large. Averages over a whole run are in `harness/report.py` and
@@ -39,14 +41,14 @@ REQUIRED = {
     "reason": str | None,
     "advantage": NUMBER,
     "tokens": [str],
-    "weights": [NUMBER],
+    "weights": dict,
 }
 OPTIONAL = {"answer": object, "first_error": list | None, "spans": [[NUMBER]]}
 
 
 def of_run(path: Path) -> str:
     """The page of a run's samples.jsonl; raises BadInput."""
-    groups = read_groups(path)
+    groups = with_controls(read_groups(path))
     try:
         return render(groups, str(path))
     except RecursionError as error:
@@ -68,6 +70,25 @@ def read_groups(path: Path) -> list[list[dict]]:
     return [list(group) for _, group in itertools.groupby(samples, lambda row: (row["step"], row["problem"]))]
 
 
+def with_controls(groups: list[list[dict]]) -> list[list[dict]]:
+    """The groups, with the weights that `grpo` gives, and `oracle` where first errors are known."""
+    rows = [row for group in groups for row in group]
+    for row in rows:
+        row["weights"]["grpo"] = [1] * len(row["tokens"])
+    if any(row.get("first_error") for row in rows):
+        for row in rows:
+            row["weights"]["oracle"] = oracle(row)
+    return groups
+
+
+def oracle(row: dict) -> list[int]:
+    """Its weights by `credit.methods.oracle`: in a wrong rollout with a known error 1 on that alone, else 1."""
+    size = len(row["tokens"])
+    start, _, end = row.get("first_error") or (0, "none", size)
+    wrong = row["score"] == 0 and row["advantage"]
+    return [int(not wrong or start <= place < end) for place in range(size)]
+
+
 def has_form(value, form) -> bool:
     """Whether JSON is of a type, or, for a `form` in brackets, a list whose values all have the form inside."""
     if isinstance(form, list):
@@ -80,10 +101,13 @@ def is_sample(row: dict) -> bool:
     forms = REQUIRED | {name: form for name, form in OPTIONAL.items() if name in row}
     if not all(name in row and has_form(row[name], form) for name, form in forms.items()):
         return False
-    error = row.get("first_error") or [0, "none"]  # first token, kind, and perhaps the token after the last
-    places = error[:1] + error[2:]
-    is_error = len(error) > 1 and isinstance(error[1], str) and has_form(places, [int])
-    return is_error and len(row["weights"]) == len(row["tokens"])
+    size = len(row["tokens"])
+    for weights in row["weights"].values():
+        if not has_form(weights, [NUMBER]) or len(weights) != size:
+            return False
+    error = row.get("first_error") or [0, "none", 0]  # first token, kind, token after the last
+    is_error = len(error) == 3 and isinstance(error[1], str) and has_form([error[0], error[2]], [int])
+    return is_error and bool(row["weights"])
 
 
 def render(groups: list[list[dict]], title: str) -> str:

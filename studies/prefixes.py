@@ -2,8 +2,8 @@
 
     collect(...)       -> a Group for each problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
     read(path, ...)    -> solutions from a file, which take the place of sampled rollouts
-    scored(group, ...) -> the group as a `credit.Batch`, with hidden states
-    distances_of, table_of -> each prefix's local distance; all prefixes as the table that `figures.py` takes
+    scored(group, ...) -> the group as a `credit.Batch`, with hidden states, and each span's closest opposing one
+    table_of(groups, closest) -> all prefixes, with their local distances, as the table that `figures.py` takes
 
 What makes it right, and is easy to get wrong:
   - A prefix is continued from its token ids: encoded again, a text cut between two tokens may become other tokens.
@@ -28,16 +28,17 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from credit.ablations import settings_of, span_distances
+from credit.ablations import Closest
 from credit.methods import Batch, Source
 from credit.salience import answer_places
-from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, spread, stop_ids
+from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from harness.checkpoint import write_whole
 from harness.evaluation import context_of
 from harness.prepare import sampling_of
+from harness.report import closest_in
 from harness.run import seed_of
 from rewards import Verdict
-from shear import span_bounds, two_sides
+from shear import span_bounds
 from studies.page import NUMBER, has_form
 from tasks.problems import SURROGATE, BadInput, Task
 from tasks.rows import cause, json_lines
@@ -256,33 +257,21 @@ def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> G
 
 
 def scored(group: Group, policy: Policy, task: Task, tokenizer, args, reward_model=None) -> Batch:
-    """A group as credit methods see it, with hidden states."""
+    """A group as credit methods see it, with hidden states, and with each span's closest opposing one."""
     device = policy.model.device
     rollouts = as_rollouts(group.prompt, group.responses, group.texts, group.truncated, tokenizer, device)
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     source = Source(policy, tokenizer, task, [group.problem], 0, reward_model)
     batch = as_batch(rollouts, group.verdicts, len(group.texts), source)
-    return dataclasses.replace(batch, scored=score(policy, batch.rollouts, **limits))
+    batch = dataclasses.replace(batch, scored=score(policy, batch.rollouts, **limits))
+    return dataclasses.replace(batch, closest=closest_in(batch, args))
 
 
-def distances_of(batch: Batch, args: argparse.Namespace) -> list[list[float]]:
-    """Of each rollout, each span's distance to the closest opposing one, in units of nbar."""
-    mask = batch.rollouts.mask  # (G, T)
-    right, wrong = two_sides(spread(batch.scored.hidden, mask), mask, batch.correct, args.window, args.stride)
-    of_right, of_wrong = span_distances(right, wrong, settings_of(args))  # (K+,), (K-,)
-    distances = []
-    for row, length in enumerate(mask.sum(1).tolist()):
-        count = len(span_bounds(length, args.window, args.stride))
-        if batch.correct[row]:
-            own, of_right = of_right[:count], of_right[count:]
-        else:
-            own, of_wrong = of_wrong[:count], of_wrong[count:]
-        distances.append(own.tolist())
-    return distances
+def table_of(groups: list[Group], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:
+    """A row for each prefix, a column (n,) float64 for each of SPANS; success is NaN without continuations.
 
-
-def table_of(groups: list[Group], distances: list[list[list[float]]]) -> dict[str, np.ndarray]:
-    """A row for each prefix, a column (n,) float64 for each of SPANS; success is NaN without continuations."""
+    `closest` has the spans of each group's rollouts.
+    """
     rows, rollouts = [], 0
     for number, group in enumerate(groups):
         for row, right in enumerate(group.scores):
@@ -293,6 +282,6 @@ def table_of(groups: list[Group], distances: list[list[list[float]]]) -> dict[st
                 scores = group.continued[row][k] if group.continued else []
                 graded = [score for score in scores if score is not None]
                 success = statistics.mean(graded) if graded else np.nan
-                rows.append((number, rollouts, k, right, end, distances[number][row][k], success))
+                rows.append((number, rollouts, k, right, end, closest[number][row][k].distance, success))
     table = np.array(rows, dtype=float).reshape(-1, len(SPANS))  # (n, 7)
     return {name: table[:, column] for column, name in enumerate(SPANS)}

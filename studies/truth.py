@@ -1,7 +1,6 @@
 """Credit against the true first error, where a task knows it: which method, which setting, how early, how late.
 
-    against_truth(args, task, batches, out, left_out)    -> numbers; truth_methods, truth_settings and pooling.png
-    shade(args, task, tokenizer, batches, out, left_out) -> a wrong rollout and its weights; rollout.png
+    against_truth(args, task, batches, out, left_out) -> numbers; truth_methods, truth_settings and pooling.png
 
 `against_truth` takes the wrong rollouts of mixed groups that have tokens before their first error. It measures how well
 weights tell the tokens from the first error on from those before it, and how far off the largest weight lies
@@ -18,15 +17,10 @@ Left out: `arca`, whose weights need a trained adapter, which no saved model has
 """
 
 import argparse
-import itertools
 from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
-from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from torch import Tensor
 from tqdm import tqdm
 
@@ -35,8 +29,7 @@ from credit.measures import around, effective_weights, localisation, peak
 from credit.methods import METHODS, USES_PRM, Batch, credit, true_errors
 from grpo import cat_padded
 from studies import figures
-from studies.figures import FAINT, HEAT, INK, RIGHT, WRONG
-from tasks import toy
+from studies.figures import FAINT, INK, RIGHT, WRONG
 from tasks.problems import Task
 
 
@@ -84,8 +77,8 @@ def against_truth(
         results[part][name] = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
         if part == "settings" and set(changed) <= {"pool"}:
             curves[changed.get("pool", args.pool)] = around(weights, mask, last_wrong, 2 * args.window)
-    for part, numbers in results.items():
-        credit_placement(numbers, out / f"truth_{part}.png")
+    credit_placement(results["methods"], "method", out / "truth_methods.png")
+    credit_placement(results["settings"], "SHEAR, one option changed", out / "truth_settings.png")
     curves = dict(sorted(curves.items()))
     return results | {"pooling": pooling_smear(curves, args.window, out / "pooling.png")}
 
@@ -116,9 +109,9 @@ def spelled(options: dict) -> str:
     return ", ".join(f"{name} {value}" for name, value in shown.items())
 
 
-def credit_placement(results: dict[str, dict], path: Path) -> None:
+def credit_placement(results: dict[str, dict], ylabel: str, path: Path) -> None:
     """Each method's (or setting's) AUC against the true first error, and how far off its peak lies."""
-    figure, (left, right) = figures.sheet(10, 1.2 + 0.34 * len(results), 1, 2, sharey=True)
+    figure, (left, right) = figures.sheet(10, 1.6 + 0.34 * len(results), 1, 2, sharey=True)
     heights = range(len(results))
     from_error = [place["auc"] for place in results.values()]
     step_alone = [place["auc_step"] for place in results.values()]
@@ -136,10 +129,12 @@ def credit_placement(results: dict[str, dict], path: Path) -> None:
     left.axvline(position, color=INK, ls="--", lw=1, label=f"position alone, {position:.2f}")
     left.axvline(0.5, color=FAINT, ls=":", lw=1)
     left.set(yticks=heights, yticklabels=list(results), xlabel="AUC of the token weights", xlim=(-0.02, 1.02))
+    left.set(ylabel=ylabel, title="Do weights find the true first error?")
     left.invert_yaxis()
-    left.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, columnspacing=1)
+    figure.legend(loc="outside lower left", ncols=3)
     right.axvline(0, color=INK, ls="--", lw=1)
-    right.set(xlabel="tokens from first error to peak: median, middle half")
+    right.set(xlabel="from first error to peak, tokens (median, middle half)")
+    right.set_title("How far off does the largest weight lie?")
     figures.save(figure, path)
 
 
@@ -167,90 +162,8 @@ def pooling_smear(curves: dict[str, list[float | None]], window: int, path: Path
         axes.plot(offsets, values, "o-", color=colour, ms=4, lw=2, label=f"{pooling} pooling")
     axes.axvline(0, color=INK, ls="--", lw=1)
     axes.axvspan(1 - window, 0, color=FAINT, alpha=0.15, lw=0, label="w - 1 tokens ahead")
-    axes.set(xlabel="tokens from the last one of the first wrong step", ylabel="mean weight", ylim=(0, None))
+    axes.set(xlabel="offset from the first wrong step's last token, tokens", ylabel="mean weight", ylim=(0, None))
+    axes.set_title("How far ahead of the true first error weights rise")
     axes.legend(fontsize=9, loc="upper left")
     figures.save(figure, path)
     return result
-
-
-# ---- one wrong rollout ----------------------------------------------------------------------------------------
-
-
-def shade(
-    args: argparse.Namespace, task: Task, tokenizer, batches: list[Batch], out: Path, left_out: list[str]
-) -> dict[str, dict]:
-    """rollout.png, of the wrong rollout whose weights rise most at its true first error, and its numbers.
-
-    Errors about the middle come first; among these, slips of arithmetic, as they need no explanation.
-    """
-    chosen, clearest = None, ()
-    for group, batch in enumerate(batches):
-        weights = weights_of("shear", batch, args)  # (G, T)
-        for row in (batch.rewards == 0).nonzero().flatten().tolist():
-            error = task.first_error(batch.source.problems[0], batch.rollouts.texts[row])
-            if not error:  # a right response that was cut off
-                continue
-            own = weights[row][batch.rollouts.mask[row]]  # (T_i,)
-            clarity = (False, -1.0)
-            if 0.3 <= error.token / len(own) <= 0.6:
-                rise = own[error.token :].mean() - own[: error.token].mean()
-                clarity = (error.kind == "arith", rise.item())
-            if clarity > clearest:
-                chosen, clearest = (group, row, error, own.tolist()), clarity
-    if not chosen:
-        left_out.append("rollout.png: no wrong rollout has a first error")
-        return {}
-    group, row, error, weights = chosen
-    rollouts, problem = batches[group].rollouts, batches[group].source.problems[0]["problem"]
-    tokens = [tokenizer.decode([id]) for id in rollouts.ids[row][rollouts.mask[row]].tolist()]
-    title = "problem, mod 10:  " + problem.strip().replace(";", "  ")
-    shaded_rollout(tokens, weights, error, title, out / "rollout.png")
-    numbers = {"group": group, "row": row, "text": rollouts.texts[row], "first_error": [error.token, error.end]}
-    return {"rollout": numbers | {"weights": weights}}
-
-
-def shaded_rollout(tokens: list[str], weights: list[float], error: toy.FirstError, title: str, path: Path) -> None:
-    """A wrong rollout, each token shaded by its weight, a line of the response a line, with `title` above.
-
-    The method knew neither the wrong step, which is framed, nor that there are steps.
-    """
-    cell, height = 0.14, 0.37  # inches of a character and of a line
-    line_ends = [place + 1 for place, token in enumerate(tokens[:-1]) if token == "\n"]
-    lines = list(itertools.pairwise([0, *line_ends, len(tokens)]))  # (first token, token after the last)
-    notes = []
-    for start, end in lines:
-        notes.append(f"mean {sum(weights[start:end]) / (end - start):.2f}")
-        if start <= error.token < end:
-            fault = toy.correction("".join(tokens[start:end])) if error.kind == "arith" else error.kind
-            notes[-1] += f"   true first error: {fault}"
-    heaviest = max(weights) or 1.0  # all are 0 where right and wrong rollouts are the same
-    widest = max(len("".join(tokens[start:end])) for start, end in lines)
-    across = max(widest + 2 + 0.72 * max(map(len, notes)), 50.0)  # in characters
-    above, below = 2.6, len(lines) + 2.2  # in lines
-    figure = Figure(figsize=(cell * (across + 2), height * (above + below)))
-    axes = figure.add_axes((0, 0, 1, 1), xlim=(-1, across + 1), ylim=(below, -above))
-    axes.axis("off")
-    axes.text(0, 0.9 - above, "A wrong answer, shaded by SHEAR's weights", fontsize=15, weight="bold", color=INK)
-    axes.text(0, 1.75 - above, title, fontsize=11.5, family="monospace", color="#555555", parse_math=False)
-    letter = dict(family="monospace", va="center", fontsize=cell * 72 / 0.602, parse_math=False)
-    for row, (start, end) in enumerate(lines):
-        column, framed = 0, []
-        for place in range(start, end):
-            token, share = tokens[place], weights[place] / heaviest
-            ink = "white" if share > 0.68 else FAINT if token == "\n" and share < 0.4 else INK
-            axes.add_patch(Rectangle((column, row), len(token), 0.9, fc=HEAT(share), ec="white", lw=0.6))
-            axes.text(column, row + 0.45, token.replace("\n", "\u21b5"), color=ink, **letter)
-            if error.token <= place < error.end:
-                framed += [column, column + len(token)]
-            column += len(token)
-        if framed:
-            width = framed[-1] - framed[0]
-            axes.add_patch(Rectangle((framed[0], row), width, 0.9, fill=False, ec=INK, lw=2.6, zorder=3))
-        boldness = "bold" if framed else "normal"
-        axes.text(widest + 1.5, row + 0.45, notes[row], fontsize=11.5, va="center", color=INK, weight=boldness)
-    scale = axes.inset_axes((0, len(lines) + 0.75, 24, 0.4), transform=axes.transData)
-    colours = ScalarMappable(Normalize(0, heaviest), HEAT)
-    figure.colorbar(colours, cax=scale, orientation="horizontal").outline.set_lw(0)
-    scale.tick_params(labelsize=9, length=2)
-    axes.text(25, len(lines) + 0.95, "weight: the factor on a token's advantage", fontsize=10, va="center", color=INK)
-    figures.save(figure, path)

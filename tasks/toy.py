@@ -59,12 +59,6 @@ class FirstError(NamedTuple):
     end: int  # index after the step's last token
 
 
-def correction(line: str) -> str:
-    """What is wrong with a line of work whose arithmetic is wrong."""
-    left, op, right, result = LINE.fullmatch(line).group("left", "op", "right", "result")
-    return f"{left}{op}{right} is {apply(op, int(left), int(right))} (mod 10), not {result}"
-
-
 def apply(op: str, left: int, right: int) -> int:
     """left op right, mod 10."""
     return {"+": left + right, "-": left - right, "*": left * right}[op] % 10

@@ -37,6 +37,14 @@ def tiny():
     return toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
 
 
+@pytest.fixture(scope="module")
+def no_curve():
+    """Runs draw no curve.png, which takes half of the time of a run of one step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.report.plot", lambda *inputs: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer, template, two stop ids."""

@@ -37,6 +37,7 @@ SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-promp
 SIZES += "--heldout 8 --eval-groups 4 --seed 1".split()
 EVERY = ["--save-every", "1", "--keep", "9"]
 ALONE = Ranks(0, 1, torch.device("cpu"))
+pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture(scope="module")

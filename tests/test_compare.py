@@ -21,6 +21,7 @@ from studies import compare
 SIZES = "--toy-lines 1 --warmup-steps 2 --steps 1 --heldout 8 --eval-groups 2".split()
 SIZES += "--prompts-per-step 2 --prompts-per-update 2".split()
 SIZES += ["--threads", "1"]  # a run in a thread of its own does not hear conftest.py's
+pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture

@@ -32,7 +32,10 @@ from tasks.problems import Task
 MODEL = "--task embedded --device cuda --toy-lines 1 --window 4 --stride 4 --max-iters 5 --heldout 2 --eval-groups 2 "
 STEPS = "--smoke --steps 1 --prompts-per-step 2 --rollouts-per-prompt 2 --prompts-per-update 1 --micro-tokens 60 "
 CUDA = torch.device("cuda", 0)
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU finds its mistakes itself")
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU finds its mistakes itself"),
+    pytest.mark.usefixtures("no_curve"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -15,6 +15,7 @@ import torch
 from scipy.stats import spearmanr
 
 from credit import teacher
+from credit.ablations import Closest
 from credit.measures import around, peak
 from credit.methods import METHODS
 from grpo import Rollouts, pad_left, rollout
@@ -27,7 +28,7 @@ from tasks.problems import BadInput, Task
 SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
 SPANS_OF_4 = dict(window=4, stride=4)
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
-FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10", "fig_11", "rollout"}
+FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10", "fig_11"}
 
 
 @pytest.fixture(autouse=True)
@@ -151,18 +152,38 @@ def test_fig_9_holds_depth_fixed(tmp_path):
 
 
 def test_fig_10_and_11_count_and_average(tmp_path, monkeypatch):
-    """Mixed groups are those with an accuracy between 0 and 1; minima are over the other rollout's spans; the line
-    stands before the column of the first error.
+    """Mixed groups are those with an accuracy between 0 and 1, the axis; minima are over the other rollout's spans; the
+    line stands before the column of the first error.
     """
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
     found = figures.fig_10_accuracies(np.array([0, 0.25, 0.25, 0.5, 1, 1]), tmp_path / "a.png")
     assert found == {"mixed": 0.5, "accuracies": [0, 0.25, 0.5, 1], "groups": [1, 2, 1, 2]}
-    pairs = {"one": (np.array([[0.0, 1.0], [2.0, 5.0]]), [4, 6], 1), "two": (np.ones((2, 3)), [4, 6, 8], None)}
+    lowest, highest = drawn[0].axes[0].get_xlim()
+    assert -0.2 < lowest < 0 and 1 < highest < 1.2  # all of the scale, and the bars at its ends whole
+    one = np.array([[0.0, 1.0], [2.0, 5.0]])
+    pairs = {"one": (one, [4, 7], [4, 6], 1), "two": (np.ones((2, 3)), [4, 7], [4, 6, 8], None)}
     found = figures.fig_11_matrices(pairs, tmp_path / "b.png")
     assert found == {"one": {"mean": 2, "mean_minimum": 0.5}, "two": {"mean": 1, "mean_minimum": 1}}
     one, two, _ = drawn[-1].axes
     assert [list(line.get_xdata()) for line in one.lines] == [[0.5, 0.5]] and not two.lines
+    assert [label.get_text() for axis in (one.xaxis, one.yaxis) for label in axis.get_ticklabels()] == list("4647")
+
+
+def test_panels_say_what_they_show(tmp_path, monkeypatch):
+    """A title and both axes, for the first two panels of a figure; those side by side may share the vertical axis."""
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    for draw in (figures.fig_1a_position, figures.fig_1b_changes, figures.fig_3_separation, figures.fig_9_depth):
+        draw(made(0.5), tmp_path / "a.png")
+    figures.fig_10_accuracies(np.array([0.5, 1]), tmp_path / "a.png")
+    place = {"auc": 0.7, "auc_step": 0.6, "auc_position": 0.8, "peak": None}
+    truth.credit_placement({"one": place}, "method", tmp_path / "a.png")
+    truth.pooling_smear({"max": [0.1] * 5}, 2, tmp_path / "a.png")
+    for figure in drawn:
+        assert figure.axes[0].get_ylabel()
+        for axes in figure.axes[:2]:
+            assert axes.get_title() and axes.get_xlabel()
 
 
 def test_where_the_peak_lies_and_what_is_around_a_place():
@@ -175,14 +196,6 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert peak(weights[2:], mask[2:], places[2:]) is None
     assert around(weights, mask, places[:, 0], 2) == pytest.approx([7 / 3, 1, 4 / 3, 2, 2])
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
-
-
-def test_a_rollout_without_weights_can_be_drawn(tmp_path, monkeypatch):
-    """All weights are 0 where right and wrong rollouts have the same hidden states."""
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(path.name))
-    truth.shaded_rollout(["a", "\n", "b"], [0.0] * 3, toy.FirstError(2, "copy", 3), "a?", tmp_path / "a.png")
-    assert drawn == ["a.png"]
 
 
 def test_where_half_of_the_rise_is_done(tmp_path):
@@ -303,7 +316,10 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     assert graded[4] == tokenizer.decode([4, 5, 6, 7, 20])
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
     unsure = Group({}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], [])
-    spans = prefixes.table_of([found, unsure], [[[0.1, 0.2, 0.3], [0.4]], [[0.5], []]])  # no verdict, no row
+    closest = []
+    for rows in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
+        closest.append([[Closest(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows])
+    spans = prefixes.table_of([found, unsure], closest)  # no verdict, no row
     assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [0.1, 0.2, 0.4]
     assert spans["right"].tolist() == [1, 1, 0] and spans["end"].tolist() == [2, 4, 2]
 
@@ -339,11 +355,15 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
     shown = json.loads((tmp_path / "page.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
-    late = [row["weights"][11] for rows in shown for row in rows if row["score"] == 0]  # the wrong step's last token
+    late = [
+        row["weights"]["shear"][11] for rows in shown for row in rows if row["score"] == 0
+    ]  # the wrong step's last token
     assert results["pooling"]["max"]["weights"][8] == pytest.approx(sum(late) / len(late), abs=1e-4)
     row = shown[0][0]  # a token's weight is the largest distance of its spans
-    covering = [max(far for start, end, far in row["spans"] if start <= t < end) for t in range(len(row["tokens"]))]
-    assert row["weights"] == pytest.approx(covering, abs=2e-4)
+    for place, weight in enumerate(row["weights"]["shear"]):
+        covering = [far for start, end, far, *_ in row["spans"] if start <= place < end]
+        assert weight == pytest.approx(max(covering), abs=2e-4)
+    assert set(row["weights"]) == {"shear", "grpo", "first", "oracle"}
     made.clear()
 
     monkeypatch.setattr(diagnose, "scored", stop)  # what comes after sampling is not of interest again
@@ -384,7 +404,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, t
     assert "left out: Figs. 1(a), 1(b), 3, 9: they need --continuations" in printed and "first error" in printed
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10", "fig_11"}
     assert results["fig_10"] == {"mixed": 0.5, "accuracies": [0.5, 1], "groups": [1, 1]}
-    assert results["mixed_groups"] == 1 and not {"fig_1a", "methods", "rollout"} & results.keys()
+    assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
     group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     text = TEXT.format(1)
     assert group.texts[1] == text and len(group.responses[1]) == len(text) and group.scores == [1, 0, 1, 0]

@@ -16,6 +16,7 @@ from harness import models as models_of_runs
 from tasks import toy
 
 SMALL = "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1".split()
+pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from harness.command import guarded
 SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
 SIZES += "--heldout 8 --eval-groups 4 --save-every 1 --keep 9 --steps 2".split()
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
+pytestmark = pytest.mark.usefixtures("no_curve")
 NOT_ROWS = ["5\n", "[]\n", "null\n", '{"step": 1\n', "[" * 100_000 + "\n", '{"step": "x"}\n']
 
 

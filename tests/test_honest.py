@@ -5,7 +5,11 @@ A text with a fence is a whole response; any other text is the program of one.
 Run: pytest tests/test_honest.py
 """
 
+import contextlib
 import functools
+import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,7 @@ from grading import sandbox
 from grading.sandbox import SandboxError
 from rewards import grade_all, grade_code
 
+BESIDE = {"verdicts": [__file__]}
 SCRIPT = {"inputs": ["3\n1 2 3\n", "1\n6\n"], "outputs": ["6\n", "6\n"]}
 EVAL = {
     "prompt": 'from typing import List\n\n\ndef f(x: int) -> int:\n    """Add one.\n    >>> f(1)\n    2\n    """\n',
@@ -372,19 +377,28 @@ def level():
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def verdicts(request) -> dict:
-    """The verdicts of all programs that are to be tested, by name, several at a time, as in training."""
-    asked = {item.callspec.params["name"] for item in request.session.items if "honest_program_passes" in item.name}
-    rows = [row for row in HONEST if row[0] in asked]
-    names = [name for name, _, _ in rows]
-    responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in rows]
-    tests = [tests for _, _, tests in rows]
+def grade_all_honest(folder: Path) -> None:
+    """The verdicts of all programs by name, several at a time, as in training: a file of the folder."""
+    responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in HONEST]
+    tests = [tests for _, _, tests in HONEST]
     verdicts = grade_all(functools.partial(grade_code, timeout_s=20.0), responses, tests)
-    return dict(zip(names, verdicts, strict=True))
+    verdict_of = {name: verdict for (name, _, _), verdict in zip(HONEST, verdicts, strict=True)}
+    (folder / "verdicts.json").write_text(json.dumps(verdict_of))
 
 
-@pytest.mark.parametrize("name, text, tests", HONEST, ids=[name for name, *_ in HONEST])
-def test_an_honest_program_passes(name, text, tests, verdicts):
+@pytest.fixture(scope="module")
+def verdicts(ended) -> dict:
+    """What `grade_all_honest` has written beside the other tests."""
+    return json.loads((ended("verdicts") / "verdicts.json").read_text())
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in HONEST])
+def test_an_honest_program_passes(name, verdicts):
     """Whatever its style of input, output, fences, functions or classes."""
-    assert verdicts[name] == (1.0, "correct")
+    assert verdicts[name] == [1.0, "correct"]
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(SandboxError):  # the tests are skipped then
+        sandbox.choose_level("auto")
+        grade_all_honest(Path(sys.argv[1]))

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from credit.measures import concentration, effective_weights, localisation
+from credit.measures import concentration, effective_weights, localisation, weight_by_side
 
 
 def test_effective_weights_are_what_multiplied_the_advantage():
@@ -71,6 +71,7 @@ def test_localisation_without_anything_to_locate_is_none():
     mask = torch.ones(2, 3).bool()
     for start, end in ((-1, -1), (0, 2)):
         assert localisation(torch.rand(2, 3), mask, torch.tensor([[start, end]] * 2)) is None
+        assert math.isnan(weight_by_side(torch.rand(2, 3), mask, torch.tensor([start] * 2))["weight_before"])
 
 
 def test_uniform_weights_locate_nothing():

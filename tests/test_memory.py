@@ -180,18 +180,25 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.sizes = {}  # bytes of each storage
+        self.storages = set()  # that live
+        self.now = 0
         self.peak = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         output = function(*args, **(kwargs or {}))
         for value in tree_leaves(output):
-            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata not in self.sizes:
+            if isinstance(value, torch.Tensor) and value.untyped_storage()._cdata not in self.storages:
                 storage = value.untyped_storage()
-                self.sizes[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self.sizes.pop, storage._cdata)
-                self.peak = max(self.peak, sum(self.sizes.values()))
+                self.storages.add(storage._cdata)
+                weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
         return output
+
+    def freed(self, storage: int, size: int) -> None:
+        """A storage has gone."""
+        self.storages.remove(storage)
+        self.now -= size
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Run: pytest tests/test_report.py
 """
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -40,9 +41,13 @@ def step():
 
 
 def test_step_metrics_are_those_of_the_batch(step):
-    """Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers pass."""
-    *_, batch, weights = step
-    metrics = report.step_metrics(batch, weights * batch.advantages[:, None])
+    """Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers pass; sides of
+    the first error are the mixed group's alone, and none where the task does not know it.
+    """
+    _, task, problems, batch, weights = step
+    task = dataclasses.replace(task, first_error=lambda problem, text: toy.FirstError(12, "final", 16))
+    token_advantages = weights * batch.advantages[:, None]
+    metrics = report.step_metrics(batch, token_advantages, task, problems)
     assert metrics["reward"] == 0.25 and metrics["solved"] == 0.5 and metrics["equal_groups"] == 0.5
     assert metrics["length"] == 16 and metrics["truncated"] == 0.25 and metrics["entropy"] == 0.25
     mixed = weights[2:]
@@ -50,17 +55,20 @@ def test_step_metrics_are_those_of_the_batch(step):
     assert metrics["weight_std"] == pytest.approx(mixed.std().item())
     assert 0.5 < metrics["ess"] < 1 and metrics["sign_changes"] == 0
     assert metrics["sinkhorn_error"] == 0.5
+    unknown = report.step_metrics(batch, token_advantages, dataclasses.replace(task, first_error=None), problems)
+    assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
+    assert (metrics["weight_before"], metrics["weight_after"]) == pytest.approx((0.1, 0.9))
 
 
 def test_samples_are_of_the_first_mixed_group(step):
     """With verdicts, the true first error, and one weight a token."""
     tokenizer, task, problems, batch, weights = step
     verdicts = [Verdict(0.0, "wrong")] * 2 + [Verdict(1.0, "correct"), Verdict(0.0, "wrong")]
-    right, wrong = report.sample_rows(6, tokenizer, task, problems, batch, verdicts, weights)
+    right, wrong = report.sample_rows(6, tokenizer, task, problems, batch, verdicts, {"shear": weights})
     assert (right["response"], right["reason"], right["first_error"]) == (RIGHT, "correct", None)
     assert (wrong["response"], wrong["score"], wrong["first_error"]) == (WRONG, 0.0, (0, "arith", 12))
     assert wrong["step"] == 7 and "".join(wrong["tokens"]) == WRONG + "<eos>"
-    assert wrong["weights"] == pytest.approx([0.1] * 12 + [0.9] * 4) and wrong["advantage"] < 0
+    assert wrong["weights"]["shear"] == pytest.approx([0.1] * 12 + [0.9] * 4) and wrong["advantage"] < 0
 
 
 def test_example_marks_the_line_of_the_first_error(step):
@@ -97,6 +105,21 @@ def test_a_row_a_step_under_a_header_that_repeats():
     assert "reward" in resumed.row({**METRICS, "step": 39}) and "\n" not in resumed.row({**METRICS, "step": 40})
     short = {"embedded": {"mean": 0.5, "error": 0.125}}
     assert resumed.row({**METRICS, "bench": short}).endswith("\n  on benchmarks: embedded 50.0 ± 12.5")
+
+
+def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
+    """Steps logged without them leave a gap; where no step has them, the mean of all weights is drawn; from 0 up."""
+    drawn = []
+    monkeypatch.setattr(report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes[1]))
+    known = METRICS | {"step": 2, "weight_before": 0.1, "weight_after": 0.3}
+    for history in ([METRICS], [METRICS, known]):
+        report.plot(history, {}, None, parse_args([]), tmp_path / "curve.png")
+    mean, sides = drawn
+    assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264], [0.0625]]
+    before, after, no_signal = (line.get_ydata() for line in sides.lines)
+    assert math.isnan(before[0]) and (before[1], after[1]) == (0.1, 0.3) and no_signal.tolist() == [0.0625] * 2
+    for axes in drawn:
+        assert axes.get_ylim()[0] == 0 and axes.get_title() and axes.get_xlabel() and axes.get_ylabel()
 
 
 @pytest.mark.parametrize("value", [math.nan, 9999.44, -12.345, 1e12])

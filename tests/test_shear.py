@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from credit import ablations
-from credit.ablations import Settings, evened_out, group_weights
+from credit.ablations import Settings, closest_of, evened_out, group_weights
 from fast import race
 from fast.kernel import fused_race
 from shear import closest_spans, shear_advantages, shear_weights, span_bounds, two_sides
@@ -77,12 +77,12 @@ _cache = {}
 
 def pot_distance(x, y, eps, reading):
     """Eq. (10) or <P, C> by POT."""
-    key = (x.tobytes(), y.tobytes(), eps, reading)
+    key = (x.tobytes(), y.tobytes(), eps)
     if key not in _cache:
         cost = ot.dist(x, y, metric="euclidean")
         solved = ot.solve(cost, reg=eps, reg_type="KL", max_iter=5000, tol=1e-10)
-        _cache[key] = float(solved.value if reading == "value" else (solved.plan * cost).sum())
-    return _cache[key]
+        _cache[key] = {"value": float(solved.value), "cost": float((solved.plan * cost).sum())}
+    return _cache[key][reading]
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 8, 9, 30, 31])
@@ -104,6 +104,28 @@ def test_weights_agree_with_the_slow_loop(reading):
     slow = slow_weights(hidden, mask, correct, reading=reading, eps=0.3, **SMALL)
     assert ours.dtype == torch.float32 and ours.shape == mask.shape
     torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("reading", ["value", "cost"])
+def test_the_closest_opposing_span_is_the_one_that_pot_finds(reading):
+    """Its rollout, its place and its distance; one rollout is empty and two are below the window."""
+    hidden, mask, correct = group(lengths=(17, 12, 4, 0, 9))
+    settings = Settings(window=6, stride=3, eps=0.3, reading=reading, max_iters=3000, tol=1e-6)
+    found = closest_of(hidden, mask, correct, settings)
+    states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
+    nbar = np.mean([np.linalg.norm(h) for rollout in states for h in rollout])
+    for row, spans in enumerate(found):
+        assert [span[:2] for span in spans] == (paper_spans(len(states[row]), 6, 3) if row != 3 else [])
+        for start, end, distance, *closest in spans:
+            measured = []
+            for other in range(5):
+                if correct[other] != correct[row] and len(states[other]):
+                    for s, e in paper_spans(len(states[other]), 6, 3):
+                        pair = states[row][start:end], states[other][s:e]
+                        measured.append((pot_distance(*pair, 0.3 * nbar, reading) / nbar, other, s, e))
+            lowest, *place = min(measured)
+            assert closest == place and distance == pytest.approx(lowest, abs=1e-4)
+    assert closest_of(hidden, mask, torch.ones(5, dtype=torch.bool), settings) == [[], [], [], [], []]
 
 
 def test_default_tolerance_is_close_to_the_limit():

@@ -43,7 +43,9 @@ from tasks.problems import BadInput
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
 LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --prompts-per-step 8 --warmup-steps 350 --steps 24 --lr 2e-4"
 BESIDE = {"learning": [train.__file__, *LEARN.split(), "--threads", "1", "--name", "small", "--out"]}
-QUICK = "--toy-lines 2 --heldout 16 --eval-groups 4 --prompts-per-step 8".split()  # for what has nothing to learn
+QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()  # for what has nothing to learn
+PLOT = harness.run.report.plot
+pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture(scope="session")
@@ -93,8 +95,9 @@ def test_shear_learns_the_embedded_task(learning):
     assert "greedy accuracy" in printed and "<- first error" in printed
 
 
-def test_a_run_leaves_what_it_promises(tmp_path, start, capsys):
+def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
     """config, metrics, samples with token weights, a picture, and a folder that transformers loads."""
+    monkeypatch.setattr(harness.run.report, "plot", PLOT)
     assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK, "--steps", "2", "--seed", "7") == 0
     folder = tmp_path / "embedded-shear-1"
     config = json.loads((folder / "config.json").read_text())
@@ -159,9 +162,9 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch
     """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place only."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     monkeypatch.setattr(ablations, "shear_weights", lambda hidden, mask, correct, **options: mask.float())
+    flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4", "--steps", "2"]
     for method in ("grpo", "shear"):
-        flags = ("--task", "embedded", "--model", start, *QUICK, "--steps", "2", "--name", method, "--method", method)
-        assert run(tmp_path, *flags) == 0
+        assert run(tmp_path, *flags, "--name", method, "--method", method) == 0
     one, other = (rows(tmp_path / method / "metrics.jsonl")[1:3] for method in ("grpo", "shear"))
     for name in ("loss", "grad_norm", "clip_share", "reward", "entropy"):
         assert [row[name] for row in one] == [row[name] for row in other]
@@ -418,7 +421,7 @@ def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, c
             return function(*parts, **options)
 
         monkeypatch.setitem(prepare.DECODERS, name, noted)
-    flags = ["--task", "embedded", "--model", start, *QUICK]
+    flags = ["--task", "embedded", "--model", start, *QUICK, "--heldout", "16"]
     responses = []
     for more in ([], ["--decode", "fast"]):
         run = assembled([*flags, *more])
