@@ -36,7 +36,7 @@ answer(__name__, parse)  # --help and mistakes in the flags end here: what follo
 import torch
 from transformers.utils import logging
 
-from harness import evaluation, parallel, prepare, report, results
+from harness import evaluation, folders, parallel, prepare, results
 from harness.command import GOES_ON, guarded, ranked, resolve_machine
 from harness.evaluation import Sampler
 from harness.models import embedded, find_models, origin_of, run_of
@@ -79,8 +79,8 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     }
     for note in [note for loaded in sets for note in loaded.notes] if ranks.main else ():
         print(note)
-    report.make_out(folder, ranks)
-    with report.locked(folder, ranks, "--out"):
+    folders.make_out(folder, ranks)
+    with folders.locked(folder, ranks, "--out"):
         for label, path in models.items():
             sampler = load_sampler(args, path, ranks)
             settings["models"][label] = about_model(args, path, sampler)
@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
                 done = [row for row in kept if place.items() <= row.items() and row["seed"] in args.seeds]
 
                 def write(rows: list[dict], label=label) -> None:
-                    report.append(folder / "generations.jsonl", [{"model": label, **row} for row in rows])
+                    folders.append(folder / "generations.jsonl", [{"model": label, **row} for row in rows])
 
                 evaluation.evaluate(sampler, loaded, protocol, ranks, seeds=args.seeds, done=done, write=write)
             del sampler  # or two models are in memory while the next one is loaded

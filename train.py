@@ -40,10 +40,11 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from credit import lora
+from credit.batch import Batch, Source
 from credit.measures import effective_weights
-from credit.methods import USES_HIDDEN, Batch, Source, credit
+from credit.methods import USES_HIDDEN, credit
 from grpo import Rollouts, Scored, cat_padded, group_advantages, policy_loss, rollout, score
-from harness import evaluation, parallel, report
+from harness import evaluation, folders, parallel, report
 from harness.checkpoint import whole_folder
 from harness.command import guarded, ranked
 from harness.evaluation import Sampler
@@ -101,8 +102,8 @@ def take_steps(run: Run, sets: list[Loaded], history: list[dict], track: Callabl
             metrics["bench"] = on_benchmarks(run, sets, step + 1)
         history.append(metrics)
         if ranks.main:
-            report.append(folder / "metrics.jsonl", [metrics])
-            report.append(folder / "samples.jsonl", samples)
+            folders.append(folder / "metrics.jsonl", [metrics])
+            folders.append(folder / "samples.jsonl", samples)
             tqdm.write(table.row(metrics))
             track(metrics)
         interrupted = any(parallel.gather(run.interrupted, ranks))  # all ranks end after the same step
@@ -117,7 +118,7 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
     parallel.refresh(run.policy, run.sampler, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
-        report.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
+        folders.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
         report.print_accuracy("before", before)
     return before, []
 

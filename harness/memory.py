@@ -39,7 +39,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from credit import lora
-from credit.methods import BLOCK_TOKENS, USES_HIDDEN
+from credit.batch import BLOCK_TOKENS
+from credit.methods import USES_HIDDEN
 from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from fast.race import CHUNK_ENTRIES
 from grpo import HEAD_CHUNK, layers_of

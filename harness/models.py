@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from harness import checkpoint
+from harness.folders import settings_in
 from harness.recipe import EMBEDDED
-from harness.report import settings_in
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput

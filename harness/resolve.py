@@ -12,8 +12,8 @@ from fast import kernel
 from harness import checkpoint
 from harness.command import resolve_machine
 from harness.flags import flag, refuse_other_settings
+from harness.folders import settings_in
 from harness.recipe import MAY_CHANGE, RENAMED, check, make_parser, parse
-from harness.report import settings_in
 from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.problems import BadInput

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from harness import checkpoint, evaluation, parallel, report, tables
+from harness import checkpoint, evaluation, folders, parallel, tables
 from harness.flags import refuse_other_settings
 from harness.models import origin_of
 from harness.parallel import Ranks
@@ -42,8 +42,8 @@ def show(
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
     try:
-        settings = report.settings_in(folder / "settings.json", SETTINGS)
-        rows = report.rows(folder / "generations.jsonl", ROW)
+        settings = folders.settings_in(folder / "settings.json", SETTINGS)
+        rows = folders.rows(folder / "generations.jsonl", ROW)
     except (OSError, ValueError) as error:
         raise BadInput(f"--from {folder}: cannot be read ({error}); give a folder that eval.py made") from error
     data, generations = settings["data"], {}  # model -> benchmark -> rows
@@ -146,7 +146,7 @@ def show_runs(args: argparse.Namespace) -> None:
     runs = {}
     for name in args.runs:
         try:
-            rows = [row for row in report.rows(Path(name) / "metrics.jsonl") if "bench" in row]
+            rows = [row for row in folders.rows(Path(name) / "metrics.jsonl") if "bench" in row]
         except (OSError, ValueError) as error:
             raise BadInput(f"--runs {name}: cannot be read ({error}); give a run's folder") from error
         if not rows:
@@ -197,7 +197,7 @@ def replay(args: argparse.Namespace) -> Path:
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
     if folder.exists() and any(folder.iterdir()):  # only the same replay may stand there
-        had = report.settings_in(folder / "settings.json", SETTINGS)["protocol"]
+        had = folders.settings_in(folder / "settings.json", SETTINGS)["protocol"]
         refuse_other_settings(settings["protocol"], had, f"the evaluation in {folder} has", "choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint.write_whole(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
@@ -240,7 +240,7 @@ def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: P
     path, generations = folder / "settings.json", folder / "generations.jsonl"
     old = {"protocol": settings["protocol"], "data": {}, "models": {}}
     if path.exists() or generations.exists():  # rows without settings could be of any
-        old = report.settings_in(path, SETTINGS)
+        old = folders.settings_in(path, SETTINGS)
     holder = f"the generations in {folder} have"
     refuse_other_settings(settings["protocol"], old["protocol"], holder, "choose another --out")
     for flag, kind in (("data", "data"), ("model", "models")):
@@ -252,7 +252,7 @@ def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: P
     checkpoint.write_whole(path, json.dumps(merged, indent=1) + "\n")
     if not generations.exists():
         return []
-    kept = whole_blocks(report.rows(generations, (*ROW, "block", "response")), sets, protocol)
+    kept = whole_blocks(folders.rows(generations, (*ROW, "block", "response")), sets, protocol)
     checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
     for row in kept:
         del row["response"]

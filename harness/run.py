@@ -30,7 +30,7 @@ from credit import lora, prm
 from credit.methods import USES_PRM
 from fast.packing import packing_of
 from grpo import Policy, Rollouts
-from harness import checkpoint, memory, parallel, report
+from harness import checkpoint, folders, memory, parallel, report
 from harness.checkpoint import CheckpointError
 from harness.command import RunFailed
 from harness.parallel import Ranks
@@ -81,12 +81,12 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
         notes.append("smoke test: rewards in training are drawn, whatever a response says")
     if args.smoke and not args.name:
         clear_smoke(args, ranks)
-    folder = report.make_folder(args, ranks)
-    with report.locked(folder, ranks, "--resume"), explained(args, folder, ranks):
+    folder = folders.make_folder(args, ranks)
+    with folders.locked(folder, ranks, "--resume"), explained(args, folder, ranks):
         if args.resume:
             check_problems(args, folder, digest)
         elif ranks.main:
-            report.write_config(args, folder, digest)
+            folders.write_config(args, folder, digest)
         if ranks.main:
             if ranks.device.type == "cuda" or args.task != "embedded":
                 notes += memory.notes(predicted, ranks.device, model, folder, args)
@@ -116,9 +116,9 @@ def clear_smoke(args: argparse.Namespace, ranks: Ranks) -> None:
     folder = Path(args.out) / args.name
     if not parallel.from_main(folder.exists(), ranks):
         return
-    with report.locked(folder, ranks, "--out"), parallel.together(ranks):
+    with folders.locked(folder, ranks, "--out"), parallel.together(ranks):
         if ranks.main:
-            if not report.settings_in(folder / "config.json").get("smoke"):
+            if not folders.settings_in(folder / "config.json").get("smoke"):
                 raise BadInput(f"--smoke: {folder} is the folder of another run; give a --name")
             shutil.rmtree(folder)
 
@@ -190,7 +190,7 @@ def failed_phase(error: Exception) -> str:
 
 def check_problems(args: argparse.Namespace, folder: Path, digest: str) -> None:
     """Refuse to go on with other problems than those of the run in `folder`; raises BadInput."""
-    had = report.settings_in(folder / "config.json").get("digest", digest)  # a run may be older than that
+    had = folders.settings_in(folder / "config.json").get("digest", digest)  # a run may be older than that
     if had != digest:
         raise BadInput(f"--resume {folder}: --data {args.data} holds other problems now; restore the old ones")
 
@@ -239,7 +239,7 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
     """
     path, step = checkpoint.find(Path(run.args.resume))
     with parallel.together(run.ranks):
-        kept = report.rows_until(run.folder, step)
+        kept = folders.rows_until(run.folder, step)
         first, *history = kept.get("metrics.jsonl") or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
@@ -254,8 +254,8 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         print(f"resumed after step {step} from {path}")
         for old in checkpoint.discard_after(run.folder, step):
             print(f"removed {old}, which comes after it")
-        report.cut_back(run.folder, kept)
-        report.write_config(run.args, run.folder, digest_of(run.task.train + run.task.heldout))
+        folders.cut_back(run.folder, kept)
+        folders.write_config(run.args, run.folder, digest_of(run.task.train + run.task.heldout))
     return first["before"], history
 
 
@@ -286,7 +286,7 @@ def seed_of(seed: int, step: int, rank: int = 0) -> int:
 def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dict[str, float]) -> None:
     """Write down the rollouts of an update that was not finite; raises RunFailed after PATIENCE in a row."""
     run.skipped += 1
-    path = report.write_suspects(run.folder, run.ranks, step, rollouts, suspects, sums)
+    path = folders.write_suspects(run.folder, run.ranks, step, rollouts, suspects, sums)
     if run.skipped == PATIENCE:
         diverged(run, step, f"{PATIENCE} updates in a row had a loss or gradient that is not finite, see {path}")
 
@@ -301,7 +301,7 @@ def check_policy(run: Run, step: int) -> None:
 
 def diverged(run: Run, step: int, reason: str) -> NoReturn:
     """Raise RunFailed, naming the last checkpoint from which a whole step was finite, if there is one."""
-    finite = {row["step"] for row in report.rows(run.folder / "metrics.jsonl") if row.get("skipped") == 0}
+    finite = {row["step"] for row in folders.rows(run.folder / "metrics.jsonl") if row.get("skipped") == 0}
     good = [path for path in checkpoint.complete(run.folder) if checkpoint.step_of(path) + 1 in finite]
     remedy = f"start anew with an --lr below {run.args.lr}, as no checkpoint is known to be good"
     if good:

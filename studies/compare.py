@@ -42,7 +42,7 @@ from transformers.utils import logging
 import train
 from credit import lora
 from credit.methods import USES_PRM
-from harness import checkpoint, report, tables
+from harness import checkpoint, folders, tables
 from harness.checkpoint import write_whole
 from harness.command import GOES_ON, RunFailed, guarded
 from harness.flags import refuse_other_settings
@@ -69,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def compare(flags: argparse.Namespace) -> int:
     """The runs that are not there yet, the times of a step, the table; raises BadInput where `--out` is in use."""
-    report.make_out(flags.out, ALONE)
-    with report.locked(flags.out, ALONE, "--out"):
+    folders.make_out(flags.out, ALONE)
+    with folders.locked(flags.out, ALONE, "--out"):
         train_all(flags)
         costs = time_steps(flags) if flags.made else {}
         table = make_table(flags, costs)
@@ -124,12 +124,12 @@ def check_run(flags: argparse.Namespace, method: str, seed: int) -> None:
         return
     if not (folder / "config.json").exists():
         raise BadInput(f"--out {flags.out}: {folder} holds files and no config.json of train.py; {REMEDY}")
-    had = renamed(report.settings_in(folder / "config.json", ("task", "method", "seed")))
+    had = renamed(folders.settings_in(folder / "config.json", ("task", "method", "seed")))
     free = (MAY_CHANGE - {"steps", "lr", "max_grad_norm"}) | {"name", "out", "model"}
     fixed = {name: value for name, value in wanted.items() if name not in free}
     refuse_other_settings(fixed, had, f"the run in {folder} has", REMEDY)
     results_of(folder)
-    with report.locked(folder, ALONE, "--out"):
+    with folders.locked(folder, ALONE, "--out"):
         pass  # nobody writes there
 
 
@@ -188,7 +188,7 @@ def set_aside(folder: Path) -> None:
     number = 1
     while folder.with_name(f"{folder.name}.cut-{number}").exists():
         number += 1
-    with report.locked(folder, ALONE, "--out"):
+    with folders.locked(folder, ALONE, "--out"):
         aside = folder.rename(folder.with_name(f"{folder.name}.cut-{number}"))
     print(f"{folder.name}: was cut before its first checkpoint; set aside as {aside}", flush=True)
 
@@ -228,7 +228,7 @@ def results_of(folder: Path) -> tuple[list[dict], list[dict], list[dict]]:
     """A run's steps, and its evaluations before and after training; raises BadInput where they are damaged."""
     path = folder / "metrics.jsonl"
     steps, before, after = [], [], []
-    for row in report.rows(path) if path.exists() else []:
+    for row in folders.rows(path) if path.exists() else []:
         if "step" in row:
             steps.append(row)
         elif "before" in row:

@@ -38,10 +38,10 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from credit.ablations import settings_of, span_matrix
-from credit.methods import Batch
+from credit.batch import Batch
 from fast.packing import packing_of
 from grpo import Policy, spread
-from harness import report, tables
+from harness import folders, report, tables
 from harness.checkpoint import write_whole
 from harness.command import GOES_ON, guarded
 from harness.flags import refuse_other_settings
@@ -159,10 +159,10 @@ def decided(flags: argparse.Namespace, args: argparse.Namespace) -> dict:
 
 def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     """Refuse a folder of other samples, and one that cannot be made; raises BadInput."""
-    report.make_out(flags.out, Ranks(0, 1, torch.device(args.device)))
+    folders.make_out(flags.out, Ranks(0, 1, torch.device(args.device)))
     if not (flags.out / "config.json").exists() and not list(flags.out.glob("group-*.json")):
         return
-    had = renamed(report.settings_in(flags.out / "config.json"))
+    had = renamed(folders.settings_in(flags.out / "config.json"))
     wanted = decided(flags, args)
     digest = wanted.pop("digest")  # which no flag gives
     refuse_other_settings(wanted, had, f"the groups in {flags.out} have", "choose another --out")

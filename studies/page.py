@@ -28,7 +28,7 @@ import json
 import re
 from pathlib import Path
 
-from harness.report import rows
+from harness.folders import rows
 from tasks.problems import BadInput, cause
 
 REMEDY = "give the samples.jsonl of a training run"

@@ -2,7 +2,7 @@
 
     collect(...)       -> a Group for each problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
     read(path, ...)    -> solutions from a file, which take the place of sampled rollouts
-    scored(group, ...) -> the group as a `credit.Batch`, with hidden states, and each span's closest opposing one
+    scored(group, ...) -> the group as a `Batch`, with hidden states, and each span's closest opposing one
     table_of(groups, closest) -> all prefixes, with their local distances, as the table that `figures.py` takes
 
 What makes it right, and is easy to get wrong:
@@ -29,7 +29,7 @@ import torch
 from tqdm import tqdm
 
 from credit.ablations import Closest
-from credit.methods import Batch, Source
+from credit.batch import Batch, Source
 from credit.salience import answer_places
 from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from harness.checkpoint import write_whole

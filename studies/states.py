@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from credit.ablations import Settings
-from credit.methods import Batch
+from credit.batch import Batch
 from fast.packing import packing_of
 from grpo import Policy, spread
 from harness.parallel import Ranks

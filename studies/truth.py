@@ -25,8 +25,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.ablations import CHOICES
+from credit.batch import Batch
 from credit.measures import around, effective_weights, localisation, peak
-from credit.methods import METHODS, USES_PRM, Batch, credit, true_errors
+from credit.methods import METHODS, USES_PRM, credit, true_errors
 from grpo import cat_padded
 from studies import figures
 from studies.figures import FAINT, INK, RIGHT, WRONG

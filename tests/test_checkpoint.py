@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import harness.run
 import train
 from grpo import Policy
-from harness import checkpoint, parallel, report
+from harness import checkpoint, folders, parallel
 from harness.parallel import Ranks
 from harness.resolve import parse_args
 from tasks import toy
@@ -45,7 +45,7 @@ def whole(tmp_path_factory, taught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
     assert train.main([*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
-    assert sum(row["grad_norm"] > 0 for row in report.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
+    assert sum(row["grad_norm"] > 0 for row in folders.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
     return out / "run"
 
 
@@ -79,7 +79,7 @@ def assert_same(one: Path, other: Path) -> None:
     """Weights, metrics but seconds, and samples, to the bit."""
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    ours, theirs = (report.rows(run / "metrics.jsonl") for run in (one, other))
+    ours, theirs = (folders.rows(run / "metrics.jsonl") for run in (one, other))
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
 

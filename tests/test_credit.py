@@ -14,8 +14,9 @@ import torch
 import grpo
 from credit import ablations, lora, methods, salience
 from credit.ablations import Settings, first_weights, group_weights
+from credit.batch import Batch, Source
 from credit.measures import effective_weights
-from credit.methods import METHODS, Batch, Source, credit, true_errors
+from credit.methods import METHODS, credit, true_errors
 from credit.salience import Answer, outcome_weights
 from grpo import Policy, Rollouts, Scored, group_advantages, policy_loss, score
 from harness.prepare import embedded_task
@@ -206,7 +207,7 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
 @pytest.mark.parametrize("method", ["shear", "hapo", "prm", "rlsd", "oracle"])
 def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     """Whole groups with their own problems, verdicts and text: nothing of another group was needed."""
-    monkeypatch.setattr(methods, "BLOCK_TOKENS", 1)
+    monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     torch.manual_seed(5)
     whole = credit(method, told, flags(method))
     blocks = list(told.split())

@@ -18,7 +18,7 @@ import torch
 
 import eval as evaluation
 import train
-from harness import checkpoint, prepare, report
+from harness import checkpoint, folders, prepare
 from harness.command import guarded
 
 SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
@@ -173,7 +173,7 @@ def test_tests_as_json_text_are_tests(tmp_path):
         json.dumps({"problem": "p", "response": "```python\nprint(1)\n```", "tests": tests}) + "\n"
     )
     assert evaluation.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
-    assert report.rows(tmp_path / "out" / "generations.jsonl")[0]["score"] == 1.0
+    assert folders.rows(tmp_path / "out" / "generations.jsonl")[0]["score"] == 1.0
 
 
 def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys):

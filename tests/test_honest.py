@@ -5,7 +5,6 @@ A text with a fence is a whole response; any other text is the program of one.
 Run: pytest tests/test_honest.py
 """
 
-import contextlib
 import functools
 import json
 import sys
@@ -380,8 +379,7 @@ def level():
 def grade_all_honest(folder: Path) -> None:
     """The verdicts of all programs by name, several at a time, as in training: a file of the folder."""
     responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in HONEST]
-    tests = [tests for _, _, tests in HONEST]
-    verdicts = grade_all(functools.partial(grade_code, timeout_s=20.0), responses, tests)
+    verdicts = grade_all(functools.partial(grade_code, timeout_s=20.0), responses, [tests for *_, tests in HONEST])
     verdict_of = {name: verdict for (name, _, _), verdict in zip(HONEST, verdicts, strict=True)}
     (folder / "verdicts.json").write_text(json.dumps(verdict_of))
 
@@ -399,6 +397,4 @@ def test_an_honest_program_passes(name, verdicts):
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(SandboxError):  # the tests are skipped then
-        sandbox.choose_level("auto")
-        grade_all_honest(Path(sys.argv[1]))
+    grade_all_honest(Path(sys.argv[1]))

@@ -17,10 +17,10 @@ import torch
 from test_shear import pot_distance
 
 from credit.ablations import Settings, closest_of
+from credit.batch import Batch
 from credit.measures import effective_weights
-from credit.methods import Batch
 from credit.methods import oracle as oracle_advantages
-from harness import report
+from harness import folders
 from studies import diagnose, page
 from tasks.toy import FirstError
 
@@ -116,7 +116,7 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     """A step's second problem is a group of its own; a last line that is cut off is left out."""
     rows = [rollout([str(place)], [1.0], step=step) for place, step in enumerate([1, 1, 2, 2, 2, 3])]
     rows[4]["problem"] = "3+3?"
-    report.append(tmp_path / "samples.jsonl", rows)
+    folders.append(tmp_path / "samples.jsonl", rows)
     with (tmp_path / "samples.jsonl").open("a") as file:
         file.write('{"step": 3, "prob')
     groups = page.read_groups(tmp_path / "samples.jsonl")
@@ -197,7 +197,7 @@ def test_bad_samples_are_one_sentence(tmp_path, capsys, name):
 def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, capsys, where):
     """The samples themselves are never overwritten."""
     source = tmp_path / "samples.jsonl"
-    report.append(source, [GOOD])
+    folders.append(source, [GOOD])
     assert make(source, tmp_path / where) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith(f"error: --html {tmp_path / where}: ") and "name a" in said

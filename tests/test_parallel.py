@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 import train
 from credit import lora
 from grpo import Rollouts, rollout
-from harness import parallel, report
+from harness import folders, parallel
 from harness.parallel import Ranks, checksum, full, share
 from harness.run import assemble
 from rewards import Verdict
@@ -193,7 +193,7 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
     folder, _, _ = two
     ours, theirs = (AutoModelForCausalLM.from_pretrained(folder / name / "model") for name in ("parts", "whole"))
     assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in ours.state_dict().items())
-    ours, theirs = (report.rows(folder / name / "metrics.jsonl") for name in ("parts", "whole"))
+    ours, theirs = (folders.rows(folder / name / "metrics.jsonl") for name in ("parts", "whole"))
     assert len(ours) == 4 and len({row["checksum"] for row in ours[1:3]}) == 2
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (folder / "parts" / "samples.jsonl").read_text() == (folder / "whole" / "samples.jsonl").read_text()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from credit.methods import Batch
+from credit.batch import Batch
 from grpo import Rollouts, Scored, group_advantages
-from harness import report
+from harness import folders, report
 from harness.resolve import parse_args
 from rewards import Verdict, grade_math
 from tasks import toy
@@ -172,4 +172,4 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     command, samples = lines[-3:-1]  # one command in two lines
     assert command == "next: python -m studies.diagnose --html credit.html \\"
     assert samples == "        --samples runs/embedded-shear-1/samples.jsonl"
-    assert "after" in report.rows(folder / "metrics.jsonl")[0] and (folder / "curve.png").exists()
+    assert "after" in folders.rows(folder / "metrics.jsonl")[0] and (folder / "curve.png").exists()

@@ -27,7 +27,8 @@ from transformers import (
 
 import harness.run
 import train
-from credit import ablations, methods
+from credit import ablations
+from credit import batch as batches
 from credit.methods import credit
 from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
@@ -109,7 +110,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
     assert metrics[0]["eps_over_nbar"] == pytest.approx(0.05)
     assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
     samples = rows(folder / "samples.jsonl")
-    assert len(samples) == 16 and all(len(row["tokens"]) == len(row["weights"]) for row in samples)
+    assert len(samples) == 16 and all(len(row["tokens"]) == len(row["weights"]["shear"]) for row in samples)
     assert {"response", "reason", "first_error", "advantage"} <= set(samples[0])
     assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
     model, tokenizer = (
@@ -391,14 +392,14 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
 
     def noted(run, rollouts):
         scored = score(run, rollouts)
-        assert len(scored.hidden) == rollouts.mask.sum() <= max(methods.BLOCK_TOKENS, 8 * run.args.max_tokens)
+        assert len(scored.hidden) == rollouts.mask.sum() <= max(batches.BLOCK_TOKENS, 8 * run.args.max_tokens)
         seen.append(len(rollouts.texts))
         return scored
 
     monkeypatch.setattr(train, "score_block", noted)
     run = assembled([*flags, "--prompts-per-update", "1"])
     for tokens in (1, 2 * 8 * run.args.max_tokens, 2**20):
-        monkeypatch.setattr(methods, "BLOCK_TOKENS", tokens)
+        monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
         clock = train.report.Clock(torch.device("cpu"))
         found.append(train.sample_and_credit(run, run.task.train[:5], clock, 0))

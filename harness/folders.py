@@ -1,0 +1,149 @@
+"""A run's folder, and its JSON files: made, locked, written, read, and cut back to a checkpoint."""
+
+import argparse
+import fcntl
+import json
+import os
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import transformers
+
+from grpo import Rollouts
+from harness.checkpoint import write_whole
+from harness.parallel import Ranks, from_main, gather_items, together
+from tasks.problems import BadInput
+
+
+def make_out(folder: Path, ranks: Ranks) -> None:
+    """The folder of --out, on rank 0 for all; raises BadInput where it cannot be made."""
+    with together(ranks):
+        if ranks.main:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInput(f"--out {folder}: cannot be made ({error}); choose another") from error
+
+
+def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
+    """runs/NAME, new unless a run is resumed; raises BadInput where it cannot be made."""
+    with together(ranks):
+        if ranks.main:
+            args.name = args.name or free_name(args)
+            folder = Path(args.out) / args.name
+            try:
+                folder.mkdir(parents=True, exist_ok=bool(args.resume))
+            except OSError as error:
+                reason = f"{folder} cannot be made ({error})"
+                raise BadInput(f"--out {args.out}: {reason}; choose another --out or --name") from error
+    args.name = from_main(args.name, ranks)
+    return Path(args.out) / args.name
+
+
+@contextmanager
+def locked(folder: Path, ranks: Ranks, option: str):
+    """The folder that an option names for this process alone; raises BadInput if another one writes there."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with together(ranks):
+            if ranks.main:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError as error:
+                    raise BadInput(f"{option} {folder}: another process is writing there; end it first") from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def free_name(args: argparse.Namespace) -> str:
+    """Task, method and the next free number."""
+    number = 1
+    while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
+        number += 1
+    return f"{args.task}-{args.method}-{number}"
+
+
+def write_config(args: argparse.Namespace, folder: Path, digest: str) -> None:
+    """config.json: the resolved flags, and a digest of the problems."""
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    config = {**vars(args), "resume": None, "digest": digest, "versions": versions}
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+
+
+def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
+    """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput, naming the line.
+
+    Every object must have these `keys`.
+    """
+    found = []
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"{path}, line {number}: not JSON ({error}); restore or remove the file") from error
+        if not isinstance(row, dict) or not set(keys) <= row.keys():
+            needed = f" with {', '.join(keys)}" if keys else ""
+            raise BadInput(f"{path}, line {number}: not an object{needed}; restore or remove the file")
+        found.append(row)
+    return found
+
+
+def settings_in(path: Path, keys: Sequence[str] = ()) -> dict:
+    """The object in a JSON file, which must have these `keys`; raises BadInput."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
+    if not isinstance(settings, dict) or not set(keys) <= settings.keys():
+        raise BadInput(
+            f"{path}: not an object with {', '.join(keys) or 'settings'}; restore it, or choose another folder"
+        )
+    return settings
+
+
+def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
+    """What metrics, samples and skipped rollouts were after `step` steps, by file; raises BadInput."""
+    kept = {}
+    for name in ("metrics.jsonl", "samples.jsonl", "nonfinite.jsonl"):
+        if (folder / name).exists():
+            kept[name] = []
+            for row in rows(folder / name):
+                done = row.get("step", 0)
+                if isinstance(done, int) and done <= step and "after" not in row:
+                    kept[name].append(row)
+    return kept
+
+
+def cut_back(folder: Path, kept: dict[str, list[dict]]) -> None:
+    """Write what `rows_until` returned."""
+    for name, kept_rows in kept.items():
+        write_whole(folder / name, "".join(json.dumps(row) + "\n" for row in kept_rows))
+
+
+def write_suspects(
+    folder: Path, ranks: Ranks, step: int, rollouts: Rollouts, suspects: list[int], metrics: dict[str, float]
+) -> Path:
+    """nonfinite.jsonl: the rollouts, of all ranks, of an update that was not finite."""
+    path = folder / "nonfinite.jsonl"
+    rows = []
+    for row in sorted(set(gather_items(suspects, ranks))):
+        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]].tolist()
+        ids = rollouts.ids[row][rollouts.mask[row]].tolist()
+        said = {"prompt_ids": prompt, "ids": ids, "response": rollouts.texts[row]}
+        rows.append({"step": step + 1, "row": row, **metrics, **said})
+    if ranks.main:
+        append(path, rows)
+    return path
+
+
+def append(path: Path, rows: list[dict]) -> None:
+    """Add rows to a JSON-lines file."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
