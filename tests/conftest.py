@@ -1,7 +1,6 @@
 """What several test files need: one thread, a seed for each test, small models. Nothing is downloaded."""
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -91,40 +90,19 @@ def teach(folder: Path) -> str:
     return str(folder)
 
 
-def pytest_collection_finish(session):
-    """What takes long runs in processes of its own, beside the tests that do not wait for it: each file's BESIDE.
-
-    BESIDE: the fixture that waits for a command -> the command's words after `python`; a folder is added to them.
-    """
-    session.config.beside = {}
-    if session.config.option.collectonly:
-        return
-    files = [(item.fixturenames, getattr(item.module, "BESIDE", {})) for item in session.items]
-    wanted = {name: words for fixtures, beside in files for name, words in beside.items() if name in fixtures}
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    for name, words in wanted.items():
-        folder = Path(tempfile.mkdtemp())
-        command = ["nice", "-n", "19", sys.executable, *words, str(folder)]  # the tests themselves go first
-        with (folder / "printed").open("w") as printed:
-            process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT, env=environment)
-        session.config.beside[name] = process, folder
-
-
 @pytest.fixture(scope="session")
-def ended(request):
-    """The folder of a process that was started beside the tests, by its name in BESIDE, once it has ended well."""
+def ended():
+    """The folder of a Python process of its own, given the words of its command, once it has ended well."""
+    with tempfile.TemporaryDirectory() as parent:  # not of pytest, whose long paths lengthen what is printed
 
-    def wait(name: str) -> Path:
-        process, folder = request.config.beside[name]
-        assert process.wait(timeout=300) == 0, (folder / "printed").read_text()  # seconds; it hangs, else
-        return folder
+        def run(*words: str) -> Path:
+            folder = Path(parent, str(len(os.listdir(parent))))
+            folder.mkdir()
+            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+            streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            done = subprocess.run([sys.executable, *words, str(folder)], env=environment, timeout=300, **streams)
+            assert done.returncode == 0, done.stdout
+            (folder / "printed").write_text(done.stdout)
+            return folder
 
-    return wait
-
-
-def pytest_sessionfinish(session):
-    """None outlives the tests."""
-    for process, folder in getattr(session.config, "beside", {}).values():
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder)
+        yield run

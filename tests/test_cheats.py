@@ -22,7 +22,6 @@ from grading import sandbox
 from grading.sandbox import SandboxError
 from rewards import grade_all, grade_code
 
-BESIDE = {"scores": [__file__]}
 SCRIPT = {"inputs": ["3\n1 2 3\n"], "outputs": ["6\n"]}
 FIVE = {"asserts": ["assert f(3) == 5"]}
 CALL = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [5, 6]}
@@ -378,8 +377,8 @@ def grade_all_cheats(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def scores(ended) -> dict:
-    """What `grade_all_cheats` has written beside the other tests."""
-    return json.loads((ended("scores") / "scores.json").read_text())
+    """What `grade_all_cheats` has written."""
+    return json.loads((ended(__file__) / "scores.json").read_text())
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CHEATS])

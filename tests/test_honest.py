@@ -16,7 +16,6 @@ from grading import sandbox
 from grading.sandbox import SandboxError
 from rewards import grade_all, grade_code
 
-BESIDE = {"verdicts": [__file__]}
 SCRIPT = {"inputs": ["3\n1 2 3\n", "1\n6\n"], "outputs": ["6\n", "6\n"]}
 EVAL = {
     "prompt": 'from typing import List\n\n\ndef f(x: int) -> int:\n    """Add one.\n    >>> f(1)\n    2\n    """\n',
@@ -386,8 +385,8 @@ def grade_all_honest(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def verdicts(ended) -> dict:
-    """What `grade_all_honest` has written beside the other tests."""
-    return json.loads((ended("verdicts") / "verdicts.json").read_text())
+    """What `grade_all_honest` has written."""
+    return json.loads((ended(__file__) / "verdicts.json").read_text())
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in HONEST])

@@ -1,6 +1,6 @@
 """harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
-The checks on two ranks run once, by `parallel.launch` of this very file over gloo, beside other tests; each rank
+The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank
 leaves what it saw.
 
 Run: pytest tests/test_parallel.py
@@ -43,7 +43,6 @@ CASES = {
     "attention": ["--method", "attention"],
     "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
 }
-BESIDE = {"two": [__file__]}
 
 
 def grade(response: str, reference) -> Verdict:
@@ -144,7 +143,7 @@ def launch(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def two(ended):
     """The folder that two ranks left, the rollouts that they and one rank were given, and what they saw."""
-    folder = ended("two")
+    folder = ended(__file__)
     rollouts = torch.load(folder / "rollouts.pt", weights_only=False)
     seen, how = (json.loads((folder / name).read_text()) for name in ("seen.json", "ended.json"))
     return folder, rollouts, seen | how

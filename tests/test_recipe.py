@@ -15,7 +15,7 @@ import pytest
 from credit.ablations import CHOICES, Settings
 from credit.methods import METHODS, RESCALINGS
 from credit.salience import PROBES
-from fast.race import race
+from fast.race import race_matrix
 from grpo import group_advantages, policy_loss
 from harness import protocol, recipe, tables
 from harness.protocol import Protocol
@@ -121,7 +121,7 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     assert settings == {name: own[name] for name in settings}
     for function, names in (
         (shear_weights, "window stride eps".split()),
-        (race, "max_iters tol".split()),
+        (race_matrix, "max_iters tol".split()),
         (sinkhorn, "max_iters tol".split()),
         (policy_loss, "clip_low clip_high".split()),
     ):

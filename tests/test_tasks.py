@@ -33,7 +33,6 @@ for path in (broken, None):
     try: tasks.load_problems("math", path)
     except tasks.BadInput as error: print(error)
 """
-BESIDE = {"quiet": ["-c", LOAD]}
 
 
 @pytest.fixture(autouse=True)
@@ -499,7 +498,7 @@ def test_a_hub_out_of_reach_costs_one_request(monkeypatch):
 @pytest.fixture(scope="module")
 def quiet(ended):
     """All that LOAD printed."""
-    return (ended("quiet") / "printed").read_text().splitlines()
+    return (ended("-c", LOAD) / "printed").read_text().splitlines()
 
 
 def test_the_libraries_stay_quiet_and_are_imported_only_where_needed(quiet):

@@ -43,7 +43,6 @@ from tasks.problems import BadInput
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
 LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --prompts-per-step 8 --warmup-steps 350 --steps 24 --lr 2e-4"
-BESIDE = {"learning": [train.__file__, *LEARN.split(), "--threads", "1", "--name", "small", "--out"]}
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()  # for what has nothing to learn
 PLOT = harness.run.report.plot
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -78,7 +77,7 @@ def rows(path) -> list[dict]:
 @pytest.fixture(scope="module")
 def learning(ended):
     """Where LEARN wrote its run."""
-    return ended("learning")
+    return ended(train.__file__, *LEARN.split(), "--threads", "1", "--name", "small", "--out")
 
 
 def test_shear_learns_the_embedded_task(learning):
