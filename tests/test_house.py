@@ -13,7 +13,7 @@ FLOORS = [
     {"shear", "rewards"},
     {"tasks"},
     {"credit"},
-    {"harness"},
+    {"harness", "integrations"},
     {"train", "eval"},
     {"studies"},
 ]

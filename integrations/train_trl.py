@@ -1,0 +1,63 @@
+"""Trains a model through TRL with SHEAR; without flags the embedded task's model, on a CPU.
+
+    torchrun --nproc_per_node 2 -m integrations.train_trl
+    accelerate launch --config_file zero3.yaml -m integrations.train_trl --model Qwen/Qwen2.5-Math-7B --use_vllm true
+
+Every field of TRL's GRPOConfig is a flag; docs/scaling.md has the whole second command. Problems come from the hub or
+from `--data`, as in train.py. Left out: the code task, whose reward function is `code_reward`, and evaluation.
+"""
+
+from dataclasses import dataclass
+
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import GRPOConfig, TrlParser
+
+from integrations.trl_rewards import math_reward
+from integrations.trl_shear import ShearGRPOTrainer
+from rewards import grade_math
+from tasks import toy
+from tasks.problems import choose_template, load_problems, text_task
+
+# With two processes, train.py's recipe for the embedded task: 16 prompts a generation, 4 an update.
+EMBEDDED = dict(use_cpu=True, bf16=False, window=12, stride=6, max_completion_length=2 * toy.response_tokens(2))
+EMBEDDED |= dict(per_device_train_batch_size=16, steps_per_generation=4, gradient_accumulation_steps=1)
+EMBEDDED |= dict(learning_rate=1e-4, lr_scheduler_type="constant", max_steps=160, save_strategy="no")
+
+
+@dataclass
+class Options:
+    """The flags that are not GRPOConfig's."""
+
+    model: str | None = None
+    data: str | None = None
+    window: int = 100
+    stride: int = 25
+
+
+def main() -> None:
+    """Reads the flags, and trains."""
+    parser = TrlParser((Options, GRPOConfig))
+    parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)
+    if parser.parse_known_args()[0].model is None:
+        parser.set_defaults(**EMBEDDED)
+    options, config = parser.parse_args_and_config()
+    if options.model:
+        model = options.model
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        task = text_task("math", choose_template("auto", model, tokenizer), tokenizer, grade_math)
+        problems, _ = load_problems("math", options.data)
+        rows = [{"prompt": task.prompt(problem), "answer": problem["answer"]} for problem in problems]
+    else:
+        model, tokenizer = toy.make_model(2, seed=0), toy.make_tokenizer()
+        toy.warm_up(model, 2, "chain", set(), steps=300, seed=0)
+        problems, _ = toy.make_problems(2_000, 0, 2, "chain", seed=0)
+        rows = [{"prompt": problem["problem"], "answer": problem["answer"]} for problem in problems]
+    sizes = dict(window=options.window, stride=options.stride)
+    trainer = ShearGRPOTrainer(model, math_reward, config, Dataset.from_list(rows), processing_class=tokenizer, **sizes)
+    trainer.train()
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""This project's graders as TRL reward functions, for datasets with a column "answer" or "tests".
+
+A score is 1, 0, or None where grading itself failed; TRL leaves those rollouts out.
+"""
+
+import json
+from collections.abc import Callable
+
+from rewards import grade_all, grade_code, grade_math
+
+
+def math_reward(completions: list, answer: list[str], **columns) -> list[float | None]:
+    """Whether the last boxed answer is right; `answer` is LaTeX."""
+    return scores(grade_math, completions, answer)
+
+
+def code_reward(completions: list, tests: list[str], **columns) -> list[float | None]:
+    """Whether the program passes its tests, each the JSON text of one of the four forms in `rewards.py`.
+
+    Text, because a table has one type a column, and would give every problem the keys of all forms.
+    """
+    return scores(grade_code, completions, [json.loads(text) for text in tests])
+
+
+def scores(grade: Callable, completions: list, references: list) -> list[float | None]:
+    """The score of each completion, a text or a list of messages."""
+    texts = []
+    for completion in completions:
+        texts.append(completion if isinstance(completion, str) else completion[-1]["content"])
+    return [verdict.score for verdict in grade_all(grade, texts, references)]

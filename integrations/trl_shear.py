@@ -1,0 +1,130 @@
+"""SHEAR in TRL's GRPOTrainer. Everything that TRL scales by (DeepSpeed, FSDP, vLLM, many nodes) is left to TRL.
+
+    trainer = ShearGRPOTrainer(model, math_reward, GRPOConfig(...), train_dataset, window=100, stride=25)
+
+TRL's loss takes token advantages (B, T), but nothing in TRL makes them. So three methods are wrapped, none is copied:
+
+  1. `_calculate_rewards` returns the rewards of all processes. The first reward function gives the verdict: a rollout
+     is right if it is above 0.5. Further functions only shape the reward.
+  2. `_get_per_token_logps_and_entropies` is TRL's scoring forward, for FSDP, ZeRO-3, autocast and PEFT alike. A hook on
+     the base model keeps the last-layer states. Where TRL scores its rollouts anyway (vLLM with importance correction,
+     several updates a generation), this costs no further pass; elsewhere it costs one.
+  3. `_generate_and_score_completions` multiplies TRL's advantages (B,) by omega (B, T); not in evaluation.
+
+The rollouts of a group are adjacent in the global order of rollouts. A process that holds whole groups needs no other
+one. Where groups are split over processes, states are gathered, one rollout of each process at a time.
+
+A rollout without a verdict (None), and a truncated one that TRL masks, is on neither side; its weights are 1.
+
+Refused: images, context and sequence parallelism, and one importance ratio a sequence.
+"""
+
+import torch
+from accelerate.utils import gather, pad_across_processes
+from torch import Tensor
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+
+from fast.distances import token_distances
+from fast.race import race
+from shear import EPS, STRIDE, WINDOW, shear_weights, span_bounds
+
+
+class ShearGRPOTrainer(GRPOTrainer):
+    """TRL's, with SHEAR's `window`, `stride` (tokens) and `eps` (in units of nbar). ValueError for what it refuses."""
+
+    def __init__(self, *args, window: int = WINDOW, stride: int = STRIDE, eps: float = EPS, **kwargs):
+        span_bounds(0, window, stride)  # raises for these
+        self.options = dict(window=window, stride=stride, eps=eps, closest=race, distances=token_distances)
+        self._keep_next_pass = False
+        super().__init__(*args, **kwargs)
+        if self.importance_sampling_level != "token":  # such a ratio's gradient sees the sum of a rollout's weights
+            level = f"importance_sampling_level={self.importance_sampling_level!r}"
+            raise ValueError(f"{level} gives all tokens of a rollout one ratio and discards their credit; use 'token'")
+        parallelism = self.accelerator.parallelism_config
+        if parallelism and (parallelism.cp_enabled or parallelism.sp_enabled):
+            raise ValueError("parallelism_config: cp_size and sp_size must be 1; SHEAR compares whole rollouts")
+        if self._is_vlm:
+            raise ValueError("model: SHEAR's scoring pass takes no images; give a model of text alone")
+
+    def _calculate_rewards(self, *args, **kwargs) -> Tensor:
+        """TRL's, (rollouts of all processes, reward functions)."""
+        rewards = super()._calculate_rewards(*args, **kwargs)
+        self._verdicts = rewards[:, 0]  # NaN where the function returned None
+        return rewards
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+        """TRL's. The policy's first pass after sampling leaves its states (b, T, d), chunk by chunk, on the CPU."""
+        forward = super()._get_per_token_logps_and_entropies
+        inputs = (model, input_ids, attention_mask, logits_to_keep, *args)
+        if not self._keep_next_pass or model is not self.model:
+            return forward(*inputs, **kwargs)
+        self._keep_next_pass = False
+        self._states = []
+
+        def keep(module, inputs, output):
+            self._states.append(output.last_hidden_state[:, -logits_to_keep:].detach().cpu())
+
+        causal = self.accelerator.unwrap_model(model)
+        if hasattr(causal, "get_base_model"):  # PEFT's
+            causal = causal.get_base_model()
+        hook = causal.base_model.register_forward_hook(keep)
+        try:
+            return forward(*inputs, **kwargs)
+        finally:
+            hook.remove()
+
+    def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
+        """TRL's, in training with advantages (B, T)."""
+        self._keep_next_pass = self.model.training
+        batch = super()._generate_and_score_completions(inputs)
+        if not self.model.training:
+            return batch
+        if "old_per_token_logps" not in batch:  # the policy has not scored them; PEFT's reference may have
+            self._keep_next_pass = True
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            attended = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            sizes = batch["completion_ids"].shape[1], self.args.per_device_train_batch_size
+            with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+                self._get_per_token_logps_and_entropies(self.model, ids, attended, *sizes)
+        mask = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()  # (B, T)
+        omega = self._token_weights(mask)
+        self._states = None
+        counts = mask & (batch["advantages"] != 0)[:, None]  # (B, T)
+        sums = gather(torch.stack([omega[counts].sum(), counts.sum()])[None]).sum(0)
+        self._metrics["train"]["shear/weight"].append((sums[0] / sums[1].clamp_min(1)).item())
+        batch["advantages"] = batch["advantages"][:, None] * omega  # Alg. 1 line 18
+        return batch
+
+    def _token_weights(self, mask: Tensor) -> Tensor:
+        """omega (B, T) of this process's rollouts, from the whole groups that they belong to."""
+        size = self.num_generations
+        rows, width = mask.shape
+        begin = self.accelerator.process_index * rows  # of my rollouts among all
+        start = begin // size * size  # of my groups
+        end = -(-(begin + rows) // size) * size
+        states = torch.cat(self._states)  # (B, T, d)
+        masks = mask
+        if rows % size:  # on every process alike
+            states = gather_rows(states, start, end, mask.device)
+            masks = gather_rows(mask, start, end, mask.device)
+        omega = torch.ones(masks.shape, device=mask.device)
+        for first in range(start, end, size):
+            group = slice(first - start, first - start + size)
+            verdicts = self._verdicts[first : first + size]  # (G,)
+            inside = masks[group].to(mask.device) & ~verdicts.isnan()[:, None]  # (G, T), on either side
+            weights = shear_weights(states[group].to(mask.device), inside, verdicts > 0.5, **self.options)
+            omega[group] = torch.where(inside, weights, 1.0)
+        return omega[begin - start :][:rows, :width]
+
+
+def gather_rows(local: Tensor, start: int, end: int, device: torch.device) -> Tensor:
+    """Rows [start, end) of all processes' rows, on the CPU. One row of each process travels at a time."""
+    rows = {}
+    for i in range(len(local)):
+        row = pad_across_processes(local[i : i + 1].to(device), dim=1)
+        for process, values in enumerate(gather(row)):
+            index = process * len(local) + i
+            if start <= index < end:
+                rows[index] = values.cpu()
+    return torch.stack([rows[index] for index in range(start, end)])

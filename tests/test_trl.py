@@ -1,0 +1,118 @@
+"""integrations/: SHEAR in TRL's trainer is Algorithm 1 times TRL's own advantages, and with weights of 1 it is GRPO.
+
+What needs two processes runs once. All cases: PYTHONPATH=. python tests/trl_runs.py
+
+Run: pytest tests/test_trl.py
+"""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")
+
+import trl_runs
+from trl import GRPOTrainer
+
+from integrations.trl_rewards import code_reward, math_reward
+from integrations.trl_shear import ShearGRPOTrainer
+
+
+@pytest.fixture(scope="module")
+def on_two(ended):
+    """What two processes left."""
+    return torch.load(ended(*trl_runs.ON_TWO, trl_runs.__file__) / "seen.pt")
+
+
+def test_with_weights_of_one_it_is_grpo_to_the_bit(on_two):
+    """The same final weights, losses and rewards, on one process and on two that split a group."""
+    assert trl_runs.differences(trl_runs.WHOLE, **trl_runs.CASES["together"], max_steps=2) == []
+    assert on_two["differences"] == []
+
+
+def test_omega_is_that_of_credit(on_two):
+    """On one process; on two with whole groups; on two that split a group. And advantages are TRL's own times omega."""
+    assert trl_runs.check_omega([trl_runs.first_batch(12, **trl_runs.LEFT_OUT)]) < 1e-6
+    assert trl_runs.check_omega(on_two["whole"]) < 1e-6
+    assert trl_runs.check_omega(on_two["split"]) < 1e-6
+
+
+@pytest.mark.parametrize("case, passes", [({}, (0, 1)), ({"steps_per_generation": 2}, (1, 1))])
+def test_states_cost_a_pass_only_where_trl_scores_nothing(case, passes, monkeypatch):
+    """Passes of TRL's trainer and of ours; with several updates a generation, TRL needs the old log-probabilities."""
+    calls = []
+    forward = GRPOTrainer._get_per_token_logps_and_entropies
+
+    def counted(self, *args, **kwargs):
+        calls.append(type(self))
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
+    for kind, expected in zip((GRPOTrainer, ShearGRPOTrainer), passes, strict=True):
+        calls.clear()
+        trainer = trl_runs.make_trainer(kind, **case)
+        trainer.model.train()
+        trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+        assert len(calls) == expected
+
+
+def test_states_are_the_adapter_s():
+    """With PEFT, and where TRL scores the model without its adapter first, as the reference."""
+    alone = trl_runs.first_batch(8, peft=True)
+    referred = trl_runs.first_batch(8, peft=True, beta=0.1)
+    assert torch.equal(alone["completion_ids"], referred["completion_ids"])
+    assert torch.equal(alone["omega"], referred["omega"])
+    plain = trl_runs.first_batch(8)
+    assert not torch.equal(alone["omega"], plain["omega"])
+
+
+def test_evaluation_keeps_trl_s_advantages():
+    """(B,), and no pass for states."""
+    trainer = trl_runs.make_trainer(ShearGRPOTrainer)
+    trainer.model.eval()
+    batch = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+    assert batch["advantages"].shape == (trl_runs.WHOLE,) and not hasattr(trainer, "_states")
+
+
+def parallel(**enabled) -> SimpleNamespace:
+    """An accelerator that splits sequences."""
+    return SimpleNamespace(parallelism_config=SimpleNamespace(**enabled))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(importance_sampling_level="sequence"), "importance_sampling_level='sequence' gives all tokens"),
+        (dict(accelerator=parallel(cp_enabled=True, sp_enabled=False)), "cp_size and sp_size must be 1"),
+        (dict(accelerator=parallel(cp_enabled=False, sp_enabled=True)), "cp_size and sp_size must be 1"),
+        (dict(_is_vlm=True), "a model of text alone"),
+    ],
+)
+def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
+    """One ratio a sequence, a rollout's states on several processes, images: in one sentence."""
+
+    def init(self, *args, **kwargs):
+        usual = dict(importance_sampling_level="token", accelerator=SimpleNamespace(parallelism_config=None))
+        vars(self).update({**usual, "_is_vlm": False, **changes})
+
+    monkeypatch.setattr(GRPOTrainer, "__init__", init)
+    with pytest.raises(ValueError, match=message):
+        ShearGRPOTrainer()
+
+
+def test_a_stride_that_leaves_tokens_out_is_refused():
+    """Before a model is loaded."""
+    with pytest.raises(ValueError, match="stride must be between 1 and the window"):
+        ShearGRPOTrainer(window=5, stride=6)
+
+
+def test_graders_are_reward_functions():
+    """Of texts and of messages; None where grading failed."""
+    messages = [{"role": "assistant", "content": r"\boxed{5}"}]
+    assert math_reward([r"\boxed{4}", messages], answer=["4", "4"], prompts=[]) == [1.0, 0.0]
+    program = "```python\nprint(int(input()) + 1)\n```"
+    with pytest.warns(RuntimeWarning, match="no verdict"):
+        rewards = code_reward([program] * 2, tests=[json.dumps({"inputs": ["1"], "outputs": ["2"]}), "{}"])
+    assert rewards == [1.0, None]

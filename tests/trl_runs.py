@@ -1,0 +1,210 @@
+"""Runs of TRL's trainer and of ours, on one process and on two. `tests/test_trl.py` has a few of them; all, on CPUs:
+
+    PYTHONPATH=. python tests/trl_runs.py
+
+prints, for each case, what differs to the bit between TRL's trainer and ours with weights of 1, and between SHEAR's
+weights in TRL and those of `credit`. DeepSpeed's ZeRO-3 is among the cases if DeepSpeed is installed.
+"""
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from huggingface_hub import constants
+from peft import LoraConfig
+from transformers import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from credit.batch import Batch
+from credit.methods import credit
+from grpo import Policy, Rollouts, cat_padded, score
+from harness.resolve import parse_args
+from integrations import trl_shear
+from integrations.trl_shear import ShearGRPOTrainer
+from tasks import toy
+
+constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub that it was made
+GROUP = 4
+# Two processes hold 8 rollouts each, whole groups of 4, or 6 each, and the second of three groups is split.
+WHOLE, SPLIT = 8, 6
+SIZES = dict(window=6, stride=3)  # tokens
+ON_TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]  # `accelerate` would start one
+CASES = {
+    "one update a generation": dict(),
+    "accumulation": dict(gradient_accumulation_steps=2),
+    "several updates a generation": dict(steps_per_generation=4, gradient_accumulation_steps=2),
+    "num_iterations": dict(num_iterations=2),
+    "truncated": dict(mask_truncated_completions=True),
+    "None": dict(nones=True),
+    "no checkpointing": dict(gradient_checkpointing=False),
+    "PEFT": dict(peft=True),
+    "PEFT, KL": dict(peft=True, beta=0.1),
+    "bfloat16": dict(bf16=True),
+    "loss_type grpo": dict(loss_type="grpo"),
+    "loss_type cispo": dict(loss_type="cispo", epsilon_high=5.0),
+    "together": dict(gradient_accumulation_steps=2, num_iterations=2, mask_truncated_completions=True, nones=True),
+}
+LEFT_OUT = dict(nones=True, mask_truncated_completions=True)  # rollouts that are on neither side
+ZERO3 = {
+    "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
+    "zero_allow_untested_optimizer": True,
+    **dict.fromkeys(["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"], "auto"),
+    "gradient_clipping": "auto",
+}
+
+
+def parity(completions: list[str], **columns) -> list[float]:
+    """Right or wrong by the text alone."""
+    return [float(len(text) % 2) for text in completions]
+
+
+def parity_or_none(completions: list[str], **columns) -> list[float | None]:
+    """Some have no verdict."""
+    return [None if len(text) % 5 == 0 else float(len(text) % 2) for text in completions]
+
+
+def make_trainer(kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bool = False, **changes):
+    """A trainer of three steps of an untrained model of the embedded task; `rows` rollouts a pass and process."""
+    problems, _ = toy.make_problems(60, 0, 2, "chain", seed=0)
+    config = GRPOConfig(
+        **dict(output_dir=tempfile.gettempdir(), use_cpu=True, report_to="none", save_strategy="no", logging_steps=1),
+        **dict(per_device_train_batch_size=rows, num_generations=GROUP, max_completion_length=24),
+        **dict(disable_tqdm=True, log_level="error"),
+        **{"bf16": False, "learning_rate": 1e-3, "max_steps": 3, **changes},
+    )
+    trainer = kind(
+        toy.make_model(2, seed=1),
+        parity_or_none if nones else parity,
+        config,
+        Dataset.from_list([{"prompt": problem["problem"]} for problem in problems]),
+        processing_class=toy.make_tokenizer(),
+        peft_config=LoraConfig(r=2, init_lora_weights=False) if peft else None,
+        **(SIZES if issubclass(kind, ShearGRPOTrainer) else {}),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def trained(kind: type, rows: int, **case) -> tuple[dict[str, torch.Tensor], list[dict]]:
+    """The weights after training, whole (with ZeRO-3 on rank 0 alone), and the logged numbers without times."""
+    trainer = make_trainer(kind, rows, **case)
+    trainer.train()
+    logged = []
+    for entry in trainer.state.log_history[:-1]:
+        logged.append({name: entry[name] for name in entry if name not in ("step_time", "shear/weight")})
+    return trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}, logged
+
+
+def differences(rows: int, **case) -> list[str]:
+    """What differs, to the bit, between TRL's trainer and ours with weights of 1."""
+    weights, logged = trained(GRPOTrainer, rows, **case)
+    kept = trl_shear.shear_weights
+    trl_shear.shear_weights = lambda hidden, mask, correct, **options: mask.float()
+    try:
+        our_weights, our_logged = trained(ShearGRPOTrainer, rows, **case)
+    finally:
+        trl_shear.shear_weights = kept
+    assert logged and any(entry["grad_norm"] > 0 for entry in logged)  # or nothing is compared
+    names = [name for name in weights if not torch.equal(weights[name], our_weights[name])]
+    return names + [f"step {i}" for i in range(len(logged)) if str(logged[i]) != str(our_logged[i])]  # nan is "nan"
+
+
+def first_batch(rows: int, **case) -> dict:
+    """What ours makes of the first generation, for TRL's loss, with "omega" and "verdicts" of its rollouts."""
+    batches = []
+
+    class Recorded(ShearGRPOTrainer):
+        def _token_weights(self, mask):
+            omega = super()._token_weights(mask)
+            begin = self.accelerator.process_index * len(omega)
+            batches.append({"omega": omega, "verdicts": self._verdicts[begin : begin + len(omega)]})
+            return omega
+
+        def _generate_and_score_completions(self, inputs):
+            batch = super()._generate_and_score_completions(inputs)
+            batches[-1].update(batch)
+            return batch
+
+    make_trainer(Recorded, rows, max_steps=1, **case).train()
+    return batches[0]
+
+
+def trl_advantages(rewards: torch.Tensor) -> torch.Tensor:
+    """(B,), with TRL's delta of 1e-4; 0 without a verdict."""
+    groups = rewards.view(-1, GROUP)
+    counts = (~groups.isnan()).sum(1, keepdim=True)
+    centred = groups - groups.nanmean(1, keepdim=True)
+    std = (centred.square().nansum(1, keepdim=True) / (counts - 1)).sqrt()
+    return (centred / (std + 1e-4)).nan_to_num(0.0).flatten()
+
+
+def check_omega(batches: list[dict]) -> float:
+    """The largest error of omega against that of `credit` on the same token ids, and of the loss's advantages."""
+
+    def joined(name: str, left: bool = False) -> torch.Tensor:
+        return cat_padded([batch[name] for batch in batches], left=left)
+
+    verdicts = torch.cat([batch["verdicts"] for batch in batches])  # (B,)
+    mask = joined("completion_mask").bool()  # (B, T)
+    inside = mask & ~verdicts.isnan()[:, None]
+    assert (~mask).all(1).any() and verdicts.isnan().any()  # a truncated one, and one without a verdict
+    prompts = joined("prompt_ids", left=True), joined("prompt_mask", left=True).bool()
+    rollouts = Rollouts(*prompts, joined("completion_ids"), inside, verdicts.isnan(), [""] * len(verdicts))
+    scored = score(Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000)
+    batch = Batch(torch.ones_like(verdicts), verdicts, rollouts, scored, GROUP)
+    options = parse_args(["--window", str(SIZES["window"]), "--stride", str(SIZES["stride"])])
+    expected = credit("shear", batch, options)
+    assert ((expected > 0) & (expected != 1)).any()
+    omega = joined("omega")
+    advantages = trl_advantages(verdicts)[:, None] * omega
+    errors = [(omega - expected)[inside].abs().max(), (joined("advantages") - advantages)[mask].abs().max()]
+    return max(errors).item()
+
+
+def print_all(where: str, rows: int, cases: dict) -> None:
+    """A line for each case, and one for omega. The main process prints."""
+    for name, case in cases.items():
+        found = differences(rows, **case)
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"{where}, {name}: {found or 'equal'}", flush=True)
+    sharding = cases.get("ZeRO-3", {})
+    batches = gather_object([first_batch(rows, **LEFT_OUT, **sharding)])
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"{where}, omega and advantages: to {check_omega(batches):.0e}", flush=True)
+
+
+def main() -> None:
+    """On one process all cases, and it starts two; there, a folder as the only word gets what test_trl.py wants."""
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    if "RANK" not in os.environ:
+        print_all("1 process", 12, CASES)
+        for word in ("all", "zero3") if importlib.util.find_spec("deepspeed") else ("all",):
+            subprocess.run([sys.executable, *ON_TWO, __file__, word], check=True)
+        return
+    word = sys.argv[1]
+    torch.distributed.init_process_group("gloo")
+    cases = {"all": CASES, "zero3": {"ZeRO-3": dict(deepspeed=ZERO3)}}.get(word)
+    if cases:
+        for rows, layout in ((WHOLE, "whole"), (SPLIT, "split")):
+            print_all(f"2 processes, groups {layout}", rows, cases)
+    else:
+        seen = {"differences": differences(SPLIT, **CASES["together"], max_steps=2)}
+        for rows, layout in ((WHOLE, "whole"), (SPLIT, "split")):
+            seen[layout] = gather_object([first_batch(rows, **LEFT_OUT)])
+        if torch.distributed.get_rank() == 0:
+            torch.save(seen, Path(word) / "seen.pt")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
