@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # heard only before transformers imports Triton, if it is there
@@ -76,8 +77,13 @@ def qwen_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory):
-    """The folder of `teach`."""
-    return teach(tmp_path_factory.mktemp("models") / "taught")
+    """The folder of `teach`; the first process of the tests that needs it makes it for all."""
+    parent = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        parent = parent.parent
+    folder = parent / "taught"
+    with FileLock(parent / "taught.lock"):
+        return str(folder) if folder.exists() else teach(folder)
 
 
 def teach(folder: Path) -> str:

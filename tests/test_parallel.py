@@ -1,7 +1,6 @@
 """harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
-The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank
-leaves what it saw.
+The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank leaves what it saw.
 
 Run: pytest tests/test_parallel.py
 """
@@ -16,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import teach
 from transformers import AutoModelForCausalLM
 
 import train
@@ -126,27 +124,21 @@ def on_two_ranks(folder: Path, taught: str) -> None:
     parallel.gather("the other is gone", ranks)
 
 
-def launch(folder: Path) -> None:
-    """Two ranks, given the same rollouts; how that ended is written down."""
+@pytest.fixture(scope="module")
+def two(taught, tmp_path_factory):
+    """The folder that two ranks left, the rollouts given to them and to one rank, what they saw, and how it ended."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("two")
     model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
     prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, "chain", 0)[0]]
     rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
     torch.save(rollouts, folder / "rollouts.pt")
-    taught = teach(folder / "taught")
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
+        patch.setenv("PYTHONPATH", str(Path(train.__file__).parent))
         status = parallel.launch(2, __file__, [str(folder), taught])
-    (folder / "ended.json").write_text(json.dumps({"status": status, "said": said.getvalue()}))
-
-
-@pytest.fixture(scope="module")
-def two(ended):
-    """The folder that two ranks left, the rollouts that they and one rank were given, and what they saw."""
-    folder = ended(__file__)
-    rollouts = torch.load(folder / "rollouts.pt", weights_only=False)
-    seen, how = (json.loads((folder / name).read_text()) for name in ("seen.json", "ended.json"))
-    return folder, rollouts, seen | how
+    seen = json.loads((folder / "seen.json").read_text())
+    return folder, rollouts, seen | {"status": status, "said": said.getvalue()}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -252,4 +244,4 @@ def test_bfloat16_rounds_no_buffer():
 
 
 if __name__ == "__main__":
-    on_two_ranks(Path(sys.argv[1]), sys.argv[2]) if "RANK" in os.environ else launch(Path(sys.argv[1]))
+    on_two_ranks(Path(sys.argv[1]), sys.argv[2])
