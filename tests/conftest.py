@@ -1,4 +1,7 @@
-"""What several test files need: one thread, a seed for each test, small models. Nothing is downloaded."""
+"""What several test files need: one thread, a seed for each test, small models. Nothing is downloaded.
+
+Fixtures import transformers themselves: the process that hands out the tests runs none, and need not wait for it.
+"""
 
 import os
 import subprocess
@@ -12,11 +15,6 @@ from filelock import FileLock
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # heard only before transformers imports Triton, if it is there
-
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
-
-from tasks import toy
 
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -34,6 +32,8 @@ def calm():
 @pytest.fixture
 def tiny():
     """An untrained model of the embedded task, small, and its tokenizer."""
+    from tasks import toy
+
     return toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
 
 
@@ -48,6 +48,9 @@ def no_curve():
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer, template, two stop ids."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
     symbols = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
     tokenizer = Qwen2Tokenizer(
@@ -88,6 +91,8 @@ def taught(tmp_path_factory):
 
 def teach(folder: Path) -> str:
     """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
+    from tasks import toy
+
     torch.set_num_threads(1)
     model = toy.make_model(1, seed=0)
     toy.warm_up(model, 1, "chain", set(), steps=100, seed=0)

@@ -42,7 +42,7 @@ from tasks import toy
 from tasks.problems import BadInput
 
 # Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
-LEARN = "--toy-lines 2 --heldout 128 --eval-groups 32 --prompts-per-step 8 --warmup-steps 350 --steps 24 --lr 2e-4"
+LEARN = "--toy-lines 2 --heldout 128 --eval-groups 16 --prompts-per-step 8 --warmup-steps 350 --steps 24 --lr 2e-4"
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()  # for what has nothing to learn
 PLOT = harness.run.report.plot
 pytestmark = pytest.mark.usefixtures("no_curve")
