@@ -136,7 +136,7 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
         if task.first_error:  # kept, as all methods and settings read the hidden states again
             batches.append(batch)
     if flags.html:
-        save_page(flags, page.render(pages, f"SHEAR's weights: {args.model or 'the embedded model, warmed up'}"))
+        save_page(flags, page.render(pages, args.model or "the embedded model, warmed up"))
     results |= of_prefixes(flags, table_of(mixed, closest), left_out)
     if task.first_error:
         results |= against_truth(args, task, batches, flags.out, left_out)
