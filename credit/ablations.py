@@ -160,9 +160,10 @@ def closest_of(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings
         matrix = span_matrix(right, wrong, settings)  # (K+, K-)
     for own, opposing, distances in ((right, wrong, matrix), (wrong, right, matrix.T)):
         lowest, closest = distances.min(1)
+        lowest, closest = lowest.tolist(), closest.tolist()  # one wait for the device, not one a span
         others = places(opposing.inside, **sizes)
         for k, (row, start, end) in enumerate(places(own.inside, **sizes)):
-            found[row].append(Closest(start, end, lowest[k].item(), *others[closest[k]]))
+            found[row].append(Closest(start, end, lowest[k], *others[closest[k]]))
     return found
 
 

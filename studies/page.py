@@ -71,13 +71,16 @@ def read_groups(path: Path) -> list[list[dict]]:
 
 
 def with_controls(groups: list[list[dict]]) -> list[list[dict]]:
-    """The groups, with the weights that `grpo` gives, and `oracle` where first errors are known."""
+    """The groups, with the weights that `grpo` gives, and `oracle` where first errors are known.
+
+    What the run itself gave stays, as its flags may have changed it.
+    """
     rows = [row for group in groups for row in group]
     for row in rows:
-        row["weights"]["grpo"] = [1] * len(row["tokens"])
+        row["weights"].setdefault("grpo", [1] * len(row["tokens"]))
     if any(row.get("first_error") for row in rows):
         for row in rows:
-            row["weights"]["oracle"] = oracle(row)
+            row["weights"].setdefault("oracle", oracle(row))
     return groups
 
 
@@ -113,8 +116,8 @@ def is_sample(row: dict) -> bool:
 def render(groups: list[list[dict]], title: str) -> str:
     """The page, as text of ASCII characters, of groups of rows as `report.sample_rows` makes them.
 
-    "step" may be None. A row may have "spans", of (first token, token after the last, distance). Weights may be
-    negative; those that are None or not finite show as unknown.
+    "step" may be None. A row may have "spans", each an `ablations.Closest`. Weights may be negative; those that are
+    None or not finite show as unknown.
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     script = re.search("<script>(.*?)</script>", frame, re.DOTALL)[1]

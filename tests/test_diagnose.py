@@ -355,9 +355,8 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
     shown = json.loads((tmp_path / "page.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
-    late = [
-        row["weights"]["shear"][11] for rows in shown for row in rows if row["score"] == 0
-    ]  # the wrong step's last token
+    wrong = [row for rows in shown for row in rows if row["score"] == 0]
+    late = [row["weights"]["shear"][11] for row in wrong]  # of the wrong step's last token
     assert results["pooling"]["max"]["weights"][8] == pytest.approx(sum(late) / len(late), abs=1e-4)
     row = shown[0][0]  # a token's weight is the largest distance of its spans
     for place, weight in enumerate(row["weights"]["shear"]):

@@ -144,6 +144,9 @@ def test_controls_are_those_of_training():
     page.with_controls([rows])
     assert [row["weights"]["oracle"] for row in rows] == expected.tolist()
     assert all(row["weights"]["grpo"] == [1] * 4 for row in rows)
+    scaled = rollout(["a"], [0.5])
+    scaled["weights"] = {"grpo": [0.5]}  # by --negative-scale
+    assert page.with_controls([[scaled]])[0][0]["weights"] == {"grpo": [0.5]}
     blind = [rollout(["a"], [0.5])]
     assert set(page.with_controls([blind])[0][0]["weights"]) == {"shear", "grpo"}
 

@@ -111,6 +111,11 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
     samples = rows(folder / "samples.jsonl")
     assert len(samples) == 16 and all(len(row["tokens"]) == len(row["weights"]["shear"]) for row in samples)
     assert {"response", "reason", "first_error", "advantage"} <= set(samples[0])
+    for row in samples:  # a token's weight is the largest distance of its spans, where right opposes wrong
+        for place, weight in enumerate(row["weights"]["shear"]):
+            covering = [far for begin, end, far, *_ in row.get("spans", []) if begin <= place < end]
+            assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
+        assert bool(row.get("spans")) == (row["advantage"] != 0)
     assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(folder / "model"),
