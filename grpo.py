@@ -144,10 +144,11 @@ def stop_ids(model, tokenizer) -> list[int]:
     return sorted(ids - {None})
 
 
-def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
+def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad, processors=None) -> Tensor:
     """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token.
 
-    `rollout` takes any function of this signature; `fast.decode` has one.
+    `rollout` takes any function of this signature; `fast.decode` has one. `processors` (transformers') change scores
+    before a token is drawn, as an environment may that writes some tokens itself.
     """
     greedy = dict(do_sample=False, top_k=None, top_p=None)
     sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
@@ -162,7 +163,9 @@ def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stop
     folder_config = model.generation_config
     model.generation_config = GenerationConfig()  # or `generate` takes what we left unset from the folder's file
     try:
-        output = model.generate(prompt_ids, attention_mask=prompt_mask.long(), generation_config=config)
+        output = model.generate(
+            prompt_ids, attention_mask=prompt_mask.long(), generation_config=config, logits_processor=processors
+        )
     finally:
         model.generation_config = folder_config
     return output[:, prompt_ids.shape[1] :]

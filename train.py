@@ -185,7 +185,7 @@ def sample_and_credit(
 def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
     """`count` responses to each problem."""
     prompts = [run.task.prompt(problem) for problem in problems]
-    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.sampler))
+    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.sampler, run.task))
     return rollout(run.sampler, run.tokenizer, prompts, count, temperature=temperature, **limits)
 
 

@@ -43,7 +43,7 @@ def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
     `--rescale mean1` then divides a group's by their mean weight, so that methods differ in direction and not in the
     size of the step; groups without any weight stay as they are.
     """
-    token_advantages = torch.where(batch.rollouts.mask, METHODS[method](batch, args).detach(), 0.0)  # (B, T)
+    token_advantages = torch.where(own_tokens(batch), METHODS[method](batch, args).detach(), 0.0)  # (B, T)
     token_advantages = torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
     if args.rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
@@ -51,6 +51,17 @@ def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
     return token_advantages
+
+
+def own_tokens(batch: Batch) -> Tensor:
+    """The mask (B, T) without the tokens that the task's environment wrote."""
+    mask = batch.rollouts.mask
+    if batch.source is None or batch.source.task.foreign is None:
+        return mask
+    mask = mask.clone()
+    for row, text in enumerate(batch.rollouts.texts):
+        mask[row, batch.source.task.foreign(batch.problems[row], text)] = False
+    return mask
 
 
 def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

@@ -16,13 +16,14 @@ import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import huggingface_hub
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 
 from credit import teacher
 from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
@@ -38,6 +39,7 @@ from harness.protocol import Protocol
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
+from tasks.walk import Slips, Walk
 
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
@@ -67,7 +69,7 @@ def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     if args.model:
         model, tokenizer = load_outline(args.model)
     else:
-        model, tokenizer = toy.make_model(args.toy_lines, args.seed), toy.make_tokenizer()
+        model, tokenizer = toy.make_model(args.toy_lines, args.seed, args.toy_width), toy.make_tokenizer()
     if args.prm:
         check_reward_tokenizer(args.prm, load_tokenizer("--prm", args.prm))
     compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
@@ -132,11 +134,16 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
     return task, [*about, *dropped, f"template {template} ({reason})"]
 
 
-def sampling_of(args: argparse.Namespace, model) -> dict:
-    """The options of `grpo.rollout` that change speed alone; raises BadInput for a model that --decode cannot run."""
+def sampling_of(args: argparse.Namespace, model, task: Task | None = None) -> dict:
+    """The options of `grpo.rollout` that change speed alone, and the task's environment, if it has one.
+
+    Raises BadInput for a model that --decode cannot run.
+    """
     if args.decode == "fast" and not decode.supported(model):
         raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
     options = dict(generate=DECODERS[args.decode])
+    if task and task.environment:
+        options["generate"] = partial(hf_generate, processors=LogitsProcessorList([task.environment]))
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":
@@ -263,7 +270,7 @@ def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}
         started = time.perf_counter()
-        loss = toy.warm_up(model, args.toy_lines, args.toy_kind, forbidden, steps=args.warmup_steps, seed=args.seed)
+        loss = toy.warm_up(model, args.toy_lines, kind_of(args), forbidden, steps=args.warmup_steps, seed=args.seed)
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         with whole_folder(folder / "start") as draft:
             model.save_pretrained(draft)
@@ -302,11 +309,12 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
-    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, args.toy_kind, args.seed)
+    kind = kind_of(args)
+    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, kind, args.seed)
     if len(heldout) < args.heldout or len(train) < TOY_PROBLEMS:
         few = f"too few different problems for --heldout {args.heldout}"
         raise BadInput(f"--toy-lines {args.toy_lines}: {few}; raise it")
-    return Task(
+    task = Task(
         "embedded",
         train,
         heldout,
@@ -316,3 +324,15 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         step_end="\n",
         hint=toy.HINT,
     )
+    if kind in toy.KINDS:
+        return task
+    environment = Slips(kind.luck, args.toy_lines) if kind.luck else None
+    known = dict(first_error=kind.first_error, lines=kind.lines, foreign=kind.foreign)
+    return replace(task, **known, environment=environment)
+
+
+def kind_of(args: argparse.Namespace) -> str | Walk:
+    """What `toy` takes for a kind of problems."""
+    if args.toy_kind == "recoverable":
+        return Walk(args.toy_repair, args.toy_luck, args.toy_tail)
+    return args.toy_kind

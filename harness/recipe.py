@@ -33,7 +33,7 @@ from tasks.rows import BadInput
 
 METHODS = "grpo shear first entropy hapo oar-g oar-p arca prm pure rlsd attention oracle position random".split()
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
-KINDS = ("chain", "tree", "shortcut")  # of embedded problems
+KINDS = ("chain", "tree", "shortcut", "recoverable")  # of embedded problems
 # The flags that `--help` shows.
 COMMON = "task model data method steps lr prompts_per_step rollouts_per_prompt max_tokens eval_every bench "
 COMMON += "smoke resume out device"
@@ -147,8 +147,12 @@ def make_parser() -> Parser:
     add("--shard-over", type=natural, default=0, help="ranks that hold one set of weights; 0: all; nodes: GPUs a node")
     add("--recompute", action=argparse.BooleanOptionalAction, default=True, help="activations, in the backward pass")
     add = parser.add_argument_group("embedded task").add_argument
-    add("--toy-kind", choices=KINDS, default="chain", help="shape of the little programs")
-    add("--toy-lines", type=number(int, 1, 8), default=5, help="definitions a problem, 1 to 8")
+    add("--toy-kind", choices=KINDS, default="chain", help="shape of the little programs; recoverable: a walk")
+    add("--toy-lines", type=number(int, 1, 64), default=5, help="definitions a problem, 1 to 8; recoverable: digits")
+    add("--toy-width", type=number(int, 8, 4096), default=128, help="hidden size of the model that is made")
+    add("--toy-repair", type=share, default=0.1, help="recoverable: chance a line of a demonstration's repair")
+    add("--toy-luck", type=share, default=0.0, help="recoverable: chance a line of the environment's slip")
+    add("--toy-tail", type=natural, default=0, help="recoverable: filler tokens after the lines, 8 a line at most")
     add("--warmup-steps", type=positive_int, default=600, help="supervised steps on careless demonstrations")
     return parser
 
@@ -194,6 +198,16 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput("--max-tokens 0: only the embedded task knows how long a full response is; raise it")
     if args.task == "embedded" and args.data:
         raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
+    if args.toy_kind != "recoverable":
+        if args.toy_lines > 8:
+            raise BadInput(f"--toy-lines {args.toy_lines}: a program has 8 at most; lower it")
+        for name, usual in (("toy_repair", 0.1), ("toy_luck", 0.0), ("toy_tail", 0)):
+            if getattr(args, name) != usual:
+                raise BadInput(f"{flag(name)} {getattr(args, name)}: is of --toy-kind recoverable; add it")
+    if args.toy_tail > 8 * args.toy_lines:
+        raise BadInput(f"--toy-tail {args.toy_tail}: over 8 tokens a line have no room; lower it")
+    if args.toy_luck and args.decode == "fast":
+        raise BadInput(f"--toy-luck {args.toy_luck}: --decode fast knows no environment; leave one of them out")
     if args.eval_groups > args.heldout:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
     if bool(args.eval_every) != bool(args.bench):

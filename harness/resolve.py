@@ -94,6 +94,8 @@ def check_method(args: argparse.Namespace) -> None:
         raise BadInput(f"--method {method} compares the model with and without an adapter; give --lora-rank")
     if method in USES_PRM and not (args.prm or embedded or args.task == "code"):
         raise BadInput(f"--method {method} needs a process reward model; give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B")
+    if method in USES_PRM and embedded and args.toy_kind == "recoverable":
+        raise BadInput(f"--method {method}: no process reward model of the recoverable kind; choose another method")
     if args.prm and method not in USES_PRM:
         raise BadInput(f"--prm {args.prm}: --method {method} uses none; leave it out")
     if method in USES_ANSWER | USES_PRM and args.task == "code":

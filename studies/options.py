@@ -124,3 +124,14 @@ def peers_parser() -> Parser:
     add("--rounds", type=number(int, 1, 1000), default=3, help="times that each is measured")
     add("--device", choices=("cpu", "cuda"), help="if not given: cuda where there is one")
     return parser
+
+
+def study_parser() -> Parser:
+    """Of `studies.study`."""
+    about = "Run the trials of docs/study-plan.md that have no row yet, half a minute to a minute each."
+    parser = Parser(prog="python -m studies.study", description=about)
+    add = parser.add_argument
+    add("stage", choices=("headroom", "tune", "confirm"), help="which trials")
+    add("--jobs", type=positive_int, default=2, help="starts at a time, a process each")
+    add("--rows", type=Path, metavar="FILE", default=Path("docs/study.jsonl"), help="of finished trials")
+    return parser

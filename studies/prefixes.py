@@ -165,7 +165,7 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:
     """G rollouts to a problem, graded."""
     limits = dict(max_tokens=args.max_tokens, temperature=args.temperature)
     prompts = [task.prompt(problem)]
-    rollouts = rollout(model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model))
+    rollouts = rollout(model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model, task))
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 
@@ -241,7 +241,7 @@ def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> G
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
         limits = dict(max_tokens=args.max_tokens - end, temperature=args.temperature)
-        rollouts = rollout(model, tokenizer, prompts, count, **limits, **sampling_of(args, model))
+        rollouts = rollout(model, tokenizer, prompts, count, **limits, **sampling_of(args, model, task))
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]

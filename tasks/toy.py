@@ -13,6 +13,7 @@ real data set offers: credit can be scored against the truth.
     kind="chain"     each definition uses the one before: one valid path (the default)
     kind="tree"      definitions form a random tree: any order in which values are known is valid
     kind="shortcut"  tree, and demonstrations fall into lines without work (`d=8`), right 35% of the time
+    kind=Walk(...)   a task of its own, whose wrong turns can be undone (`tasks/walk.py`)
 
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations: they do `*`
 as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
@@ -66,6 +67,8 @@ def apply(op: str, left: int, right: int) -> int:
 
 def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
     """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 8)."""
+    if kind not in KINDS:
+        return kind.make_problem(rng, lines)
     operands_of = [[] for _ in range(lines)]
     for i in reversed(range(lines - 1)):  # downwards, so that a later line with a free operand always exists
         free = [j for j in range(i + 1, lines) if len(operands_of[j]) < 2]
@@ -108,6 +111,8 @@ def make_problems(count: int, heldout: int, lines: int, kind: str, seed: int) ->
 
 def demonstrate(problem: dict, rng: random.Random, kind: str = "chain", careless: bool = True) -> str:
     """A worked response to a problem; a careless one makes mistakes and goes on from the wrong values."""
+    if kind not in KINDS:
+        return kind.demonstrate(problem, rng)
     todo = _definitions(problem["problem"])
     values = dict(DIGITS)
     response = ""
@@ -218,16 +223,16 @@ def response_tokens(lines: int) -> int:
     return 12 * lines + 4
 
 
-def make_model(lines: int, seed: int) -> Qwen2ForCausalLM:
-    """An untrained Qwen2 of 0.3 million parameters with room for prompt and response."""
+def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
+    """An untrained Qwen2 of 0.3 million parameters, at width 64 a fourth, with room for prompt and response."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(SYMBOLS),
-        hidden_size=128,
+        hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=256,
+        intermediate_size=2 * width,
         max_position_embeddings=prompt_tokens(lines) + 2 * response_tokens(lines),  # room to ramble
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         initializer_range=0.05,
@@ -252,10 +257,13 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
         rows, weights = [], []
         for problem, response in demonstrations(lines, kind, forbidden, rng):
             symbols = SYMBOL.findall(problem["problem"])
-            weight = [0.0] * len(symbols)
+            prompt = len(symbols)
+            weight = [0.0] * prompt
             for symbol in SYMBOL.findall(response + "<eos>"):
                 weight.append(3.0 if symbol.isdigit() and symbols[-1] == "=" else 1.0)
                 symbols.append(symbol)
+            for token in [] if kind in KINDS else kind.foreign(problem, response):
+                weight[prompt + token] = 0.0
             rows.append([IDS[symbol] for symbol in symbols])
             weights.append(weight)
         ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64

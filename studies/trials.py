@@ -1,0 +1,102 @@
+"""The trials of docs/study-plan.md: cells, rules, learning rates and seeds, and which of them a stage still lacks.
+
+A cell is a task, a rule a credit method. `lacking` lists what `studies/study.py` is to run; rows are those of
+docs/study.jsonl, which `studies/findings.py` reads as well.
+"""
+
+import statistics
+from typing import NamedTuple
+
+WALK = "--toy-kind recoverable --toy-lines 8 --toy-width 64 --warmup-steps 400 --window 6 --stride 3 --steps 24"
+RULES = {
+    "grpo": "--method grpo",
+    "shear": "--method shear",
+    "shear-mean1": "--method shear --rescale mean1",
+    "position": "--method position",
+    "shuffle": "--method shuffle",
+    "kgae": "--method kgae",
+    "first": "--method first",
+    "grpo-wrong-.12": "--method grpo --negative-scale 0.12",
+    "oracle-value": "--method oracle-value",
+}
+ALL = [rule for rule in RULES if rule != "oracle-value"]
+FEW = ["grpo", "shear", "position", "kgae"]
+
+
+class Cell(NamedTuple):
+    """A task by its flags of train.py, the learning rate in the middle of its grid, and the rules that are tried."""
+
+    flags: str
+    lr: float
+    rules: list[str]
+
+
+CELLS = {
+    "r.3": Cell(f"{WALK} --toy-repair 0.3", 1e-4, ALL),
+    "LP": Cell(f"{WALK} --toy-repair 0.03 --toy-luck 0.2 --toy-tail 16", 1e-4, ALL),
+    "r0": Cell(f"{WALK} --toy-repair 0", 1e-4, FEW),
+    "r.1": Cell(f"{WALK} --toy-repair 0.1", 1e-4, FEW),
+    "luck": Cell(f"{WALK} --toy-repair 0.1 --toy-luck 0.2", 1e-4, FEW),
+    "T2": Cell("--steps 20", 1e-4, FEW),
+}
+ORACLE = ["grpo", "oracle-value"]
+HEADROOM = {
+    "L03": Cell(f"{WALK} --toy-repair 0.03 --toy-luck 0.2", 1e-4, ORACLE),
+}
+SEEDS = {"headroom": (100, 101), "tune": (100, 101), "confirm": tuple(range(10))}
+LOWEST, HIGHEST = 1 / 8, 16  # of the grid's middle: no grid goes further
+
+
+class Trial(NamedTuple):
+    """What tells a row of a stage from the others."""
+
+    cell: str
+    seed: int
+    rule: str
+    lr: float
+
+
+def lacking(stage: str, rows: list[dict]) -> list[Trial]:
+    """The trials of a stage without a row, cell by cell and seed by seed; empty when the stage is done."""
+    cells = HEADROOM if stage == "headroom" else CELLS
+    ran = {Trial(row["cell"], row["seed"], row["rule"], row["lr"]) for row in rows if row["stage"] == stage}
+    trials = []
+    for name, cell in cells.items():
+        rates = {}
+        for rule in cell.rules:
+            if stage == "confirm":
+                rates[rule] = [chosen_rate(name, rule, rows)]
+            else:
+                rates[rule] = grid(cell.lr, mean_curves(stage, name, rule, rows))
+        for seed in SEEDS[stage]:
+            trials += [Trial(name, seed, rule, lr) for rule in cell.rules for lr in rates[rule]]
+    return [trial for trial in trials if trial not in ran]
+
+
+def mean_curves(stage: str, cell: str, rule: str, rows: list[dict]) -> dict[float, float]:
+    """Learning rate -> mean training reward over steps and seeds, for the rates that all seeds of the stage have run."""
+    found = {}
+    for row in rows:
+        if (row["stage"], row["cell"], row["rule"]) == (stage, cell, rule):
+            found.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
+    return {lr: statistics.mean(curves) for lr, curves in found.items() if len(curves) == len(SEEDS[stage])}
+
+
+def grid(middle: float, curves: dict[float, float]) -> list[float]:
+    """Half the middle rate, itself and its double; beyond, by factors of 2, as long as the best lies at an end."""
+    rates = [middle / 2, middle, middle * 2]
+    while set(rates) <= set(curves):
+        best = max(rates, key=curves.get)
+        if best == rates[0] and best > LOWEST * middle:
+            rates.insert(0, best / 2)
+        elif best == rates[-1] and best < HIGHEST * middle:
+            rates.append(best * 2)
+        else:
+            break
+    return rates
+
+
+def chosen_rate(cell: str, rule: str, rows: list[dict]) -> float:
+    """The rate of the highest mean curve in the stage `tune`."""
+    curves = mean_curves("tune", cell, rule, rows)
+    return max(curves, key=curves.get)
