@@ -4,17 +4,19 @@
     credit("shear", batch, args) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
 
     group, entropies       grpo, entropy, hapo
-    hidden states          shear, first
+    hidden states          shear, first; kgae                                                        credit/values.py
     further passes         oar-g, oar-p, rlsd, attention; arca, which also needs a LoRA adapter      credit/salience.py
     another model          prm, pure                                                                 credit/prm.py
-    controls               oracle (a task whose true first error is known), position, random
+    controls               oracle (a task whose true first error is known), position, random, shuffle;
+                           oracle-value (a task whose lines are known)                               credit/values.py
 
 To add a method, write a function from a `Batch` and the flags to token advantages (B, T), and enter it in METHODS, and
 in USES_HIDDEN, USES_PRM or USES_ANSWER where these apply. `harness/recipe.py` has its name and its options as flags. A
 method runs its own further passes, and logs numbers by entering them in `batch.stats`.
 
-All but `pure` keep the sign of A. Weights are constants for autograd. A docstring says "inferred" where the source is
-silent, and "deviates" where ours differs from it. Where credit went, once given, is measured in `credit/measures.py`.
+All but `pure`, `kgae` and `oracle-value` keep the sign of A. Weights are constants for autograd. A docstring says
+"inferred" where the source is silent, and "deviates" where ours differs from it. Where credit went, once given, is
+measured in `credit/measures.py`.
 """
 
 import argparse
@@ -31,6 +33,7 @@ from credit import salience
 from credit.ablations import first_weights, group_weights, settings_of
 from credit.batch import Batch
 from credit.measures import effective_weights
+from credit.values import kgae, oracle_value
 from grpo import pad_id, spread
 
 RESCALINGS = ("none", "mean1")
@@ -310,10 +313,19 @@ def random(batch: Batch, args) -> Tensor:
     return batch.advantages[:, None] * omega
 
 
+def shuffle(batch: Batch, args) -> Tensor:
+    """A_t = A omega_p(t), p a random permutation of the rollout's tokens: SHEAR's weights without their places."""
+    token_advantages = shear(batch, args)
+    for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
+        token_advantages[row, :length] = token_advantages[row, torch.randperm(length)]
+    return token_advantages
+
+
 METHODS = {
     "grpo": grpo,
     "shear": shear,
     "first": first,
+    "kgae": kgae,
     "entropy": entropy,
     "hapo": hapo,
     "oar-g": oar_g,
@@ -324,9 +336,12 @@ METHODS = {
     "rlsd": rlsd,
     "attention": attention,
     "oracle": oracle,
+    "oracle-value": oracle_value,
     "position": position,
     "random": random,
+    "shuffle": shuffle,
 }
-USES_HIDDEN = {"shear", "first", "arca"}  # methods that read `scored.hidden`; for the others it is not kept
+# Methods that read `scored.hidden`; for the others it is not kept.
+USES_HIDDEN = {"shear", "first", "kgae", "arca", "shuffle"}
 USES_PRM = {"prm", "pure"}
 USES_ANSWER = {"oar-g", "oar-p", "rlsd"}  # a final answer, in a box

@@ -105,6 +105,8 @@ def predict(
     credit = {
         "shear": distances,
         "first": distances,
+        "kgae": distances,  # at most: its matrices are of two rollouts at a time
+        "shuffle": distances,
         "oar-g": scored * (kept + layer_backward) + logits,
         "oar-p": scored * forward + logits,
         "attention": scored * text.num_attention_heads * width * (2 * size + 8),  # weights, their logarithms

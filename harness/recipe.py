@@ -31,7 +31,8 @@ from harness.flags import (
 from harness.track import check_installed
 from tasks.rows import BadInput
 
-METHODS = "grpo shear first entropy hapo oar-g oar-p arca prm pure rlsd attention oracle position random".split()
+METHODS = "grpo shear first kgae entropy hapo oar-g oar-p arca prm pure rlsd attention".split()
+METHODS += "oracle oracle-value position random shuffle".split()
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 KINDS = ("chain", "tree", "shortcut", "recoverable")  # of embedded problems
 # The flags that `--help` shows.
@@ -101,6 +102,8 @@ def make_parser() -> Parser:
     add("--fused", action="store_true", help="one Triton kernel on a GPU, on none of which it was run yet")
     add = parser.add_argument_group("other credit methods").add_argument
     add("--first-threshold", type=positive, default=0.03, help="first: distance at which a rollout has gone wrong")
+    add("--kgae-lambda", type=share, default=0.95, help="kgae: discount of later changes of value")
+    add("--kgae-width", type=positive, default=0.05, help="kgae: distance at which a neighbour's weight is 1 / e")
     add("--entropy-alpha", type=positive, default=0.4, help="entropy: advantage a nat")
     add("--entropy-kappa", type=positive, default=2.0, help="entropy: at most |A| / this is added")
     add("--hapo-alpha", type=positive, default=0.2, help="hapo: advantage a standard deviation of entropy")

@@ -104,8 +104,12 @@ def check_method(args: argparse.Namespace) -> None:
         )
     if method == "oracle" and not embedded:
         raise BadInput(f"--method {method}: the first error is known in --task embedded only; choose another method")
-    if method == "pure" and args.rescale != "none":
-        raise BadInput(f"--rescale {args.rescale}: pure has advantages of its own, and no weights; leave it out")
+    if method == "oracle-value" and not (embedded and args.toy_kind == "recoverable"):
+        raise BadInput(
+            f"--method {method}: values can be counted in --toy-kind recoverable only; choose another method"
+        )
+    if method in ("pure", "kgae", "oracle-value") and args.rescale != "none":
+        raise BadInput(f"--rescale {args.rescale}: {method} has advantages of its own, and no weights; leave it out")
     if args.entropy_kappa <= 1 or args.hapo_alpha >= args.hapo_phi:
         raise BadInput(
             f"--entropy-kappa {args.entropy_kappa}, --hapo-alpha {args.hapo_alpha}, --hapo-phi {args.hapo_phi}: "

@@ -173,6 +173,7 @@ def every_method_takes_a_step() -> str:
     failed = []
     variants = [*METHODS, "shear --fused"] if CUDA else list(METHODS)
     variants[variants.index("arca")] += " --lora-rank 2"
+    variants.remove("oracle-value")  # for another kind of problems
     for variant in variants:
         try:
             with tempfile.TemporaryDirectory() as folder:

@@ -12,6 +12,7 @@ ROWS = {
     "shear": "--method shear",
     "shear-mean1": "--method shear --rescale mean1",
     "first": "--method first",
+    "kgae": "--method kgae",
     "entropy": "--method entropy",
     "hapo": "--method hapo",
     "oar-g": "--method oar-g",
@@ -21,8 +22,10 @@ ROWS = {
     "rlsd": "--method rlsd",
     "attention": "--method attention",
     "oracle": "--method oracle",
+    "oracle-value": "--method oracle-value",
     "position": "--method position",
     "random": "--method random",
+    "shuffle": "--method shuffle",
     "grpo-lora": "--method grpo --lora-rank 16 --lr 1e-3",
     "arca-lora": "--method arca --lora-rank 16 --lr 1e-3",
 }
@@ -43,7 +46,7 @@ def compare_parser() -> Parser:
     epilog = "Flags of train.py that are not set here can be added."
     parser = Parser(prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
-    names = f"rows of the table, the first one's first; if not given: all of {', '.join(ROWS)}"
+    names = f"rows of the table, the first one's first, of {', '.join(ROWS)}; if not given: all but oracle-value"
     add("--methods", nargs="+", default=[], choices=list(ROWS), metavar="ROW", help=names)
     add("--seeds", nargs="+", type=random_seed, default=[0, 1], help="a run each")
     add("--jobs", type=positive_int, default=1, help="runs at a time")

@@ -67,6 +67,9 @@ def against_truth(
     if batches[0].source.prm is None:
         absent |= USES_PRM
         left_out.append(f"{', '.join(sorted(USES_PRM))} against the truth: they need --prm")
+    if task.lines is None:
+        absent.add("oracle-value")
+        left_out.append("oracle-value against the truth: the task does not know what the lines of a response decide")
     if localisation(mask.float(), mask, errors) is None:
         left_out.append("credit against the truth: no rollout has tokens before and after its first error")
         return {}

@@ -75,7 +75,7 @@ class Task:
     reference: str = "answer"
     # The first wrong step of a response, a `toy.FirstError` or None, if the task knows it.
     first_error: Callable[[dict, str], tuple[int, str, int] | None] | None = None
-    # The lines of a response with their kinds (`walk.Line`), and its tokens that the environment wrote, if it knows them.
+    # The lines of a response with their kinds (`walk.Line`), and its tokens that the environment wrote, if there are.
     lines: Callable[[dict, str], Iterable[tuple[int, int, str]]] | None = None
     foreign: Callable[[dict, str], list[int]] | None = None
     environment: Callable[[Tensor, Tensor], Tensor] | None = None  # writes them: a processor of `grpo.hf_generate`

@@ -47,7 +47,9 @@ class Line(NamedTuple):
 
     start: int  # its first token, which is the decision: a label
     end: int  # index after its last token
-    kind: str  # stay, slip (off the row), off (it stays there), repair; tail, answer, final (not the last line's), format
+    kind: (
+        str  # stay, slip (off the row), off (it stays there), repair; tail, answer, final (not the last line's), format
+    )
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,9 @@ def test_a_run_that_fails_ends_the_comparison(tmp_path, monkeypatch, capsys, job
         ("--seed 3", ["--seed", "compare"]),
         ("--name=x", ["--name=x", "compare"]),
         ("--stepz 3", ["--stepz"]),
-        ("--rescale mean1", ["--rescale mean1", "pure"]),
+        ("--rescale mean1", ["--rescale mean1", "kgae"]),
         ("--methods grpo oracle --task math --model m", ["--method oracle"]),
+        ("--methods grpo oracle-value", ["--method oracle-value", "--toy-kind recoverable"]),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_run(flags, names, tmp_path, runs, capsys):

@@ -349,7 +349,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 100
     assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
     assert set(results["pooling"]) == {"max", "mean"} and "as given" in results["settings"]
-    assert set(results["methods"]) == set(METHODS) - {"arca"}
+    assert set(results["methods"]) == set(METHODS) - {"arca", "oracle-value"}
     settings = {name: each["weight_after"] for name, each in results["settings"].items()}
     assert len(set(settings.values())) == len(settings) - 1  # a window of one line or two: every change has an effect
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]

@@ -646,6 +646,8 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--method oar-g --task code --model QWEN", ["--method oar-g", "programs"]),
         ("--method oracle --model QWEN", ["--method oracle", "embedded"]),
         ("--method pure --rescale mean1", ["--rescale mean1", "pure"]),
+        ("--method kgae --rescale mean1", ["--rescale mean1", "kgae"]),
+        ("--method oracle-value", ["--method oracle-value", "--toy-kind recoverable"]),
         ("--negative-scale -1", ["--negative-scale -1", "at least 0"]),
         ("--negative-scale inf", ["--negative-scale inf", "finite"]),
         ("--oar-quantile 2", ["--oar-quantile 2", "at most 1"]),

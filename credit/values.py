@@ -1,0 +1,155 @@
+"""The value of a prefix, V_t, the reward to be expected after t tokens, and credit from how it changes.
+
+    kgae           values by the group's other rollouts that pass near the prefix, without labels (ours)
+    oracle_value   control: values by counting, on a task that knows in which state a prefix is
+
+Token advantages take the place of A here, as in `methods.pure`: a right rollout's bad step is punished, and a wrong
+one's good step rewarded.
+"""
+
+from collections import defaultdict
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from credit.batch import Batch
+from fast.distances import token_distances
+from grpo import spread
+from shear import mean_norm
+
+PRIOR = 1.0  # n0, rollouts that the mean of the others' rewards counts for
+DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
+# The kinds of lines that decide whether the rollout is on track: whether it is before the line, and after it.
+ON_BEFORE = {"stay": True, "slip": True, "off": False, "repair": False}
+ON_AFTER = {"stay": True, "slip": False, "off": False, "repair": True}
+
+
+def deviation(rewards: Tensor) -> Tensor:
+    """std + delta of a group's rewards (G,), as in Eq. (1); infinite where they are equal: nothing is to be told."""
+    graded = rewards[~rewards.isnan()]
+    if len(graded.unique()) < 2:
+        return rewards.new_tensor(torch.inf)
+    return graded.std() + DELTA
+
+
+# ---- by neighbours --------------------------------------------------------------------------------------------
+
+
+def kgae(batch: Batch, args) -> Tensor:
+    """A_t = sum_k lambda^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman et al. 2016); ours.
+
+    V_t = (n0 base + sum_j K_j r_j) / (n0 + sum_j K_j) over the other rollouts j of the group, K_j = exp(-d_j / width),
+    base the mean of their rewards; d_j is how near rollout j ever comes to the last tokens of the prefix, see
+    `aligned_distances`, over nbar. V_0 = base, and after the last token V is the rollout's own reward, so that at
+    lambda 1 all A_t would be r - V_{t-1}.
+    """
+    mask = batch.rollouts.mask
+    changes = torch.zeros(mask.shape, device=mask.device)  # (B, T)
+    deviations = torch.full((len(mask), 1), torch.inf, device=mask.device)
+    for number, states in enumerate(batch.scored.hidden.split(batch.group_tokens)):  # (n, d), n tokens of a group
+        group = slice(number * batch.group_size, (number + 1) * batch.group_size)
+        deviations[group] = deviation(batch.rewards[group])
+        if deviations[group].isfinite().all():
+            hidden = spread(states, mask[group])  # (G, T, d)
+            values = prefix_values(hidden, mask[group], batch.rewards[group], args.window, args.kgae_width)
+            changes[group] = torch.where(mask[group], values.diff(dim=1), 0.0)
+    return discounted_sums(changes, args.kgae_lambda) / deviations
+
+
+def prefix_values(hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, width: float) -> Tensor:
+    """V_0 to V_T (G, T + 1) of one group's rollouts by `kgae`; hidden (G, T, d), mask (G, T), rewards (G,).
+
+    Rollouts without a verdict are nobody's neighbours; their values mean nothing. Two others must have one.
+    """
+    graded = (~rewards.isnan()).nonzero().flatten().tolist()
+    lengths = mask.sum(1).tolist()
+    nbar = mean_norm(hidden[mask])
+    base = (rewards.nansum() - rewards) / (len(graded) - 1)  # (G,), leave one out
+    near = torch.full(mask.shape, PRIOR, device=mask.device)  # (G, T), n0 + sum of K
+    near_rewards = PRIOR * base[:, None].repeat(1, mask.shape[1])  # (G, T)
+    for i, j in combinations(graded, 2):
+        distances = aligned_distances(hidden[i, : lengths[i]], hidden[j, : lengths[j]], window) / nbar  # (T_i, T_j)
+        for own, other, closest in ((i, j, distances.amin(1)), (j, i, distances.amin(0))):
+            kernel = (-closest / width).exp()  # (T_own,)
+            near[own, : lengths[own]] += kernel
+            near_rewards[own, : lengths[own]] += kernel * rewards[other]
+    values = torch.cat([base[:, None], near_rewards / near], 1)
+    for row in graded:
+        values[row, lengths[row]] = rewards[row]
+    return values
+
+
+def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
+    """How far apart two rollouts' states are of late: x (N, d), y (M, d) -> (N, M).
+
+    The mean of ||x_{t-k} - y_{u-k}|| over k < min(w, t, u), t and u counted from 1.
+    """
+    n, m = len(x), len(y)
+    window = min(window, n, m)
+    sums = torch.zeros(n, m, device=x.device)
+    # Sums over runs of 1, 2, 4, ... tokens of a diagonal; those of the window's binary digits are put end to end.
+    runs, length, covered = token_distances(x, y), 1, 0
+    while length <= window:
+        if window & length:
+            sums[covered:, covered:] += runs[: n - covered, : m - covered]
+            covered += length
+        longer = runs.clone()
+        longer[length:, length:] += runs[: n - length, : m - length]
+        runs = longer
+        length *= 2
+    rows = torch.arange(1, n + 1, device=x.device)[:, None]
+    columns = torch.arange(1, m + 1, device=x.device)
+    return sums / torch.minimum(rows, columns).clamp_max(window)
+
+
+def discounted_sums(changes: Tensor, decay: float) -> Tensor:
+    """sum_k decay^k changes_{t+k}, (B, T)."""
+    sums = torch.zeros_like(changes)
+    later = torch.zeros_like(changes[:, 0])  # (B,)
+    for t in reversed(range(changes.shape[1])):
+        later = changes[:, t] + decay * later
+        sums[:, t] = later
+    return sums
+
+
+# ---- by counting ----------------------------------------------------------------------------------------------
+
+
+def oracle_value(batch: Batch, args) -> Tensor:
+    """A_t = V(after) - V(before) over std where a line decides, and r - V(end) over std on every token besides.
+
+    V(k, state) is the mean reward of the batch's rollouts whose k-th deciding line starts on track, or off it; after
+    the last one V is 1 on track and 0 off it. So r - V(end) is 0 unless form or copying failed, which no line's
+    decision tells. Where the environment slips, staying on track is not the policy's doing and gets no difference.
+    """
+    task, rewards = batch.source.task, batch.rewards
+    decisions = decisions_of(batch)
+    outcomes = defaultdict(list)  # (line, on track before it) -> rewards
+    for row, decided in decisions.items():
+        for line, (_, kind) in enumerate(decided):
+            outcomes[line, ON_BEFORE[kind]].append(rewards[row].item())
+    values = {state: sum(reached) / len(reached) for state, reached in outcomes.items()}
+    token_advantages = torch.zeros(batch.rollouts.mask.shape, device=rewards.device)  # (B, T)
+    for row, decided in decisions.items():
+        path = [values[line, ON_BEFORE[kind]] for line, (_, kind) in enumerate(decided)]
+        path.append(float(ON_AFTER[decided[-1][1]]) if decided else 1.0)  # a rollout starts on track
+        for line, (token, kind) in enumerate(decided):
+            if kind != "stay" or task.foreign is None:
+                token_advantages[row, token] = path[line + 1] - path[line]
+        token_advantages[row] += rewards[row] - path[-1]
+    for start in range(0, len(rewards), batch.group_size):
+        group = slice(start, start + batch.group_size)
+        token_advantages[group] /= deviation(rewards[group])
+    return token_advantages
+
+
+def decisions_of(batch: Batch) -> dict[int, list[tuple[int, str]]]:
+    """The first token and the kind of each line that decides, for each rollout with a verdict."""
+    decisions, problems = {}, batch.problems
+    for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
+        decisions[row] = []
+        for start, _, kind in batch.source.task.lines(problems[row], batch.rollouts.texts[row]):
+            if kind in ON_BEFORE:
+                decisions[row].append((start, kind))
+    return decisions

@@ -1,0 +1,194 @@
+"""credit/values.py: values of prefixes and the credit from them, against loops by the formulas and written-out numbers.
+
+Run: pytest tests/test_values.py
+"""
+
+import argparse
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+import torch
+
+from credit.batch import Batch, Source
+from credit.methods import credit
+from credit.values import aligned_distances
+from grpo import Rollouts, Scored, group_advantages, spread
+from harness.resolve import parse_args
+from tasks.problems import Task
+
+NAN = math.nan
+
+
+def flags(**changes) -> argparse.Namespace:
+    """The recipe's, for responses of some ten tokens, but for `changes`."""
+    return argparse.Namespace(**{**vars(parse_args([])), "window": 4, "stride": 2, "kgae_width": 0.3, **changes})
+
+
+def batch_of(rewards: list[list[float]], longest: int = 11, seed: int = 0) -> Batch:
+    """Groups of random states, which share their first three tokens; a rollout without a verdict has no token."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.tensor(rewards)
+    groups, size = rewards.shape
+    count = groups * size
+    rewards = rewards.flatten()
+    lengths = torch.randint(4, longest + 1, (count, 1), generator=generator)
+    mask = (torch.arange(longest) < lengths) & ~rewards.isnan()[:, None]
+    hidden = torch.rand(groups, size, longest, 6, generator=generator)
+    hidden[:, :, :3] = hidden[:, :1, :3]
+    hidden = hidden.flatten(0, 1)[mask]
+    rollouts = Rollouts(None, None, torch.zeros(count, longest).long(), mask, torch.zeros(count).bool(), [""] * count)
+    zeros = torch.zeros(count, longest)
+    return Batch(group_advantages(rewards, size), rewards, rollouts, Scored(zeros, zeros, hidden), size)
+
+
+def reordered(batch: Batch, order: list[int]) -> Batch:
+    """The rollouts in another order."""
+    mask = batch.rollouts.mask[order]
+    hidden = spread(batch.scored.hidden, batch.rollouts.mask)[order][mask]
+    rollouts = replace(batch.rollouts, mask=mask)
+    scored = replace(batch.scored, hidden=hidden)
+    return replace(
+        batch, advantages=batch.advantages[order], rewards=batch.rewards[order], rollouts=rollouts, scored=scored
+    )
+
+
+def slow_kgae(states: list[list], rewards: list[float], window: int, width: float, decay: float) -> list[list[float]]:
+    """The formula of one group, one number at a time; states (T_i, d) of each rollout."""
+    norms = [math.hypot(*state) for rollout in states for state in rollout]
+    nbar = sum(norms) / len(norms)
+    graded = [row for row in range(len(states)) if not math.isnan(rewards[row])]
+    std = statistics.stdev(rewards[row] for row in graded) + 1e-6
+    advantages = [[] for _ in states]
+    for i in graded:
+        others = [j for j in graded if j != i]
+        base = sum(rewards[j] for j in others) / len(others)
+        values = [base]
+        for t in range(1, len(states[i]) + 1):
+            above, below = base, 1.0
+            for j in others:
+                nearest = math.inf
+                for u in range(1, len(states[j]) + 1):
+                    run = min(window, t, u)
+                    total = sum(math.dist(states[i][t - 1 - k], states[j][u - 1 - k]) for k in range(run))
+                    nearest = min(nearest, total / run / nbar)
+                kernel = math.exp(-nearest / width)
+                above += kernel * rewards[j]
+                below += kernel
+            values.append(above / below)
+        values[-1] = rewards[i]
+        for t in range(len(states[i])):
+            later = range(t, len(states[i]))
+            total = sum(decay ** (s - t) * (values[s + 1] - values[s]) for s in later)
+            advantages[i].append(total / std)
+    return advantages
+
+
+# ---- kgae -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 0.95), (50, 0.0)])
+def test_kgae_against_a_loop_by_its_formula(window, decay):
+    """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all lengths."""
+    batch = batch_of([[1, 0, NAN, 0, 1], [0, 1, 0, 0, 0]])
+    ours = credit("kgae", batch, flags(window=window, kgae_lambda=decay))
+    hidden = spread(batch.scored.hidden, batch.rollouts.mask).double()
+    for start in (0, 5):
+        rows = range(start, start + 5)
+        states = [hidden[row][batch.rollouts.mask[row]].tolist() for row in rows]
+        expected = slow_kgae(states, batch.rewards[start : start + 5].tolist(), window, 0.3, decay)
+        for row in rows:
+            of_rollout = ours[row][batch.rollouts.mask[row]]
+            torch.testing.assert_close(of_rollout, torch.tensor(expected[row - start]), atol=2e-5, rtol=1e-4)
+    assert ours[~batch.rollouts.mask].abs().max() == 0
+
+
+def test_kgae_depends_neither_on_padding_nor_on_order():
+    """Wider padding; rollouts of the groups, and groups, exchanged."""
+    batch = batch_of([[1, 0, NAN, 0], [0, 1, 0, 0]])
+    ours = credit("kgae", batch, flags())
+    zeros = torch.zeros(8, 14)
+    rollouts = replace(batch.rollouts, mask=torch.nn.functional.pad(batch.rollouts.mask, (0, 3)))
+    wide = replace(batch, rollouts=rollouts, scored=Scored(zeros, zeros, batch.scored.hidden))
+    torch.testing.assert_close(credit("kgae", wide, flags()), torch.nn.functional.pad(ours, (0, 3)))
+    order = [5, 4, 7, 6, 2, 0, 3, 1]
+    torch.testing.assert_close(credit("kgae", reordered(batch, order), flags()), ours[order], atol=1e-5, rtol=1e-5)
+
+
+def test_kgae_without_discount_telescopes():
+    """At lambda 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
+    batch = batch_of([[1, 0, NAN, 0, 1]])
+    ours = credit("kgae", batch, flags(kgae_lambda=1.0))
+    torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
+
+
+def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
+    """Values move only where rollouts part: lambda 0 shows the changes alone. One verdict, or equal ones: 0."""
+    batch = batch_of([[1, 0, 0, 1], [1, 1, NAN, 1], [NAN, NAN, 0, NAN]])
+    ours = credit("kgae", batch, flags(kgae_lambda=0.0))
+    assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
+    assert ours[4:].abs().max() == 0
+
+
+def test_aligned_distances_are_means_over_what_there_is():
+    """Three against two states on a line, window 2: the first row and column have one pair, the others two."""
+    x, y = torch.tensor([[0.0], [1], [5]]), torch.tensor([[0.0], [3]])
+    expected = torch.tensor([[0.0, 3], [1, 1], [5, 1.5]])
+    torch.testing.assert_close(aligned_distances(x, y, 2), expected)
+    assert torch.equal(aligned_distances(y, x, 2), aligned_distances(x, y, 2).T)
+
+
+# ---- controls -------------------------------------------------------------------------------------------------
+
+
+def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
+    """The same numbers in another order, anew with every draw."""
+    batch = batch_of([[1, 0, NAN, 0, 1]])
+    shear = credit("shear", batch, flags())
+    torch.manual_seed(0)
+    ours, again = credit("shuffle", batch, flags()), credit("shuffle", batch, flags())
+    assert not torch.equal(ours, shear) and not torch.equal(ours, again)
+    for row, inside in enumerate(batch.rollouts.mask):
+        assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()
+    assert ours[~batch.rollouts.mask].abs().max() == 0
+
+
+def lines_of(problem: dict, text: str) -> list[tuple[int, int, str]]:
+    """The words of a text, as lines of two tokens."""
+    return [(2 * number, 2 * number + 2, kind) for number, kind in enumerate(text.split())]
+
+
+def walk_batch(foreign=None) -> Batch:
+    """Two groups of five walks; of the second all are wrong, or without a verdict."""
+    texts = ["stay stay answer", "slip repair answer", "slip off answer", "stay stay format", ""]
+    texts += ["stay slip answer", "stay copy slip", "format", "", "slip"]
+    rewards = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0, 0, NAN])
+    task = Task("walk", [], [], str, str, lines=lines_of, foreign=foreign)
+    mask = (torch.arange(6) < 6).repeat(10, 1) & ~rewards.isnan()[:, None]
+    rollouts = Rollouts(None, None, torch.zeros(10, 6).long(), mask, torch.zeros(10).bool(), texts)
+    source = Source(None, None, task, [{}, {}], 0)
+    return Batch(group_advantages(rewards, 5), rewards, rollouts, None, 5, source)
+
+
+def test_oracle_value_against_written_out_numbers():
+    """V(0, on) = 2/6, V(1, on) = 1/4, V(1, off) = 1/2, counted over both groups; then 1 on track and 0 off it."""
+    ours = credit("oracle-value", walk_batch(), flags()) * (math.sqrt(0.3) + 1e-6)  # std of 1 1 0 0 0
+    expected = [
+        [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, 0, 0],
+        [1 / 2 - 1 / 3, 0, 1 - 1 / 2, 0, 0, 0],
+        [1 / 2 - 1 / 3, 0, 0 - 1 / 2, 0, 0, 0],
+        [1 / 4 - 1 / 3 - 1, -1, 1 - 1 / 4 - 1, -1, -1, -1],  # on track at its end, and wrong: its form failed
+        [-1, -1, -1, -1, -1, -1],  # on track at its end, which comes before any line
+    ]
+    torch.testing.assert_close(ours[:5], torch.tensor(expected))
+    assert ours[5:].abs().max() == 0
+
+
+def test_oracle_value_leaves_the_environment_s_decisions_out():
+    """Where slips are the environment's, staying on track earns nothing; repairs, and failures of form, count on."""
+    expected = credit("oracle-value", walk_batch(), flags())
+    ours = credit("oracle-value", walk_batch(foreign=lambda problem, text: []), flags())
+    expected[0] = 0
+    expected[3] = expected[3, 1].item()
+    torch.testing.assert_close(ours, expected)
