@@ -326,9 +326,10 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     )
     if kind in toy.KINDS:
         return task
-    environment = Slips(kind.luck, args.toy_lines) if kind.luck else None
-    known = dict(first_error=kind.first_error, lines=kind.lines, foreign=kind.foreign)
-    return replace(task, **known, environment=environment)
+    task = replace(task, first_error=kind.first_error, lines=kind.lines)
+    if kind.luck:
+        task = replace(task, foreign=kind.foreign, environment=Slips(kind.luck, args.toy_lines))
+    return task
 
 
 def kind_of(args: argparse.Namespace) -> str | Walk:

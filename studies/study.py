@@ -121,6 +121,7 @@ def run_from_one_start(unit: tuple[dict, list[Trial], Path]) -> int:
 def run_trial(args: argparse.Namespace) -> dict:
     """Train without checkpoints; the rewards of every step, and held-out accuracy afterwards."""
     started = time.perf_counter()
+    torch.set_num_threads(args.threads)
     with prepared(args, ALONE) as (run, _, _):
         parallel.refresh(run.policy, run.sampler, ALONE)
         steps = [train.train_step(run, step)[0] for step in range(args.steps)]

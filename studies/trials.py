@@ -74,7 +74,7 @@ def lacking(stage: str, rows: list[dict]) -> list[Trial]:
 
 
 def mean_curves(stage: str, cell: str, rule: str, rows: list[dict]) -> dict[float, float]:
-    """Learning rate -> mean training reward over steps and seeds, for the rates that all seeds of the stage have run."""
+    """Learning rate -> mean training reward over steps and seeds, for the rates that all seeds have run."""
     found = {}
     for row in rows:
         if (row["stage"], row["cell"], row["rule"]) == (stage, cell, rule):

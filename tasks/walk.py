@@ -1,4 +1,4 @@
-r"""The recoverable kind of the embedded task: two rows of digits, of which one is to be read; wrong turns can be undone.
+r"""The recoverable kind of the embedded task: of two rows of digits one is to be read, and wrong turns can be undone.
 
     prompt     a=31415926;b=27182818;b?
     response   b2e                      one line a digit: label, that row's digit, a filler
@@ -47,9 +47,7 @@ class Line(NamedTuple):
 
     start: int  # its first token, which is the decision: a label
     end: int  # index after its last token
-    kind: (
-        str  # stay, slip (off the row), off (it stays there), repair; tail, answer, final (not the last line's), format
-    )
+    kind: str  # stay, slip, off (it stays off the row), repair; tail, answer, final (not the last line's), format
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Walk:
         return standing
 
     def foreign(self, problem: dict, response: str) -> list[int]:
-        """The tokens that the environment wrote: the label of every slip."""
+        """The tokens that the environment wrote, if it does: the label of every slip."""
         return [line.start for line in self.lines(problem, response) if self.luck and line.kind == "slip"]
 
 
