@@ -73,6 +73,10 @@ class Task:
     reference: str = "answer"
     # The first wrong step of a response, a `toy.FirstError` or None, if the task knows it.
     first_error: Callable[[dict, str], tuple[int, str, int] | None] | None = None
+    # The lines of a response with their kinds (`walk.Line`), and the tokens of it that the environment wrote, if the
+    # task knows them.
+    lines: Callable[[dict, str], Iterable[tuple[int, int, str]]] | None = None
+    foreign: Callable[[dict, str], list[int]] | None = None
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
 
