@@ -10,17 +10,17 @@ the advantage itself. That of a line of tokens s to e is
     a = V(e) - V(s)        V(t): the chance of a right answer after the first t tokens, under the policy
 
 V after the last token is the rollout's own verdict. Any other V is estimated by p, the mean verdict of K fresh
-continuations from there, with the same temperature and limit of the whole response, so a_hat = a + noise. p (1 - p) /
-(K - 1) is an unbiased estimate of p's variance, and a line's noise variance the sum over its two ends. A line's credit
-c is the mean token advantage of its tokens. Over all lines of the groups with right and wrong rollouts,
+continuations, with the same temperature and limit of the whole response, so a_hat = a + noise. p (1 - p) / (K - 1) is
+an unbiased estimate of p's variance, and a line's noise variance the sum over its two ends. A line's credit c is the
+mean token advantage of its tokens. Over all lines of the groups with right and wrong rollouts,
 
     r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
     corrected = r / sqrt(reliability)
 
-The correction is valid because continuations are fresh: their noise is independent of credit and advantage. Standard
-errors are deviations over RESAMPLES draws of groups with replacement, as lines of a group depend on each other. Kinds
-of lines come from `Task.lines`; else a line is "before", "after" or itself the "first error". Lines that begin with a
-token of the environment (`Task.foreign`) are no act of the policy's: they are in the table of kinds alone.
+The correction is valid as fresh continuations' noise is independent of credit and advantage. Standard errors are of a
+bootstrap, 1,000 draws of groups with replacement, as lines of a group depend on each other. Kinds of lines come from
+`Task.lines`; else a line is "before", "after" or itself the "first error". Lines that begin with a token that the
+environment wrote (`Task.foreign`) are no act of the policy's: they are in the table of kinds alone.
 
 Left out: tasks without known lines; single tokens; the samples, of which only the numbers are kept.
 """
@@ -30,7 +30,8 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from itertools import accumulate, pairwise
 
 from harness.flags import answer
 from studies.options import advantages_parser
@@ -70,15 +71,16 @@ def main(argv: list[str] | None = None) -> int:
     def work() -> int:
         flags = advantages_parser().parse_args(argv)
         args = settings_of_run(flags)
-        torch.set_num_threads(args.threads or torch.get_num_threads())
+        torch.set_num_threads(args.threads)
         ranks = Ranks(0, 1, torch.device(args.device))
         folders.make_out(flags.out, ranks)
         task, model, tokenizer, *_ = set_up(args, ranks)
+        problems = task.heldout[: flags.groups]
         methods = {name: {"method": name} for name in flags.methods}
-        results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations}
-        results |= measure(args, task, model, tokenizer, task.heldout[: flags.groups], methods, flags.continuations)
+        results = measure(args, task, model, tokenizer, problems, methods, flags.continuations)
         if not results["mixed_groups"]:
             raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
+        results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
         write_whole(flags.out / "advantages.json", json.dumps(results, indent=1) + "\n")
         print("\n".join(summary(results)))
         return 0
@@ -95,8 +97,7 @@ def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; {'leave out' if flags.start else 'finish the run, or add'} --start")
     words = ["--task", "embedded", "--model", str(folder)]
-    known = vars(parse_args(words)).keys() - OTHERS
-    for name in known & config.keys():
+    for name in config.keys() & vars(parse_args(words)).keys() - OTHERS:
         words += spelled(name, config[name])
     args = parse_args(words)
     if flags.groups > args.heldout:
@@ -105,13 +106,7 @@ def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
 
 
 def measure(
-    args: argparse.Namespace,
-    task: Task,
-    model: torch.nn.Module,
-    tokenizer,
-    problems: list[dict],
-    methods: dict[str, dict],
-    continuations: int,
+    args: argparse.Namespace, task: Task, model, tokenizer, problems: list[dict], methods: dict, continuations: int
 ) -> dict:
     """The numbers of both tables, of rollouts to these problems.
 
@@ -119,30 +114,22 @@ def measure(
     --rescale act in a row only if it has them. Random numbers depend on the seed and the problem's number alone.
     """
     policy = Policy(model, **packing_of(model))
-    mixed, measured = 0, []
+    measured = []
     for number, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
         torch.manual_seed(seed_of(args.seed, number))
         group = sampled(args, task, model, tokenizer, problem)
         if not group.mixed:
             continue
-        mixed += 1
         lines, ends = [], []
         for text, ids, score in zip(group.texts, group.responses, group.scores, strict=True):
             lines.append([] if score is None else lines_of(task, problem, text, len(ids)))
-            boundaries = {place for start, end, _ in lines[-1] for place in (start, end)}
-            ends.append(sorted(boundaries - {len(ids)}))
-        group = dataclasses.replace(group, ends=ends)
-        group = continued(group, continuations, args, task, model, tokenizer)
+            ends.append(sorted({place for line in lines[-1] for place in line[:2]} - {len(ids)}))
+        group = continued(dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer)
         batch = scored(group, policy, task, tokenizer, args)
-        weights = {}  # (G, T) each
-        for name, changed in methods.items():
-            options = {flag: value for flag, value in changed.items() if flag != "method"}
-            weights[name] = weights_of(changed["method"], batch, args, **options)
+        weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
         measured += with_credit(number, group, lines, batch, weights, task)
+    mixed = len({line["group"] for line in measured})
     return {"groups": len(problems), "mixed_groups": mixed, **statistics_of(measured, list(methods))}
-
-
-# ---- lines and their advantages -------------------------------------------------------------------------------
 
 
 def lines_of(task: Task, problem: dict, text: str, length: int) -> list[tuple[int, int, str]]:
@@ -150,25 +137,21 @@ def lines_of(task: Task, problem: dict, text: str, length: int) -> list[tuple[in
 
     A symbol is a token, as on the embedded task. The stop token, which is not in the text, belongs to the last line.
     """
-    symbols = len(SYMBOL.findall(text))
-    lines = []
     if task.lines:
+        symbols = len(SYMBOL.findall(text))
         lines = [line for line in task.lines(problem, text) if line[0] < symbols]
-        covered = min(lines[-1][1], symbols) if lines else 0
+        covered = lines[-1][1] if lines else 0
         if covered < symbols or not lines:
             lines.append((covered, length, "rest"))
-        lines[-1] = (lines[-1][0], length, lines[-1][2])
-        return lines
+        return [*lines[:-1], (lines[-1][0], length, lines[-1][2])]
     error = task.first_error(problem, text) if task.first_error else None
-    start = 0
-    pieces = text.splitlines(keepends=True) or [""]
-    for number, piece in enumerate(pieces, 1):
-        end = start + len(SYMBOL.findall(piece)) if number < len(pieces) else length
+    sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
+    lines = []
+    for start, end in pairwise([0, *list(accumulate(sizes))[:-1], length]):
         kind = "before"
         if error and error[0] < end:
             kind = "first error" if start <= error[0] else "after"
         lines.append((start, end, kind))
-        start = end
     return lines
 
 
@@ -182,45 +165,35 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
 
 
 def with_credit(number: int, group: Group, lines: list[list], batch: Batch, weights: dict, task: Task) -> list[dict]:
-    """A dictionary for each line: estimated advantage, noise variance, and each method's mean weight and credit.
-
-    `lines` has those of each rollout, `weights` (G, T) of each method.
-    """
+    """The lines (of each rollout) with their advantages, noise variances, mean weights and credits."""
     measured = []
     for row, text in enumerate(group.texts):
         values = {len(group.responses[row]): (group.scores[row], 0.0)}  # boundary -> V, variance
         for end, scores in zip(group.ends[row], group.continued[row], strict=True):
             values[end] = value_of(scores)
         foreign = task.foreign(group.problem, text) if task.foreign else []
-        rollout_advantage = batch.advantages[row].item()  # not 0 in a mixed group
+        side = "right" if batch.correct[row] else "wrong"
         for start, end, kind in lines[row]:
-            line = {"group": number, "kind": kind, "side": "right" if batch.correct[row] else "wrong"}
-            line |= {"start": start, "own": start not in foreign}
+            line = {"group": number, "kind": kind, "side": side, "start": start, "own": start not in foreign}
             line["advantage"] = values[end][0] - values[start][0]
             line["noise"] = values[end][1] + values[start][1]
             line["weight"] = {name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()}
-            line["credit"] = {name: rollout_advantage * weight for name, weight in line["weight"].items()}
+            line["credit"] = {name: weight * batch.advantages[row].item() for name, weight in line["weight"].items()}
             if not math.isnan(line["advantage"]):
                 measured.append(line)
     return measured
 
 
-# ---- statistics -----------------------------------------------------------------------------------------------
-
-
 def statistics_of(lines: list[dict], methods: list[str]) -> dict:
     """How well each method's credit goes with the true advantage, and the means of each kind of line."""
     own = [line for line in lines if line["own"]]
-    results = {"lines": len(own), "methods": {}, "kinds": []}
-    if own:
-        results["methods"] = {name: agreement(own, name) for name in methods}
+    results = {"lines": len(own), "methods": {name: agreement(own, name) for name in methods}, "kinds": []}
     kinds = {}  # (kind, side) -> lines
     for line in sorted(lines, key=lambda line: (line["start"], line["side"])):
         kinds.setdefault((line["kind"], line["side"]), []).append(line)
     for (kind, side), same in kinds.items():
-        columns = np.array([[1, line["advantage"]] for line in same])  # (n, 2)
-        mean = bootstrapped(["advantage"], lambda sums: [sums[1] / sums[0]], columns, same)
-        row = {"kind": kind, "side": side, "lines": len(same), **mean}
+        row = {"kind": kind, "side": side, "lines": len(same)}
+        row |= {name: agreement(same, methods[0])[name] for name in ("advantage", "advantage_se")}
         for column in ("weight", "credit"):
             row[column] = {name: float(np.mean([line[column][name] for line in same])) for name in methods}
         results["kinds"].append(row)
@@ -228,67 +201,55 @@ def statistics_of(lines: list[dict], methods: list[str]) -> dict:
 
 
 def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
-    """Pearson's r of a method's credit and the estimated advantage; that corrected for noise; and the reliability."""
-    x = np.array([line["credit"][method] for line in lines])
-    y = np.array([line["advantage"] for line in lines])
-    noise = np.array([line["noise"] for line in lines])
-    columns = np.stack([np.ones_like(x), x, y, x * x, y * y, x * y, noise], axis=1)  # (n, 7)
+    """The numbers of `from_sums`, and as NAME_se their standard deviations over draws of groups with replacement.
 
-    def correlations(sums: np.ndarray) -> list:
-        x, y, xx, yy, xy, noise = sums[1:] / sums[0]
-        variance = yy - y * y  # of estimated advantages
-        r = (xy - x * y) / np.sqrt((xx - x * x) * variance)
-        reliability = 1 - noise / variance
-        return [r, r / np.sqrt(reliability), reliability]
-
-    return bootstrapped(["r", "corrected", "reliability"], correlations, columns, lines)
-
-
-def bootstrapped(names: list[str], statistic: Callable, columns: np.ndarray, lines: list[dict]) -> dict:
-    """Statistics of the sums (k,) of the lines' columns (n, k) and, as NAME_se, their deviation over draws of groups.
-
-    `statistic` maps sums (k, ...) to a value (...) for each name. None for what is not a finite number.
+    None for what is not finite, as where noise explains all of the variance, and for the error of one group.
     """
-    group = np.array([line["group"] for line in lines])
-    sums = np.array([columns[group == number].sum(0) for number in np.unique(group)])  # (groups, k)
-    draws = np.random.default_rng(0).integers(len(sums), size=(RESAMPLES, len(sums)))
+    by_group = defaultdict(lambda: np.zeros(7))
+    for line in lines:
+        x, y = line["credit"][method], line["advantage"]
+        by_group[line["group"]] += [1, x, y, x * x, y * y, x * y, line["noise"]]
+    sums = np.array(list(by_group.values())).reshape(-1, 7)  # (groups, 7)
+    draws = np.random.default_rng(0).integers(max(1, len(sums)), size=(RESAMPLES, len(sums)))
     with np.errstate(divide="ignore", invalid="ignore"):
-        values = statistic(sums.sum(0))
-        redrawn = statistic(sums[draws].sum(1).T)  # (RESAMPLES,) each
+        values, redrawn = from_sums(sums.sum(0)), from_sums(sums[draws].sum(1).T)  # (), (RESAMPLES,) each
     result = {}
-    for name, value, others in zip(names, values, redrawn, strict=True):
-        error = others[np.isfinite(others)].std() if len(sums) > 1 and np.isfinite(value) else math.nan
+    for name, value in values.items():
+        finite = redrawn[name][np.isfinite(redrawn[name])]
         result[name] = float(value) if np.isfinite(value) else None
-        result[f"{name}_se"] = float(error) if np.isfinite(error) else None
+        result[f"{name}_se"] = float(finite.std()) if len(sums) > 1 and len(finite) > 1 else None
     return result
 
 
-# ---- what is printed ------------------------------------------------------------------------------------------
+def from_sums(sums: np.ndarray) -> dict[str, np.ndarray]:
+    """Of credit x and estimated advantage y, from the sums (7, ...) of 1, x, y, xx, yy, xy and noise variance."""
+    x, y, xx, yy, xy, noise = sums[1:] / sums[0]
+    variance = yy - y * y
+    r = (xy - x * y) / np.sqrt((xx - x * x) * variance)
+    reliability = 1 - noise / variance
+    return {"r": r, "corrected": r / np.sqrt(reliability), "reliability": reliability, "advantage": y}
 
 
 def summary(results: dict) -> list[str]:
     """The two tables."""
     methods, kinds = [], []
     for name, numbers in results["methods"].items():
-        row = {"method": name, "correlation": shown(numbers["r"], numbers["r_se"])}
-        methods.append(row | {"corrected for noise": shown(numbers["corrected"], numbers["corrected_se"])})
+        corrected = shown(numbers["corrected"], numbers["corrected_se"])
+        methods.append({"method": name, "r": shown(numbers["r"], numbers["r_se"]), "corrected": corrected})
     for line in results["kinds"]:
-        row = {"lines of": f"{line['kind']}, {line['side']}", "number": str(line["lines"])}
-        row["true advantage"] = shown(line["advantage"], line["advantage_se"])
+        advantage = shown(line["advantage"], line["advantage_se"])
+        row = {"line": f"{line['kind']}, {line['side']}", "count": str(line["lines"]), "true advantage": advantage}
         for name in results["methods"]:
-            row[name] = f"{shown(line['weight'][name])} / {shown(line['credit'][name])}"
+            row[name] = f"{line['weight'][name]:.2f} / {line['credit'][name]:.2f}"
         kinds.append(row)
-    sizes = f"{results['lines']} lines of {results['mixed_groups']} mixed groups"
     reliability = shown(numbers["reliability"], numbers["reliability_se"])  # the same for all methods
-    legend = f"of a line's credit and its true advantage; {sizes}; reliability {reliability}"
+    legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups; reliability {reliability}"
     return tables.fitted(methods, legend) + tables.fitted(kinds, "each method: mean weight / mean credit")
 
 
-def shown(value: float | None, error: float | None = None) -> str:
-    """0.35 or 0.35 ± 0.02; a dash for what is not known."""
-    if value is None:
-        return "-"
-    return f"{value:.2f}" + ("" if error is None else f" ± {error:.2f}")
+def shown(value: float | None, error: float | None) -> str:
+    """0.35 ± 0.02; a dash for what is not known."""
+    return " ± ".join("-" if number is None else f"{number:.2f}" for number in (value, error))
 
 
 if __name__ == "__main__":
