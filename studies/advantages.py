@@ -3,9 +3,7 @@
     python -m studies.advantages runs/NAME          # of a run's trained model, on its held-out problems
     python -m studies.advantages runs/NAME --start  # of the one that it was warmed up to
 
-A policy gradient wants the advantage of each action. Credit methods approximate it from one verdict a rollout; they are
-judged by what training with them gives, or by whether they find the first error. Nobody reports how close they come to
-the advantage itself. That of a line of tokens s to e is
+Credit methods guess from one verdict a rollout what each token contributed. For the line of tokens s to e that is
 
     a = V(e) - V(s)        V(t): the chance of a right answer after the first t tokens, under the policy
 
@@ -75,9 +73,8 @@ def main(argv: list[str] | None = None) -> int:
         ranks = Ranks(0, 1, torch.device(args.device))
         folders.make_out(flags.out, ranks)
         task, model, tokenizer, *_ = set_up(args, ranks)
-        problems = task.heldout[: flags.groups]
         methods = {name: {"method": name} for name in flags.methods}
-        results = measure(args, task, model, tokenizer, problems, methods, flags.continuations)
+        results = measure(args, task, model, tokenizer, task.heldout[: flags.groups], methods, flags.continuations)
         if not results["mixed_groups"]:
             raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
         results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
@@ -105,9 +102,7 @@ def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def measure(
-    args: argparse.Namespace, task: Task, model, tokenizer, problems: list[dict], methods: dict, continuations: int
-) -> dict:
+def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int) -> dict:
     """The numbers of both tables, of rollouts to these problems.
 
     `args` are train.py's flags; `methods` has the flags changed in each row, "method" among them. --negative-scale and
@@ -128,22 +123,18 @@ def measure(
         batch = scored(group, policy, task, tokenizer, args)
         weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
         measured += with_credit(number, group, lines, batch, weights, task)
-    mixed = len({line["group"] for line in measured})
-    return {"groups": len(problems), "mixed_groups": mixed, **statistics_of(measured, list(methods))}
+    return {"groups": len(problems), **statistics_of(measured, list(methods))}
 
 
 def lines_of(task: Task, problem: dict, text: str, length: int) -> list[tuple[int, int, str]]:
-    """The lines of a response of `length` tokens: start, end after the last token, kind.
-
-    A symbol is a token, as on the embedded task. The stop token, which is not in the text, belongs to the last line.
-    """
+    """The lines of a response of `length` tokens, one a symbol and the stop token: start, end after the last, kind."""
     if task.lines:
         symbols = len(SYMBOL.findall(text))
         lines = [line for line in task.lines(problem, text) if line[0] < symbols]
-        covered = lines[-1][1] if lines else 0
-        if covered < symbols or not lines:
-            lines.append((covered, length, "rest"))
-        return [*lines[:-1], (lines[-1][0], length, lines[-1][2])]
+        if not lines or lines[-1][1] < symbols:
+            lines.append((lines[-1][1] if lines else 0, length, "rest"))
+        lines[-1] = (lines[-1][0], length, lines[-1][2])  # the stop token belongs to the last line
+        return lines
     error = task.first_error(problem, text) if task.first_error else None
     sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
     lines = []
@@ -187,13 +178,16 @@ def with_credit(number: int, group: Group, lines: list[list], batch: Batch, weig
 def statistics_of(lines: list[dict], methods: list[str]) -> dict:
     """How well each method's credit goes with the true advantage, and the means of each kind of line."""
     own = [line for line in lines if line["own"]]
-    results = {"lines": len(own), "methods": {name: agreement(own, name) for name in methods}, "kinds": []}
+    agreements = {name: agreement(own, name) for name in methods}
+    mixed = len({line["group"] for line in lines})
+    results = {"mixed_groups": mixed, "lines": len(own), "methods": agreements, "kinds": []}
     kinds = {}  # (kind, side) -> lines
-    for line in sorted(lines, key=lambda line: (line["start"], line["side"])):
+    for line in sorted(lines, key=lambda line: (line["side"], line["start"], line["kind"])):
         kinds.setdefault((line["kind"], line["side"]), []).append(line)
     for (kind, side), same in kinds.items():
         row = {"kind": kind, "side": side, "lines": len(same)}
-        row |= {name: agreement(same, methods[0])[name] for name in ("advantage", "advantage_se")}
+        numbers = agreement(same, methods[0])  # the advantage is the same for all methods
+        row |= {name: numbers[name] for name in ("advantage", "advantage_se")}
         for column in ("weight", "credit"):
             row[column] = {name: float(np.mean([line[column][name] for line in same])) for name in methods}
         results["kinds"].append(row)
@@ -234,16 +228,16 @@ def summary(results: dict) -> list[str]:
     """The two tables."""
     methods, kinds = [], []
     for name, numbers in results["methods"].items():
-        corrected = shown(numbers["corrected"], numbers["corrected_se"])
-        methods.append({"method": name, "r": shown(numbers["r"], numbers["r_se"]), "corrected": corrected})
+        pairs = {column: shown(numbers[column], numbers[f"{column}_se"]) for column in ("r", "corrected")}
+        methods.append({"method": name} | pairs)
     for line in results["kinds"]:
         advantage = shown(line["advantage"], line["advantage_se"])
         row = {"line": f"{line['kind']}, {line['side']}", "count": str(line["lines"]), "true advantage": advantage}
         for name in results["methods"]:
             row[name] = f"{line['weight'][name]:.2f} / {line['credit'][name]:.2f}"
         kinds.append(row)
-    reliability = shown(numbers["reliability"], numbers["reliability_se"])  # the same for all methods
-    legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups; reliability {reliability}"
+    legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups, reliability "
+    legend += shown(numbers["reliability"], numbers["reliability_se"])  # the same for all methods
     return tables.fitted(methods, legend) + tables.fitted(kinds, "each method: mean weight / mean credit")
 
 
