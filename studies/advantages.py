@@ -178,9 +178,8 @@ def with_credit(number: int, group: Group, lines: list[list], batch: Batch, weig
 def statistics_of(lines: list[dict], methods: list[str]) -> dict:
     """How well each method's credit goes with the true advantage, and the means of each kind of line."""
     own = [line for line in lines if line["own"]]
-    agreements = {name: agreement(own, name) for name in methods}
-    mixed = len({line["group"] for line in lines})
-    results = {"mixed_groups": mixed, "lines": len(own), "methods": agreements, "kinds": []}
+    results = {"mixed_groups": len({line["group"] for line in lines}), "lines": len(own), "kinds": []}
+    results["methods"] = {name: agreement(own, name) for name in methods}
     kinds = {}  # (kind, side) -> lines
     for line in sorted(lines, key=lambda line: (line["side"], line["start"], line["kind"])):
         kinds.setdefault((line["kind"], line["side"]), []).append(line)

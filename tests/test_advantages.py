@@ -6,6 +6,7 @@ Run: pytest tests/test_advantages.py
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from harness.folders import write_config
 from harness.resolve import parse_args
-from studies.advantages import agreement, lines_of, main, measure, statistics_of, value_of
+from studies.advantages import agreement, lines_of, main, measure, statistics_of, value_of, with_credit
 from tasks import toy
 from tasks.problems import BadInput, Task
 
@@ -104,6 +105,23 @@ def test_lines_that_a_task_knows_are_its_own_and_the_rest_is_one_line():
     assert ends_of((0, 12, "step"), (12, 27, "box")) == [(0, 12, "step"), (12, 28, "box")]
     assert ends_of((0, 12, "step"), (12, 30, "box"), (30, 31, "none"), length=27)[1:] == [(12, 27, "box")]
     assert ends_of() == [(0, 28, "rest")]
+
+
+def test_a_line_s_numbers_against_written_out_ones():
+    """Values of both ends, the own verdict without noise at the last, mean weights, credit; a line with no value."""
+    group = SimpleNamespace(problem=PROBLEM, texts=["", ""], responses=[[1] * 4, [1] * 3], scores=[1.0, 0.0])
+    group.ends, group.continued = [[0, 2], [0]], [[[1.0, 0, 0, 0], [1.0, 1, 1, 0]], [[1.0, None]]]
+    lines = [[(0, 2, "one"), (2, 4, "two")], [(0, 3, "one")]]
+    batch = SimpleNamespace(advantages=torch.tensor([3.0, -1.0]), correct=torch.tensor([True, False]))
+    weights = {"made": torch.tensor([[1.0, 0, 2, 0.5], [1, 1, 1, 0]])}
+    task = Task("x", [], [], None, None, foreign=lambda problem, text: [2, 3])
+    first, second = with_credit(7, group, lines, batch, weights, task)  # of the other, one verdict is not enough
+    assert first == {
+        **{"group": 7, "kind": "one", "side": "right", "start": 0, "own": True, "advantage": 0.5},
+        **{"noise": 2 * 3 / 16 / 3, "weight": {"made": 0.5}, "credit": {"made": 1.5}},
+    }
+    assert second["advantage"] == 0.25 and second["noise"] == 3 / 16 / 3 and not second["own"]
+    assert second["weight"] == {"made": 1.25} and second["credit"] == {"made": 3.75}
 
 
 @pytest.fixture
