@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from harness.flags import Parser, natural, number, positive_int, random_seed
-from harness.recipe import make_parser
+from harness.recipe import METHODS, make_parser
 
 ROWS = {
     "grpo": "--method grpo",
@@ -29,6 +29,10 @@ ROWS = {
     "grpo-lora": "--method grpo --lora-rank 16 --lr 1e-3",
     "arca-lora": "--method arca --lora-rank 16 --lr 1e-3",
 }
+# Methods that need nothing but a group, as `studies.advantages` compares them; and those that need another model, or a
+# trained adapter.
+OF_GROUPS = [name for name in "grpo shear first position entropy hapo kgae".split() if name in METHODS]
+NEED_MODELS = {"arca", "prm", "pure"}
 
 
 def check_flags(parser: Parser) -> None:
@@ -81,6 +85,24 @@ def diagnose_parser() -> Parser:
     add("--html", type=Path, metavar="FILE", help="a page to write, its tokens shaded by weight")
     samples = "samples.jsonl of a training run: the --html page of that, and nothing else"
     add("--samples", type=Path, metavar="FILE", help=samples)
+    return parser
+
+
+def advantages_parser() -> Parser:
+    """Of `studies.advantages`."""
+    about = "Credit against true token advantages, which continuations of every line's two ends estimate."
+    parser = Parser(prog="python -m studies.advantages", description=about, allow_abbrev=False)
+    parser.usage = "%(prog)s RUN [flags]"
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run of the embedded task")
+    add("--start", action="store_true", help="the run's warmed-up model, not its trained one")
+    add("--groups", type=positive_int, default=12, help="held-out problems that are sampled")
+    add("--continuations", type=number(int, 2, 10**6), default=16, help="from every line boundary")
+    names = [name for name in METHODS if name not in NEED_MODELS]
+    about = "credit methods: " + ", ".join(names)
+    add("--methods", nargs="+", default=OF_GROUPS, choices=names, metavar="NAME", help=about)
+    out = Path("runs/advantages")
+    add("--out", type=Path, metavar="DIR", default=out, help="folder of advantages.json")
     return parser
 
 

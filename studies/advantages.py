@@ -1,0 +1,249 @@
+"""True token advantages, line by line: what every credit method approximates, and nobody reports.
+
+    python -m studies.advantages runs/NAME          # of a run's trained model, on its held-out problems
+    python -m studies.advantages runs/NAME --start  # of the one that it was warmed up to
+
+Credit methods guess from one verdict a rollout what each token contributed. For the line of tokens s to e that is
+
+    a = V(e) - V(s)        V(t): the chance of a right answer after the first t tokens, under the policy
+
+V after the last token is the rollout's own verdict. Any other V is estimated by p, the mean verdict of K fresh
+continuations, with the same temperature and limit of the whole response, so a_hat = a + noise. p (1 - p) / (K - 1) is
+an unbiased estimate of p's variance, and a line's noise variance the sum over its two ends. A line's credit c is the
+mean token advantage of its tokens. Over all lines of the groups with right and wrong rollouts,
+
+    r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
+    corrected = r / sqrt(reliability)
+
+The correction is valid as fresh continuations' noise is independent of credit and advantage. Standard errors are of a
+bootstrap, 1,000 draws of groups with replacement, as lines of a group depend on each other. Kinds of lines come from
+`Task.lines`; else a line is "before", "after" or itself the "first error". Lines that begin with a token that the
+environment wrote (`Task.foreign`) are no act of the policy's: they are in the table of kinds alone.
+
+Left out: tasks without known lines; single tokens; the samples, of which only the numbers are kept.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections import defaultdict
+from itertools import accumulate, pairwise
+
+from harness.flags import answer
+from studies.options import advantages_parser
+
+answer(__name__, lambda: advantages_parser().parse_args())  # before what takes seconds to import
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers.utils import logging
+
+from credit.batch import Batch
+from fast.packing import packing_of
+from grpo import Policy
+from harness import folders, tables
+from harness.checkpoint import write_whole
+from harness.command import guarded
+from harness.parallel import Ranks
+from harness.prepare import set_up
+from harness.recipe import MAY_CHANGE
+from harness.resolve import parse_args, renamed, spelled
+from harness.run import seed_of
+from studies.prefixes import Group, continued, sampled, scored
+from studies.truth import weights_of
+from tasks.problems import BadInput, Task
+from tasks.toy import SYMBOL
+
+RESAMPLES = 1000  # of the bootstrap
+# Settings of a run that say nothing of its problems, its sampling or the options of credit methods.
+OTHERS = MAY_CHANGE | set("task model out name method prm lora_rank smoke fused dtype".split())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
+    logging.disable_progress_bar()
+
+    def work() -> int:
+        flags = advantages_parser().parse_args(argv)
+        args = settings_of_run(flags)
+        torch.set_num_threads(args.threads)
+        ranks = Ranks(0, 1, torch.device(args.device))
+        folders.make_out(flags.out, ranks)
+        task, model, tokenizer, *_ = set_up(args, ranks)
+        methods = {name: {"method": name} for name in flags.methods}
+        results = measure(args, task, model, tokenizer, task.heldout[: flags.groups], methods, flags.continuations)
+        if not results["mixed_groups"]:
+            raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
+        results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
+        write_whole(flags.out / "advantages.json", json.dumps(results, indent=1) + "\n")
+        print("\n".join(summary(results)))
+        return 0
+
+    return guarded(work, interrupted="interrupted: nothing is kept", memory="lower --continuations")
+
+
+def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
+    """The settings of a run, `model` being the one that is asked for; raises BadInput."""
+    config = renamed(folders.settings_in(flags.run / "config.json", ["task", "toy_lines"]))
+    folder = flags.run / ("start" if flags.start else "model")
+    if config["task"] != "embedded":
+        raise BadInput(f"{flags.run}: is a run of --task {config['task']}; give one of the embedded task")
+    if not folder.is_dir():
+        raise BadInput(f"{folder}: no such folder; {'leave out' if flags.start else 'finish the run, or add'} --start")
+    words = ["--task", "embedded", "--model", str(folder)]
+    for name in config.keys() & vars(parse_args(words)).keys() - OTHERS:
+        words += spelled(name, config[name])
+    args = parse_args(words)
+    if flags.groups > args.heldout:
+        raise BadInput(f"--groups {flags.groups}: the run holds out {args.heldout} problems; lower it")
+    return args
+
+
+def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int) -> dict:
+    """The numbers of both tables, of rollouts to these problems.
+
+    `args` are train.py's flags; `methods` has the flags changed in each row, "method" among them. --negative-scale and
+    --rescale act in a row only if it has them. Random numbers depend on the seed and the problem's number alone.
+    """
+    policy = Policy(model, **packing_of(model))
+    measured = []
+    for number, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
+        torch.manual_seed(seed_of(args.seed, number))
+        group = sampled(args, task, model, tokenizer, problem)
+        if not group.mixed:
+            continue
+        lines, ends = [], []
+        for text, ids, score in zip(group.texts, group.responses, group.scores, strict=True):
+            lines.append([] if score is None else lines_of(task, problem, text, len(ids)))
+            ends.append(sorted({place for line in lines[-1] for place in line[:2]} - {len(ids)}))
+        group = continued(dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer)
+        batch = scored(group, policy, task, tokenizer, args)
+        weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
+        measured += with_credit(number, group, lines, batch, weights, task)
+    return {"groups": len(problems), **statistics_of(measured, list(methods))}
+
+
+def lines_of(task: Task, problem: dict, text: str, length: int) -> list[tuple[int, int, str]]:
+    """The lines of a response of `length` tokens, one a symbol and the stop token: start, end after the last, kind."""
+    if task.lines:
+        symbols = len(SYMBOL.findall(text))
+        lines = [line for line in task.lines(problem, text) if line[0] < symbols]
+        if not lines or lines[-1][1] < symbols:
+            lines.append((lines[-1][1] if lines else 0, length, "rest"))
+        lines[-1] = (lines[-1][0], length, lines[-1][2])  # the stop token belongs to the last line
+        return lines
+    error = task.first_error(problem, text) if task.first_error else None
+    sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
+    lines = []
+    for start, end in pairwise([0, *list(accumulate(sizes))[:-1], length]):
+        kind = "before"
+        if error and error[0] < end:
+            kind = "first error" if start <= error[0] else "after"
+        lines.append((start, end, kind))
+    return lines
+
+
+def value_of(scores: list[float | None]) -> tuple[float, float]:
+    """V, the mean of continuations' scores, and the estimated variance of its error; NaN for fewer than two."""
+    graded = [score for score in scores if score is not None]
+    if len(graded) < 2:
+        return math.nan, math.nan
+    p = sum(graded) / len(graded)
+    return p, p * (1 - p) / (len(graded) - 1)
+
+
+def with_credit(number: int, group: Group, lines: list[list], batch: Batch, weights: dict, task: Task) -> list[dict]:
+    """The lines (of each rollout) with their advantages, noise variances, mean weights and credits."""
+    measured = []
+    for row, text in enumerate(group.texts):
+        values = {len(group.responses[row]): (group.scores[row], 0.0)}  # boundary -> V, variance
+        for end, scores in zip(group.ends[row], group.continued[row], strict=True):
+            values[end] = value_of(scores)
+        foreign = task.foreign(group.problem, text) if task.foreign else []
+        side = "right" if batch.correct[row] else "wrong"
+        for start, end, kind in lines[row]:
+            line = {"group": number, "kind": kind, "side": side, "start": start, "own": start not in foreign}
+            line["advantage"] = values[end][0] - values[start][0]
+            line["noise"] = values[end][1] + values[start][1]
+            line["weight"] = {name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()}
+            line["credit"] = {name: weight * batch.advantages[row].item() for name, weight in line["weight"].items()}
+            if not math.isnan(line["advantage"]):
+                measured.append(line)
+    return measured
+
+
+def statistics_of(lines: list[dict], methods: list[str]) -> dict:
+    """How well each method's credit goes with the true advantage, and the means of each kind of line."""
+    own = [line for line in lines if line["own"]]
+    results = {"mixed_groups": len({line["group"] for line in lines}), "lines": len(own), "kinds": []}
+    results["methods"] = {name: agreement(own, name) for name in methods}
+    kinds = {}  # (kind, side) -> lines
+    for line in sorted(lines, key=lambda line: (line["side"], line["start"], line["kind"])):
+        kinds.setdefault((line["kind"], line["side"]), []).append(line)
+    for (kind, side), same in kinds.items():
+        row = {"kind": kind, "side": side, "lines": len(same)}
+        numbers = agreement(same, methods[0])  # the advantage is the same for all methods
+        row |= {name: numbers[name] for name in ("advantage", "advantage_se")}
+        for column in ("weight", "credit"):
+            row[column] = {name: float(np.mean([line[column][name] for line in same])) for name in methods}
+        results["kinds"].append(row)
+    return results
+
+
+def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
+    """The numbers of `from_sums`, and as NAME_se their standard deviations over draws of groups with replacement.
+
+    None for what is not finite, as where noise explains all of the variance, and for the error of one group.
+    """
+    by_group = defaultdict(lambda: np.zeros(7))
+    for line in lines:
+        x, y = line["credit"][method], line["advantage"]
+        by_group[line["group"]] += [1, x, y, x * x, y * y, x * y, line["noise"]]
+    sums = np.array(list(by_group.values())).reshape(-1, 7)  # (groups, 7)
+    draws = np.random.default_rng(0).integers(max(1, len(sums)), size=(RESAMPLES, len(sums)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values, redrawn = from_sums(sums.sum(0)), from_sums(sums[draws].sum(1).T)  # (), (RESAMPLES,) each
+    result = {}
+    for name, value in values.items():
+        finite = redrawn[name][np.isfinite(redrawn[name])]
+        result[name] = float(value) if np.isfinite(value) else None
+        result[f"{name}_se"] = float(finite.std()) if len(sums) > 1 and len(finite) > 1 else None
+    return result
+
+
+def from_sums(sums: np.ndarray) -> dict[str, np.ndarray]:
+    """Of credit x and estimated advantage y, from the sums (7, ...) of 1, x, y, xx, yy, xy and noise variance."""
+    x, y, xx, yy, xy, noise = sums[1:] / sums[0]
+    variance = yy - y * y
+    r = (xy - x * y) / np.sqrt((xx - x * x) * variance)
+    reliability = 1 - noise / variance
+    return {"r": r, "corrected": r / np.sqrt(reliability), "reliability": reliability, "advantage": y}
+
+
+def summary(results: dict) -> list[str]:
+    """The two tables."""
+    methods, kinds = [], []
+    for name, numbers in results["methods"].items():
+        pairs = {column: shown(numbers[column], numbers[f"{column}_se"]) for column in ("r", "corrected")}
+        methods.append({"method": name} | pairs)
+    for line in results["kinds"]:
+        advantage = shown(line["advantage"], line["advantage_se"])
+        row = {"line": f"{line['kind']}, {line['side']}", "count": str(line["lines"]), "true advantage": advantage}
+        for name in results["methods"]:
+            row[name] = f"{line['weight'][name]:.2f} / {line['credit'][name]:.2f}"
+        kinds.append(row)
+    legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups, reliability "
+    legend += shown(numbers["reliability"], numbers["reliability_se"])  # the same for all methods
+    return tables.fitted(methods, legend) + tables.fitted(kinds, "each method: mean weight / mean credit")
+
+
+def shown(value: float | None, error: float | None) -> str:
+    """0.35 ± 0.02; a dash for what is not known."""
+    return " ± ".join("-" if number is None else f"{number:.2f}" for number in (value, error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
