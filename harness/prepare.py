@@ -39,7 +39,7 @@ from harness.protocol import Protocol
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
-from tasks.walk import Slips, Walk
+from tasks.walk import Slips, kind_of
 
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
@@ -331,9 +331,3 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         task = replace(task, foreign=kind.foreign, environment=Slips(kind.luck, args.toy_lines))
     return task
 
-
-def kind_of(args: argparse.Namespace) -> str | Walk:
-    """What `toy` takes for a kind of problems."""
-    if args.toy_kind == "recoverable":
-        return Walk(args.toy_repair, args.toy_luck, args.toy_tail)
-    return args.toy_kind

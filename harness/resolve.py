@@ -17,6 +17,7 @@ from harness.recipe import MAY_CHANGE, RENAMED, check, make_parser, parse
 from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.problems import BadInput
+from tasks.walk import kind_of
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -25,7 +26,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     if args.resume:
         args = resumed(args, argv)
     if args.task == "embedded" and not args.max_tokens:
-        args.max_tokens = toy.response_tokens(args.toy_lines)
+        args.max_tokens = toy.response_tokens(args.toy_lines, kind_of(args))
     resolve_machine(args, half=args.task != "embedded")
     check_method(args)
     if args.task == "code":

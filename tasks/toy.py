@@ -218,9 +218,9 @@ def prompt_tokens(lines: int) -> int:
     return 6 * lines + 3
 
 
-def response_tokens(lines: int) -> int:
+def response_tokens(lines: int, kind: str = "chain") -> int:
     """Length of a full response: 12 tokens a line, the box, its digit, the brace and the end."""
-    return 12 * lines + 4
+    return 12 * lines + 4 if kind in KINDS else kind.response_tokens(lines)
 
 
 def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:

@@ -117,6 +117,17 @@ class Walk:
         """The tokens that the environment wrote, if it does: the label of every slip."""
         return [line.start for line in self.lines(problem, response) if self.luck and line.kind == "slip"]
 
+    def response_tokens(self, lines: int) -> int:
+        """Length of a full response: the lines, the tail with its end, the box, its digit, the brace and the end."""
+        return LINE_TOKENS * lines + (self.tail + 1 if self.tail else 0) + 4
+
+
+def kind_of(args) -> str | Walk:
+    """What `toy` takes for a kind of problems, by the flags."""
+    if args.toy_kind == "recoverable":
+        return Walk(args.toy_repair, args.toy_luck, args.toy_tail)
+    return args.toy_kind
+
 
 def rows_of(problem: dict) -> tuple[dict[str, str], str, str]:
     """Both rows by label, the label asked for, and the other one."""
