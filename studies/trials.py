@@ -32,19 +32,31 @@ class Cell(NamedTuple):
 
 
 CELLS = {
-    "r.3": Cell(f"{WALK} --toy-repair 0.3", 1e-4, ALL),
-    "LP": Cell(f"{WALK} --toy-repair 0.03 --toy-luck 0.2 --toy-tail 16", 1e-4, ALL),
-    "r0": Cell(f"{WALK} --toy-repair 0", 1e-4, FEW),
-    "r.1": Cell(f"{WALK} --toy-repair 0.1", 1e-4, FEW),
-    "luck": Cell(f"{WALK} --toy-repair 0.1 --toy-luck 0.2", 1e-4, FEW),
+    "r.3": Cell(f"{WALK} --toy-repair 0.3", 2e-4, ALL),
+    "LP": Cell(f"{WALK} --toy-repair 0.03 --toy-luck 0.2 --toy-tail 16", 2e-4, ALL),
+    "r0": Cell(f"{WALK} --toy-repair 0", 2e-4, FEW),
+    "r.1": Cell(f"{WALK} --toy-repair 0.1", 2e-4, FEW),
+    "luck": Cell(f"{WALK} --toy-repair 0.1 --toy-luck 0.2", 2e-4, FEW),
     "T2": Cell("--steps 20", 1e-4, FEW),
 }
 ORACLE = ["grpo", "oracle-value"]
+RARE = f"{WALK} --toy-repair 0.03 --toy-luck 0.2"  # repairs are rare: few rollouts succeed
+LONG = "--toy-kind recoverable --toy-width 64 --warmup-steps 600 --window 6 --stride 3 --steps 12"
 HEADROOM = {
-    "L03": Cell(f"{WALK} --toy-repair 0.03 --toy-luck 0.2", 1e-4, ORACLE),
+    "rare": Cell(RARE, 2e-4, ORACLE),
+    "rare, 32 rollouts": Cell(f"{RARE} --prompts-per-step 4 --prompts-per-update 1", 2e-4, ORACLE),
+    "rare, groups of 2": Cell(
+        f"{RARE} --prompts-per-step 64 --prompts-per-update 16 --rollouts-per-prompt 2", 2e-4, ORACLE
+    ),
+    "rare, one update": Cell(f"{RARE} --prompts-per-update 16", 2e-4, ORACLE),
+    "rarer": Cell(f"{WALK} --toy-repair 0.01 --toy-luck 0.2", 2e-4, ORACLE),
+    "r0, 32 rollouts": Cell(f"{WALK} --toy-repair 0 --prompts-per-step 4 --prompts-per-update 1", 2e-4, ORACLE),
+    "24 lines, slips last": Cell(f"{LONG} --toy-lines 24 --toy-repair 0.02 --toy-luck 0.05", 2e-4, ORACLE),
+    "24 lines, own slips": Cell(f"{LONG} --toy-lines 24 --toy-repair 0.05", 2e-4, ORACLE),
+    "rare, tail of 64": Cell(f"{RARE} --toy-tail 64", 2e-4, ORACLE),
 }
 SEEDS = {"headroom": (100, 101), "tune": (100, 101), "confirm": tuple(range(10))}
-LOWEST, HIGHEST = 1 / 8, 16  # of the grid's middle: no grid goes further
+LOWEST, HIGHEST = 1 / 8, 8  # of the grid's middle: no grid goes further
 
 
 class Trial(NamedTuple):
