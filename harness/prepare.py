@@ -39,7 +39,7 @@ from harness.protocol import Protocol
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
-from tasks.walk import Slips, kind_of
+from tasks.walk import Environment, kind_of
 
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
@@ -328,6 +328,6 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         return task
     task = replace(task, first_error=kind.first_error, lines=kind.lines)
     if kind.luck:
-        task = replace(task, foreign=kind.foreign, environment=Slips(kind.luck, args.toy_lines))
+        task = replace(task, foreign=kind.foreign, environment=Environment(kind.luck, args.toy_lines))
     return task
 

@@ -10,8 +10,8 @@ r"""The recoverable kind of the embedded task: of two rows of digits one is to b
                \boxed{8}                right if it is the last digit of the row asked for; the rows differ there
 
 Demonstrations slip from the row asked for, mostly where its digit is 7 to 9, and off it they repair with the chance
-`repair` a line. With `luck` it is the environment that slips, with this chance a line: it writes the label
-(`Slips`), which no loss counts, so that repair is the only skill. `tail` fillers after the lines move the end of the
+`repair` a line. With `luck` it is the environment that slips, with this chance a line: as long as the response is on
+track, it writes the labels (`Environment`), which no loss counts, so that repair is the only skill. `tail` fillers after the lines move the end of the
 response away from every decision.
 
 A slip that is repaired is no error; a wrong response's first error is the slip from which it never came back. At a
@@ -114,8 +114,9 @@ class Walk:
         return standing
 
     def foreign(self, problem: dict, response: str) -> list[int]:
-        """The tokens that the environment wrote, if it does: the label of every slip."""
-        return [line.start for line in self.lines(problem, response) if self.luck and line.kind == "slip"]
+        """The tokens that the environment wrote, if it does: the labels of lines that began on track."""
+        begun_on_track = ("stay", "slip") if self.luck else ()
+        return [line.start for line in self.lines(problem, response) if line.kind in begun_on_track]
 
     def response_tokens(self, lines: int) -> int:
         """Length of a full response: the lines, the tail with its end, the box, its digit, the brace and the end."""
@@ -135,8 +136,8 @@ def rows_of(problem: dict) -> tuple[dict[str, str], str, str]:
     return {"a": a, "b": b}, wanted, {"a": "b", "b": "a"}[wanted]
 
 
-class Slips(LogitsProcessor):
-    """The environment: where an on-track line begins, it writes the other label with the chance `luck`."""
+class Environment(LogitsProcessor):
+    """Where a line begins on track, it writes the label: the wrong one with the chance `luck`."""
 
     def __init__(self, luck: float, lines: int):
         self.luck, self.lines = luck, lines
@@ -148,7 +149,8 @@ class Slips(LogitsProcessor):
         prompt_end = ends.int().argmax(1)  # (B,)
         wanted = ids.gather(1, prompt_end[:, None] - 2)[:, 0]  # (B,), "b" of "b?\n"
         on_track = (done == 0) | (ids[:, -LINE_TOKENS] == wanted)  # (B,)
-        slips = ends[:, -1] & (done < self.lines) & on_track & (torch.rand(len(ids), device=ids.device) < self.luck)
-        other = IDS["a"] + IDS["b"] - wanted  # (B,)
-        forced = torch.full_like(scores, -torch.inf).scatter(1, other[:, None], 0.0)  # (B, V)
-        return torch.where(slips[:, None], forced, scores)
+        its_turn = ends[:, -1] & (done < self.lines) & on_track  # (B,)
+        slips = torch.rand(len(ids), device=ids.device) < self.luck  # (B,)
+        label = torch.where(slips, IDS["a"] + IDS["b"] - wanted, wanted)  # (B,)
+        forced = torch.full_like(scores, -torch.inf).scatter(1, label[:, None], 0.0)  # (B, V)
+        return torch.where(its_turn[:, None], forced, scores)
