@@ -330,4 +330,3 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     if kind.luck:
         task = replace(task, foreign=kind.foreign, environment=Environment(kind.luck, args.toy_lines))
     return task
-

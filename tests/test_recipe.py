@@ -50,11 +50,13 @@ PAPER = dict(  # `python train.py --model M`, without what depends on the machin
     ),
     **dict(heldout=64, eval_groups=64, eval_every=0, bench=[], bench_data=[], save_every=None, keep=2, resume=None),
     **dict(ranks=0, shard_over=0, recompute=True, threads=0, toy_kind="chain", toy_lines=5, warmup_steps=600),
-    **dict(track=None, force=False),
+    **dict(toy_width=128, toy_repair=0.1, toy_luck=0.0, toy_tail=0, track=None, force=False),
 )
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over recompute threads"
-PLAIN += " generate_batch decode fused toy_kind toy_lines warmup_steps track force"
+PLAIN += (
+    " generate_batch decode fused toy_kind toy_lines warmup_steps track force toy_width toy_repair toy_luck toy_tail"
+)
 EMBEDDED = dict(
     **dict(
         task="embedded",
@@ -136,7 +138,7 @@ def test_what_the_flags_state_once_more_is_what_other_files_have():
     train = {action.dest: action.choices for action in recipe.make_parser()._actions}
     assert train["method"] == list(METHODS) and train["rescale"] == RESCALINGS and train["oar_probe"] == PROBES
     assert {name: train[name] for name in CHOICES} == CHOICES
-    assert train["template"] == problems.TEMPLATES and train["toy_kind"] == toy.KINDS
+    assert train["template"] == problems.TEMPLATES and train["toy_kind"] == (*toy.KINDS, "recoverable")
     assert parse_args(["--toy-lines", str(len(toy.LABELS))]).toy_lines == 8
     assert (benchmarks.WINDOW, tuple(tables.PAPER)) == (protocol.WINDOW, protocol.PAPER)
 

@@ -1,4 +1,4 @@
-"""The recoverable walk: a response is right iff it has no first error, and the environment slips as often as it should."""
+"""The recoverable walk: what its lines are, and that a response is right exactly where it has no first error."""
 
 import random
 from functools import partial
@@ -19,15 +19,15 @@ REPAIRED = "a1c\na2d\nb6e\n\\boxed{6}"
 STRAYED = "b4c\na2d\na3e\n\\boxed{3}"
 
 
-def kinds(response: str, walk: Walk = Walk()) -> list[str]:
-    return [line.kind for line in walk.lines(PROBLEM, response)]
+def kinds(response: str, tail: int = 0) -> list[str]:
+    return [line.kind for line in Walk(tail=tail).lines(PROBLEM, response)]
 
 
 def test_lines_say_who_is_on_track():
     assert kinds(REPAIRED) == ["slip", "off", "repair", "answer"]
     assert kinds(STRAYED) == ["stay", "slip", "off", "answer"]
     assert [line[:2] for line in Walk().lines(PROBLEM, STRAYED)] == [(0, 4), (4, 8), (8, 12), (12, 15)]
-    assert kinds("b4c\nb5c\nb6c\ncdef\n\\boxed{6}", Walk(tail=4)) == ["stay"] * 3 + ["tail", "answer"]
+    assert kinds("b4c\nb5c\nb6c\ncdef\n\\boxed{6}", tail=4) == ["stay"] * 3 + ["tail", "answer"]
 
 
 def test_a_repaired_slip_is_no_error_and_the_others_start_where_they_were_made():
