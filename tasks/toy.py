@@ -257,13 +257,10 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
         rows, weights = [], []
         for problem, response in demonstrations(lines, kind, forbidden, rng):
             symbols = SYMBOL.findall(problem["problem"])
-            prompt = len(symbols)
-            weight = [0.0] * prompt
+            weight = [0.0] * len(symbols)
             for symbol in SYMBOL.findall(response + "<eos>"):
                 weight.append(3.0 if symbol.isdigit() and symbols[-1] == "=" else 1.0)
                 symbols.append(symbol)
-            for token in [] if kind in KINDS else kind.foreign(problem, response):
-                weight[prompt + token] = 0.0
             rows.append([IDS[symbol] for symbol in symbols])
             weights.append(weight)
         ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64

@@ -10,7 +10,7 @@ r"""The recoverable kind of the embedded task: of two rows of digits one is to b
 
 Demonstrations slip from the row asked for, mostly where its digit is 7 to 9, and repair with the chance `repair` a
 line. With `luck` the environment slips in their place, with this chance a line: it writes the label of every line that
-begins on track, which no loss counts, so that repair is the only skill. `tail` fillers after the lines move the end
+begins on track, which gets no credit, so that repair is the only skill. `tail` fillers after the lines move the end
 of a response away from its decisions.
 
 A slip that is repaired is no error: a wrong response's first error is the slip from which it never came back. What

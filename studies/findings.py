@@ -1,0 +1,171 @@
+"""What the trials of docs/study.jsonl say: every number and the picture of docs/study.md.
+
+    python -m studies.findings    # prints the tables, draws docs/study.png
+
+A trial's curve is its mean training reward over all steps. Rules are compared at the learning rates that `tune` chose
+for each, seed by seed: D is the mean of the paired differences with its 90% interval by Student's t, so that an effect
+outside of it is excluded at 5% on either side; p is two-sided, and in the primary table adjusted by Holm's method over
+all of its tests. Nothing is left out of a mean: a seed counts once all rules of its comparison have run.
+"""
+
+import math
+import statistics
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from harness import folders, tables
+from studies import figures
+from studies.trials import CELLS, HEADROOM, PRIMARY, chosen_rate, mean_curves
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+LEVEL = 0.90
+OUTCOMES = {"curve": lambda row: statistics.mean(row["rewards"]), "sampled": lambda row: row["sampled"]}
+
+
+def by_seed(rows: list[dict], cell: str, rule: str, outcome: str = "curve") -> dict[int, float]:
+    """Seed -> outcome of the confirmatory trials."""
+    found = {}
+    for row in rows:
+        if (row["stage"], row["cell"], row["rule"]) == ("confirm", cell, rule):
+            found[row["seed"]] = OUTCOMES[outcome](row)
+    return found
+
+
+def differences(rows: list[dict], cell: str, rule: str, other: str, outcome: str = "curve") -> np.ndarray:
+    """Of the seeds that both have run, (n,)."""
+    ours, theirs = by_seed(rows, cell, rule, outcome), by_seed(rows, cell, other, outcome)
+    return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+
+
+def interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean, and the ends of its interval at LEVEL; NaN for fewer than two."""
+    if len(values) < 2:
+        return math.nan, math.nan, math.nan
+    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
+    return values.mean(), values.mean() - half, values.mean() + half
+
+
+def holm(p_values: list[float]) -> list[float]:
+    """Adjusted by Holm's step-down method."""
+    order = np.argsort(p_values)
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
+def shown(values: np.ndarray) -> str:
+    """+.012 (+.004 to +.020), 8/10."""
+    if len(values) < 2:
+        return "-"
+    mean, low, high = interval(values)
+    return f"{signed(mean)} ({signed(low)} to {signed(high)}), {(values > 0).sum()}/{len(values)}"
+
+
+def signed(value: float) -> str:
+    """+.012"""
+    return f"{value:+.3f}".replace("0.", ".")
+
+
+# ---- tables ---------------------------------------------------------------------------------------------------
+
+
+def primary(rows: list[dict]) -> list[dict[str, str]]:
+    """The tests that decide, with Holm's p."""
+    pairs = [(cell, other) for cell in PRIMARY for other in ("grpo", "position")]
+    values = [differences(rows, cell, "shear", other) for cell, other in pairs]
+    tested = [number for number, of_seeds in enumerate(values) if len(of_seeds) > 1]
+    adjusted = dict(zip(tested, holm([stats.ttest_1samp(values[n], 0.0).pvalue for n in tested]), strict=True))
+    table = []
+    for number, (cell, other) in enumerate(pairs):
+        p = f"{adjusted[number]:.3f}" if number in adjusted else "-"
+        table.append({"cell": cell, "test": f"shear - {other}", "D of the curve": shown(values[number]), "p (Holm)": p})
+    return table
+
+
+def comparison(rows: list[dict], outcome: str) -> list[dict[str, str]]:
+    """Every cell and rule: the mean over seeds, and D against GRPO."""
+    table = []
+    for cell, (_, _, rules) in CELLS.items():
+        for rule in rules:
+            values = list(by_seed(rows, cell, rule, outcome).values())
+            if len(values) > 1:
+                line = {"cell": cell, "rule": rule, outcome: f"{statistics.mean(values):.3f}"}
+                of_grpo = "" if rule == "grpo" else shown(differences(rows, cell, rule, "grpo", outcome))
+                table.append(line | {"D against grpo": of_grpo})
+    return table
+
+
+def rates(rows: list[dict]) -> list[dict[str, str]]:
+    """The mean curve of every learning rate that was tried, the chosen one marked."""
+    table = []
+    for cell, (_, _, rules) in CELLS.items():
+        for rule in rules:
+            curves = mean_curves("tune", cell, rule, rows)
+            if curves:
+                best = chosen_rate(cell, rule, rows)
+                tried = [f"{lr:g}: {curve:.3f}{' *' * (lr == best)}" for lr, curve in sorted(curves.items())]
+                table.append({"cell": cell, "rule": rule, "learning rate: curve": ", ".join(tried)})
+    return table
+
+
+def headroom(rows: list[dict]) -> list[dict[str, str]]:
+    """Where credit from true advantages beats GRPO, each at its best learning rate."""
+    table = []
+    for cell in HEADROOM:
+        best = {}
+        for rule in ("grpo", "oracle-value"):
+            curves = mean_curves("headroom", cell, rule, rows)
+            if curves:
+                lr = max(curves, key=curves.get)
+                best[rule] = curves[lr]
+        if len(best) == 2:
+            line = {"cell": cell} | {rule: f"{curve:.3f}" for rule, curve in best.items()}
+            table.append(line | {"D": signed(best["oracle-value"] - best["grpo"])})
+    return table
+
+
+def all_tables(rows: list[dict]) -> dict[str, list[dict[str, str]]]:
+    """Every table of docs/study.md, by its title."""
+    return {
+        "Primary tests": primary(rows),
+        "Mean curve": comparison(rows, "curve"),
+        "Sampled accuracy on held-out problems": comparison(rows, "sampled"),
+        "Headroom": headroom(rows),
+        "Learning rates": rates(rows),
+    }
+
+
+def picture(rows: list[dict], path: Path) -> None:
+    """D by cell, of SHEAR and of the position control."""
+    figure, axes = figures.sheet(7.2, 3.6)
+    for shift, rule, colour in ((-0.1, "shear", figures.RIGHT), (0.1, "position", figures.FAINT)):
+        for place, cell in enumerate(CELLS):
+            mean, low, high = interval(differences(rows, cell, rule, "grpo"))
+            label = f"{rule} - grpo" if place == 0 else None
+            bar = [[mean - low], [high - mean]]
+            axes.errorbar(place + shift, mean, bar, fmt="o", color=colour, capsize=4, label=label)
+    axes.axhline(0, color=figures.INK, lw=1)
+    axes.axhspan(-0.01, 0.01, color=figures.FAINT, alpha=0.15, lw=0, label="below the smallest effect of interest")
+    axes.set(xticks=range(len(CELLS)), xticklabels=list(CELLS), xlabel="cell", ylabel="D of the mean curve")
+    axes.set_title("Differences from GRPO, 90% intervals")
+    axes.legend(fontsize=9)
+    figures.save(figure, path)
+
+
+def main() -> int:
+    """Print the tables and draw the picture."""
+    rows = folders.rows(DOCS / "study.jsonl")
+    for title, table in all_tables(rows).items():
+        print(f"\n{title}\n")
+        print("\n".join(tables.markdown(table)) if table else "no rows yet")
+    picture(rows, DOCS / "study.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
