@@ -117,39 +117,39 @@ def discounted_sums(changes: Tensor, decay: float) -> Tensor:
 
 
 def oracle_value(batch: Batch, args) -> Tensor:
-    """A_t = V(after) - V(before) over std where a line decides, and r - V(end) over std on every token besides.
+    """A_t = V(after) - V(before) over std where a line decides, and r - V(end) over std on all tokens after the last.
 
     V(k, state) is the mean reward of the batch's rollouts whose k-th deciding line starts on track, or off it; after
-    the last one V is 1 on track and 0 off it. So r - V(end) is 0 unless form or copying failed, which no line's
-    decision tells. Where the environment slips, staying on track is not the policy's doing and gets no difference.
+    the last one V is 1 on track and 0 off it. So r - V(end) is 0 unless form or copying failed, and lies on the tokens
+    with which it did. Where the environment slips, staying on track is not the policy's doing and gets no difference.
     """
     task, rewards = batch.source.task, batch.rewards
     decisions = decisions_of(batch)
     outcomes = defaultdict(list)  # (line, on track before it) -> rewards
     for row, decided in decisions.items():
-        for line, (_, kind) in enumerate(decided):
+        for line, (_, _, kind) in enumerate(decided):
             outcomes[line, ON_BEFORE[kind]].append(rewards[row].item())
     values = {state: sum(reached) / len(reached) for state, reached in outcomes.items()}
     token_advantages = torch.zeros(batch.rollouts.mask.shape, device=rewards.device)  # (B, T)
     for row, decided in decisions.items():
-        path = [values[line, ON_BEFORE[kind]] for line, (_, kind) in enumerate(decided)]
-        path.append(float(ON_AFTER[decided[-1][1]]) if decided else 1.0)  # a rollout starts on track
-        for line, (token, kind) in enumerate(decided):
+        path, end = [values[line, ON_BEFORE[kind]] for line, (_, _, kind) in enumerate(decided)], 0
+        path.append(float(ON_AFTER[decided[-1][2]]) if decided else 1.0)  # a rollout starts on track
+        for line, (token, end, kind) in enumerate(decided):
             if kind != "stay" or task.foreign is None:
                 token_advantages[row, token] = path[line + 1] - path[line]
-        token_advantages[row] += rewards[row] - path[-1]
+        token_advantages[row, end:] = rewards[row] - path[-1]
     for start in range(0, len(rewards), batch.group_size):
         group = slice(start, start + batch.group_size)
         token_advantages[group] /= deviation(rewards[group])
     return token_advantages
 
 
-def decisions_of(batch: Batch) -> dict[int, list[tuple[int, str]]]:
-    """The first token and the kind of each line that decides, for each rollout with a verdict."""
+def decisions_of(batch: Batch) -> dict[int, list[tuple[int, int, str]]]:
+    """The first token, the end and the kind of each line that decides, for each rollout with a verdict."""
     decisions, problems = {}, batch.problems
     for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
         decisions[row] = []
-        for start, _, kind in batch.source.task.lines(problems[row], batch.rollouts.texts[row]):
+        for start, end, kind in batch.source.task.lines(problems[row], batch.rollouts.texts[row]):
             if kind in ON_BEFORE:
-                decisions[row].append((start, kind))
+                decisions[row].append((start, end, kind))
     return decisions

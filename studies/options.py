@@ -156,7 +156,7 @@ def study_parser() -> Parser:
     about = "Run the trials of docs/study-plan.md that have no row yet, half a minute to a minute each."
     parser = Parser(prog="python -m studies.study", description=about)
     add = parser.add_argument
-    add("stage", choices=("headroom", "tune", "confirm"), help="which trials")
+    add("stage", choices=("headroom", "advantages", "tune", "confirm"), help="which trials")
     add("--jobs", type=positive_int, default=2, help="starts at a time, a process each")
     add("--rows", type=Path, metavar="FILE", default=Path("docs/study.jsonl"), help="of finished trials")
     return parser

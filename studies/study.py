@@ -1,6 +1,7 @@
 """Does SHEAR help, where, and why: the trials of docs/study.md, run by the plan of docs/study-plan.md.
 
     python -m studies.study headroom    # before the plan: where would true advantages help at all?
+    python -m studies.study advantages  # true token advantages at the start, and what each rule makes of them
     python -m studies.study tune        # learning rates, on seeds of their own
     python -m studies.study confirm     # the comparison, at the learning rates that `tune` chose
 
@@ -41,16 +42,18 @@ import train
 from harness import folders, parallel
 from harness.command import GOES_ON, guarded
 from harness.parallel import Ranks
-from harness.resolve import parse_args
+from harness.resolve import parse_args, spelled
 from harness.run import Run, prepared, seed_of
 from rewards import scores_of
-from studies.trials import CELLS, HEADROOM, RULES, Trial, lacking
+from studies.advantages import measure
+from studies.trials import CELLS, HEADROOM, RULES, Cell, Trial, lacking
 from tasks.problems import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = "docs/study-plan.md"
 # What decides on a trial's numbers.
 CODE = "sinkhorn.py shear.py grpo.py rewards.py train.py credit fast grading harness tasks".split()
+GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 ALONE = Ranks(0, 1, torch.device("cpu"))  # this process, of which there is one
 
 
@@ -95,7 +98,7 @@ def git(*words: str) -> str:
 
 def rows_of(path: Path, origin: dict) -> list[dict]:
     """The rows that are there; raises BadInput for rows of the same stage and another origin."""
-    rows = folders.rows(path, ("stage", "cell", "seed", "rule", "lr", "rewards")) if path.exists() else []
+    rows = folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if path.exists() else []
     for row in rows:
         if row["stage"] == origin["stage"] and row["code"] != origin["code"]:
             raise BadInput(f"--rows {path}: holds {row['stage']} trials of other code; check that out, or move them")
@@ -109,10 +112,12 @@ def run_from_one_start(unit: tuple[dict, list[Trial], Path]) -> int:
         start = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
             cell = {**CELLS, **HEADROOM}[trial.cell]
-            words = f"{cell.flags} {RULES[trial.rule]} --seed {trial.seed} --lr {trial.lr} --heldout 256"
-            args = parse_args([*words.split(), *start, "--out", out, "--name", str(number)])
+            words = f"{cell.flags} --seed {trial.seed} --lr {trial.lr} --heldout 256 --name {number}".split()
+            for name, value in RULES[trial.rule].items():
+                words += spelled(name, value)
+            args = parse_args([*words, *start, "--out", out])
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                result = run_trial(args)
+                result = advantages_of(args, cell) if origin["stage"] == "advantages" else run_trial(args)
             start = ["--task", "embedded", "--model", f"{out}/0/start"]
             folders.append(path, [{**origin, **trial._asdict(), **result}])
     return len(trials)
@@ -131,6 +136,15 @@ def run_trial(args: argparse.Namespace) -> dict:
     rewards = [round(step["reward"], 6) for step in steps]
     seconds = round(time.perf_counter() - started, 1)
     return {"rewards": rewards, "sampled": sampled, "greedy": greedy, "seconds": seconds}
+
+
+def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
+    """`studies.advantages` of the start, for the cell's rules."""
+    torch.set_num_threads(args.threads)
+    rules = {rule: RULES[rule] for rule in cell.rules}
+    with prepared(args, ALONE) as (run, _, _):
+        parts = args, run.task, run.sampler, run.tokenizer
+        return {"advantages": measure(*parts, run.task.heldout[:GROUPS], rules, CONTINUATIONS)}
 
 
 def accuracy(run: Run, count: int, temperature: float) -> float:

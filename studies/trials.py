@@ -8,16 +8,16 @@ import statistics
 from typing import NamedTuple
 
 WALK = "--toy-kind recoverable --toy-lines 8 --toy-width 64 --warmup-steps 400 --window 6 --stride 3 --steps 24"
-RULES = {
-    "grpo": "--method grpo",
-    "shear": "--method shear",
-    "shear-mean1": "--method shear --rescale mean1",
-    "position": "--method position",
-    "shuffle": "--method shuffle",
-    "kgae": "--method kgae",
-    "first": "--method first",
-    "grpo-wrong-.12": "--method grpo --negative-scale 0.12",
-    "oracle-value": "--method oracle-value",
+RULES = {  # a rule's flags
+    "grpo": {"method": "grpo"},
+    "shear": {"method": "shear"},
+    "shear-mean1": {"method": "shear", "rescale": "mean1"},
+    "position": {"method": "position"},
+    "shuffle": {"method": "shuffle"},
+    "kgae": {"method": "kgae"},
+    "first": {"method": "first"},
+    "grpo-wrong-.12": {"method": "grpo", "negative_scale": 0.12},
+    "oracle-value": {"method": "oracle-value"},
 }
 ALL = [rule for rule in RULES if rule != "oracle-value"]
 FEW = ["grpo", "shear", "position", "kgae"]
@@ -41,7 +41,8 @@ CELLS = {
 }
 ORACLE = ["grpo", "oracle-value"]
 RARE = f"{WALK} --toy-repair 0.03 --toy-luck 0.2"  # repairs are rare: few rollouts succeed
-LONG = "--toy-kind recoverable --toy-width 64 --warmup-steps 600 --window 6 --stride 3 --steps 12"
+LONG = "--toy-kind recoverable --toy-lines 24 --toy-width 64 --warmup-steps 600 --window 6 --stride 3 --steps 12"
+LONG += " --toy-repair 0.02 --toy-luck 0.05"  # wrong turns are rare and long: answers of 100 and 205 tokens
 HEADROOM = {
     "rare": Cell(RARE, 2e-4, ORACLE),
     "rare, 32 rollouts": Cell(f"{RARE} --prompts-per-step 4 --prompts-per-update 1", 2e-4, ORACLE),
@@ -51,11 +52,11 @@ HEADROOM = {
     "rare, one update": Cell(f"{RARE} --prompts-per-update 16", 2e-4, ORACLE),
     "rarer": Cell(f"{WALK} --toy-repair 0.01 --toy-luck 0.2", 2e-4, ORACLE),
     "r0, 32 rollouts": Cell(f"{WALK} --toy-repair 0 --prompts-per-step 4 --prompts-per-update 1", 2e-4, ORACLE),
-    "24 lines, slips last": Cell(f"{LONG} --toy-lines 24 --toy-repair 0.02 --toy-luck 0.05", 2e-4, ORACLE),
-    "24 lines, own slips": Cell(f"{LONG} --toy-lines 24 --toy-repair 0.05", 2e-4, ORACLE),
-    "rare, tail of 64": Cell(f"{RARE} --toy-tail 64", 2e-4, ORACLE),
+    "24 lines": Cell(f"{LONG} --toy-tail 0", 2e-4, ORACLE),
+    "24 lines, tail": Cell(f"{LONG} --toy-tail 104", 2e-4, ORACLE),
 }
-SEEDS = {"headroom": (100, 101), "tune": (100, 101), "confirm": tuple(range(10))}
+PRIMARY = ("r.3", "LP")  # the cells whose tests decide
+SEEDS = {"headroom": (100, 101), "advantages": (100, 101), "tune": (100, 101), "confirm": tuple(range(10))}
 LOWEST, HIGHEST = 1 / 8, 8  # of the grid's middle: no grid goes further
 
 
@@ -74,14 +75,13 @@ def lacking(stage: str, rows: list[dict]) -> list[Trial]:
     ran = {Trial(row["cell"], row["seed"], row["rule"], row["lr"]) for row in rows if row["stage"] == stage}
     trials = []
     for name, cell in cells.items():
-        rates = {}
-        for rule in cell.rules:
-            if stage == "confirm":
-                rates[rule] = [chosen_rate(name, rule, rows)]
-            else:
-                rates[rule] = grid(cell.lr, mean_curves(stage, name, rule, rows))
+        rates = {rule: grid(cell.lr, mean_curves(stage, name, rule, rows)) for rule in cell.rules}
+        if stage == "advantages":  # one trial, measured before its first step, has the credit of all rules
+            rates = {"grpo": [cell.lr]}
+        elif stage == "confirm":
+            rates = {rule: [chosen_rate(name, rule, rows)] for rule in cell.rules}
         for seed in SEEDS[stage]:
-            trials += [Trial(name, seed, rule, lr) for rule in cell.rules for lr in rates[rule]]
+            trials += [Trial(name, seed, rule, lr) for rule in rates for lr in rates[rule]]
     return [trial for trial in trials if trial not in ran]
 
 

@@ -178,7 +178,7 @@ def test_oracle_value_against_written_out_numbers():
         [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, 0, 0],
         [1 / 2 - 1 / 3, 0, 1 - 1 / 2, 0, 0, 0],
         [1 / 2 - 1 / 3, 0, 0 - 1 / 2, 0, 0, 0],
-        [1 / 4 - 1 / 3 - 1, -1, 1 - 1 / 4 - 1, -1, -1, -1],  # on track at its end, and wrong: its form failed
+        [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, -1, -1],  # on track after its lines, and wrong: then its form failed
         [-1, -1, -1, -1, -1, -1],  # on track at its end, which comes before any line
     ]
     torch.testing.assert_close(ours[:5], torch.tensor(expected))
@@ -190,5 +190,5 @@ def test_oracle_value_leaves_the_environment_s_decisions_out():
     expected = credit("oracle-value", walk_batch(), flags())
     ours = credit("oracle-value", walk_batch(foreign=lambda problem, text: []), flags())
     expected[0] = 0
-    expected[3] = expected[3, 1].item()
+    expected[3, :4] = 0
     torch.testing.assert_close(ours, expected)
