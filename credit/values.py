@@ -132,9 +132,10 @@ def oracle_value(batch: Batch, args) -> Tensor:
     values = {state: sum(reached) / len(reached) for state, reached in outcomes.items()}
     token_advantages = torch.zeros(batch.rollouts.mask.shape, device=rewards.device)  # (B, T)
     for row, decided in decisions.items():
-        path, end = [values[line, ON_BEFORE[kind]] for line, (_, _, kind) in enumerate(decided)], 0
-        path.append(float(ON_AFTER[decided[-1][2]]) if decided else 1.0)  # a rollout starts on track
-        for line, (token, end, kind) in enumerate(decided):
+        _, end, last = decided[-1] if decided else (0, 0, "stay")  # a rollout starts on track
+        path = [values[line, ON_BEFORE[kind]] for line, (_, _, kind) in enumerate(decided)]
+        path.append(float(ON_AFTER[last]))
+        for line, (token, _, kind) in enumerate(decided):
             if kind != "stay" or task.foreign is None:
                 token_advantages[row, token] = path[line + 1] - path[line]
         token_advantages[row, end:] = rewards[row] - path[-1]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.flags import Parser, natural, number, positive_int, random_seed
 from harness.recipe import METHODS, make_parser
+from studies.trials import CELLS, HEADROOM
 
 ROWS = {
     "grpo": "--method grpo",
@@ -157,6 +158,8 @@ def study_parser() -> Parser:
     parser = Parser(prog="python -m studies.study", description=about)
     add = parser.add_argument
     add("stage", choices=("headroom", "advantages", "tune", "confirm"), help="which trials")
+    names = [*CELLS, *HEADROOM]
+    add("--cells", nargs="+", choices=names, metavar="CELL", help=f"some of the stage's: {', '.join(names)}")
     add("--jobs", type=positive_int, default=2, help="starts at a time, a process each")
     add("--rows", type=Path, metavar="FILE", default=Path("docs/study.jsonl"), help="of finished trials")
     return parser

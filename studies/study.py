@@ -70,7 +70,7 @@ def study(flags: argparse.Namespace) -> int:
     if flags.stage != "headroom":
         origin["plan"] = committed([PLAN])
     with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
-        while trials := lacking(flags.stage, rows_of(flags.rows, origin)):
+        while trials := lacking(flags.stage, rows_of(flags.rows, origin), flags.cells):
             starts = groupby(trials, key=lambda trial: (trial.cell, trial.seed))
             units = [(origin, list(group), flags.rows) for _, group in starts]
             with tqdm(total=len(trials), desc=flags.stage, disable=None) as bar:

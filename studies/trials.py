@@ -69,12 +69,13 @@ class Trial(NamedTuple):
     lr: float
 
 
-def lacking(stage: str, rows: list[dict]) -> list[Trial]:
-    """The trials of a stage without a row, cell by cell and seed by seed; empty when the stage is done."""
+def lacking(stage: str, rows: list[dict], names: list[str] | None = None) -> list[Trial]:
+    """The trials of a stage (of some of its cells) without a row, cell by cell and seed by seed."""
     cells = HEADROOM if stage == "headroom" else CELLS
     ran = {Trial(row["cell"], row["seed"], row["rule"], row["lr"]) for row in rows if row["stage"] == stage}
     trials = []
-    for name, cell in cells.items():
+    for name in names or cells:
+        cell = cells[name]
         rates = {rule: grid(cell.lr, mean_curves(stage, name, rule, rows)) for rule in cell.rules}
         if stage == "advantages":  # one trial, measured before its first step, has the credit of all rules
             rates = {"grpo": [cell.lr]}

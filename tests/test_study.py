@@ -1,0 +1,109 @@
+"""The study: which trials a stage lacks, rows that name their plan and code, and statistics against scipy's."""
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from harness import folders, tables
+from studies import findings, study, trials
+from studies.trials import Cell, Trial
+from tasks.rows import BadInput
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def row(stage: str, cell: str, seed: int, rule: str, lr: float, curve: float) -> dict:
+    trial = Trial(cell, seed, rule, lr)._asdict()
+    return {"stage": stage, "plan": "p", "code": "c", **trial, "rewards": [curve - 0.1, curve + 0.1], "sampled": curve}
+
+
+def test_a_grid_grows_until_its_best_rate_is_inside():
+    assert trials.grid(2.0, {}) == [1.0, 2.0, 4.0]
+    assert trials.grid(2.0, {1.0: 0.1, 2.0: 0.3, 4.0: 0.2}) == [1.0, 2.0, 4.0]
+    assert trials.grid(2.0, {1.0: 0.4, 2.0: 0.3, 4.0: 0.2}) == [0.5, 1.0, 2.0, 4.0]
+    assert trials.grid(2.0, {1.0: 0.1, 2.0: 0.2, 4.0: 0.3, 8.0: 0.4}) == [1.0, 2.0, 4.0, 8.0, 16.0]
+    rising = {1.0: 0.1, 2.0: 0.2, 4.0: 0.3, 8.0: 0.4, 16.0: 0.5}
+    assert trials.grid(2.0, rising) == sorted(rising)  # 8 times the middle: no further
+
+
+def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
+    rows, cell = [], trials.CELLS["T2"]
+    for rule in cell.rules:
+        for lr in (5e-5, 1e-4, 2e-4):
+            for seed in trials.SEEDS["tune"]:
+                rows.append(row("tune", "T2", seed, rule, lr, 0.5 if lr == 1e-4 else 0.4))
+    assert not [trial for trial in trials.lacking("tune", rows) if trial.cell == "T2"]
+    missing = trials.lacking("tune", rows[:-1])
+    assert Trial("T2", 101, "kgae", 2e-4) in missing
+    assert trials.mean_curves("tune", "T2", "kgae", rows[:-1]).keys() == {5e-5, 1e-4}
+    assert trials.chosen_rate("T2", "shear", rows) == 1e-4
+
+
+def test_seeds_of_the_comparison_chose_nothing():
+    assert len(trials.SEEDS["confirm"]) == 10
+    assert not set(trials.SEEDS["confirm"]) & (set(trials.SEEDS["tune"]) | set(trials.SEEDS["headroom"]))
+
+
+def test_trials_add_their_rows_and_are_not_run_again(tmp_path, monkeypatch):
+    """A start, then two rules from it; the second run of the same stage has nothing to do."""
+    flags = "--smoke --toy-kind recoverable --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8"
+    monkeypatch.setattr(trials, "HEADROOM", {"small": Cell(flags, 1e-4, ["grpo", "shear"])})
+    monkeypatch.setattr(study, "HEADROOM", trials.HEADROOM)
+    monkeypatch.setitem(trials.SEEDS, "headroom", (7,))
+    monkeypatch.setattr(trials, "grid", lambda middle, curves: [middle])
+    path = tmp_path / "rows.jsonl"
+    missing = trials.lacking("headroom", [])
+    origin = {"stage": "headroom", "plan": None, "code": "c"}
+    assert study.run_from_one_start((origin, missing, path)) == 2
+    rows = study.rows_of(path, origin)
+    assert [line["rule"] for line in rows] == ["grpo", "shear"] and trials.lacking("headroom", rows) == []
+    assert all(len(line["rewards"]) == 4 and 0 <= line["sampled"] <= 1 for line in rows)
+    with pytest.raises(BadInput, match="of other code"):
+        study.rows_of(path, {**origin, "code": "another"})
+
+
+def test_a_plan_or_code_that_is_not_committed_is_refused(tmp_path, monkeypatch):
+    def git(*words: str) -> str:
+        name = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        return subprocess.run(["git", "-C", tmp_path, *name, *words], check=True, capture_output=True, text=True).stdout
+
+    monkeypatch.setattr(study, "ROOT", tmp_path)
+    plan = tmp_path / "plan.md"
+    plan.write_text("first\n")
+    with pytest.raises(BadInput, match="run the study in its repository"):
+        study.committed(["plan.md"])
+    git("init", "-q")
+    with pytest.raises(BadInput, match=r"plan\.md: is not as committed"):
+        study.committed(["plan.md"])
+    git("add", ".")
+    git("commit", "-qm", "plan")
+    assert study.committed(["plan.md"]) == git("hash-object", "plan.md").strip()
+    plan.write_text("second\n")
+    with pytest.raises(BadInput, match=r"plan\.md: is not as committed"):
+        study.committed(["plan.md"])
+
+
+def test_holm_and_intervals():
+    assert findings.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    values = np.array([0.01, 0.03, -0.02, 0.04])
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.90)
+    assert findings.interval(values) == pytest.approx((values.mean(), low, high))
+    assert findings.shown(values).startswith("+.015 (") and findings.shown(values).endswith("3/4")
+
+
+def test_differences_are_paired_by_seed():
+    rows = [row("confirm", "r.3", seed, "grpo", 1.0, 0.1 * seed) for seed in (1, 2, 3)]
+    rows += [row("confirm", "r.3", seed, "shear", 1.0, 0.1 * seed + 0.02) for seed in (3, 2)]
+    rows += [row("tune", "r.3", 1, "shear", 1.0, 0.9)]
+    assert findings.differences(rows, "r.3", "shear", "grpo") == pytest.approx([0.02, 0.02])
+
+
+def test_the_page_has_what_the_rows_say():
+    """Every line of every table of docs/study.md can be computed again."""
+    page = (DOCS / "study.md").read_text()
+    for title, table in findings.all_tables(folders.rows(DOCS / "study.jsonl")).items():
+        for line in tables.markdown(table) if table else []:
+            assert line in page, title
