@@ -122,6 +122,7 @@ def oracle_value(batch: Batch, args) -> Tensor:
     V(k, state) is the mean reward of the batch's rollouts whose k-th deciding line starts on track, or off it; after
     the last one V is 1 on track and 0 off it. So r - V(end) is 0 unless form or copying failed, and lies on the tokens
     with which it did. Where the environment slips, staying on track is not the policy's doing and gets no difference.
+    The std is the batch's, as true advantages tell good from bad in groups of equal rewards, too.
     """
     task, rewards = batch.source.task, batch.rewards
     decisions = decisions_of(batch)
@@ -139,10 +140,7 @@ def oracle_value(batch: Batch, args) -> Tensor:
             if kind != "stay" or task.foreign is None:
                 token_advantages[row, token] = path[line + 1] - path[line]
         token_advantages[row, end:] = rewards[row] - path[-1]
-    for start in range(0, len(rewards), batch.group_size):
-        group = slice(start, start + batch.group_size)
-        token_advantages[group] /= deviation(rewards[group])
-    return token_advantages
+    return token_advantages / deviation(rewards)
 
 
 def decisions_of(batch: Batch) -> dict[int, list[tuple[int, int, str]]]:

@@ -173,22 +173,26 @@ def walk_batch(foreign=None) -> Batch:
 
 def test_oracle_value_against_written_out_numbers():
     """V(0, on) = 2/6, V(1, on) = 1/4, V(1, off) = 1/2, counted over both groups; then 1 on track and 0 off it."""
-    ours = credit("oracle-value", walk_batch(), flags()) * (math.sqrt(0.3) + 1e-6)  # std of 1 1 0 0 0
+    ours = credit("oracle-value", walk_batch(), flags()) * (math.sqrt(7 / 36) + 1e-6)  # std of two 1 and seven 0
     expected = [
         [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, 0, 0],
         [1 / 2 - 1 / 3, 0, 1 - 1 / 2, 0, 0, 0],
         [1 / 2 - 1 / 3, 0, 0 - 1 / 2, 0, 0, 0],
         [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, -1, -1],  # on track after its lines, and wrong: then its form failed
         [-1, -1, -1, -1, -1, -1],  # on track at its end, which comes before any line
+        [1 / 4 - 1 / 3, 0, 0 - 1 / 4, 0, 0, 0],  # a group of equal rewards tells, too
+        [1 / 4 - 1 / 3, 0, 0, 0, 0 - 1 / 4, 0],
+        [-1, -1, -1, -1, -1, -1],
+        [-1, -1, -1, -1, -1, -1],
+        [0, 0, 0, 0, 0, 0],  # no verdict
     ]
-    torch.testing.assert_close(ours[:5], torch.tensor(expected))
-    assert ours[5:].abs().max() == 0
+    torch.testing.assert_close(ours, torch.tensor(expected))
 
 
 def test_oracle_value_leaves_the_environment_s_decisions_out():
     """Where slips are the environment's, staying on track earns nothing; repairs, and failures of form, count on."""
     expected = credit("oracle-value", walk_batch(), flags())
     ours = credit("oracle-value", walk_batch(foreign=lambda problem, text: []), flags())
-    expected[0] = 0
-    expected[3, :4] = 0
+    for row, token in ((0, 0), (0, 2), (3, 0), (3, 2), (5, 0), (6, 0)):
+        expected[row, token] = 0
     torch.testing.assert_close(ours, expected)
