@@ -18,10 +18,11 @@ from scipy import stats
 
 from harness import folders, tables
 from studies import figures
-from studies.trials import CELLS, HEADROOM, PRIMARY, chosen_rate, mean_curves
+from studies.trials import CELLS, FEW, HEADROOM, PRIMARY, RULES, chosen_rate, mean_curves
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 LEVEL = 0.90
+LEAST = 20  # lines of a kind
 OUTCOMES = {"curve": lambda row: statistics.mean(row["rewards"]), "sampled": lambda row: row["sampled"]}
 
 
@@ -129,12 +130,54 @@ def headroom(rows: list[dict]) -> list[dict[str, str]]:
     return table
 
 
+def of_start(rows: list[dict], cell: str) -> list[dict]:
+    """What `studies.advantages` measured in a cell, a seed each."""
+    return [row["advantages"] for row in rows if (row["stage"], row["cell"]) == ("advantages", cell)]
+
+
+def correlations(rows: list[dict]) -> list[dict[str, str]]:
+    """Of each rule's credit with the true advantages of lines, corrected for noise; means over seeds."""
+    table = []
+    for rule in RULES:
+        line = {"rule": rule}
+        for cell in CELLS:
+            found = [seed["methods"][rule] for seed in of_start(rows, cell) if rule in seed["methods"]]
+            line[cell] = "-"
+            if found:
+                error = math.hypot(*(each["corrected_se"] for each in found)) / len(found)
+                line[cell] = f"{statistics.mean(each['corrected'] for each in found):.2f} ± {error:.2f}"
+        if set(line.values()) != {rule, "-"}:
+            table.append(line)
+    return table
+
+
+def by_kind(rows: list[dict], cell: str) -> list[dict[str, str]]:
+    """True advantage and weights by kind of line, over all seeds; kinds of fewer than LEAST lines are left out."""
+    kinds = {}  # (side, kind) -> rows
+    for seed in of_start(rows, cell):
+        for line in seed["kinds"]:
+            kinds.setdefault((line["side"], line["kind"]), []).append(line)
+    table = []
+    for (side, kind), lines in kinds.items():
+        counts = [line["lines"] for line in lines]
+        if sum(counts) >= LEAST:
+            row = {"rollout": side, "line": kind, "lines": str(sum(counts))}
+            row["true advantage"] = signed(np.average([line["advantage"] for line in lines], weights=counts))
+            for rule in FEW:
+                row[rule] = f"{np.average([line['weight'][rule] for line in lines], weights=counts):.2f}"
+            table.append(row)
+    return table
+
+
 def all_tables(rows: list[dict]) -> dict[str, list[dict[str, str]]]:
     """Every table of docs/study.md, by its title."""
     return {
         "Primary tests": primary(rows),
         "Mean curve": comparison(rows, "curve"),
         "Sampled accuracy on held-out problems": comparison(rows, "sampled"),
+        "Correlation with true advantages": correlations(rows),
+        "Where advantage and weight lie, r.3": by_kind(rows, "r.3"),
+        "Where advantage and weight lie, LP": by_kind(rows, "LP"),
         "Headroom": headroom(rows),
         "Learning rates": rates(rows),
     }
