@@ -99,6 +99,8 @@ class Ids:
 class Drawn:
     """A task whose verdicts are drawn, every group mixed: `tasks.Task` would score what is cut off 0."""
 
+    foreign = environment = None  # no token is written by another than the policy
+
     def prompt(self, problem: dict) -> list[int]:
         return problem["problem"]
 

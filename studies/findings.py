@@ -114,6 +114,20 @@ def rates(rows: list[dict]) -> list[dict[str, str]]:
     return table
 
 
+def at_equal_rates(rows: list[dict]) -> list[dict[str, str]]:
+    """D of the mean curve against GRPO at the same learning rate, over the tuning seeds."""
+    table = []
+    for cell in PRIMARY:
+        curves = {rule: mean_curves("tune", cell, rule, rows) for rule in CELLS[cell].rules}
+        for rule in CELLS[cell].rules[1:]:
+            line = {"cell": cell, "rule": rule}
+            for lr in sorted(curves["grpo"]):
+                both = lr in curves[rule]
+                line[f"{lr:g}"] = signed(curves[rule][lr] - curves["grpo"][lr]) if both else "-"
+            table.append(line)
+    return table
+
+
 def headroom(rows: list[dict]) -> list[dict[str, str]]:
     """Where credit from true advantages beats GRPO, each at its best learning rate."""
     table = []
@@ -180,6 +194,7 @@ def all_tables(rows: list[dict]) -> dict[str, list[dict[str, str]]]:
         "Where advantage and weight lie, LP": by_kind(rows, "LP"),
         "Headroom": headroom(rows),
         "Learning rates": rates(rows),
+        "D at equal learning rates": at_equal_rates(rows),
     }
 
 

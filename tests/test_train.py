@@ -611,7 +611,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--minibatch 32", ["--minibatch", "--prompts-per-update"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
         ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "161"]),
-        ("--toy-lines 9", ["--toy-lines 9", "at most 8"]),
+        ("--toy-lines 9", ["--toy-lines 9", "8 at most"]),
         ("--toy-lines -1", ["--toy-lines -1"]),
         ("--warmup-steps 0", ["--warmup-steps 0", "at least 1"]),
         ("--ranks -1", ["--ranks -1", "at least 0"]),
