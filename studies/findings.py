@@ -5,7 +5,8 @@
 A trial's curve is its mean training reward over all steps. Rules are compared at the learning rates that `tune` chose
 for each, seed by seed: D is the mean of the paired differences with its 90% interval by Student's t, so that an effect
 outside of it is excluded at 5% on either side; p is two-sided, and in the primary table adjusted by Holm's method over
-all of its tests. Nothing is left out of a mean: a seed counts once all rules of its comparison have run.
+all of its tests. A cell is shown when all of its trials have run, so that nobody looks before; Holm's p when all
+primary cells have.
 """
 
 import math
@@ -18,7 +19,7 @@ from scipy import stats
 
 from harness import folders, tables
 from studies import figures
-from studies.trials import CELLS, FEW, HEADROOM, PRIMARY, RULES, chosen_rate, mean_curves
+from studies.trials import CELLS, FEW, HEADROOM, PRIMARY, RULES, SEEDS, chosen_rate, mean_curves
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 LEVEL = 0.90
@@ -35,6 +36,12 @@ def by_seed(rows: list[dict], cell: str, rule: str, outcome: str = "curve") -> d
     return found
 
 
+def finished(rows: list[dict], cell: str) -> bool:
+    """Whether all trials of the comparison have run in a cell."""
+    seeds = [by_seed(rows, cell, rule).keys() for rule in CELLS[cell].rules]
+    return all(set(SEEDS["confirm"]) <= ran for ran in seeds)
+
+
 def differences(rows: list[dict], cell: str, rule: str, other: str, outcome: str = "curve") -> np.ndarray:
     """Of the seeds that both have run, (n,)."""
     ours, theirs = by_seed(rows, cell, rule, outcome), by_seed(rows, cell, other, outcome)
@@ -42,9 +49,7 @@ def differences(rows: list[dict], cell: str, rule: str, other: str, outcome: str
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean, and the ends of its interval at LEVEL; NaN for fewer than two."""
-    if len(values) < 2:
-        return math.nan, math.nan, math.nan
+    """Mean, and the ends of its interval at LEVEL."""
     half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
     return values.mean(), values.mean() - half, values.mean() + half
 
@@ -61,8 +66,6 @@ def holm(p_values: list[float]) -> list[float]:
 
 def shown(values: np.ndarray) -> str:
     """+.012 (+.004 to +.020), 8/10."""
-    if len(values) < 2:
-        return "-"
     mean, low, high = interval(values)
     return f"{signed(mean)} ({signed(low)} to {signed(high)}), {(values > 0).sum()}/{len(values)}"
 
@@ -76,15 +79,17 @@ def signed(value: float) -> str:
 
 
 def primary(rows: list[dict]) -> list[dict[str, str]]:
-    """The tests that decide, with Holm's p."""
-    pairs = [(cell, other) for cell in PRIMARY for other in ("grpo", "position")]
-    values = [differences(rows, cell, "shear", other) for cell, other in pairs]
-    tested = [number for number, of_seeds in enumerate(values) if len(of_seeds) > 1]
-    adjusted = dict(zip(tested, holm([stats.ttest_1samp(values[n], 0.0).pvalue for n in tested]), strict=True))
-    table = []
-    for number, (cell, other) in enumerate(pairs):
-        p = f"{adjusted[number]:.3f}" if number in adjusted else "-"
-        table.append({"cell": cell, "test": f"shear - {other}", "D of the curve": shown(values[number]), "p (Holm)": p})
+    """The tests that decide, with their p and Holm's."""
+    table, p_values = [], []
+    for cell in PRIMARY:
+        for other in ("grpo", "position") if finished(rows, cell) else ():
+            values = differences(rows, cell, "shear", other)
+            p_values.append(stats.ttest_1samp(values, 0.0).pvalue)
+            line = {"cell": cell, "test": f"shear - {other}", "D of the curve": shown(values)}
+            table.append(line | {"p": f"{p_values[-1]:.3f}", "p (Holm)": "-"})
+    if all(finished(rows, cell) for cell in PRIMARY):
+        for line, adjusted in zip(table, holm(p_values), strict=True):
+            line["p (Holm)"] = f"{adjusted:.3f}"
     return table
 
 
@@ -92,12 +97,20 @@ def comparison(rows: list[dict], outcome: str) -> list[dict[str, str]]:
     """Every cell and rule: the mean over seeds, and D against GRPO."""
     table = []
     for cell, (_, _, rules) in CELLS.items():
-        for rule in rules:
-            values = list(by_seed(rows, cell, rule, outcome).values())
-            if len(values) > 1:
-                line = {"cell": cell, "rule": rule, outcome: f"{statistics.mean(values):.3f}"}
-                of_grpo = "" if rule == "grpo" else shown(differences(rows, cell, rule, "grpo", outcome))
-                table.append(line | {"D against grpo": of_grpo})
+        for rule in rules if finished(rows, cell) else ():
+            mean = statistics.mean(by_seed(rows, cell, rule, outcome).values())
+            of_grpo = "" if rule == "grpo" else shown(differences(rows, cell, rule, "grpo", outcome))
+            table.append({"cell": cell, "rule": rule, outcome: f"{mean:.3f}", "D against grpo": of_grpo})
+    return table
+
+
+def controls(rows: list[dict]) -> list[dict[str, str]]:
+    """Rules against the control that shares all with them but what the rule claims."""
+    table = []
+    for cell in PRIMARY:
+        for rule, other in (("shear", "shuffle"), ("first", "grpo-wrong-.12")) if finished(rows, cell) else ():
+            values = shown(differences(rows, cell, rule, other))
+            table.append({"cell": cell, "rule - control": f"{rule} - {other}", "D of the curve": values})
     return table
 
 
@@ -188,6 +201,7 @@ def all_tables(rows: list[dict]) -> dict[str, list[dict[str, str]]]:
     return {
         "Primary tests": primary(rows),
         "Mean curve": comparison(rows, "curve"),
+        "Rules against their controls": controls(rows),
         "Sampled accuracy on held-out problems": comparison(rows, "sampled"),
         "Correlation with true advantages": correlations(rows),
         "Where advantage and weight lie, r.3": by_kind(rows, "r.3"),
@@ -203,13 +217,16 @@ def picture(rows: list[dict], path: Path) -> None:
     figure, axes = figures.sheet(7.2, 3.6)
     for shift, rule, colour in ((-0.1, "shear", figures.RIGHT), (0.1, "position", figures.FAINT)):
         for place, cell in enumerate(CELLS):
+            if not finished(rows, cell):
+                continue
             mean, low, high = interval(differences(rows, cell, rule, "grpo"))
             label = f"{rule} - grpo" if place == 0 else None
             bar = [[mean - low], [high - mean]]
             axes.errorbar(place + shift, mean, bar, fmt="o", color=colour, capsize=4, label=label)
     axes.axhline(0, color=figures.INK, lw=1)
     axes.axhspan(-0.01, 0.01, color=figures.FAINT, alpha=0.15, lw=0, label="below the smallest effect of interest")
-    axes.set(xticks=range(len(CELLS)), xticklabels=list(CELLS), xlabel="cell", ylabel="D of the mean curve")
+    axes.set(xticks=range(len(CELLS)), xticklabels=list(CELLS), xlim=(-0.5, len(CELLS) - 0.5))
+    axes.set(xlabel="cell", ylabel="D of the mean curve")
     axes.set_title("Differences from GRPO, 90% intervals")
     axes.legend(fontsize=9)
     figures.save(figure, path)

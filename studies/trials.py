@@ -76,11 +76,12 @@ def lacking(stage: str, rows: list[dict], names: list[str] | None = None) -> lis
     trials = []
     for name in names or cells:
         cell = cells[name]
-        rates = {rule: grid(cell.lr, mean_curves(stage, name, rule, rows)) for rule in cell.rules}
         if stage == "advantages":  # one trial, measured before its first step, has the credit of all rules
             rates = {"grpo": [cell.lr]}
         elif stage == "confirm":
             rates = {rule: [chosen_rate(name, rule, rows)] for rule in cell.rules}
+        else:
+            rates = {rule: grid(cell.lr, mean_curves(stage, name, rule, rows)) for rule in cell.rules}
         for seed in SEEDS[stage]:
             trials += [Trial(name, seed, rule, lr) for rule in rates for lr in rates[rule]]
     return [trial for trial in trials if trial not in ran]
