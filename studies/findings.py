@@ -19,7 +19,7 @@ from scipy import stats
 
 from harness import folders, tables
 from studies import figures
-from studies.trials import CELLS, FEW, HEADROOM, PRIMARY, RULES, SEEDS, chosen_rate, mean_curves
+from studies.trials import CELLS, FEW, HEADROOM, PRIMARY, RULES, SEEDS, chosen_rate, grid, mean_curves
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 LEVEL = 0.90
@@ -142,15 +142,14 @@ def at_equal_rates(rows: list[dict]) -> list[dict[str, str]]:
 
 
 def headroom(rows: list[dict]) -> list[dict[str, str]]:
-    """Where credit from true advantages beats GRPO, each at its best learning rate."""
+    """Credit from true advantages against GRPO, each at the best rate, where both have run the first three."""
     table = []
     for cell in HEADROOM:
         best = {}
         for rule in ("grpo", "oracle-value"):
             curves = mean_curves("headroom", cell, rule, rows)
-            if curves:
-                lr = max(curves, key=curves.get)
-                best[rule] = curves[lr]
+            if curves.keys() >= set(grid(HEADROOM[cell].lr, {})):
+                best[rule] = max(curves.values())
         if len(best) == 2:
             line = {"cell": cell} | {rule: f"{curve:.3f}" for rule, curve in best.items()}
             table.append(line | {"D": signed(best["oracle-value"] - best["grpo"])})

@@ -13,6 +13,8 @@ same problems. A trial that has a row is not run again: the same command goes on
 A row names the git blob of the plan and a digest of the code that trains. The runner refuses a plan or code that is not
 committed, and rows of other code. `studies/findings.py` computes what the rows say.
 
+One headroom cell draws its 640 problems more than once.
+
 Left out: checkpoints and folders of the trials, which take half a minute each.
 """
 
@@ -97,7 +99,7 @@ def git(*words: str) -> str:
 
 
 def rows_of(path: Path, origin: dict) -> list[dict]:
-    """The rows that are there; raises BadInput for rows of the same stage and another origin."""
+    """The rows that are there; raises BadInput for rows of the same stage and other code."""
     rows = folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if path.exists() else []
     for row in rows:
         if row["stage"] == origin["stage"] and row["code"] != origin["code"]:
