@@ -54,6 +54,8 @@ HEADROOM = {
     "r0, 32 rollouts": Cell(f"{WALK} --toy-repair 0 --prompts-per-step 4 --prompts-per-update 1", 2e-4, ORACLE),
     "24 lines": Cell(f"{LONG} --toy-tail 0", 2e-4, ORACLE),
     "24 lines, tail": Cell(f"{LONG} --toy-tail 104", 2e-4, ORACLE),
+    "r.3": CELLS["r.3"]._replace(rules=ORACLE),  # the policy's own slips
+    "r.1": CELLS["r.1"]._replace(rules=ORACLE),
 }
 PRIMARY = ("r.3", "LP")  # the cells whose tests decide
 SEEDS = {"headroom": (100, 101), "advantages": (100, 101), "tune": (100, 101), "confirm": tuple(range(10))}
