@@ -113,7 +113,7 @@ def run_from_one_start(unit: tuple[dict, list[Trial], Path]) -> int:
     with tempfile.TemporaryDirectory() as out:
         start = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
-            cell = {**CELLS, **HEADROOM}[trial.cell]
+            cell = (HEADROOM if origin["stage"] == "headroom" else CELLS)[trial.cell]
             words = f"{cell.flags} --seed {trial.seed} --lr {trial.lr} --heldout 256 --name {number}".split()
             for name, value in RULES[trial.rule].items():
                 words += spelled(name, value)
