@@ -145,17 +145,15 @@ def at_equal_rates(rows: list[dict]) -> list[dict[str, str]]:
 
 
 def headroom(rows: list[dict]) -> list[dict[str, str]]:
-    """Credit from true advantages against GRPO, each at the best rate, where both have run the first three."""
+    """Credit from true advantages against GRPO, each at the best rate, and both at the lowest of the first three."""
     table = []
-    for cell in HEADROOM:
-        best = {}
-        for rule in ("grpo", "oracle-value"):
-            curves = mean_curves("headroom", cell, rule, rows)
-            if curves.keys() >= set(grid(HEADROOM[cell].lr, {})):
-                best[rule] = max(curves.values())
-        if len(best) == 2:
+    for cell, (_, lr, _) in HEADROOM.items():
+        plain, oracle = (mean_curves("headroom", cell, rule, rows) for rule in ("grpo", "oracle-value"))
+        if set(grid(lr, {})) <= plain.keys() & oracle.keys():
+            best = {"grpo": max(plain.values()), "oracle-value": max(oracle.values())}
             line = {"cell": cell} | {rule: f"{curve:.3f}" for rule, curve in best.items()}
-            table.append(line | {"D": signed(best["oracle-value"] - best["grpo"])})
+            line["D"] = signed(best["oracle-value"] - best["grpo"])
+            table.append(line | {f"D at {lr / 2:g}": signed(oracle[lr / 2] - plain[lr / 2])})
     return table
 
 
