@@ -34,7 +34,6 @@ from rewards import style_of
 from tasks import toy
 from tasks.problems import as_problem, json_values
 from tasks.rows import BadInput, from_files, from_hub, lacks
-from tasks.walk import Walk
 
 WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 
@@ -296,8 +295,10 @@ def _id_of(row: dict, number: int) -> str:
 
 
 def embedded(lines: int, kind: str, heldout: int, seed: int) -> Loaded:
-    """The held-out problems that `train.py` makes with these settings."""
-    _, problems = toy.make_problems(0, heldout, lines, Walk() if kind == "recoverable" else kind, seed)
+    """The held-out problems that `train.py` makes with these settings; raises BadInput for the recoverable kind."""
+    if kind == "recoverable":
+        raise BadInput("--bench embedded: has no recoverable problems; train.py itself asks them, before and after")
+    _, problems = toy.make_problems(0, heldout, lines, kind, seed)
     problems = [{"id": str(number), **problem} for number, problem in enumerate(problems, 1)]
     source = f"toy.py: {kind}, {lines} lines, seed {seed}"
     revision = f"{kind}-{lines}-{seed}"

@@ -9,7 +9,7 @@ import torch
 from grpo import hf_generate, rollout
 from harness import folders
 from harness.resolve import parse_args
-from tasks import toy
+from tasks import benchmarks, toy
 from tasks.rows import BadInput
 from tasks.walk import Environment, Walk
 from train import main
@@ -114,3 +114,8 @@ def test_what_the_environment_wrote_gets_no_credit(tmp_path, no_curve):
 def test_settings_that_mean_nothing_are_refused(words, named):
     with pytest.raises(BadInput, match=named):
         parse_args(words.split())
+
+
+def test_eval_knows_no_environment_and_asks_no_walks():
+    with pytest.raises(BadInput, match="--bench embedded: has no recoverable problems"):
+        benchmarks.embedded(4, "recoverable", 8, 0)
