@@ -18,7 +18,7 @@ What makes it right, and is easy to get wrong:
   - A reward of NaN (no verdict) leaves mean and std of its group and gets advantage 0.
   - Logits (b, T, V) never exist: the head runs over HEAD_CHUNK response tokens at a time, in training too.
 
-Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function, dynamic sampling.
+Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function.
 """
 
 import contextlib

@@ -20,12 +20,12 @@ a step), samples.jsonl (a group a step, with token weights), curve.png, `start/`
 """
 
 import argparse
-import dataclasses
 import math
 import os
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from harness.flags import answer
 from harness.recipe import parse
@@ -57,6 +57,7 @@ from harness.track import tracker
 from rewards import Verdict, scores_of
 from tasks.benchmarks import Loaded
 
+LATER = 2**20  # steps, which no run takes
 EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
 
@@ -131,8 +132,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     args = run.args
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
     clock = report.Clock(run.ranks.device)
-    problems = run.task.draw(step, args.prompts_per_step, args.seed)  # on every rank the same
-    batch, token_advantages, verdicts = sample_and_credit(run, problems, clock, step, drawn=args.smoke)
+    groups, replaced = draw_groups(run, step, clock)  # this rank's
+    batch, token_advantages, problems, verdicts = credit_groups(run, groups, step, clock)  # of all ranks
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")
@@ -143,42 +144,96 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         metrics["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
         metrics["checksum"] = checksum
+    if args.dynamic_sampling:
+        metrics["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(problems)
     weights = {args.method: weights}
     return metrics, report.sample_rows(step, run.tokenizer, run.task, problems, batch, verdicts, weights)
 
 
-def sample_and_credit(
-    run: Run, problems: list[dict], clock: report.Clock, step: int, drawn: bool = False
-) -> tuple[Batch, Tensor, list[Verdict]]:
-    """G rollouts to each problem with their verdicts and token advantages (B, T), the same on every rank.
+@dataclass(frozen=True)
+class Group:
+    """A problem with its rollouts and their verdicts."""
 
-    `step` steps are done. `drawn` verdicts alternate whatever was said, for --smoke: responses cut off so early are
-    never right, and groups of equal rewards would prove neither weights nor updates.
+    problem: dict
+    rollouts: Rollouts  # ids, mask (G, T), texts
+    verdicts: list[Verdict]  # G with score, reason
+
+    @property
+    def equal(self) -> bool:
+        """Whether no rewards differ, so that all advantages are 0."""
+        return len({verdict.score for verdict in self.verdicts if verdict.score is not None}) < 2
+
+
+def draw_groups(run: Run, step: int, clock: report.Clock) -> tuple[list[Group], int]:
+    """This rank's groups of a step; how many gave way to others.
+
+    With --dynamic-sampling N, groups of equal rewards give way to those of other problems, at most N times (DAPO,
+    Sec. 3.2 of arXiv 2503.14476; deviates: those that are left stay, so batches keep their size). The other problems
+    are of later epochs, by the step alone, so that a resumed run draws the same.
     """
     args = run.args
-    mine = parallel.share(problems, run.ranks)  # whole groups
-    rollouts = sample(run, mine, args.rollouts_per_prompt, args.temperature)  # ids, mask (b, T), texts
+
+    def problems_of(step: int) -> list[dict]:
+        return parallel.share(run.task.draw(step, args.prompts_per_step, args.seed), run.ranks)
+
+    groups, replaced = sample_groups(run, problems_of(step), clock, drawn=args.smoke), 0
+    for replacement in range(1, 1 + args.dynamic_sampling):
+        equal = [place for place, group in enumerate(groups) if group.equal]
+        if not equal:
+            break
+        others = problems_of(step + replacement * LATER)[: len(equal)]
+        for place, group in zip(equal, sample_groups(run, others, clock), strict=True):
+            groups[place] = group
+        replaced += len(equal)
+    return groups, replaced
+
+
+def sample_groups(run: Run, problems: list[dict], clock: report.Clock, drawn: bool = False) -> list[Group]:
+    """G rollouts to each problem with their verdicts.
+
+    `drawn` verdicts alternate whatever was said, for --smoke: responses cut off so early are never right, and groups
+    of equal rewards would prove neither weights nor updates.
+    """
+    rollouts = sample(run, problems, run.args.rollouts_per_prompt, run.args.temperature)
     clock.lap("generate")
-    verdicts = run.task.verdicts(mine, rollouts)  # score, reason
+    verdicts = run.task.verdicts(problems, rollouts)
     if drawn:
         verdicts = [Verdict(float(row % 2), "drawn") for row in range(len(verdicts))]
     clock.lap("grade")
-    source = Source(run.scorer, run.tokenizer, run.task, mine, step, run.prm)
+    groups = []
+    for problem, rows in zip(problems, torch.arange(len(verdicts)).view(len(problems), -1), strict=True):
+        groups.append(Group(problem, rollouts.take(rows), [verdicts[row] for row in rows.tolist()]))
+    return groups
+
+
+def credit_groups(
+    run: Run, groups: list[Group], step: int, clock: report.Clock
+) -> tuple[Batch, Tensor, list[dict], list[Verdict]]:
+    """Token advantages (B, T) of the groups of all ranks, with their problems and verdicts, the same on every rank.
+
+    `step` steps are done.
+    """
+    args = run.args
+    problems = [group.problem for group in groups]
+    rollouts = Rollouts.cat([group.rollouts for group in groups])  # ids, mask (b, T)
+    verdicts = [verdict for group in groups for verdict in group.verdicts]
+    source = Source(run.scorer, run.tokenizer, run.task, problems, step, run.prm)
     blocks, token_advantages = [], []
     for block in as_batch(rollouts, verdicts, args.rollouts_per_prompt, source).split():  # A (b,), Eq. (1)
-        block = dataclasses.replace(block, scored=score_block(run, block.rollouts))  # states (n, d), of a block only
+        block = replace(block, scored=score_block(run, block.rollouts))  # states (n, d), of a block only
         clock.lap("score")
         token_advantages.append(credit(args.method, block, args))  # (b, T) <- where methods differ
         if not any(earlier.closest for earlier in blocks):
-            block = dataclasses.replace(block, closest=report.closest_in(block, args))
+            block = replace(block, closest=report.closest_in(block, args))
         clock.lap("weights")
         blocks.append(block.without_states())
-    of_ranks = parallel.gather((Batch.cat(blocks), cat_padded(token_advantages), verdicts), run.ranks)
+    of_ranks = parallel.gather((Batch.cat(blocks), cat_padded(token_advantages)), run.ranks)
     clock.lap("wait")
     return (
-        Batch.cat([batch for batch, _, _ in of_ranks]),
-        cat_padded([advantages for _, advantages, _ in of_ranks]),  # (B, T)
-        [verdict for _, _, verdicts in of_ranks for verdict in verdicts],
+        Batch.cat([batch for batch, _ in of_ranks]),
+        cat_padded([advantages for _, advantages in of_ranks]),  # (B, T)
+        parallel.gather_items(problems, run.ranks),
+        parallel.gather_items(verdicts, run.ranks),
     )
 
 
@@ -195,7 +250,7 @@ def as_batch(rollouts: Rollouts, verdicts: list[Verdict], group_size: int, sourc
     A rollout without a verdict (score None) loses its mask: it is in no set and in no loss.
     """
     rewards = torch.tensor(scores_of(verdicts), device=rollouts.ids.device).float()  # (B,) float32
-    rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
+    rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
     return Batch(group_advantages(rewards, group_size), rewards, rollouts, None, group_size, source)
 
 
@@ -279,7 +334,9 @@ def evaluate(run: Run, step: int) -> dict:
     problems = task.heldout[: args.eval_groups]
     credited = {}
     if task.first_error:
-        batch, token_advantages, verdicts = sample_and_credit(run, problems, report.Clock(ranks.device), step)
+        clock = report.Clock(ranks.device)
+        groups = sample_groups(run, parallel.share(problems, ranks), clock)
+        batch, token_advantages, _, verdicts = credit_groups(run, groups, step, clock)
         credited = report.credit_vs_first_error(run.tokenizer, task, problems, batch, token_advantages)
     else:
         verdicts = sample_and_grade(run, problems, args.rollouts_per_prompt, args.temperature)

@@ -3,18 +3,19 @@
     credit("grpo", batch, args)  ->  A_i on every token
     credit("shear", batch, args) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
 
-    group, entropies       grpo, entropy, hapo
-    hidden states          shear, first; kgae                                                        credit/values.py
-    further passes         oar-g, oar-p, rlsd, attention; arca, which also needs a LoRA adapter      credit/salience.py
+    group, entropies       grpo, entropy, hapo, rsi
+    hidden states          shear, first, delta; kgae                                                 credit/values.py
+    further passes         oar-g, oar-p, attention; arca, which also needs a LoRA adapter            credit/salience.py
+    the same, told more    rlsd, sdpo, hsd                                                           credit/hindsight.py
     another model          prm, pure                                                                 credit/prm.py
     controls               oracle (a task whose true first error is known), position, random, shuffle;
                            oracle-value (a task whose lines are known)                               credit/values.py
 
 To add a method, write a function from a `Batch` and the flags to token advantages (B, T), and enter it in METHODS, and
-in USES_HIDDEN, USES_PRM or USES_ANSWER where these apply. `harness/recipe.py` has its name and its options as flags. A
+in the sets below it where these apply. `harness/recipe.py` has its name and its options as flags. A
 method runs its own further passes, and logs numbers by entering them in `batch.stats`.
 
-All but `pure`, `kgae` and `oracle-value` keep the sign of A. Weights are constants for autograd. A docstring says
+All but those in UNWEIGHTED keep the sign of A. Weights are constants for autograd. A docstring says
 "inferred" where the source is silent, and "deviates" where ours differs from it. Where credit went, once given, is
 measured in `credit/measures.py`.
 """
@@ -32,6 +33,7 @@ from credit import prm as process_rewards
 from credit import salience
 from credit.ablations import first_weights, group_weights, settings_of
 from credit.batch import Batch
+from credit.hindsight import hsd, rlsd, sdpo
 from credit.measures import effective_weights
 from credit.values import kgae, oracle_value
 from grpo import pad_id, spread
@@ -100,14 +102,26 @@ def entropy(batch: Batch, args) -> Tensor:
 def hapo(batch: Batch, args) -> Tensor:
     """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of arXiv 2604.11056.
 
-    mu, sigma are of the entropies of the group's tokens. Version 1 of the paper calls it EAPO; inferred: version 2,
-    which names it HAPO, has the same formula.
+    mu, sigma are of the entropies of the group's tokens. Version 1 of the paper calls it EAPO. Inferred: version 2,
+    HAPO, of which only the abstract is public here, has the same formula.
     """
     scale = batch.advantages[:, None]  # (B, 1)
     mean, std = group_moments(batch.scored.entropies, batch.rollouts.mask, batch.group_size)
     bound = scale.abs() / args.hapo_phi
     z = (batch.scored.entropies - mean) / std.clamp_min(1e-8)  # (B, T)
     return scale + args.hapo_alpha * scale.sign() * z.clamp(-bound, bound)
+
+
+def rsi(batch: Batch, args) -> Tensor:
+    """A_t = A T / (tokens kept) on the tokens whose RSI_t = 1 + log pi(y_t) / H_t lies in [low, high], 0 elsewhere.
+
+    The relative surprisal index (arXiv 2606.31575, Eq. (1)) is 1 where the policy was certain, so such tokens go. Its
+    bounds are those for 7B; `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
+    """
+    index = 1 + batch.scored.logp / batch.scored.entropies  # (B, T), NaN or -inf where H_t is 0
+    kept = (index >= args.rsi_low) & (index <= args.rsi_high) & batch.rollouts.mask  # (B, T)
+    lengths = batch.rollouts.mask.sum(1, keepdim=True)  # (B, 1)
+    return batch.advantages[:, None] * kept * lengths / kept.sum(1, keepdim=True).clamp_min(1)
 
 
 # ---- hidden states --------------------------------------------------------------------------------------------
@@ -131,6 +145,48 @@ def first(batch: Batch, args) -> Tensor:
     settings = replace(settings_of(args), reading="cost", distance="w1")
     omega = group_by_group(batch, partial(first_weights, settings=settings, threshold=args.first_threshold))
     return batch.advantages[:, None] * omega
+
+
+def delta(batch: Batch, args) -> Tensor:
+    """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart: DelTA, 2605.21467.
+
+    v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log pi(y_t). lambda_t grows
+    with how much closer v_t lies to the mean of its own side than to the other's, `own_side`. Deviates: a side is one
+    of a group, theirs of all prompts of a shard; a response's first token, whose h is the prompt's, has the middle.
+    """
+    mask, hidden = batch.rollouts.mask, batch.scored.hidden
+    later = mask.clone()  # (B, T) all tokens but the first
+    later[:, 0] = False
+    states = hidden[later.roll(-1, 1)[mask]].float()  # (n, d) of the tokens before them
+    vectors = (1 - batch.scored.logp[later].exp())[:, None] * states  # (n, d)
+    own = torch.full(mask.shape, 0.5, device=mask.device)  # (B, T)
+    first = 0
+    for group in range(0, len(mask), batch.group_size):
+        rows = slice(group, group + batch.group_size)
+        right = batch.correct[rows, None].expand_as(later[rows])[later[rows]]  # (m,)
+        if right.any() and not right.all():
+            own[rows][later[rows]] = own_side(vectors[first : first + len(right)], right)
+        first += len(right)
+    omega = args.delta_low + (args.delta_high - args.delta_low) * own
+    return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
+
+
+def own_side(vectors: Tensor, right: Tensor) -> Tensor:
+    """sigmoid(margin / its std), (n,): the margin of vectors (n, d) towards the mean of their own side, `right` (n,).
+
+    Once more with the vectors weighted by the result, but the first margins' std, as in DelTA's code.
+    """
+    vectors = vectors.double()  # or the first margins' rounding decides, where the sides are alike
+    own, std = torch.ones_like(vectors[:, 0]), None  # (n,)
+    for _ in range(2):
+        of_right, of_wrong = (side @ vectors / side.sum() for side in (own * right, own * ~right))  # (d,)
+        # ||v - of_wrong||^2 - ||v - of_right||^2
+        margin = 2 * (vectors - (of_right + of_wrong) / 2) @ (of_right - of_wrong)  # (n,)
+        margin = torch.where(right, margin, -margin)
+        if std is None:
+            std = torch.where(right, margin[right].std(correction=0), margin[~right].std(correction=0))
+        own = torch.sigmoid(margin / std.clamp_min(1e-4))
+    return own.float()
 
 
 def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
@@ -172,24 +228,6 @@ def outcome_advantages(batch: Batch, args, importance_of: Callable, **options) -
     importance = importance_of(source.policy, batch.rollouts, answers, **options)  # (B, T)
     omega = salience.outcome_weights(importance, answers, mask, args.oar_quantile, args.oar_beta)
     return batch.advantages[:, None] * omega
-
-
-def rlsd(batch: Batch, args) -> Tensor:
-    """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))).
-
-    RLSD (arXiv 2604.03128): pi', the policy that also sees the final answer, teaches pi; lam falls from `mix` to 0
-    over the first `steps`. From third-party notes. Inferred: pi' is the policy of this step (theirs lags up to 10
-    steps behind), and the answer stands before the problem (`Task.hint`).
-    """
-    source, scale = batch.source, batch.advantages[:, None]
-    share = args.rlsd_mix * max(0.0, 1 - source.step / args.rlsd_steps)
-    if not share:
-        return grpo(batch, args)
-    prompts = [source.task.prompt(source.task.informed(problem)) for problem in batch.problems]
-    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
-    informed = salience.informed_logp(source.policy, batch.rollouts, source.tokenizer, prompts, **limits)
-    ratio = (scale.sign() * (informed - batch.scored.logp)).exp()  # (B, T)
-    return scale * (1 - share + share * ratio.clamp(1 - args.rlsd_bound, 1 + args.rlsd_bound))
 
 
 def attention(batch: Batch, args) -> Tensor:
@@ -328,12 +366,16 @@ METHODS = {
     "kgae": kgae,
     "entropy": entropy,
     "hapo": hapo,
+    "rsi": rsi,
+    "delta": delta,
     "oar-g": oar_g,
     "oar-p": oar_p,
     "arca": arca,
     "prm": prm,
     "pure": pure,
     "rlsd": rlsd,
+    "sdpo": sdpo,
+    "hsd": hsd,
     "attention": attention,
     "oracle": oracle,
     "oracle-value": oracle_value,
@@ -342,6 +384,8 @@ METHODS = {
     "shuffle": shuffle,
 }
 # Methods that read `scored.hidden`; for the others it is not kept.
-USES_HIDDEN = {"shear", "first", "kgae", "arca", "shuffle"}
+USES_HIDDEN = {"shear", "first", "delta", "kgae", "arca", "shuffle"}
 USES_PRM = {"prm", "pure"}
-USES_ANSWER = {"oar-g", "oar-p", "rlsd"}  # a final answer, in a box
+USES_ANSWER = {"oar-g", "oar-p", "rlsd", "hsd"}  # a final answer, in a box
+USES_PEER = {"sdpo", "hsd"}  # another response in the prompt
+UNWEIGHTED = {"pure", "kgae", "oracle-value", "sdpo", "hsd"}  # advantages of their own in place of A

@@ -5,7 +5,6 @@
     importance_by_gradient   the same to first order, gradient times input                      one backward pass
     outcome_weights          weights of importance                                              none
     adapter_residual         how far the LoRA adapter moves the hidden state                    one forward pass
-    informed_logp            log-probabilities where the prompt tells the answer                one forward pass
     attention_entropy        how widely a token looks back, in the middle layer                 one forward pass
 
 `methods.py` makes token advantages of them, with formulas and sources. Each pass takes a `Policy` whose weights are
@@ -14,7 +13,6 @@ whole on this rank, works on at most `micro_tokens` tokens at a time, and leaves
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -22,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit import lora
-from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, pad_id, pad_left, score, spread
+from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, score, spread
 from rewards import box_place
 
 PROBES = ("kl", "logp")
@@ -173,16 +171,6 @@ def adapter_residual(
         tokens = slice(start, start + HEAD_CHUNK)
         change.append((hidden[tokens].float() - base[tokens].float()).norm(dim=-1))
     return spread(torch.cat(change), rollouts.mask)
-
-
-def informed_logp(
-    policy: Policy, rollouts: Rollouts, tokenizer, prompts: list[str], *, temperature: float, micro_tokens: int
-) -> Tensor:
-    """Log-probabilities (B, T) float32 of the same responses after other prompts, one a rollout."""
-    encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    ids, mask = pad_left(encoded, pad_id(tokenizer), rollouts.ids.device)
-    informed = replace(rollouts, prompt_ids=ids, prompt_mask=mask)
-    return score(policy, informed, temperature=temperature, micro_tokens=micro_tokens, keep_hidden=False).logp
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 
 from credit import teacher
+from credit.methods import USES_PEER
 from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from fast import decode
 from grpo import hf_generate, layers_of
@@ -115,10 +116,12 @@ def check_architecture(args: argparse.Namespace, model) -> list[str]:
 
 def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task, list[str]]:
     """Problems whose prompts leave room for a response in the model's `context`; and notes. Raises BadInput."""
-    room = context - args.max_tokens  # for the prompt
+    responses = 1 + (args.method in USES_PEER)  # that must fit in together
+    room = context - responses * args.max_tokens  # for the prompt
     if room < 1:
-        raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens; lower it")
-    told = args.method == "rlsd"  # prompts must fit with their answer, too
+        shared = ", for a response and another in its prompt" if args.method in USES_PEER else ""
+        raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens{shared}; lower it")
+    told = args.method in ("rlsd", "hsd")  # prompts must fit with their answer, too
     if args.task == "embedded":
         longest = toy.prompt_tokens(args.toy_lines) + toy.HINT_TOKENS * told
         if room < longest:
@@ -323,6 +326,7 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         first_error=toy.first_error,
         step_end="\n",
         hint=toy.HINT,
+        solved="{}\n",
     )
     if kind in toy.KINDS:
         return task

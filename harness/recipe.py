@@ -31,7 +31,7 @@ from harness.flags import (
 from harness.track import check_installed
 from tasks.rows import BadInput
 
-METHODS = "grpo shear first kgae entropy hapo oar-g oar-p arca prm pure rlsd attention".split()
+METHODS = "grpo shear first kgae entropy hapo rsi delta oar-g oar-p arca prm pure rlsd sdpo hsd attention".split()
 METHODS += "oracle oracle-value position random shuffle".split()
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 KINDS = ("chain", "tree", "shortcut", "recoverable")  # of embedded problems
@@ -108,6 +108,10 @@ def make_parser() -> Parser:
     add("--entropy-kappa", type=positive, default=2.0, help="entropy: at most |A| / this is added")
     add("--hapo-alpha", type=positive, default=0.2, help="hapo: advantage a standard deviation of entropy")
     add("--hapo-phi", type=positive, default=2.0, help="hapo: at most |A| / this many standard deviations count")
+    add("--rsi-low", type=float, default=-6.0, help="rsi: tokens of a lower index get no credit")
+    add("--rsi-high", type=float, default=0.8, help="rsi: tokens of a higher index get none")
+    add("--delta-low", type=positive, default=0.8, help="delta: weight of a token that is like the other side's")
+    add("--delta-high", type=positive, default=1.2, help="delta: weight of one that is like its own side's")
     add("--oar-quantile", type=share, default=0.25, help="oar-g, oar-p: share of tokens that are suppressed")
     add("--oar-beta", type=not_negative, default=1.0, help="oar-g, oar-p: boost of the most important token")
     add("--oar-probe", choices=("kl", "logp"), default="kl", help="oar-g, oar-p: how the answer's change is measured")
@@ -118,12 +122,14 @@ def make_parser() -> Parser:
     add("--rlsd-mix", type=share, default=0.5, help="rlsd: share of the teacher at the start")
     add("--rlsd-steps", type=positive_int, default=50, help="rlsd: steps until it is 0")
     add("--rlsd-bound", type=share, default=0.2, help="rlsd: weights lie within 1 +- this")
+    add("--sdpo-mix", type=share, default=0.0, help="sdpo: share of A in its advantages; 0.9 for weak models")
     add("--attention-slope", type=positive, default=1.0, help="attention: c goes from - this to + this")
     add = parser.add_argument_group("rollouts").add_argument
     add("--prompts-per-step", type=number(int, 1, 10**5), default=512, help="problems of a sampling phase")
     add("--rollouts-per-prompt", type=number(int, 2, 4096), default=8, help="size of a group, G")
     add("--max-tokens", type=natural, default=3000, help="response limit, tokens; 0: a full response (embedded)")
     add("--temperature", type=temperature, default=1.0, help="of sampler and trainer alike")
+    add("--dynamic-sampling", type=natural, default=0, help="times that groups of equal rewards give way to others")
     add = parser.add_argument_group("grading").add_argument
     add("--grade-timeout", type=seconds, help="for one response; if not given: 5 (math), 10 (code)")
     add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="code: auto is the strongest that works")
@@ -204,8 +210,8 @@ def check(args: argparse.Namespace) -> None:
     if args.toy_kind != "recoverable":
         if args.toy_lines > 8:
             raise BadInput(f"--toy-lines {args.toy_lines}: a program has 8 at most; lower it")
-        for name, usual in (("toy_repair", 0.1), ("toy_luck", 0.0), ("toy_tail", 0)):
-            if getattr(args, name) != usual:
+        for name in ("toy_repair", "toy_luck", "toy_tail"):
+            if getattr(args, name) != make_parser().get_default(name):
                 raise BadInput(f"{flag(name)} {getattr(args, name)}: is of --toy-kind recoverable; add it")
     if args.toy_tail > 8 * args.toy_lines:
         raise BadInput(f"--toy-tail {args.toy_tail}: over 8 tokens a line have no room; lower it")

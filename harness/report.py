@@ -32,6 +32,7 @@ HEADER_EVERY = 20  # rows of steps
 COLUMNS = " reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step"
 # Below it where they are not 0: what they are called in metrics.jsonl.
 RARE = {"trunc": "truncated", "infra": "infra_errors", "skipped": "skipped", "flip": "sign_changes"}
+RARE |= {"replaced": "replaced"}
 
 
 class Clock:
@@ -115,7 +116,7 @@ class StepTable:
         )
         rare = []
         for name, key in RARE.items():
-            if m[key]:
+            if m.get(key):
                 rare.append(f"{name} {m[key]:g}" if m[key] >= 1 else f"{name} {m[key]:.2g}")
         if rare:
             lines.append(" " * (self.width + 2) + "  ".join(rare))

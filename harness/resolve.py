@@ -7,7 +7,7 @@ renamed(config)      -> an older run's config.json by today's names
 import argparse
 from pathlib import Path
 
-from credit.methods import USES_ANSWER, USES_PRM
+from credit.methods import UNWEIGHTED, USES_ANSWER, USES_PRM
 from fast import kernel
 from harness import checkpoint
 from harness.command import resolve_machine
@@ -109,7 +109,7 @@ def check_method(args: argparse.Namespace) -> None:
         raise BadInput(
             f"--method {method}: values can be counted in --toy-kind recoverable only; choose another method"
         )
-    if method in ("pure", "kgae", "oracle-value") and args.rescale != "none":
+    if method in UNWEIGHTED and args.rescale != "none":
         raise BadInput(f"--rescale {args.rescale}: {method} has advantages of its own, and no weights; leave it out")
     if args.entropy_kappa <= 1 or args.hapo_alpha >= args.hapo_phi:
         raise BadInput(

@@ -232,7 +232,8 @@ def one_step(run: Run, problems: list[dict]) -> Measured:
     """`train.train_step`, with a lap for the refresh and without its files."""
     torch.manual_seed(seed_of(run.args.seed, STEP))
     clock = MemoryClock(run.ranks.device)
-    batch, token_advantages, _ = train.sample_and_credit(run, problems, clock, STEP)
+    groups = train.sample_groups(run, problems, clock)
+    batch, token_advantages, *_ = train.credit_groups(run, groups, STEP, clock)
     metrics = train.update(run, batch.rollouts, batch.scored.logp, token_advantages, STEP)
     clock.lap("train")
     parallel.refresh(run.policy, run.sampler, run.ranks)

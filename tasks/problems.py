@@ -81,10 +81,15 @@ class Task:
     environment: Callable[[Tensor, Tensor], Tensor] | None = None  # writes them: a processor of `grpo.hf_generate`
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
+    solved: str = "A correct solution:\n\n{}\n\n"  # tells a right response before it
 
     def informed(self, problem: dict) -> dict:
         """The same problem with its answer told."""
         return {**problem, "problem": self.hint.format(problem[self.reference]) + problem["problem"]}
+
+    def shown(self, problem: dict, response: str) -> dict:
+        """The same problem with a right response to it told."""
+        return {**problem, "problem": self.solved.format(response) + problem["problem"]}
 
     def draw(self, step: int, count: int, seed: int) -> list[dict]:
         """The `count` problems of a step (from 0): consecutive ones of an endless sequence of shuffled epochs."""

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import grpo
-from credit import ablations, lora, methods, salience
+from credit import ablations, hindsight, lora, methods, salience
 from credit.ablations import Settings, first_weights, group_weights
 from credit.batch import Batch, Source
 from credit.measures import effective_weights
-from credit.methods import METHODS, credit, true_errors
+from credit.methods import METHODS, UNWEIGHTED, USES_PEER, credit, true_errors
 from credit.salience import Answer, outcome_weights
 from grpo import Policy, Rollouts, Scored, group_advantages, policy_loss, score
 from harness.prepare import embedded_task
@@ -32,8 +32,7 @@ def flags(method: str = "", **changes) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(parse_args([])), **OPTIONS.get(method, {}), **changes})
 
 
-SIGNED = {"pure", "kgae", "oracle-value"}  # advantages of their own
-WEIGHING = [method for method in METHODS if method not in SIGNED]  # they multiply or bend A, and keep its sign
+WEIGHING = [method for method in METHODS if method not in UNWEIGHTED]  # they multiply or bend A, and keep its sign
 
 
 def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
@@ -147,12 +146,12 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_finite_detached_token_advantages(method, told):
-    """(B, T), no gradient, 0 outside of the mask; nothing for a group without contrast, but from pure."""
+    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that need none."""
     ours = credit(method, told, flags(method))
     assert ours.shape == told.rollouts.mask.shape and not ours.requires_grad
     assert ours.isfinite().all() and ours[:4].abs().max() > 0
     assert ours[~told.rollouts.mask].abs().max() == 0
-    assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value"))
+    assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value", "hsd"))
 
 
 @pytest.mark.parametrize("method", WEIGHING)
@@ -164,7 +163,7 @@ def test_no_method_but_those_with_their_own_advantages_changes_a_sign(method, to
 
 @pytest.mark.parametrize("method", METHODS)
 def test_credit_depends_neither_on_padding_nor_on_the_order_of_the_batch(method, told):
-    """More padding, filled with garbage; groups and rollouts exchanged. (Random draws follow the order.)"""
+    """More padding, filled with garbage; groups and rollouts exchanged. (Draws and peers follow the order.)"""
     options = flags(method)
     torch.manual_seed(5)
     ours = credit(method, told, options)
@@ -172,14 +171,21 @@ def test_credit_depends_neither_on_padding_nor_on_the_order_of_the_batch(method,
     padded = credit(method, wider(told, 3), options)
     torch.testing.assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
-    if method not in ("random", "shuffle"):
+    if method not in {"random", "shuffle"} | USES_PEER:
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = credit(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
         torch.testing.assert_close(exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4)
 
 
-PASSES = {"oar-g": 2, "rlsd": 1, "attention": 1, "arca": 1}  # of the whole batch; oar-p's depend on lengths
+PASSES = {
+    "oar-g": 2,
+    "rlsd": 1,
+    "sdpo": 1,
+    "hsd": 1,
+    "attention": 1,
+    "arca": 1,
+}  # of the whole batch; oar-p's depend on lengths
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -325,6 +331,49 @@ def test_hapo_of_equal_entropies_is_grpo():
     torch.testing.assert_close(credit("hapo", flat, flags()), credit("grpo", flat, flags()), atol=1e-4, rtol=0)
 
 
+def test_rsi_keeps_what_is_neither_certain_nor_far_off():
+    """1 + log pi / H of -6.1, -6, .7, .81 and, of no entropy, of 1: two of five tokens stay, at 5 / 2 times A."""
+    entropies = torch.tensor([0.5, 0.5, 2, 2, 0]).repeat(2, 1)
+    batch = with_entropies(batch_of([[1, 0]]), entropies, torch.ones(2, 5))
+    logp = torch.tensor([-3.55, -3.5, -0.6, -0.38, 0]).repeat(2, 1)
+    batch = replace(batch, scored=replace(batch.scored, logp=logp))
+    expected = batch.advantages[:, None] * torch.tensor([0, 2.5, 2.5, 0, 0])
+    torch.testing.assert_close(credit("rsi", batch, flags()), expected)
+    assert credit("rsi", batch, flags(rsi_low=0.85, rsi_high=0.9)).abs().max() == 0  # no token, no division by nothing
+
+
+def test_delta_against_a_float64_loop():
+    """DelTA's steps 0 to 5 with one refinement, token by token, on the second of two groups; their mean weight is 1."""
+    batch = batch_of([[1, 1, 0], [0, 1, 0]])
+    logp = -torch.rand(batch.rollouts.mask.shape) * 3
+    batch = replace(batch, scored=replace(batch.scored, logp=logp))
+    hidden = grpo.spread(batch.scored.hidden, batch.rollouts.mask).double()
+    sides, vectors = {True: [], False: []}, {}
+    for row in (3, 4, 5):
+        for t in range(1, int(batch.rollouts.mask[row].sum())):
+            vectors[row, t] = (1 - logp[row, t].double().exp()) * hidden[row, t - 1]
+            sides[bool(batch.correct[row])].append((row, t))
+    own, stds = dict.fromkeys(vectors, 1.0), None
+    for _ in range(2):
+        means = {}
+        for side, tokens in sides.items():
+            means[side] = sum(own[at] * vectors[at] for at in tokens) / sum(own[at] for at in tokens)
+        margins = {}
+        for side, tokens in sides.items():
+            for at in tokens:
+                closer, further = ((vectors[at] - means[s]).square().sum() for s in (side, not side))
+                margins[at] = float(further - closer)
+        if stds is None:
+            stds = {side: statistics.pstdev(margins[at] for at in tokens) for side, tokens in sides.items()}
+        own = {at: 1 / (1 + math.exp(-margins[at] / stds[bool(batch.correct[at[0]])])) for at in vectors}
+    weights = weights_of("delta", batch)[3:]
+    expected = torch.ones(3, 10) * batch.rollouts.mask[3:]  # a first token's 0.8 + 0.4 / 2
+    for (row, t), share in own.items():
+        expected[row - 3, t] = 0.8 + 0.4 * share
+    expected *= batch.rollouts.mask[3:].sum() / expected.sum()
+    torch.testing.assert_close(weights * batch.rollouts.mask[3:], expected, atol=1e-5, rtol=1e-4)
+
+
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     """Two rollouts equal up to token 12 of 24, then far apart: spans of 6 by 3 tokens, [9, 15) is the first far one."""
     hidden = torch.zeros(2, 24, 2)
@@ -388,13 +437,51 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
     """log-ratios .1 and -9 of right and wrong rollouts; lam .5 at step 0, .25 at 25, 0 from step 50 on."""
     delta = torch.full_like(told.scored.logp, 0.1)
     delta[:, 1::2] = -9
-    monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: told.scored.logp + delta)
+    monkeypatch.setattr(hindsight, "told_logp", lambda *inputs: told.scored.logp + delta)
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
         weights = weights_of("rlsd", with_source(told, step=step))
         right, wrong = weights[0], weights[1]
         up, down = torch.tensor([0.1, -0.1]).exp()
         for got, ratio in ((right[0], up), (right[1], 0.8), (wrong[0], down), (wrong[1], 1.2)):
             assert got.item() == pytest.approx(1 - share + share * float(ratio), abs=1e-5)
+
+
+def test_told_logp_is_that_of_the_same_response_after_another_prompt(told):
+    """Prompts of other lengths, the responses' ids untouched."""
+    problems = [{"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)]
+    ours = hindsight.told_logp(told, problems, flags(temperature=0.7, micro_tokens=100))
+    tokenizer, rollouts = told.source.tokenizer, told.rollouts
+    for row, problem in enumerate(problems):
+        response = rollouts.ids[row][rollouts.mask[row]]
+        start = tokenizer(problem["problem"])["input_ids"]
+        logits = told.source.policy.model(torch.tensor([start + response.tolist()])).logits[0, len(start) - 1 : -1]
+        expected = (logits / 0.7).log_softmax(-1).gather(-1, response[:, None])[:, 0]
+        torch.testing.assert_close(ours[row, : len(response)], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
+    """Rollouts 0 and 3 are right. SDPO shows the first other one, HSD any, after the answer; log-ratio and ratio."""
+    texts, prompts = told.rollouts.texts, []
+    delta = torch.linspace(-1, 1, told.scored.logp.shape[1]).expand_as(told.scored.logp)
+
+    def told_logp(batch, problems, args):
+        prompts.append([problem["problem"] for problem in problems])
+        return told.scored.logp + delta
+
+    monkeypatch.setattr(hindsight, "told_logp", told_logp)
+    inside, scale = told.rollouts.mask, told.advantages[:, None]
+    ours = credit("sdpo", told, flags(sdpo_mix=0.25))
+    torch.testing.assert_close(ours[:4], (0.25 * scale + 0.75 * delta * inside)[:4] * inside[:4])
+    assert ours[4:].abs().max() == 0  # nobody to learn from
+    for _ in range(20):
+        torch.testing.assert_close(credit("hsd", told, flags()), (delta.exp() - 1) * inside)
+    first, second = (problem["problem"] for problem in told.source.problems)
+    right = [texts[0] + "\n", texts[3] + "\n"]
+    assert prompts[0] == [right[1] + first, right[0] + first, right[0] + first, right[0] + first] + [second] * 4
+    answers = [f"\\boxed{{{problem['answer']}}}\n" for problem in told.source.problems]
+    of_wrong = {shown[1] for shown in prompts[1:]}
+    assert of_wrong == {right[0] + answers[0] + first, right[1] + answers[0] + first}  # twenty draws see both
+    assert prompts[1][0] == right[1] + answers[0] + first and prompts[1][4:] == [answers[1] + second] * 4
 
 
 def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
@@ -452,9 +539,9 @@ def test_the_min_form_tends_to_the_worst_step():
     assert sums == sorted(sums, reverse=True) and -0.6 <= sums[2] <= -0.59
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "hsd"])
 def test_groups_with_one_verdict_or_none_get_no_credit(method, told):
-    """Nothing to compare: no NaN, and no division by the deviation of a single rollout."""
+    """Nothing to compare: no NaN, and no division by the deviation of a single rollout. (hsd compares nothing.)"""
     rewards = torch.tensor([1.0, torch.nan, torch.nan, torch.nan] + [torch.nan] * 4)
     rollouts = replace(told.rollouts, mask=told.rollouts.mask & ~rewards.isnan()[:, None])
     scored = replace(told.scored, hidden=grpo.spread(told.scored.hidden, told.rollouts.mask)[rollouts.mask])
@@ -475,7 +562,7 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
 
 def test_rlsd_without_a_share_asks_nobody(told, monkeypatch):
     """After its last step it is GRPO, at GRPO's cost."""
-    monkeypatch.setattr(salience, "informed_logp", lambda *inputs, **limits: 1 / 0)
+    monkeypatch.setattr(hindsight, "told_logp", lambda *inputs: 1 / 0)
     late = with_source(told, step=50)
     assert torch.equal(credit("rlsd", late, flags()), credit("grpo", late, flags()))
 

@@ -229,7 +229,8 @@ def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
         run.optimizer.zero_grad()
         live.peak = 0
         problems = [{"problem": number} for number in range(2)]
-        batch, credit, _ = train.sample_and_credit(run, problems, report.Clock(ranks.device), 1)
+        clock = report.Clock(ranks.device)
+        batch, credit, *_ = train.credit_groups(run, train.sample_groups(run, problems, clock), 1, clock)
         sampling, live.peak = live.peak, 0
         train.update(run, batch.rollouts, batch.scored.logp, credit, 1)
     resident = predicted["weights"] + predicted["moments"]

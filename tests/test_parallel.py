@@ -31,7 +31,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
 TINY = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
-TINY += "--heldout 8 --eval-groups 4 --seed 1".split()
+TINY += "--heldout 8 --eval-groups 4 --seed 1 --dynamic-sampling 2".split()
 CASES = {
     "grpo": ["--method", "grpo"],
     "shear": ["--method", "shear"],

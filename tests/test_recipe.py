@@ -34,6 +34,7 @@ PAPER = dict(  # `python train.py --model M`, without what depends on the machin
     **dict(max_iters=100, tol=1e-3, fused=False),
     **dict(first_threshold=0.03, kgae_lambda=0.95, kgae_width=0.05),
     **dict(entropy_alpha=0.4, entropy_kappa=2.0, hapo_alpha=0.2, hapo_phi=2.0),
+    **dict(rsi_low=-6.0, rsi_high=0.8, delta_low=0.8, delta_high=1.2, sdpo_mix=0.0, dynamic_sampling=0),
     **dict(oar_quantile=0.25, oar_beta=1.0, oar_probe="kl", oar_noise=1e-3, arca_floor=1e-6),
     **dict(pure_temperature=0.1, pure_outcome=1.0, rlsd_mix=0.5, rlsd_steps=50, rlsd_bound=0.2, attention_slope=1.0),
     **dict(

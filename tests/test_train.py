@@ -406,14 +406,44 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
         monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
         clock = train.report.Clock(torch.device("cpu"))
-        found.append(train.sample_and_credit(run, run.task.train[:5], clock, 0))
+        found.append(train.credit_groups(run, train.sample_groups(run, run.task.train[:5], clock), 0, clock)[:2])
         assert found[-1][0].scored.hidden is None
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
-    for batch, token_advantages, _ in found[1:]:
+    for batch, token_advantages in found[1:]:
         torch.testing.assert_close(token_advantages, found[0][1], atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(batch.scored.logp, found[0][0].scored.logp, atol=1e-5, rtol=0)
         assert batch.rollouts.texts == found[0][0].rollouts.texts
     assert found[0][1].abs().max() > 0.01
+
+
+def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
+    """And no others; the problems that come in are others, each with its own rollouts and verdicts; N bounds it."""
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--rollouts-per-prompt", "4"])
+    drawn, asked = [], []
+
+    def verdicts(problems, rollouts):
+        """Of equal rewards in the groups 1 and 3 of what is sampled at once, without a verdict in 5."""
+        drawn.append((problems, rollouts.texts))
+        scores = [1.0, 0.0, 1.0, 0.0] * len(problems)
+        for group, score in ((1, 1.0), (3, 0.0), (5, None)):
+            scores[4 * group : 4 * group + 4] = [score] * len(scores[4 * group : 4 * group + 4])
+        return [Verdict(score, "drawn") for score in scores]
+
+    monkeypatch.setattr(type(run.task), "verdicts", lambda task, *inputs: verdicts(*inputs))
+    for most in (0, 1, 9, 9):
+        run.args.dynamic_sampling = most
+        torch.manual_seed(0)
+        drawn.clear()
+        asked.append((train.draw_groups(run, 2, train.report.Clock(torch.device("cpu"))), list(drawn)))
+    (plain, none), (_, some), (groups, more), (again, _) = (found for found, _ in asked)
+    assert (none, some, more) == (0, 3, 3 + 1) and [group.problem for group in plain] == run.task.draw(2, 8, 0)
+    first, second, third = asked[2][1]
+    assert [len(second[0]), len(third[0])] == [3, 1]
+    come_from = [(first, 0), (second, 0), (first, 2), (third, 0), (first, 4), (second, 2), (first, 6), (first, 7)]
+    for group, same, ((problems, texts), place) in zip(groups, again, come_from, strict=True):
+        assert group.problem == same.problem == problems[place]
+        assert group.rollouts.texts == same.rollouts.texts == texts[4 * place : 4 * place + 4]
+        assert [verdict.score for verdict in group.verdicts] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, capsys):

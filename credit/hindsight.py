@@ -1,0 +1,87 @@
+"""Hindsight: the policy, told more than its prompt, as its own teacher; token advantages (B, T) from its opinion.
+
+    rlsd   told the answer; how much likelier a token becomes is its weight
+    sdpo   told another right rollout of the group; the log-ratio is the advantage
+    hsd    told the answer and another right rollout; the ratio is
+
+Each takes one forward pass over the same responses after longer prompts, which must fit into the model's context.
+
+Left out: the sources' losses over the whole vocabulary, of which SDPO and HSD find the sampled token's share to be the
+noisiest part: a method of this loop sees sampled tokens only. SDPO's teacher lags behind, HSD stays near its start.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from credit.batch import Batch
+from grpo import pad_id, pad_left, score
+
+
+def rlsd(batch: Batch, args) -> Tensor:
+    """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))).
+
+    RLSD (arXiv 2604.03128): pi', the policy that also sees the final answer, teaches pi; lam falls from `mix` to 0
+    over the first `steps`. From third-party notes. Inferred: pi' is the policy of this step (theirs lags up to 10
+    steps behind), and the answer stands before the problem (`Task.hint`).
+    """
+    scale = batch.advantages[:, None]  # (B, 1)
+    share = args.rlsd_mix * max(0.0, 1 - batch.source.step / args.rlsd_steps)
+    if not share:
+        return scale.expand(batch.rollouts.mask.shape)
+    told = [batch.source.task.informed(problem) for problem in batch.problems]
+    ratio = (scale.sign() * (told_logp(batch, told, args) - batch.scored.logp)).exp()  # (B, T)
+    return scale * (1 - share + share * ratio.clamp(1 - args.rlsd_bound, 1 + args.rlsd_bound))
+
+
+def sdpo(batch: Batch, args) -> Tensor:
+    """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)), Eq. (3) and App. B.1 of SDPO (arXiv 2601.20802).
+
+    pi' also sees the first other right rollout of the group; without one its part is 0, as in the authors' code. `mix`
+    is 0 in the paper's main runs, .9 for weak models. Deviates: their A is r - mean r; their prompt, which shows the
+    solution below the problem, ours above it (`Task.shown`); and see above.
+    """
+    task, told, has_peer = batch.source.task, list(batch.problems), []
+    for row, solutions in enumerate(right_peers(batch)):
+        has_peer.append(bool(solutions))
+        if solutions:
+            told[row] = task.shown(told[row], solutions[0])
+    log_ratio = told_logp(batch, told, args) - batch.scored.logp  # (B, T)
+    log_ratio[~torch.tensor(has_peer)] = 0.0
+    return args.sdpo_mix * batch.advantages[:, None] + (1 - args.sdpo_mix) * log_ratio
+
+
+def hsd(batch: Batch, args) -> Tensor:
+    """A_t = pi'(y_t) / pi(y_t) - 1: minus the gradient of KL(pi' || pi), Eqs. (9), (13) of HSD (arXiv 2606.15576).
+
+    pi' also sees the answer and a random other right rollout of the group, if there is one. Verdicts act through these
+    alone. The paper calls a one-sample form of its loss unstable, without a formula: compare with care. Inferred: the
+    prompt, of which it says that special tokens delimit what is told.
+    """
+    task, told = batch.source.task, []
+    for problem, solutions in zip(batch.problems, right_peers(batch), strict=True):
+        told.append(task.informed(problem))
+        if solutions:
+            told[-1] = task.shown(told[-1], solutions[int(torch.randint(len(solutions), ()))])
+    return (told_logp(batch, told, args) - batch.scored.logp).expm1()
+
+
+def right_peers(batch: Batch) -> list[list[str]]:
+    """For each rollout, the other right responses of its group."""
+    right, found = batch.correct.tolist(), []
+    for row in range(len(right)):
+        first = row - row % batch.group_size
+        others = [other for other in range(first, first + batch.group_size) if right[other] and other != row]
+        found.append([batch.rollouts.texts[other] for other in others])
+    return found
+
+
+def told_logp(batch: Batch, problems: list[dict], args) -> Tensor:
+    """Log-probabilities (B, T) float32 of the same responses to other problems, one a rollout."""
+    source, rollouts = batch.source, batch.rollouts
+    prompts = [source.task.prompt(problem) for problem in problems]
+    encoded = source.tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    ids, mask = pad_left(encoded, pad_id(source.tokenizer), rollouts.ids.device)
+    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens, keep_hidden=False)
+    return score(source.policy, replace(rollouts, prompt_ids=ids, prompt_mask=mask), **limits).logp
