@@ -5,31 +5,8 @@ from pathlib import Path
 
 from harness.flags import Parser, natural, number, positive_int, random_seed
 from harness.recipe import METHODS, make_parser
-from studies.trials import CELLS, HEADROOM
+from studies.trials import CELLS, HEADROOM, RULES
 
-ROWS = {
-    "grpo": "--method grpo",
-    "grpo-wrong-.12": "--method grpo --negative-scale 0.12",
-    "shear": "--method shear",
-    "shear-mean1": "--method shear --rescale mean1",
-    "first": "--method first",
-    "kgae": "--method kgae",
-    "entropy": "--method entropy",
-    "hapo": "--method hapo",
-    "oar-g": "--method oar-g",
-    "oar-p": "--method oar-p",
-    "prm": "--method prm",
-    "pure": "--method pure",
-    "rlsd": "--method rlsd",
-    "attention": "--method attention",
-    "oracle": "--method oracle",
-    "oracle-value": "--method oracle-value",
-    "position": "--method position",
-    "random": "--method random",
-    "shuffle": "--method shuffle",
-    "grpo-lora": "--method grpo --lora-rank 16 --lr 1e-3",
-    "arca-lora": "--method arca --lora-rank 16 --lr 1e-3",
-}
 # Methods that need nothing but a group, as `studies.advantages` compares them; and those that need another model, or a
 # trained adapter.
 OF_GROUPS = [name for name in "grpo shear first position entropy hapo kgae".split() if name in METHODS]
@@ -44,25 +21,15 @@ def check_flags(parser: Parser) -> None:
 
 def compare_parser() -> Parser:
     """Of `studies.compare`."""
-    about = (
-        "Train with every credit method; one table. On the embedded task a run takes two and a half to five minutes "
-        "on two CPU cores; all rows of two seeds, two runs at a time, took 80 minutes."
-    )
-    epilog = "Flags of train.py that are not set here can be added."
+    about = "Train with every credit method, each at its own learning rate; one table."
+    epilog = "Flags of train.py that are not set here can be added. Without any, all rows take some hours."
     parser = Parser(prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
-    names = f"rows of the table, the first one's first, of {', '.join(ROWS)}; if not given: all but oracle-value"
-    add("--methods", nargs="+", default=[], choices=list(ROWS), metavar="ROW", help=names)
-    add("--seeds", nargs="+", type=random_seed, default=[0, 1], help="a run each")
-    add("--jobs", type=positive_int, default=1, help="runs at a time")
-    add(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        default=Path("runs/compare"),
-        help="folder of the runs, the logs and table.md",
-    )
-    add("--prm", help="of the rows that need a process reward model; embedded: if not given, each makes its own")
+    names = f"rows of the table, of {', '.join(RULES)}; if not given: all that the task allows"
+    add("--methods", nargs="+", default=[], choices=list(RULES), metavar="ROW", help=names)
+    add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table; others choose the rates")
+    add("--jobs", type=positive_int, default=2, help="seeds at a time, a process each")
+    add("--rows", type=Path, metavar="FILE", default=Path("docs/compare.jsonl"), help="of finished trials")
     return parser
 
 

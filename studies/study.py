@@ -11,7 +11,9 @@ problems afterwards, 8 samples each and greedy. All trials of a cell and a seed 
 same problems. A trial that has a row is not run again: the same command goes on where it was interrupted.
 
 A row names the git blob of the plan and a digest of the code that trains. The runner refuses a plan or code that is not
-committed, and rows of other code. `studies/findings.py` computes what the rows say.
+committed, and to add to rows of other code. `studies/findings.py` computes what the rows say.
+
+`run_stage` is the runner. `studies/compare.py` uses it, too, with one stage more: `cost`, the seconds of a step.
 
 One headroom cell draws its 640 problems more than once.
 
@@ -23,15 +25,18 @@ import contextlib
 import hashlib
 import multiprocessing
 import os
+import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from harness.flags import answer
-from studies.options import study_parser
+from studies.options import NEED_MODELS, study_parser
 
 answer(__name__, lambda: study_parser().parse_args())  # before what takes seconds to import
 
@@ -41,21 +46,24 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 import train
-from harness import folders, parallel
+from harness import folders, parallel, report
 from harness.command import GOES_ON, guarded
 from harness.parallel import Ranks
 from harness.resolve import parse_args, spelled
 from harness.run import Run, prepared, seed_of
 from rewards import scores_of
 from studies.advantages import measure
-from studies.trials import CELLS, HEADROOM, RULES, Cell, Trial, lacking
+from studies.trials import CELLS, HEADROOM, RULES, SEEDS, Cell, Trial, lacking
 from tasks.problems import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAN = "docs/study-plan.md"
 # What decides on a trial's numbers.
 CODE = "sinkhorn.py shear.py grpo.py rewards.py train.py credit fast grading harness tasks".split()
+HELDOUT = 256  # problems
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
+TIMED = 3  # steps
+NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
 ALONE = Ranks(0, 1, torch.device("cpu"))  # this process, of which there is one
 
 
@@ -67,18 +75,35 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def study(flags: argparse.Namespace) -> int:
-    """Run what a stage lacks, `--jobs` starts at a time; raises BadInput for a plan or code that is not committed."""
-    origin = {"stage": flags.stage, "plan": None, "code": committed(CODE)}
-    if flags.stage != "headroom":
-        origin["plan"] = committed([PLAN])
-    with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
-        while trials := lacking(flags.stage, rows_of(flags.rows, origin), flags.cells):
-            starts = groupby(trials, key=lambda trial: (trial.cell, trial.seed))
-            units = [(origin, list(group), flags.rows) for _, group in starts]
-            with tqdm(total=len(trials), desc=flags.stage, disable=None) as bar:
-                for count in pool.imap_unordered(run_from_one_start, units):
-                    bar.update(count)
+    """Run what a stage lacks, or some of its cells; raises BadInput for cells of other stages."""
+    planned = flags.stage != "headroom"
+    cells = CELLS if planned else HEADROOM
+    for name in flags.cells or ():
+        if name not in cells:
+            raise BadInput(f"--cells {name}: is no cell of {flags.stage}; give some of {', '.join(cells)}")
+    cells = {name: cells[name] for name in flags.cells or cells}
+    run_stage(flags.stage, cells, SEEDS[flags.stage], flags.rows, flags.jobs, [PLAN] if planned else [])
     return 0
+
+
+def run_stage(
+    stage: str, cells: dict[str, Cell], seeds: Sequence[int], path: Path, jobs: int, plan: Sequence[str] = ()
+) -> None:
+    """Run what a stage lacks, `jobs` starts at a time, and add the rows to the file at `path`.
+
+    Raises BadInput for a plan or code that is not committed, and for rows of other code.
+    """
+    while trials := lacking(stage, rows_of(path), cells, seeds):
+        origin = {"stage": stage, "plan": committed(plan) if plan else None, "code": committed(CODE)}
+        refuse_other_code(path, origin)
+        starts = groupby(trials, key=lambda trial: (trial.cell, trial.seed))
+        units = [(origin, cells[name], list(group), path) for (name, _), group in starts]
+        with (
+            multiprocessing.get_context("spawn").Pool(jobs) as pool,
+            tqdm(total=len(trials), desc=stage, disable=None) as bar,
+        ):
+            for count in pool.imap_unordered(run_from_one_start, units):
+                bar.update(count)
 
 
 def committed(paths: list[str]) -> str:
@@ -98,55 +123,121 @@ def git(*words: str) -> str:
     return found.stdout
 
 
-def rows_of(path: Path, origin: dict) -> list[dict]:
-    """The rows that are there; raises BadInput for rows of the same stage and other code."""
-    rows = folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if path.exists() else []
-    for row in rows:
+def rows_of(path: Path) -> list[dict]:
+    """The rows that are there."""
+    return folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if path.exists() else []
+
+
+def refuse_other_code(path: Path, origin: dict) -> None:
+    """Raises BadInput for rows of the same stage and other code."""
+    for row in rows_of(path):
         if row["stage"] == origin["stage"] and row["code"] != origin["code"]:
             raise BadInput(f"--rows {path}: holds {row['stage']} trials of other code; check that out, or move them")
-    return rows
 
 
-def run_from_one_start(unit: tuple[dict, list[Trial], Path]) -> int:
+def run_from_one_start(unit: tuple[dict, Cell, list[Trial], Path]) -> int:
     """The trials of a cell and a seed, one after the other; each adds its row. Returns how many there were."""
-    origin, trials, path = unit
+    origin, cell, trials, path = unit
+    measure_trial = MEASURES[origin["stage"]]
     with tempfile.TemporaryDirectory() as out:
         start = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
-            cell = (HEADROOM if origin["stage"] == "headroom" else CELLS)[trial.cell]
-            words = f"{cell.flags} --seed {trial.seed} --lr {trial.lr} --heldout 256 --name {number}".split()
+            words = shlex.split(cell.flags)
+            words += f"--seed {trial.seed} --lr {trial.lr} --heldout {HELDOUT} --name {number}".split()
             for name, value in RULES[trial.rule].items():
                 words += spelled(name, value)
-            args = parse_args([*words, *start, "--out", out])
+            args, began = parse_args([*words, *start, "--out", out]), time.perf_counter()
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                result = advantages_of(args, cell) if origin["stage"] == "advantages" else run_trial(args)
-            start = ["--task", "embedded", "--model", f"{out}/0/start"]
+                result = measure_trial(args, cell)
+            result["seconds"] = round(time.perf_counter() - began, 1)
+            if args.model is None:
+                start = ["--task", "embedded", "--model", f"{out}/0/start"]
             folders.append(path, [{**origin, **trial._asdict(), **result}])
     return len(trials)
 
 
-def run_trial(args: argparse.Namespace) -> dict:
-    """Train without checkpoints; the rewards of every step, and held-out accuracy afterwards."""
-    started = time.perf_counter()
+@contextlib.contextmanager
+def started(args: argparse.Namespace) -> Iterator[Run]:
+    """A run without checkpoints, ready for its first step."""
     torch.set_num_threads(args.threads)
     with prepared(args, ALONE) as (run, _, _):
         parallel.refresh(run.policy, run.sampler, ALONE)
+        yield run
+
+
+def train_only(args: argparse.Namespace, cell: Cell) -> dict:
+    """The rewards of every step, which choose a learning rate."""
+    with started(args) as run:
+        return {"rewards": [round(train.train_step(run, step)[0]["reward"], 6) for step in range(args.steps)]}
+
+
+def run_trial(args: argparse.Namespace, cell: Cell) -> dict:
+    """The rewards of every step, held-out accuracy afterwards, and where credit went."""
+    with started(args) as run:
+        before = located(run, 0)
         steps = [train.train_step(run, step)[0] for step in range(args.steps)]
         torch.manual_seed(seed_of(args.seed, train.EVALUATION))
         sampled = accuracy(run, args.rollouts_per_prompt, args.temperature)
         greedy = accuracy(run, 1, 0.0)
+        after = located(run, args.steps)
     rewards = [round(step["reward"], 6) for step in steps]
-    seconds = round(time.perf_counter() - started, 1)
-    return {"rewards": rewards, "sampled": sampled, "greedy": greedy, "seconds": seconds}
+    means = {name: round(float(np.nanmean([step[name] for step in steps])), 4) for name in ("weight_mean", "ess")}
+    return {"rewards": rewards, "sampled": sampled, "greedy": greedy, **means, "before": before, "after": after}
+
+
+def located(run: Run, step: int) -> dict | None:
+    """`measures.localisation` of the method's weights in rollouts to held-out problems, where errors are known."""
+    if not run.task.first_error:
+        return None
+    torch.manual_seed(seed_of(run.args.seed, train.EVALUATION))
+    clock = report.Clock(run.ranks.device)
+    groups = train.sample_groups(run, run.task.heldout[: run.args.eval_groups], clock)
+    batch, token_advantages, problems, _ = train.credit_groups(run, groups, step, clock)
+    found = report.credit_vs_first_error(run.tokenizer, run.task, problems, batch, token_advantages)
+    return found["localisation"]
 
 
 def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
-    """`studies.advantages` of the start, for the cell's rules."""
-    torch.set_num_threads(args.threads)
-    rules = {rule: RULES[rule] for rule in cell.rules}
-    with prepared(args, ALONE) as (run, _, _):
+    """`studies.advantages` of the start, for the cell's rules that differ in credit and need no other model for it."""
+    rules = {}
+    for rule in cell.rules:
+        if RULES[rule]["method"] not in NEED_MODELS and not NOT_CREDIT & RULES[rule].keys():
+            rules[rule] = RULES[rule]
+    with started(args) as run:
         parts = args, run.task, run.sampler, run.tokenizer
         return {"advantages": measure(*parts, run.task.heldout[:GROUPS], rules, CONTINUATIONS)}
+
+
+def cost_of(args: argparse.Namespace, cell: Cell) -> dict:
+    """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that drift hits both."""
+    plain = {
+        "method": "grpo",
+        "prm": None,
+        "rescale": "none",
+        "negative_scale": 1.0,
+        "lora_rank": 0,
+        "dynamic_sampling": 0,
+    }
+    other = argparse.Namespace(**vars(args) | plain | {"name": f"{args.name}-grpo"})
+    with started(args) as ours, started(other) as theirs:
+        seconds = [], []
+        for step in range(1 + TIMED):
+            for number, run in enumerate((ours, theirs)):
+                began = time.perf_counter()
+                train.train_step(run, step)
+                seconds[number].append(time.perf_counter() - began)
+    ours, theirs = (statistics.median(times[1:]) for times in seconds)  # the first step warms up
+    return {"step": round(ours, 3), "of_grpo": round(theirs, 3)}  # seconds
+
+
+# What a trial of each stage is.
+MEASURES = {
+    "headroom": train_only,
+    "tune": train_only,
+    "confirm": run_trial,
+    "advantages": advantages_of,
+    "cost": cost_of,
+}
 
 
 def accuracy(run: Run, count: int, temperature: float) -> float:

@@ -1,10 +1,11 @@
-"""The trials of docs/study-plan.md: cells, rules, learning rates and seeds, and which of them a stage still lacks.
+"""The trials of the studies: cells, rules, learning rates and seeds, and which of them a stage still lacks.
 
-A cell is a task, a rule a credit method. `lacking` lists what `studies/study.py` is to run; rows are those of
-docs/study.jsonl, which `studies/findings.py` reads as well.
+A cell is a task, a rule a credit method. `lacking` lists what `studies/study.py` is to run, by docs/study-plan.md, and
+`studies/compare.py`, of which the cell is a user's own. Rows are those of the file to which they add.
 """
 
 import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 WALK = "--toy-kind recoverable --toy-lines 8 --toy-width 64 --warmup-steps 400 --window 6 --stride 3 --steps 24"
@@ -18,8 +19,26 @@ RULES = {  # a rule's flags
     "first": {"method": "first"},
     "grpo-wrong-.12": {"method": "grpo", "negative_scale": 0.12},
     "oracle-value": {"method": "oracle-value"},
+    "entropy": {"method": "entropy"},
+    "hapo": {"method": "hapo"},
+    "rsi": {"method": "rsi"},
+    "delta": {"method": "delta"},
+    "oar-g": {"method": "oar-g"},
+    "oar-p": {"method": "oar-p"},
+    "prm": {"method": "prm"},
+    "pure": {"method": "pure"},
+    "rlsd": {"method": "rlsd"},
+    "sdpo": {"method": "sdpo", "sdpo_mix": 0.9},
+    "hsd": {"method": "hsd"},
+    "attention": {"method": "attention"},
+    "oracle": {"method": "oracle"},
+    "random": {"method": "random"},
+    "grpo-dynamic": {"method": "grpo", "dynamic_sampling": 4},
+    "shear-dynamic": {"method": "shear", "dynamic_sampling": 4},
+    "grpo-lora": {"method": "grpo", "lora_rank": 16},
+    "arca-lora": {"method": "arca", "lora_rank": 16},
 }
-ALL = [rule for rule in RULES if rule != "oracle-value"]
+ALL = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
 FEW = ["grpo", "shear", "position", "kgae"]
 
 
@@ -71,20 +90,20 @@ class Trial(NamedTuple):
     lr: float
 
 
-def lacking(stage: str, rows: list[dict], names: list[str] | None = None) -> list[Trial]:
-    """The trials of a stage (of some of its cells) without a row, cell by cell and seed by seed."""
-    cells = HEADROOM if stage == "headroom" else CELLS
+def lacking(stage: str, rows: list[dict], cells: dict[str, Cell], seeds: Sequence[int]) -> list[Trial]:
+    """The trials of a stage without a row, cell by cell and seed by seed."""
     ran = {Trial(row["cell"], row["seed"], row["rule"], row["lr"]) for row in rows if row["stage"] == stage}
     trials = []
-    for name in names or cells:
-        cell = cells[name]
+    for name, cell in cells.items():
         if stage == "advantages":  # one trial, measured before its first step, has the credit of all rules
             rates = {"grpo": [cell.lr]}
+        elif stage == "cost":
+            rates = {rule: [cell.lr] for rule in cell.rules}
         elif stage == "confirm":
             rates = {rule: [chosen_rate(name, rule, rows)] for rule in cell.rules}
         else:
-            rates = {rule: grid(cell.lr, mean_curves(stage, name, rule, rows)) for rule in cell.rules}
-        for seed in SEEDS[stage]:
+            rates = {rule: grid(middle(cell, rule), mean_curves(stage, name, rule, rows)) for rule in cell.rules}
+        for seed in seeds:
             trials += [Trial(name, seed, rule, lr) for rule in rates for lr in rates[rule]]
     return [trial for trial in trials if trial not in ran]
 
@@ -96,6 +115,11 @@ def mean_curves(stage: str, cell: str, rule: str, rows: list[dict]) -> dict[floa
         if (row["stage"], row["cell"], row["rule"]) == (stage, cell, rule):
             found.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
     return {lr: statistics.mean(curves) for lr, curves in found.items() if len(curves) == len(SEEDS[stage])}
+
+
+def middle(cell: Cell, rule: str) -> float:
+    """The learning rate in the middle of a rule's grid; adapters need ten times that of the whole model."""
+    return 10 * cell.lr if "lora_rank" in RULES[rule] else cell.lr
 
 
 def grid(middle: float, curves: dict[float, float]) -> list[float]:

@@ -35,9 +35,9 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
         for lr in (5e-5, 1e-4, 2e-4):
             for seed in trials.SEEDS["tune"]:
                 rows.append(row("tune", "T2", seed, rule, lr, 0.5 if lr == 1e-4 else 0.4))
-    assert not [trial for trial in trials.lacking("tune", rows) if trial.cell == "T2"]
-    missing = trials.lacking("tune", rows[:-1])
-    assert Trial("T2", 101, "kgae", 2e-4) in missing
+    task = {"T2": cell}, trials.SEEDS["tune"]
+    assert not trials.lacking("tune", rows, *task)
+    assert trials.lacking("tune", rows[:-1], *task) == [Trial("T2", 101, "kgae", 2e-4)]
     assert trials.mean_curves("tune", "T2", "kgae", rows[:-1]).keys() == {5e-5, 1e-4}
     assert trials.chosen_rate("T2", "shear", rows) == 1e-4
 
@@ -50,19 +50,18 @@ def test_seeds_of_the_comparison_chose_nothing():
 def test_trials_add_their_rows_and_are_not_run_again(tmp_path, monkeypatch):
     """A start, then two rules from it; the second run of the same stage has nothing to do."""
     flags = "--smoke --toy-kind recoverable --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8"
-    monkeypatch.setattr(trials, "HEADROOM", {"small": Cell(flags, 1e-4, ["grpo", "shear"])})
-    monkeypatch.setattr(study, "HEADROOM", trials.HEADROOM)
-    monkeypatch.setitem(trials.SEEDS, "headroom", (7,))
+    cell, path = Cell(flags, 1e-4, ["grpo", "shear"]), tmp_path / "rows.jsonl"
     monkeypatch.setattr(trials, "grid", lambda middle, curves: [middle])
-    path = tmp_path / "rows.jsonl"
-    missing = trials.lacking("headroom", [])
+    missing = trials.lacking("headroom", [], {"small": cell}, [7])
     origin = {"stage": "headroom", "plan": None, "code": "c"}
-    assert study.run_from_one_start((origin, missing, path)) == 2
-    rows = study.rows_of(path, origin)
-    assert [line["rule"] for line in rows] == ["grpo", "shear"] and trials.lacking("headroom", rows) == []
-    assert all(len(line["rewards"]) == 4 and 0 <= line["sampled"] <= 1 for line in rows)
+    assert study.run_from_one_start((origin, cell, missing, path)) == 2
+    rows = study.rows_of(path)
+    assert [line["rule"] for line in rows] == ["grpo", "shear"]
+    assert trials.lacking("headroom", rows, {"small": cell}, [7]) == []
+    assert all(len(line["rewards"]) == 4 and line["seconds"] > 0 for line in rows)
+    study.refuse_other_code(path, origin)
     with pytest.raises(BadInput, match="of other code"):
-        study.rows_of(path, {**origin, "code": "another"})
+        study.refuse_other_code(path, {**origin, "code": "another"})
 
 
 def test_a_plan_or_code_that_is_not_committed_is_refused(tmp_path, monkeypatch):
