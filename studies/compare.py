@@ -62,6 +62,10 @@ def compare(argv: list[str] | None) -> int:
         settings_of(rule, others)  # raises for what it needs and does not have
     if "grpo" not in cell.rules:
         raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
+    try:
+        flags.rows.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--rows {flags.rows}: its folder cannot be made ({error}); choose another") from error
     stages = {"tune": SEEDS["tune"], "confirm": flags.seeds, "cost": SEEDS["tune"][:1]}
     if args.task == "embedded":
         stages["advantages"] = SEEDS["advantages"]

@@ -29,7 +29,7 @@ def compare_parser() -> Parser:
     add("--methods", nargs="+", default=[], choices=list(RULES), metavar="ROW", help=names)
     add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table; others choose the rates")
     add("--jobs", type=positive_int, default=2, help="seeds at a time, a process each")
-    add("--rows", type=Path, metavar="FILE", default=Path("docs/compare.jsonl"), help="of finished trials")
+    add("--rows", type=Path, metavar="FILE", default=Path("runs/compare.jsonl"), help="of finished trials")
     return parser
 
 

@@ -80,11 +80,12 @@ def test_the_table_is_of_rows_paired_by_seed():
         ("--methods grpo oracle-value", "--method oracle-value: values can be counted"),
         ("--seed 3", "--seed: the trials set it; leave it out"),
         ("--window 0", "--window 0: must be at least 1"),
+        ("--rows /dev/null/rows.jsonl", "--rows /dev/null/rows.jsonl: its folder"),
         ("--methods grpo nothing", "--methods: invalid choice: 'nothing'"),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_trial(flags, words, tmp_path, capsys):
     """Nothing is written."""
-    assert compare.main([*flags.split(), "--rows", str(tmp_path / "rows.jsonl")]) == 2
+    assert compare.main(["--rows", str(tmp_path / "rows.jsonl"), *flags.split()]) == 2
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1 and not list(tmp_path.iterdir())
