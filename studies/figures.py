@@ -14,7 +14,7 @@ continuation success at length t is the accuracy, up to chance, for every t (the
 because shorter rollouts, often right ones, leave the mean, and because only mixed groups are kept: given that, an easy
 problem's success drifts down and a hard one's up. Right and wrong rollouts apart move most; they are drawn beside it.
 
-Left out: the paper's case studies; the figures about training, which `report.py` and `compare.py` make; ours against
+Left out: the paper's case studies; the figures about training, which `report.py` makes; ours against
 the true first error, in `truth.py`.
 """
 
