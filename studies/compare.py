@@ -60,6 +60,9 @@ def compare(argv: list[str] | None) -> int:
     cell = Cell(shlex.join(others), args.lr, flags.methods or [rule for rule in RULES if allowed(rule, others)])
     for rule in cell.rules:
         settings_of(rule, others)  # raises for what it needs and does not have
+    if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(SEEDS["tune"]):
+        given = " ".join(map(str, flags.seeds))
+        raise BadInput(f"--seeds {given}: 100 and 101 choose the rates, an interval needs two others; give these")
     if "grpo" not in cell.rules:
         raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
     try:

@@ -78,6 +78,8 @@ def test_the_table_is_of_rows_paired_by_seed():
     [
         ("--methods shear", "all are compared with grpo; add it"),
         ("--methods grpo oracle-value", "--method oracle-value: values can be counted"),
+        ("--seeds 0 0", "--seeds 0 0: 100 and 101 choose the rates"),
+        ("--seeds 0 100", "--seeds 0 100: 100 and 101 choose the rates"),
         ("--seed 3", "--seed: the trials set it; leave it out"),
         ("--window 0", "--window 0: must be at least 1"),
         ("--rows /dev/null/rows.jsonl", "--rows /dev/null/rows.jsonl: its folder"),
