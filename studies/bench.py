@@ -6,8 +6,8 @@
     python -m studies.bench --step --size tiny --tokens 32 --problems 4 --group 4  # seconds on a CPU
 
 `--step` times the functions that `train.py` trains with, phase by phase, on one rank: `sample_groups` (generate),
-`credit_groups` (score, weights), `update` and `parallel.refresh`. Any flag of `train.py` that is not fixed here can be added; the
-defaults are the paper's recipe. The step differs from one of a run in four ways:
+`credit_groups` (score, weights), `update` and `parallel.refresh`. Any flag of `train.py` that is not fixed
+here can be added; the defaults are the paper's recipe. The step differs from one of a run in four ways:
 
   - Weights are random, in the published architecture. No stop token is looked for, and all responses have --tokens
     tokens. In a run lengths vary, and a phase waits for the longest response.
