@@ -7,8 +7,9 @@
 
 A trial is a cell (a task), a rule (a credit method), a learning rate and a seed (`studies/trials.py`). Its row in
 docs/study.jsonl has the mean reward of every training step, each on fresh problems; of `confirm` also the accuracy on
-256 held-out problems afterwards, 8 samples each and greedy, and where credit went. All trials of a cell and a seed go from one warmed-up start and see the
-same problems. A trial that has a row is not run again: the same command goes on where it was interrupted.
+256 held-out problems afterwards, 8 samples each and greedy, and where credit went. All trials of a cell and a seed go
+from one warmed-up start and see the same problems. A trial that has a row is not run again: the same command goes on
+where it was interrupted.
 
 A row names the git blob of the plan and a digest of the code that trains. The runner refuses a plan or code that is not
 committed, and to add to rows of other code. `studies/findings.py` computes what the rows say.
