@@ -12,12 +12,11 @@
                            oracle-value (a task whose lines are known)                               credit/values.py
 
 To add a method, write a function from a `Batch` and the flags to token advantages (B, T), and enter it in METHODS, and
-in the sets below it where these apply. `harness/recipe.py` has its name and its options as flags. A
-method runs its own further passes, and logs numbers by entering them in `batch.stats`.
+in the sets below it where these apply. `harness/recipe.py` has its name and its options as flags. A method runs its own
+further passes, and logs numbers by entering them in `batch.stats`.
 
-All but those in UNWEIGHTED keep the sign of A. Weights are constants for autograd. A docstring says
-"inferred" where the source is silent, and "deviates" where ours differs from it. Where credit went, once given, is
-measured in `credit/measures.py`.
+All but those in UNWEIGHTED keep the sign of A. Weights are constants for autograd. A docstring says "inferred" where
+the source is silent, and "deviates" where ours differs from it. `credit/measures.py` measures where credit went.
 """
 
 import argparse
@@ -37,8 +36,6 @@ from credit.hindsight import hsd, rlsd, sdpo
 from credit.measures import effective_weights
 from credit.values import kgae, oracle_value
 from grpo import pad_id, spread
-
-RESCALINGS = ("none", "mean1")
 
 
 def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
@@ -102,8 +99,8 @@ def entropy(batch: Batch, args) -> Tensor:
 def hapo(batch: Batch, args) -> Tensor:
     """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of arXiv 2604.11056.
 
-    mu, sigma are of the entropies of the group's tokens. Version 1 of the paper calls it EAPO. Inferred: version 2,
-    HAPO, of which only the abstract is public here, has the same formula.
+    mu, sigma are of the entropies of the group's tokens. These are version 1's, which calls it EAPO; version 2, HAPO,
+    may differ.
     """
     scale = batch.advantages[:, None]  # (B, 1)
     mean, std = group_moments(batch.scored.entropies, batch.rollouts.mask, batch.group_size)

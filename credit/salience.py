@@ -23,7 +23,6 @@ from credit import lora
 from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, score, spread
 from rewards import box_place
 
-PROBES = ("kl", "logp")
 ANSWER_TOKENS = 32  # of an answer, at most, that are probed: their distributions exist all at once
 
 

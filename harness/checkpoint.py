@@ -110,7 +110,7 @@ class DigestedFiles(FileSystem):
 
 def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ranks: Ranks, keep: int) -> None:
     """Write the checkpoint of `step` steps done; every rank must call it, with `sampler` refreshed."""
-    folder, draft = _folder(run, step), run / "checkpoints" / f".writing-{step}"
+    folder, draft = run / "checkpoints" / f"step-{step:06d}", run / "checkpoints" / f".writing-{step}"
     if ranks.main:
         for name in ("metrics.jsonl", "samples.jsonl"):  # a checkpoint must not outlive the rows that lead to it
             with (run / name).open("a") as file:
@@ -255,10 +255,6 @@ def write_whole(path: Path, text: str) -> None:
 def _state(weights: dict, moments: dict) -> dict:
     """What `state/` holds, all of it tensors, of what `get_state_dict` returns; loading overwrites it in place."""
     return {"policy": weights, "optimizer": {"state": moments["state"]}}
-
-
-def _folder(run: Path, step: int) -> Path:
-    return run / "checkpoints" / f"step-{step:06d}"
 
 
 def _digest(path: Path) -> tuple[int, str]:

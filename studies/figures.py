@@ -5,9 +5,9 @@
 
 A table of spans is {"group", "rollout", "number", "right", "end", "distance", "success"}, each (n,) float64. It has one
 row for each prefix with a success, the `number`-th of its rollout, which ends at token `end`; the rows of a rollout are
-adjacent and in order. Every function writes `path`, a
-PNG, and returns its numbers. None stands for a number that is not defined, such as the correlation of constants. Blue
-is right and orange is wrong, colours that colour-blind readers can tell apart.
+adjacent and in order. Every function writes `path`, a PNG, and returns its numbers. None stands for a number that is
+not defined, such as the correlation of constants. Blue is right and orange is wrong, colours that colour-blind readers
+can tell apart.
 
 How to read Fig. 1(a): continuations are drawn from the policy that drew the prefix. So over all rollouts the mean
 continuation success at length t is the accuracy, up to chance, for every t (the tower property). It moves with t only

@@ -16,7 +16,6 @@ What makes it right, and is easy to get wrong:
 Left out: the texts of continuations; only their verdicts are kept.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -39,7 +38,6 @@ from harness.report import closest_in
 from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds
-from studies.page import NUMBER, has_form
 from tasks.problems import SURROGATE, BadInput, Task
 from tasks.rows import cause, json_lines
 from train import as_batch
@@ -70,20 +68,6 @@ class Group:
     def mixed(self) -> bool:
         """Whether there is a right and a wrong rollout."""
         return {0.0, 1.0} <= set(self.scores)
-
-
-# The types of a Group's fields in its file, see `has_form`.
-FORMS = {
-    "problem": dict,
-    "prompt": [int],
-    "responses": [[int]],
-    "texts": [str],
-    "truncated": [bool],
-    "scores": [NUMBER],
-    "reasons": [str],
-    "ends": [[int]],
-    "continued": [[[NUMBER]]],
-}
 
 
 # ---- solutions from a file ------------------------------------------------------------------------------------
@@ -133,32 +117,10 @@ def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Gr
                 group = continued(group, flags.continuations, args, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
-            group = Group(**json.loads(path.read_text()))
-            check(group, args, model)
+            groups.append(Group(**json.loads(path.read_text())))
         except (ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"--out {flags.out}: {path.name} is damaged ({error}); delete it") from error
-        groups.append(group)
     return groups
-
-
-def check(group: Group, args: argparse.Namespace, model) -> None:
-    """Raise ValueError for a group that cannot have been made with these flags and this model."""
-    for name, form in FORMS.items():
-        if not has_form(getattr(group, name), form):
-            raise ValueError(f'"{name}" is not what it should be')
-    rollouts = len(group.responses)
-    for name in ("texts", "truncated", "scores", "reasons", "ends"):
-        if len(getattr(group, name)) != rollouts:
-            raise ValueError(f'"{name}" is not one a rollout')
-    for response, ends in zip(group.responses, group.ends, strict=True):
-        if not response or ends != prefix_ends(len(response), None, args.window, args.stride)[: len(ends)]:
-            raise ValueError('"ends" are not those of the spans')
-    if group.continued and [len(scores) for scores in group.continued] != [len(ends) for ends in group.ends]:
-        raise ValueError('"continued" is not one a prefix')
-    ids = set(group.prompt).union({0}, *group.responses)
-    in_vocabulary = min(ids) >= 0 and max(ids) < model.get_input_embeddings().num_embeddings
-    if not isinstance(group.problem.get("problem"), str) or not in_vocabulary:
-        raise ValueError("its problem is no text, or its ids are not the tokenizer's")
 
 
 def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from credit.ablations import CHOICES, Settings
-from credit.methods import METHODS, RESCALINGS
-from credit.salience import PROBES
+from credit.methods import METHODS
 from fast.race import race_matrix
 from grpo import group_advantages, policy_loss
 from harness import protocol, recipe, tables
@@ -137,8 +136,7 @@ def test_functions_for_other_trainers_have_the_same_defaults():
 def test_what_the_flags_state_once_more_is_what_other_files_have():
     """Choices of methods, ablations, templates, embedded problems and models: in the same order."""
     train = {action.dest: action.choices for action in recipe.make_parser()._actions}
-    assert train["method"] == list(METHODS) and train["rescale"] == RESCALINGS and train["oar_probe"] == PROBES
-    assert {name: train[name] for name in CHOICES} == CHOICES
+    assert train["method"] == list(METHODS) and {name: train[name] for name in CHOICES} == CHOICES
     assert train["template"] == problems.TEMPLATES and train["toy_kind"] == (*toy.KINDS, "recoverable")
     assert parse_args(["--toy-lines", str(len(toy.LABELS))]).toy_lines == 8
     assert (benchmarks.WINDOW, tuple(tables.PAPER)) == (protocol.WINDOW, protocol.PAPER)
