@@ -224,7 +224,10 @@ def response_tokens(lines: int, kind: str = "chain") -> int:
 
 
 def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
-    """An untrained Qwen2 of 0.3 million parameters, at width 64 a fourth, with room for prompt and response."""
+    """An untrained Qwen2 of 0.3 million parameters, at width 64 a fourth.
+
+    Its context holds a prompt, the answer and a response told in it, and a response.
+    """
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(SYMBOLS),
@@ -233,7 +236,7 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=2 * width,
-        max_position_embeddings=prompt_tokens(lines) + 2 * response_tokens(lines),  # room to ramble
+        max_position_embeddings=prompt_tokens(lines) + HINT_TOKENS + 2 * response_tokens(lines),
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         initializer_range=0.05,
         tie_word_embeddings=True,

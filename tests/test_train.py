@@ -29,7 +29,7 @@ import harness.run
 import train
 from credit import ablations
 from credit import batch as batches
-from credit.methods import credit
+from credit.methods import METHODS, credit
 from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
 from harness import checkpoint, prepare, recipe
@@ -472,6 +472,16 @@ def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, c
     assert "--decode fast: cannot run this qwen2 model" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+NEEDS = {"arca": "--lora-rank 2", "oracle-value": "--toy-kind recoverable"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_starts_with_the_defaults(method):
+    """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's context, too."""
+    flags = ["--method", method, *NEEDS.get(method, "").split()]
+    prepare.set_up(train.parse_args(flags), Ranks(0, 1, torch.device("cpu")))
+
+
 def test_grpo_does_not_keep_hidden_states(start):
     """At the paper's sizes they are 11 GB that nothing would read."""
     flags = ["--task", "embedded", "--model", start, *QUICK]
@@ -640,7 +650,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--group=4", ["--group", "--rollouts-per-prompt"]),
         ("--minibatch 32", ["--minibatch", "--prompts-per-update"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
-        ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "161"]),
+        ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "165"]),
         ("--toy-lines 9", ["--toy-lines 9", "8 at most"]),
         ("--toy-lines -1", ["--toy-lines -1"]),
         ("--warmup-steps 0", ["--warmup-steps 0", "at least 1"]),
