@@ -3,12 +3,15 @@
 Run: pytest tests/test_compare.py
 """
 
+from pathlib import Path
+
 import pytest
 
 from harness import folders, tables
 from studies import compare, study, trials
 from studies.trials import Cell
 
+DOCS = Path(__file__).parents[1] / "docs"
 SMALL = "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8 --steps 1 --warmup-steps 9"
 
 
@@ -71,6 +74,14 @@ def test_the_table_is_of_rows_paired_by_seed():
     assert shear["correlation"] == "0.50" and shear["extra cost"] == "+50%" and grpo["extra cost"] == "+0%"
     assert (shear["weight"], shear["share"], shear["lr"]) == ("1.00", "0.25", "0.0001")
     assert len(tables.markdown([grpo, shear])) == 4
+
+
+def test_the_page_has_what_the_rows_say():
+    """The table of docs/methods.md can be computed again."""
+    rows = folders.rows(DOCS / "compare.jsonl")
+    confirmed = {row["rule"] for row in rows if row["stage"] == "confirm"}
+    cell = Cell("--steps 20", 1e-4, [rule for rule in trials.RULES if rule in confirmed])
+    assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in (DOCS / "methods.md").read_text()
 
 
 @pytest.mark.parametrize(
