@@ -479,7 +479,7 @@ NEEDS = {"arca": "--lora-rank 2", "oracle-value": "--toy-kind recoverable"}
 def test_every_method_starts_with_the_defaults(method):
     """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's context, too."""
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    prepare.set_up(train.parse_args(flags), Ranks(0, 1, torch.device("cpu")))
+    assert prepare.set_up(train.parse_args(flags), Ranks(0, 1, torch.device("cpu"))).task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(start):
