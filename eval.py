@@ -4,7 +4,7 @@
     python eval.py --model BASE runs/NAME --bench code               # two models, side by side, with differences
     python eval.py --model runs/NAME/start runs/NAME --bench embedded    # the embedded task, before and after
     python eval.py --model runs/NAME --select best --bench math      # every checkpoint; the best, for what it is
-    python eval.py --runs runs/A runs/B runs/C --select best         # the same from `train.py --eval-every`, no model
+    python eval.py --runs runs/A runs/B runs/C                       # the same from `train.py --eval-every`, no model
     python eval.py --model PATH --bench math500 --data math500=FILE  # a local copy instead of the hub
     python eval.py --from evals/NAME                                 # the table again, from saved generations
     python eval.py --replay FILE                                     # grade responses that were made elsewhere
@@ -77,14 +77,16 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
         "data": {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets},
         "models": {},
     }
-    for note in [note for loaded in sets for note in loaded.notes] if ranks.main else ():
-        print(note)
+    if ranks.main:
+        print("".join(f"{note}\n" for loaded in sets for note in loaded.notes), end="")
     folders.make_out(folder, ranks)
     with folders.locked(folder, ranks, "--out"):
         for label, path in models.items():
             sampler = load_sampler(args, path, ranks)
             settings["models"][label] = about_model(args, path, sampler)
-            kept = results.share_kept(folder, settings, sets, protocol, ranks)
+            with parallel.together(ranks):
+                kept = results.prepare_folder(folder, settings, sets, protocol) if ranks.main else None
+            kept = parallel.from_main(kept, ranks)
             for loaded in sets:
                 place = {"model": label, "benchmark": loaded.benchmark.name}
                 done = [row for row in kept if place.items() <= row.items() and row["seed"] in args.seeds]
@@ -121,7 +123,7 @@ def check_models(models: dict[str, str], sets: list[Loaded], protocol: Protocol)
     for path in models.values():
         tokenizer = prepare.load_tokenizer("--model", path)
         for loaded in sets:
-            evaluation.as_task(loaded, protocol, Sampler(None, tokenizer, origin_of(path), {}))
+            evaluation.as_task(loaded, protocol, tokenizer, origin_of(path))
 
 
 def load_sampler(args: argparse.Namespace, path: str, ranks: Ranks) -> Sampler:

@@ -84,8 +84,8 @@ class Scored:
 
     logp: Tensor  # (B, T) float32, log-probability of each sampled token
     entropies: Tensor  # (B, T) float32, nats, of the distribution each token was drawn from
-    hidden: Tensor | None  # (N, d) model's dtype: last_hidden_state (after the final norm) at each y_t of the mask, end
-    # to end; None: not kept
+    # (N, d) model's dtype: last_hidden_state (after the final norm) at each y_t of the mask, end to end; None: not kept
+    hidden: Tensor | None
 
     @classmethod
     def cat(cls, batches: Sequence["Scored"]) -> "Scored":

@@ -85,11 +85,10 @@ def grade_all(grade: Callable, responses: list[str], references: list) -> list[V
     the processes that do the work, each within its own time limit.
     """
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    hide_bar = None if os.environ.get("RANK", "0") == "0" else True  # None: tqdm shows it on a terminal only
     pool = ThreadPoolExecutor(max(1, cores))
     try:
         verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
-        return list(tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=hide_bar))
+        return list(tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=None))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, running gradings end at their time limit
 

@@ -120,7 +120,7 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
     before = evaluate(run, 0)
     if run.ranks.main:
         folders.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
-        report.print_accuracy("before", before)
+        report.print_accuracy(before)
     return before, []
 
 
@@ -137,7 +137,6 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")
-    weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
     credited = report.step_metrics(batch, token_advantages, run.task, problems)
     metrics = {"step": step + 1, **credited, **updates, "seconds": clock.laps}
     if run.ranks.device.type == "cuda":
@@ -146,7 +145,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         metrics["checksum"] = checksum
     if args.dynamic_sampling:
         metrics["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(problems)
-    weights = {args.method: weights}
+    weights = {args.method: effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)}  # (B, T)
     return metrics, report.sample_rows(step, run.tokenizer, run.task, problems, batch, verdicts, weights)
 
 
@@ -277,12 +276,11 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
             skipped += 1
             skip(run, step, rollouts, suspects or minibatch.tolist(), metrics)
     run.optimizer.zero_grad()  # or gradients take the room of the next step's rollouts
-    mean = dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), math.nan)
-    for name in mean if taken else ():
-        mean[name] = sum(metrics[name] for metrics in taken) / len(taken)
-    if taken:  # the policy that sampled is the one being updated, so before the first update the ratio must be 1
-        mean["abs_log_ratio"] = taken[0]["abs_log_ratio"]
-    return {**mean, "skipped": skipped}
+    if not taken:
+        return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), math.nan) | {"skipped": skipped}
+    mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
+    # The policy that sampled is the one being updated, so before the first update the ratio must be 1.
+    return {**mean, "abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
 def backward(
@@ -311,8 +309,8 @@ def backward(
         (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
         suspects += micro_batch[~logp.isfinite().all(1).cpu()].tolist()
         metrics["loss"] = loss.item()
-        for name in () if idle else sums:
-            sums[name] += metrics[name]
+        if not idle:
+            sums = {name: sums[name] + metrics[name] for name in sums}
     norm = torch.nn.utils.clip_grad_norm_(run.policy.parameters(), args.max_grad_norm)
     sums = parallel.total(sums, ranks)
     sums["grad_norm"] = parallel.full(norm).item()

@@ -19,9 +19,6 @@ when its dual exceeds a value already reached in its row *and* one in its column
 pairs that do set them never leave, so the minima do not depend on the order in which the GPU runs the programs;
 only how many pairs leave early does. First every pair gets CHECK iterations, then the most promising one of each
 row and column is solved, then whatever is still below a minimum that it could set.
-
-    >>> available() in (True, False)
-    True
 """
 
 from dataclasses import dataclass

@@ -9,7 +9,7 @@ Packed, it computes with these alone. Positions restart at each rollout, and eac
 is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
 by SDPA over one rollout after the other, or over several of one length. No mask over all pairs of tokens ever exists.
 
-Left out: sliding windows, and families that the tests do not compare with one rollout at a time (`decode.FAMILIES`).
+Left out: sliding windows, and families other than `decode.FAMILIES`, which the tests compare with single rollouts.
 """
 
 import itertools

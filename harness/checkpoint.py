@@ -29,14 +29,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from credit import lora
 from grpo import Policy
-from harness.parallel import Ranks, from_main, gather_items
+from harness.parallel import Ranks, from_main, gather, gather_items
 from tasks.problems import cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
@@ -117,16 +116,16 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
                 os.fsync(file.fileno())
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-    _wait()
+    gather(None, ranks)  # until the draft is there
     writer = dcp.FileSystemWriter(draft / "state")
     writer.fs = DigestedFiles()
     with plain_errors():
         dcp.save(_state(*get_state_dict(policy, optimizer)), storage_writer=writer)
+    names = []
     if ranks.main:
         lora.save(sampler, tokenizer, draft / "model")
-    _wait()
-    names = sorted(str(path.relative_to(draft)) for path in (draft / "model").rglob("*") if path.is_file())
-    names = from_main(names, ranks)  # one list for all: shared file systems show new files late
+        names = sorted(str(path.relative_to(draft)) for path in (draft / "model").rglob("*") if path.is_file())
+    names = from_main(names, ranks)
     digests = [(name, _digest(draft / name)) for name in names[ranks.rank :: ranks.world]]
     digests += [(f"state/{name}", digest) for name, digest in writer.fs.digests.items()]
     digests = gather_items(digests, ranks)
@@ -137,7 +136,7 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
         draft.rename(folder)
         for old in complete(run)[:-keep]:
             _remove(old)
-    _wait()
+    gather(None, ranks)
 
 
 def complete(run: Path) -> list[Path]:
@@ -261,9 +260,3 @@ def _digest(path: Path) -> tuple[int, str]:
     """Size in bytes, and SHA-256."""
     with path.open("rb") as file:
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _wait() -> None:
-    """Until all ranks are here."""
-    if dist.is_initialized():
-        dist.barrier()

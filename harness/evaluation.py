@@ -57,7 +57,7 @@ def evaluate(
 
     `write` gets the rows of some blocks as soon as they are made, on rank 0.
     """
-    task = as_task(loaded, protocol, sampler)
+    task = as_task(loaded, protocol, sampler.tokenizer, sampler.name)
     benchmark, blocks, rows = loaded.benchmark.name, blocks_of(loaded, protocol), list(done)
     have = {(row["seed"], row["block"]) for row in rows}
     wanted = itertools.product(seeds, range(len(blocks)))
@@ -69,7 +69,8 @@ def evaluate(
             made = []
             if start + ranks.rank < len(todo):
                 seed, number = todo[start + ranks.rank]
-                torch.manual_seed(block_seed(seed, benchmark, number))
+                state = np.random.SeedSequence([seed, number, *benchmark.encode()])
+                torch.manual_seed(int(state.generate_state(1)[0]))
                 for row in answer(sampler, task, loaded, blocks[number], protocol):
                     made.append({"benchmark": benchmark, "seed": seed, "block": number, **row})
             made = parallel.gather_items(made, ranks)
@@ -120,23 +121,21 @@ def about(loaded: Loaded, protocol: Protocol) -> dict:
     }
 
 
-def block_seed(seed: int, name: str, block: int) -> int:
-    """Of a block's random numbers."""
-    return int(np.random.SeedSequence([seed, block, *name.encode()]).generate_state(1)[0])
+def as_task(loaded: Loaded, protocol: Protocol, tokenizer, name: str) -> Task:
+    """The benchmark as training sees problems: prompts, and verdicts by the same graders. Raises BadInput.
 
-
-def as_task(loaded: Loaded, protocol: Protocol, sampler: Sampler) -> Task:
-    """The benchmark as training sees problems: prompts, and verdicts by the same graders. Raises BadInput."""
+    The template is that of the model `name`.
+    """
     kind = loaded.benchmark.kind
     timeout_s = protocol.grade_timeout or loaded.benchmark.timeout_s
     grade = grader(kind, timeout_s, protocol.sandbox)
     if kind == "embedded":
-        if len(sampler.tokenizer) != len(toy.SYMBOLS):
-            remedy = f"{sampler.name} is not a model of the embedded task; give other benchmarks"
+        if len(tokenizer) != len(toy.SYMBOLS):
+            remedy = f"{name} is not a model of the embedded task; give other benchmarks"
             raise BadInput(f"--bench embedded: {remedy}")
         return Task(kind, [], [], lambda problem: problem["problem"], grade)
-    template = choose_template(protocol.template, sampler.name, sampler.tokenizer)
-    return text_task(kind, template, sampler.tokenizer, grade)
+    template = choose_template(protocol.template, name, tokenizer)
+    return text_task(kind, template, tokenizer, grade)
 
 
 def context_of(model) -> float:

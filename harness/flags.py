@@ -4,7 +4,7 @@
     positive, natural, ...  numbers within bounds
     add_machine_flags       where to compute, and in which pieces
     answer(name, parse)     help and mistakes, before a command imports what takes seconds
-    refuse_other_settings   a folder's files were made with these settings, and with no others
+    refuse_other_settings   raises BadInput where a folder's files were made with other settings
 
 Nothing here, in `harness/recipe.py` and in `harness/protocol.py` imports torch: `--help` and a typo answer at once.
 """

@@ -199,8 +199,8 @@ def smallest_change(config, args: argparse.Namespace, ranks: Ranks, room: float)
     if not args.lora_rank and predict(config, adapted, ranks.world, room)["total"] < room:
         remedies.append(f"--lora-rank {ADAPTER}")
     more = [2**power for power in range(1, 8) if 2**power > ranks.world]
-    for world in more if ranks.device.type == "cuda" else ():
-        if predict(config, args, world, room)["total"] < room:
+    for world in more:
+        if ranks.device.type == "cuda" and predict(config, args, world, room)["total"] < room:
             remedies.append(f"{world} GPUs")
             break
     return f"give {' or '.join(remedies or ['a smaller model'])}"
@@ -236,14 +236,10 @@ def notes(
         )
     counts = parameters(model.config, args.lora_rank)
     checkpoint, free = checkpoint_gb(counts, args), free_gb(folder)
-    # A rank's part of the state, then the sampler's weights, which rank 0 writes alone.
-    compute = 4 if args.dtype == "float32" else 2  # bytes
-    seconds = predicted["weights"] + predicted["moments"] + counts.total * compute / 1e9
     often = f"every {args.save_every} steps"
     if not args.save_every:
         often = f"every {SAVE_STEPS} steps, or less often to stay under {SAVE_SHARE:.0%} of the time"
-    size = f"{checkpoint:.3g} GB, about {seconds:.0f} s at 1 GB/s a rank"
-    lines.append(f"a checkpoint takes {size}, and is written {often}")
+    lines.append(f"a checkpoint takes {checkpoint:.3g} GB, and is written {often}")
     lines.append(f"{args.keep} of them stay; {free:.0f} GB of the disk are free")
     if (args.keep + 1) * checkpoint > free:
         lines.append("WARNING: the disk is too small for that; choose another --out, or lower --keep")

@@ -1,7 +1,6 @@
 """Which models are evaluated, and what they were trained from: a run of `train.py` stands for its models."""
 
 import argparse
-import json
 from pathlib import Path
 
 from harness import checkpoint
@@ -12,12 +11,12 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput
 
 
-def is_run(path: Path) -> bool:
-    """A folder that train.py made."""
+def config_of(folder: Path) -> dict | None:
+    """The configuration of a run of train.py; None for any other folder."""
     try:
-        return bool(settings_in(path / "config.json", ["toy_lines"]))
+        return settings_in(folder / "config.json", ["toy_lines"])
     except BadInput:  # no folder, or one whose loading will say what is wrong with it
-        return False
+        return None
 
 
 def find_models(args: argparse.Namespace) -> dict[str, str]:
@@ -25,7 +24,7 @@ def find_models(args: argparse.Namespace) -> dict[str, str]:
     paths = []
     for name in args.model:
         path = Path(name)
-        if args.select and not is_run(path):
+        if args.select and not config_of(path):
             raise BadInput(f"--select {args.select}: {name} is no run of train.py; give its folder in runs/")
         if args.select:
             found = [str(each / "model") for each in checkpoint.complete(path)]
@@ -33,7 +32,7 @@ def find_models(args: argparse.Namespace) -> dict[str, str]:
                 raise BadInput(f"--model {name}: has no complete checkpoint; train with --save-every and --keep")
             paths += found
         else:
-            paths.append(str(path / "model") if is_run(path) else name)
+            paths.append(str(path / "model") if config_of(path) else name)
     models = {label_of(path): path for path in paths}
     if len(models) < len(set(paths)):
         models = {path: path for path in paths}
@@ -50,9 +49,8 @@ def label_of(path: str) -> str:
 
 def run_of(path: str) -> dict | None:
     """The configuration of the run that a model's folder lies in."""
-    parents = Path(path).resolve().parents
-    found = [parents[place] for place in (0, 2) if place < len(parents) and is_run(parents[place])]
-    return json.loads((found[0] / "config.json").read_text()) if found else None
+    folder = Path(path).resolve()
+    return config_of(folder.parent) or config_of(folder.parent.parent.parent)
 
 
 def origin_of(path: str) -> str:

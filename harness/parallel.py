@@ -23,7 +23,6 @@ Left out: tensor, pipeline and context parallelism, offloading.
 import copy
 import ctypes
 import dataclasses
-import functools
 import logging
 import os
 import signal
@@ -100,8 +99,9 @@ def join(device: str, grouped: bool) -> Ranks:
     `grouped` asks for a process group of one where the process is alone. End with `leave`.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    if rank:  # bars of one rank alone
-        tqdm.__init__ = functools.partialmethod(tqdm.__init__, disable=True)
+    if rank:  # bars of rank 0 alone, whatever a bar asks for
+        init = tqdm.__init__
+        tqdm.__init__ = lambda bar, *words, **options: init(bar, *words, **{**options, "disable": True})
     place = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else None)
     if device == "cuda":
         torch.cuda.set_device(place)
@@ -206,8 +206,9 @@ def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
 @torch.no_grad()
 def broadcast(model, ranks: Ranks) -> None:
     """Rank 0's weights to all."""
-    for parameter in model.parameters() if ranks.world > 1 else ():
-        dist.broadcast(parameter, 0)
+    if ranks.world > 1:
+        for parameter in model.parameters():
+            dist.broadcast(parameter, 0)
 
 
 def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_over: int = 0) -> tuple[Policy, object]:

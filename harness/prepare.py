@@ -32,9 +32,8 @@ from fast import decode
 from grpo import hf_generate, layers_of
 from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
-from harness.evaluation import Sampler
 from harness.flags import flag
-from harness.models import is_run
+from harness.models import config_of
 from harness.parallel import Ranks
 from harness.protocol import Protocol
 from tasks import benchmarks, toy
@@ -58,14 +57,7 @@ class Ready(NamedTuple):
 
 
 def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
-    """Everything that is loaded, checked; raises BadInput, on all ranks alike."""
-    with parallel.together(ranks):
-        ready = _set_up(args, ranks)
-    return ready
-
-
-def _set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
-    """`set_up` on one rank: flags, then what tells a model without its weights, then problems, then weights."""
+    """What is loaded, checked: what tells a model without its weights, then problems, then weights. Raises BadInput."""
     check_ranks(args, ranks)
     if args.model:
         model, tokenizer = load_outline(args.model)
@@ -171,7 +163,7 @@ def opened(option: str, name: str) -> Iterator[dict]:
     folder = Path(name)
     is_local = folder.is_dir()
     reason = ""
-    if is_run(folder):
+    if config_of(folder):
         reason = f"it is a run, its model is {folder / 'model'}"
     elif is_local and not (folder / "config.json").exists():
         reason = "it has no config.json"
@@ -298,7 +290,7 @@ def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     make_embedded = partial(benchmarks.embedded, args.toy_lines, args.toy_kind, args.heldout, args.seed)
     sets = benchmarks.load_sets(args.bench, args.bench_data, args.sandbox, make_embedded, flag="--bench-data")
     for loaded in sets:
-        evaluation.as_task(loaded, protocol_of(args), Sampler(None, tokenizer, args.model or "the model", {}))
+        evaluation.as_task(loaded, protocol_of(args), tokenizer, args.model or "the model")
     return sets
 
 

@@ -67,7 +67,7 @@ def make_parser() -> Parser:
         help="pass@K besides, unbiased; K samples at least",
     )
     add("--paper", choices=PAPER, help="whose numbers to print beside; if not given: by the model's name")
-    add("--select", choices=("last", "best"), help="every checkpoint of the runs; best is chosen on the test sets")
+    add("--select", choices=("best",), help="every checkpoint of the runs, and the best, chosen on the test sets")
     add = parser.add_argument_group("embedded task, if not given: as the model's run has them").add_argument
     add("--toy-kind", choices=KINDS, help="shape of the little programs")
     add("--toy-lines", type=number(int, 1, 8), help="definitions a problem")

@@ -1,6 +1,6 @@
 """What a run tells its user: the plan, a row a step, the end; metrics, samples with their weights, the curve.
 
-Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row a step, one for the evaluations),
+Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row a step, one for each evaluation),
 samples.jsonl (a group a step) and curve.png; `train.py` puts the models beside them. Lines are plain text of at most
 WIDTH columns, so they survive nohup. Nothing here changes what is trained.
 """
@@ -224,10 +224,10 @@ def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Ba
     }
 
 
-def print_accuracy(when: str, result: dict) -> None:
-    """Held-out accuracies with standard errors."""
+def print_accuracy(result: dict) -> None:
+    """Held-out accuracies before training, with standard errors."""
     accuracies = [f"{name} {tables.percent(*result[name][:2])}%" for name in ("greedy", "sampled")]
-    print(f"held-out accuracy {when}: {', '.join(accuracies)}", flush=True)
+    print(f"held-out accuracy before: {', '.join(accuracies)}", flush=True)
 
 
 def print_ends(before: dict, after: dict) -> None:
@@ -249,25 +249,23 @@ def summary(result: dict) -> dict:
 
 
 def finish(
-    args: argparse.Namespace, folder: Path, before: dict, after: dict | None, history: list[dict], predicted_gb: float
+    args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict], predicted_gb: float
 ) -> None:
     """The evaluation after training, the curve, how the memory's prediction held, and what to type next."""
-    if after:
-        folders.append(folder / "metrics.jsonl", [{"after": summary(after)}])
-        print_ends(before, after)
-        if after.get("example"):
-            print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")
-            print("\n".join(after["example"]))
+    folders.append(folder / "metrics.jsonl", [{"after": summary(after)}])
+    print_ends(before, after)
+    if after.get("example"):
+        print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")
+        print("\n".join(after["example"]))
     plot(history, before, after, args, folder / "curve.png")
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory a GPU: {max(peaks):.1f} GB measured, {predicted_gb:.1f} GB predicted")
-    if after:
-        samples = shlex.quote(str(folder / "samples.jsonl"))
-        print(f"\nnext: python -m studies.diagnose --html credit.html \\\n        --samples {samples}")
+    samples = shlex.quote(str(folder / "samples.jsonl"))
+    print(f"\nnext: python -m studies.diagnose --html credit.html \\\n        --samples {samples}")
 
 
-def plot(history: list[dict], before: dict, after: dict | None, args: argparse.Namespace, path: Path) -> None:
+def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path) -> None:
     """Reward and held-out accuracy; token weights, beside the true first error if it is known, and no-signal share."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")  # not pyplot: needs no display and no backend
     left, right = figure.subplots(1, 2)
@@ -275,10 +273,9 @@ def plot(history: list[dict], before: dict, after: dict | None, args: argparse.N
     left.plot(steps, [m["reward"] for m in history], label="mean reward, training batch")
     for name, marker in (("greedy", "o"), ("sampled", "s")):
         for step, result in ((0, before), (len(steps), after)):
-            if result:
-                mean, error, _ = result[name]
-                label = f"accuracy held out, {name}" if step == 0 else None
-                left.errorbar(step, mean, error, fmt=marker, color=COLOURS[name], label=label)
+            mean, error, _ = result[name]
+            label = f"accuracy held out, {name}" if step == 0 else None
+            left.errorbar(step, mean, error, fmt=marker, color=COLOURS[name], label=label)
     left.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task")
 
     def curve(name: str) -> np.ndarray:

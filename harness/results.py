@@ -4,7 +4,7 @@
     replay(args)         a folder of generations from responses that were made elsewhere, graded here
     show_runs(args)      what `train.py --eval-every` wrote, and the choice of a checkpoint
     select(runs)         last and best checkpoint of each run
-    share_kept(...)      what an interrupted evaluation has already
+    prepare_folder(...)  what an interrupted evaluation has already
 
 A file of `--replay` has a JSON object a line: "response" or "solution", and "answer" or "gold" (math) or "tests"
 (code); "group" or "id" or "problem" tells problems apart; "benchmark", "seed" and "truncated" if there are such.
@@ -14,16 +14,16 @@ import argparse
 import contextlib
 import json
 import math
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import torch
 import transformers
 
-from harness import checkpoint, evaluation, folders, parallel, tables
+from harness import checkpoint, evaluation, folders, tables
 from harness.flags import refuse_other_settings
 from harness.models import origin_of
-from harness.parallel import Ranks
 from harness.protocol import Protocol
 from rewards import Verdict, grade_all
 from tasks.benchmarks import Loaded
@@ -41,11 +41,8 @@ def show(
 
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
-    try:
-        settings = folders.settings_in(folder / "settings.json", SETTINGS)
-        rows = folders.rows(folder / "generations.jsonl", ROW)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--from {folder}: cannot be read ({error}); give a folder that eval.py made") from error
+    settings = folders.settings_in(folder / "settings.json", SETTINGS)
+    rows = folders.rows(folder / "generations.jsonl", ROW)
     data, generations = settings["data"], {}  # model -> benchmark -> rows
     for row in rows:
         if (args.saved or args.replay or row["seed"] in args.seeds) and row["benchmark"] in (names or data):
@@ -145,20 +142,19 @@ def show_runs(args: argparse.Namespace) -> None:
     """The benchmark averages that `train.py --eval-every` wrote, step by step, and the choice; raises BadInput."""
     runs = {}
     for name in args.runs:
-        try:
-            rows = [row for row in folders.rows(Path(name) / "metrics.jsonl") if "bench" in row]
-        except (OSError, ValueError) as error:
-            raise BadInput(f"--runs {name}: cannot be read ({error}); give a run's folder") from error
+        rows = [row for row in folders.rows(Path(name) / "metrics.jsonl") if "bench" in row]
         if not rows:
             raise BadInput(f"--runs {name}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
-        runs[name], lines = {}, []
-        for row in rows:
-            runs[name][f"step {row['step']}"] = row["bench"]
-            mean, error = tables.average(row["bench"])
-            line = {"step": str(row["step"])}
-            for benchmark, result in row["bench"].items():
+        runs[name] = {f"step {row['step']}": row["bench"] for row in rows}
+    if not same_benchmarks({(name, step): runs[name][step] for name in runs for step in runs[name]}):
+        raise BadInput(f"--runs {' '.join(runs)}: were asked different --bench; give those that were asked the same")
+    for name, steps in runs.items():
+        lines = []
+        for step, results in steps.items():
+            line = {"step": step.removeprefix("step ")}
+            for benchmark, result in results.items():
                 line[benchmark] = tables.percent(result["mean"], result["error"])
-            lines.append({**line, "average": tables.percent(mean, error)})
+            lines.append({**line, "average": tables.percent(*tables.average(results))})
         print("\n".join([name, "", *tables.fitted(lines)]))
     select(runs, args.paper or tables.backbone_of(origin_of(str(Path(args.runs[0]) / "model"))))
 
@@ -190,10 +186,9 @@ def replay(args: argparse.Namespace) -> Path:
     data = {}
     for name in dict.fromkeys(row["benchmark"] for row in rows):
         mine = [row for row in rows if row["benchmark"] == name]
-        problems = len({row["problem"] for row in mine})
-        askings = len({(row["model"], row["seed"]) for row in mine})
-        samples = len(mine) // (problems * askings)
-        data[name] = {"k": samples, "problems": problems, "source": source, "revision": revision, "window": None}
+        samples = Counter((row["model"], row["seed"], row["problem"]) for row in mine)
+        asked = {"k": max(samples.values()), "problems": len({row["problem"] for row in mine})}
+        data[name] = {**asked, "source": source, "revision": revision, "window": None}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
     if folder.exists() and any(folder.iterdir()):  # only the same replay may stand there
@@ -224,15 +219,6 @@ def grade_either(args: argparse.Namespace, response: str, reference) -> Verdict:
 
 
 # ---- what is there already ----------------------------------------------------------------------------------
-
-
-def share_kept(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol, ranks: Ranks) -> list[dict]:
-    """`prepare_folder` on one rank for all; raises BadInput on all."""
-    kept = None
-    with parallel.together(ranks):
-        if ranks.main:
-            kept = prepare_folder(folder, settings, sets, protocol)
-    return parallel.from_main(kept, ranks)
 
 
 def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol) -> list[dict]:

@@ -1,6 +1,6 @@
 """A training run: its parts, how they are put together, saved and restored, and how Ctrl-C ends it.
 
-prepared(args, ranks)                   -> the run in its folder, which goes again if the run ends before its first step
+prepared(args, ranks)                   -> the run in its folder, which goes again after Ctrl-C before the first step
 assemble(args, ranks, task, model, ...) -> Run: policy, sampler, scorer, optimizer
 explained(args, ...), interruptible(run) -> what Ctrl-C does, and what is said then
 due(run, step)                          -> whether a checkpoint is to be saved now
@@ -14,7 +14,6 @@ import shlex
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
         check_out(args.out)
         if args.model:
             memory.check(load_outline(args.model)[0].config, args, ranks)
-    task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
+        task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
     room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
     digest = digest_of(task.train + task.heldout)
@@ -147,7 +146,7 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
 def interruptible(run: Run) -> Iterator[None]:
     """Ctrl-C inside sets `run.interrupted`, so that the step is finished and saved; a second one ends it at once.
 
-    A process that was started to ignore Ctrl-C goes on ignoring it, and only a main thread hears of it.
+    A process that was started to ignore Ctrl-C goes on ignoring it.
     """
 
     def finish_first(signum, frame) -> None:
@@ -157,8 +156,7 @@ def interruptible(run: Run) -> Iterator[None]:
         if run.ranks.main:
             print("\nCtrl-C: this step is finished first; once more ends at once", file=sys.stderr)
 
-    ours = threading.current_thread() is threading.main_thread()
-    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         signal.signal(signal.SIGINT, finish_first)
     try:
@@ -182,10 +180,10 @@ def way_on(args: argparse.Namespace, folder: Path) -> str:
 
 def failed_phase(error: Exception) -> str:
     """Which part of a smoke test raised this error."""
-    phase = "loading"
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        phase = PHASES.get(frame.f_code.co_name, phase)
-    return phase
+    for frame, _ in traceback.walk_tb(error.__traceback__):  # from the outermost: libraries have such names, too
+        if frame.f_code.co_name in PHASES:
+            return PHASES[frame.f_code.co_name]
+    return "loading"
 
 
 def check_problems(args: argparse.Namespace, folder: Path, digest: str) -> None:

@@ -97,9 +97,9 @@ def to_tensorboard(args: argparse.Namespace, folder: Path) -> Iterator[Callable]
     """Into tensorboard/ in the run's folder."""
     from torch.utils.tensorboard import SummaryWriter
 
-    from harness.checkpoint import step_of
+    from harness.checkpoint import find
 
-    first = step_of(Path(args.resume)) + 1 if args.resume else None
+    first = find(Path(args.resume))[1] + 1 if args.resume else None
     with SummaryWriter(folder / "tensorboard", purge_step=first) as writer:
 
         def log(values: dict[str, float], step: int) -> None:

@@ -416,5 +416,4 @@ def test_the_embedded_set_is_what_training_holds_out():
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """It would read the problems in other tokens."""
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        sampler = Sampler(None, ["one symbol"], "some/model", {})
-        evaluation.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), sampler)
+        evaluation.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), ["one symbol"], "some/model")

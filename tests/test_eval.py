@@ -137,7 +137,11 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     assert (found["mean"], found["samples"], found["right"]) == (0.5, 6, 3)
     assert found["error"] == pytest.approx(0.5 / math.sqrt(3))
     assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 6)
-    assert "50.0 ± 28.9" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "50.0 ± 28.9" in printed and "missing" not in printed
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
+    assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "fewer")]) == 0
+    assert "1 samples are missing" in capsys.readouterr().out
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys):
@@ -167,8 +171,12 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert [row["response"] for row in made] == texts
     assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
     monkeypatch.setattr(prepare, "load_model", refuse)
-    assert command.main(["--runs", run, run, "--select", "best"]) == 0
+    assert command.main(["--runs", run, run]) == 0
     assert "last" in capsys.readouterr().out
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # as `--resume --bench` would
+        file.write(json.dumps({"step": 4, "bench": {"aime24": found}}) + "\n")
+    assert command.main(["--runs", run]) == 2
+    assert "were asked different --bench" in capsys.readouterr().err
 
 
 def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
@@ -223,8 +231,8 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
         (["--model", "M", "--lcb-window", "May", "June"], "--lcb-window May June: "),
         (["--model", "M", "--speed"], "see python eval.py --help"),
-        (["--from", "/no/folder"], "--from /no/folder: cannot be read"),
-        (["--runs", "/no/run"], "--runs /no/run: cannot be read"),
+        (["--from", "/no/folder"], "/no/folder/settings.json: cannot be read"),
+        (["--runs", "/no/run"], "/no/run/metrics.jsonl: cannot be read"),
         (["--replay", "/no/file"], "--replay /no/file: cannot be read"),
     ],
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 import train
@@ -122,6 +123,14 @@ def on_two_ranks(folder: Path, taught: str) -> None:
     if not ranks.main:
         os.kill(os.getpid(), signal.SIGKILL)
     parallel.gather("the other is gone", ranks)
+
+
+def test_other_ranks_draw_no_bars(monkeypatch):
+    """Whatever a bar asks for."""
+    monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
+    monkeypatch.setenv("RANK", "1")
+    parallel.join("cpu", grouped=False)
+    assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
 
 
 @pytest.fixture(scope="module")

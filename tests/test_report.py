@@ -20,6 +20,7 @@ from tasks.problems import Task
 
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"
+BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512), "localisation": None}
 
 
 @pytest.fixture
@@ -113,7 +114,7 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     monkeypatch.setattr(report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes[1]))
     known = METRICS | {"step": 2, "weight_before": 0.1, "weight_after": 0.3}
     for history in ([METRICS], [METRICS, known]):
-        report.plot(history, {}, None, parse_args([]), tmp_path / "curve.png")
+        report.plot(history, BEFORE, BEFORE, parse_args([]), tmp_path / "curve.png")
     mean, sides = drawn
     assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264], [0.0625]]
     before, after, no_signal = (line.get_ydata() for line in sides.lines)
@@ -147,12 +148,11 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
     report.print_plan(args, folder, ["a note of many words " * 6])
-    before = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512), "localisation": None}
     place = {"auc": 0.984, "auc_position": 0.855}
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     after = {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512), "localisation": place, "example": example}
-    report.print_accuracy("before", before)
-    report.finish(args, folder, before, after, [METRICS | {"peak_gb": 10.0}], 12.0)
+    report.print_accuracy(BEFORE)
+    report.finish(args, folder, BEFORE, after, [METRICS | {"peak_gb": 10.0}], 12.0)
     printed = capsys.readouterr().out
     lines = printed.split("\n")
     assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()

@@ -64,7 +64,9 @@ def test_tensorboard_shows_the_steps_of_the_resumed_run(tmp_path):
     """Step 3 was tracked, and is made again after the checkpoint of step 2."""
     reason = "tensorboard is not installed, and no requirement"
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
-    for resume, steps, reward in ((None, (1, 2, 3), 0.5), ("checkpoints/step-000002", (3, 4), 0.75)):
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "copied" / "complete.json").write_text('{"step": 2, "files": {}}')
+    for resume, steps, reward in ((None, (1, 2, 3), 0.5), (str(tmp_path / "copied"), (3, 4), 0.75)):
         with tracker(flags("tensorboard", resume), tmp_path, True) as track:
             for step in steps:
                 track({**ROW, "step": step, "reward": reward})

@@ -154,6 +154,20 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["smoke"]
 
 
+def test_the_phase_that_failed_is_ours():
+    """The outermost: what we call has functions of such names, too."""
+
+    def update():
+        raise ValueError
+
+    def sample():
+        update()
+
+    with pytest.raises(ValueError) as raised:
+        sample()
+    assert harness.run.failed_phase(raised.value) == "sample"
+
+
 def test_every_parameter_moves_in_one_step(tmp_path, start, monkeypatch):
     """With advantages that are not all 0, one step changes every tensor of the model."""
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.randn(len(rewards)))
