@@ -129,8 +129,7 @@ def check_models(models: dict[str, str], sets: list[Loaded], protocol: Protocol)
 def load_sampler(args: argparse.Namespace, path: str, ranks: Ranks) -> Sampler:
     """A model in the dtype of --dtype, ready to answer; raises BadInput."""
     model, tokenizer = prepare.load_model(path, ranks.device)
-    for parameter in model.parameters():  # not model.to(dtype): that would round the rotary frequencies, too
-        parameter.data = parameter.data.to(getattr(torch, args.dtype))
+    prepare.round_weights(model, getattr(torch, args.dtype))
     return Sampler(model.eval(), tokenizer, origin_of(path), prepare.sampling_of(args, model))
 
 

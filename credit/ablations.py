@@ -43,7 +43,7 @@ CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of SHEAR, with the defaults of `shear_weights`. Raises ValueError for a bad window or choice."""
+    """The options of SHEAR, with the defaults of `shear_weights`."""
 
     window: int = WINDOW  # w, tokens
     stride: int = STRIDE  # s, tokens
@@ -56,12 +56,6 @@ class Settings:
     max_iters: int = 100  # of Sinkhorn, a pair
     tol: float = 1e-3  # marginal error at which a pair stops
     fused: bool = False  # the Triton kernel, on a GPU
-
-    def __post_init__(self):
-        span_bounds(0, self.window, self.stride)  # raises for these, also where nothing is to be solved
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
 
     def eps_over(self, nbar: float) -> float:
         """eps in units of nbar, as `shear_weights` takes it: W_eps(C) / nbar = W_{eps / nbar}(C / nbar)."""
@@ -278,8 +272,8 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
     """Not the paper's: the same distances, used once. Weights (G, T) float32 of 0 and 1 for one group.
 
     Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose distance (in units
-    of nbar) exceeds `threshold`: the span's last `stride` tokens are what it does not share with the spans before it,
-    and the weight is 1 from `stride` tokens before these to `stride` after. Without such a span all its weights are 0.
+    of nbar) exceeds `threshold`: the weight is 1 on the span's last `stride` tokens, which no span before it covers,
+    on `stride` tokens before these and on `stride` after. Without such a span all its weights are 0.
     Shapes and errors are those of `group_weights`; the reading should be "cost".
     """
     window, stride = settings.window, settings.stride

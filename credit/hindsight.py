@@ -2,7 +2,7 @@
 
     rlsd   told the answer; how much likelier a token becomes is its weight
     sdpo   told another right rollout of the group; the log-ratio is the advantage
-    hsd    told the answer and another right rollout; the ratio is
+    hsd    told the answer and another right rollout; the ratio minus 1 is the advantage
 
 Each takes one forward pass over the same responses after longer prompts, which must fit into the model's context.
 

@@ -74,7 +74,7 @@ def score_steps(
     inputs = {}  # rollout -> (L,) int64, the conversation, cut to the model's context
     for row in rollouts.mask.any(1).nonzero().flatten().tolist():
         steps[row] = find_steps(_blank(rollouts.texts[row]), step_end)
-        ids = encode(prm, _blank(questions[row]), [text for _, text in steps[row]])
+        ids = encode(prm[1], _blank(questions[row]), [text for _, text in steps[row]])
         inputs[row] = torch.tensor(ids[: model.config.max_position_embeddings])
     lengths = {row: len(ids) for row, ids in inputs.items()}
     device = rollouts.ids.device
@@ -109,12 +109,11 @@ def find_steps(text: str, step_end: str) -> list[tuple[int, str]]:
     return steps or [(0, "")]
 
 
-def encode(prm: RewardModel, question: str, steps: list[str]) -> list[int]:
+def encode(tokenizer, question: str, steps: list[str]) -> list[int]:
     """The conversation as the model's ids, with a separator after each step.
 
     Raises BadInput if the ids hold more or fewer separators than there are steps.
     """
-    _, tokenizer = prm
     turns = [
         {"role": "system", "content": INSTRUCTIONS["math"]},
         {"role": "user", "content": question},

@@ -41,7 +41,7 @@ def make_prm(policy, lines: int, kind: str, forbidden: set[str], *, steps: int =
         """Cross-entropy of 32 demonstrations' labels, plus that of their right results, at the separators."""
         rows, good, results = [], [], []
         for problem, text in demonstrations(rng.randint(1, lines), kind, forbidden, rng):
-            rows.append(encode((model, tokenizer), problem["problem"], text.splitlines()))
+            rows.append(encode(tokenizer, problem["problem"], text.splitlines()))
             good += good_lines(problem, text)
             results += [_right_result(line) for line in text.splitlines(keepends=True)]
         ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64

@@ -119,9 +119,10 @@ def discounted_sums(changes: Tensor, decay: float) -> Tensor:
 def oracle_value(batch: Batch, args) -> Tensor:
     """A_t = V(after) - V(before) over std where a line decides, and r - V(end) over std on all tokens after the last.
 
-    V(k, state) is the mean reward of the batch's rollouts whose k-th deciding line starts on track, or off it; after
-    the last one V is 1 on track and 0 off it. So r - V(end) is 0 unless form or copying failed, and lies on the tokens
-    with which it did. Where the environment slips, staying on track is not the policy's doing and gets no difference.
+    V(k, state) is the mean reward of the batch's rollouts (a block of one rank) whose k-th deciding line starts on
+    track, or off it; after the last one V is 1 on track and 0 off it. So r - V(end) is 0 unless form or copying failed,
+    and lies on the tokens with which it did. Where the environment slips, staying on track is not the policy's doing
+    and gets no difference.
     The std is the batch's, as true advantages tell good from bad in groups of equal rewards, too.
     """
     task, rewards = batch.source.task, batch.rewards

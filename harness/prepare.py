@@ -244,6 +244,12 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
     return policy, tokenizer
 
 
+def round_weights(model, dtype: torch.dtype) -> None:
+    """In place; not model.to(dtype), which would round the rotary frequencies, too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
     model, tokenizer = load_folder("--prm", name, ProcessRewardModel, dtype, device)
@@ -257,7 +263,7 @@ def check_reward_tokenizer(name: str, tokenizer) -> None:
         raise BadInput(f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like {EXAMPLE}")
     if not tokenizer.chat_template:
         raise BadInput(f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}")
-    encode((None, tokenizer), "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
+    encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
 
 
 def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:

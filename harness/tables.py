@@ -25,11 +25,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MATH = "aime24 aime25 amc23 math500 olympiadbench".split()
-CODE = "humaneval humaneval+ mbpp mbpp+ livecodebench".split()
-
-
-SUITES = {"math": MATH, "code": CODE}
+from tasks.benchmarks import SUITES
 
 
 def _printed(suite: str, numbers: str) -> dict[str, tuple[float, float]]:

@@ -99,6 +99,8 @@ def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     args = parse_args(words)
     if flags.groups > args.heldout:
         raise BadInput(f"--groups {flags.groups}: the run holds out {args.heldout} problems; lower it")
+    for name in flags.methods:
+        parse_args([*words, "--method", name])  # raises for what the run's task does not have
     return args
 
 
@@ -135,7 +137,7 @@ def lines_of(task: Task, problem: dict, text: str, length: int) -> list[tuple[in
             lines.append((lines[-1][1] if lines else 0, length, "rest"))
         lines[-1] = (lines[-1][0], length, lines[-1][2])  # the stop token belongs to the last line
         return lines
-    error = task.first_error(problem, text) if task.first_error else None
+    error = task.first_error(problem, text)
     sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
     lines = []
     for start, end in pairwise([0, *list(accumulate(sizes))[:-1], length]):
@@ -236,7 +238,8 @@ def summary(results: dict) -> list[str]:
             row[name] = f"{line['weight'][name]:.2f} / {line['credit'][name]:.2f}"
         kinds.append(row)
     legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups, reliability "
-    legend += shown(numbers["reliability"], numbers["reliability_se"])  # the same for all methods
+    first = next(iter(results["methods"].values()))  # the same for all
+    legend += shown(first["reliability"], first["reliability_se"])
     return tables.fitted(methods, legend) + tables.fitted(kinds, "each method: mean weight / mean credit")
 
 

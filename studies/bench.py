@@ -11,7 +11,7 @@ here can be added; the defaults are the paper's recipe. The step differs from on
 
   - Weights are random, in the published architecture. No stop token is looked for, and all responses have --tokens
     tokens. In a run lengths vary, and a phase waits for the longest response.
-  - Prompts are random ids. Verdicts are drawn, and every group is mixed: the most that weights and update can cost.
+  - Prompts are random ids. Verdicts are drawn, half of each group right: the most that weights and update can cost.
   - Random states are alike at all distances, so Sinkhorn takes fewer iterations than on text. The mean is printed.
   - `--no-optimizer` replaces AdamW, whose two moments take 8 bytes a parameter, by SGD of rate 0, which keeps nothing.
 
@@ -42,14 +42,12 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 import train
 from fast.decode import token_bytes
-from grpo import Rollouts
 from harness import memory, parallel, report
 from harness.command import guarded
 from harness.resolve import parse_args
 from harness.run import Run, assemble, seed_of
-from rewards import Verdict
 from studies.machine import ceilings, hardware
-from tasks.problems import BadInput
+from tasks.problems import BadInput, Task
 
 CONTEXT = 4096  # positions of Qwen2.5-Math
 SIZES = {  # its published shapes, and a small one
@@ -89,29 +87,8 @@ class Ids:
     eos_token_id = chat_template = None
     added_tokens_encoder: ClassVar[dict] = {}
 
-    def __call__(self, prompts: list[list[int]], add_special_tokens: bool = False) -> dict:
-        return {"input_ids": prompts}
-
     def decode(self, ids) -> str:
         return ""
-
-
-class Drawn:
-    """A task whose verdicts are drawn, every group mixed: `tasks.Task` would score what is cut off 0."""
-
-    foreign = environment = None  # no token is written by another than the policy
-
-    def prompt(self, problem: dict) -> list[int]:
-        return problem["problem"]
-
-    def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
-        rng = random.Random("verdicts")
-        group = len(rollouts.texts) // len(problems)
-        verdicts = []
-        for _ in problems:
-            right = rng.sample(range(group), rng.randint(1, group - 1))
-            verdicts += [Verdict(float(row in right), "drawn") for row in range(group)]
-        return verdicts
 
 
 @dataclass
@@ -215,7 +192,8 @@ def make_run(flags: argparse.Namespace, args: argparse.Namespace, ranks: paralle
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
     model.eval()
     model.generation_config.eos_token_id = None
-    run = assemble(args, ranks, Drawn(), model, Ids(), folder)
+    task = Task("math", [], [], lambda problem: problem["problem"], None)  # grades nothing: verdicts are drawn
+    run = assemble(args, ranks, task, model, Ids(), folder)
     if flags.no_optimizer:
         run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0, foreach=False)
     parallel.refresh(run.policy, run.sampler, ranks)
@@ -232,7 +210,7 @@ def one_step(run: Run, problems: list[dict]) -> Measured:
     """`train.train_step`, with a lap for the refresh and without its files."""
     torch.manual_seed(seed_of(run.args.seed, STEP))
     clock = MemoryClock(run.ranks.device)
-    groups = train.sample_groups(run, problems, clock)
+    groups = train.sample_groups(run, problems, clock, drawn=True)
     batch, token_advantages, *_ = train.credit_groups(run, groups, STEP, clock)
     metrics = train.update(run, batch.rollouts, batch.scored.logp, token_advantages, STEP)
     clock.lap("train")
@@ -249,7 +227,8 @@ def one_step(run: Run, problems: list[dict]) -> Measured:
 def work_of(run: Run, prompts: list[int]) -> dict[str, tuple[float, str]]:
     """The least bytes or FLOP of a phase, and the rate that bounds it; `prompts` are lengths in tokens.
 
-    Generating reads all weights once a token for each batch of rollouts, and keys and values for each rollout.
+    Generating reads all weights once a token for each --generate-batch, if not given once for all rollouts, and each
+    rollout's keys and values.
     """
     tokens = run.args.max_tokens
     itemsize = run.sampler.dtype.itemsize

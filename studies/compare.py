@@ -107,7 +107,8 @@ def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
         line["AUC"] = f"{mean_auc(trials, 'before', 'auc')} / {mean_auc(trials, 'after', 'auc')}"
         line["wrong step"] = f"{mean_auc(trials, 'before', 'auc_step')} / {mean_auc(trials, 'after', 'auc_step')}"
         line["correlation"] = correlation(rows, cell, rule)
-        line["extra cost"] = " ".join(cost(row) for row in of_rule if row["stage"] == "cost")
+        costs = [row["step"] / row["of_grpo"] - 1 for row in of_rule if row["stage"] == "cost"]
+        line["extra cost"] = " ".join(f"{cost:+.0%}" for cost in costs)
         line["weight"] = f"{statistics.mean(row['weight_mean'] for row in trials):.2f}"
         line["share"] = f"{statistics.mean(row['ess'] for row in trials):.2f}"
         table.append(line)
@@ -125,11 +126,6 @@ def correlation(rows: list[dict], cell: Cell, rule: str) -> str:
     of_seeds = [seed["methods"].get(rule, {}).get("corrected") for seed in of_start(rows, cell.flags)]
     found = [value for value in of_seeds if value is not None]  # None: not measured, or all noise
     return f"{statistics.mean(found):.2f}" if found else "-"
-
-
-def cost(row: dict) -> str:
-    """+16%"""
-    return f"{row['step'] / row['of_grpo'] - 1:+.0%}"
 
 
 if __name__ == "__main__":

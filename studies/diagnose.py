@@ -25,6 +25,7 @@ import argparse
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from harness.flags import answer
@@ -52,6 +53,7 @@ from harness.prepare import (
     load_reward_model,
     load_tokenizer,
     own_prm,
+    round_weights,
     set_up,
     warm_up,
 )
@@ -67,7 +69,7 @@ REFUSED = "--method --name --resume --smoke --bench --eval-every --ranks --lora-
 # What decides on the samples. All else may change when a folder's groups are looked at again, or added to.
 DECIDES = (
     "task model data template seed temperature max_tokens rollouts_per_prompt window stride continuations heldout "
-    "toy_kind toy_lines warmup_steps grade_timeout sandbox dtype digest"
+    "toy_kind toy_lines toy_width toy_repair toy_luck toy_tail warmup_steps grade_timeout sandbox dtype digest"
 ).split()
 # What the paper reports: Figs. 1 and 3, and App. I. Its other figures come without numbers.
 PAPER = {"position": -0.96, "changes": -0.42, "auc_near": 0.64, "auc_far": 0.99, "mixed": 0.838}
@@ -100,7 +102,7 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespac
         raise BadInput(f"--samples {flags.samples}: is for a page; add --html")
     if flags.html and (flags.html.is_dir() or (flags.samples and flags.samples.resolve() == flags.html.resolve())):
         raise BadInput(f"--html {flags.html}: is a folder, or the samples themselves; name a file that ends in .html")
-    if flags.html and not flags.html.absolute().parent.is_dir():
+    if flags.html and not flags.html.parent.is_dir():
         raise BadInput(f"--html {flags.html}: its folder is not there; make it, or name another")
     if flags.rollouts and args.task != "math":
         raise BadInput(f"--rollouts {flags.rollouts}: holds solutions of math problems; add --model, drop --task")
@@ -128,6 +130,7 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     batches, closest, pages = [], [], []
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
         batch = scored(group, policy, task, tokenizer, args, reward_model)
+        batch = replace(batch, closest=report.closest_in(batch, args))
         closest.append(batch.closest)
         if group is in_fig_11:
             results["fig_11"] = of_pairs(flags, args, task, batch)
@@ -201,13 +204,14 @@ def prepare_all(
     write_whole(flags.out / "config.json", json.dumps(decided(flags, args), indent=1) + "\n")
     if own_model and not is_warm:
         warm_up(model, tokenizer, task, args, flags.out, ranks)
-    if args.task == "embedded" and not flags.prm:
+    if args.task == "embedded" and not flags.prm and args.toy_kind != "recoverable":  # whose steps are not labelled
         flags.prm = str(flags.out / "prm")
         if (flags.out / "prm").exists():
             reward_model = load_reward_model(flags.prm, ranks.device, torch.float32)
         else:
             reward_model = own_prm(model, task, args, flags.out, ranks)
-    return task, model.eval().to(dtype), tokenizer, reward_model, sources
+    round_weights(model, dtype)
+    return task, model.eval(), tokenizer, reward_model, sources
 
 
 def save_page(flags: argparse.Namespace, html: str) -> None:

@@ -3,7 +3,7 @@
     fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth     of a table of spans
     fig_10_accuracies, fig_11_matrices                                 of verdicts, of distances
 
-A table of spans is {"group", "rollout", "number", "right", "end", "distance", "success"}, each (n,) float64. It has one
+A table of spans is {"rollout", "number", "right", "end", "distance", "success"}, each (n,) float64. It has one
 row for each prefix with a success, the `number`-th of its rollout, which ends at token `end`; the rows of a rollout are
 adjacent and in order. Every function writes `path`, a PNG, and returns its numbers. None stands for a number that is
 not defined, such as the correlation of constants. Blue is right and orange is wrong, colours that colour-blind readers

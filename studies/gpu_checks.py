@@ -1,4 +1,4 @@
-"""Is this installation right on its GPU? A line a check: PASS or FAIL, its name, and what was found.
+"""Is this installation right on its GPU? PASS or FAIL, the check's name, and what was found.
 
     python -m studies.gpu_checks backends  # attention against float64
     python -m studies.gpu_checks decode  # replayed graphs against steps
@@ -6,7 +6,7 @@
     python -m studies.gpu_checks fsdp  # one rank in bfloat16: its log-ratio, a checkpoint, --resume
     python -m studies.gpu_checks methods  # every credit method takes a step
 
-One group a process, because an error of CUDA stays with its process; the exit status is 1 if a check fails. The tests
+One check a process, because an error of CUDA stays with its process; the exit status is 1 if it fails. The tests
 have cases for a GPU as well, and what these cover is not repeated here. `DEVICE=cpu` rehearses the checks.
 `studies/gpu_day.sh` runs all of it.
 """
@@ -186,30 +186,27 @@ def every_method_takes_a_step() -> str:
     return f"{len(variants)} runs"
 
 
-GROUPS = {
-    "backends": [masked_attention],
-    "decode": [replays_are_steps],
-    "packing": [packed_is_one_at_a_time],
-    "fsdp": [one_rank_of_fsdp],
-    "methods": [every_method_takes_a_step],
+CHECKS = {
+    "backends": masked_attention,
+    "decode": replays_are_steps,
+    "packing": packed_is_one_at_a_time,
+    "fsdp": one_rank_of_fsdp,
+    "methods": every_method_takes_a_step,
 }
 
 
-def main(group: str) -> int:
-    """Run a group's checks; returns the exit status."""
-    status = 0
-    for check in GROUPS[group]:
-        torch.manual_seed(0)
-        started = time.perf_counter()
-        try:
-            found = check()
-            print(f"PASS {check.__name__}: {found} ({time.perf_counter() - started:.0f} s)", flush=True)
-        except Exception as error:  # the other checks have their turn
-            status = 1
-            reason = " ".join(str(error).split())[:300]
-            print(f"FAIL {check.__name__}: {type(error).__name__}: {reason}", flush=True)
-            traceback.print_exc()
-    return status
+def main(name: str) -> int:
+    """Run a check; returns the exit status."""
+    torch.manual_seed(0)
+    started = time.perf_counter()
+    try:
+        found = CHECKS[name]()
+    except Exception as error:
+        print(f"FAIL {name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}", flush=True)
+        traceback.print_exc()
+        return 1
+    print(f"PASS {name}: {found} ({time.perf_counter() - started:.0f} s)", flush=True)
+    return 0
 
 
 if __name__ == "__main__":

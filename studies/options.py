@@ -7,10 +7,8 @@ from harness.flags import Parser, natural, number, positive_int, random_seed
 from harness.recipe import METHODS, make_parser
 from studies.trials import CELLS, HEADROOM, RULES
 
-# Methods that need nothing but a group, as `studies.advantages` compares them; and those that need another model, or a
-# trained adapter.
-OF_GROUPS = [name for name in "grpo shear first position entropy hapo kgae".split() if name in METHODS]
-NEED_MODELS = {"arca", "prm", "pure"}
+OF_GROUPS = "grpo shear first position entropy hapo kgae".split()  # what `studies.advantages` compares if not told
+NEED_MODELS = {"arca", "prm", "pure"}  # another one, or a trained adapter
 
 
 def check_flags(parser: Parser) -> None:
@@ -125,7 +123,7 @@ def study_parser() -> Parser:
     parser = Parser(prog="python -m studies.study", description=about)
     add = parser.add_argument
     add("stage", choices=("headroom", "advantages", "tune", "confirm"), help="which trials")
-    names = [*CELLS, *HEADROOM]
+    names = list(CELLS | HEADROOM)
     add("--cells", nargs="+", choices=names, metavar="CELL", help=f"some of the stage's: {', '.join(names)}")
     add("--jobs", type=positive_int, default=2, help="starts at a time, a process each")
     add("--rows", type=Path, metavar="FILE", default=Path("docs/study.jsonl"), help="of finished trials")

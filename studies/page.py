@@ -29,7 +29,7 @@ import re
 from pathlib import Path
 
 from harness.folders import rows
-from tasks.problems import BadInput, cause
+from tasks.problems import BadInput
 
 REMEDY = "give the samples.jsonl of a training run"
 NUMBER = int | float | None  # None stands for one that is not known
@@ -48,11 +48,7 @@ OPTIONAL = {"answer": object, "first_error": list | None, "spans": [[NUMBER]]}
 
 def of_run(path: Path) -> str:
     """The page of a run's samples.jsonl; raises BadInput."""
-    groups = with_controls(read_groups(path))
-    try:
-        return render(groups, str(path))
-    except RecursionError as error:
-        raise BadInput(f"--samples {path}: {cause(error)}; {REMEDY}") from error
+    return render(with_controls(read_groups(path)), str(path))
 
 
 def read_groups(path: Path) -> list[list[dict]]:

@@ -136,7 +136,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = peers_parser()
     on_gpu = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096, device="cuda")
     on_cpu = dict(tokens=[300], width=[896], group=[8], pairs=256, device="cpu")
-    parser.set_defaults(**on_gpu if torch.cuda.is_available() else on_cpu)
+    device = parser.parse_args(argv).device or ("cuda" if torch.cuda.is_available() else "cpu")
+    parser.set_defaults(**on_gpu if device == "cuda" else on_cpu)
     flags = parser.parse_args(argv)
     if flags.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")

@@ -2,7 +2,7 @@
 
     collect(...)       -> a Group for each problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
     read(path, ...)    -> solutions from a file, which take the place of sampled rollouts
-    scored(group, ...) -> the group as a `Batch`, with hidden states, and each span's closest opposing one
+    scored(group, ...) -> the group as a `Batch`, with hidden states
     table_of(groups, closest) -> all prefixes, with their local distances, as the table that `figures.py` takes
 
 What makes it right, and is easy to get wrong:
@@ -34,7 +34,6 @@ from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score,
 from harness.checkpoint import write_whole
 from harness.evaluation import context_of
 from harness.prepare import sampling_of
-from harness.report import closest_in
 from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds
@@ -42,7 +41,7 @@ from tasks.problems import SURROGATE, BadInput, Task
 from tasks.rows import cause, json_lines
 from train import as_batch
 
-SPANS = ("group", "rollout", "number", "right", "end", "distance", "success")  # columns of the table that figures take
+SPANS = ("rollout", "number", "right", "end", "distance", "success")  # columns of the table that figures take
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,6 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
         raise BadInput(f"--rollouts {path}: cannot be read ({cause(error)}); give a UTF-8 JSON-lines file") from error
     for number, row in lines:
         where = f"--rollouts {path}, line {number}"
-        row = row if isinstance(row, dict) else {}
         row["answer"] = row.get("answer", row.get("gold"))
         for name in ("problem", "solution", "answer") if graded else ("problem", "solution"):
             text = row.get(name)
@@ -219,14 +217,13 @@ def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> G
 
 
 def scored(group: Group, policy: Policy, task: Task, tokenizer, args, reward_model=None) -> Batch:
-    """A group as credit methods see it, with hidden states, and with each span's closest opposing one."""
+    """A group as credit methods see it, with hidden states."""
     device = policy.model.device
     rollouts = as_rollouts(group.prompt, group.responses, group.texts, group.truncated, tokenizer, device)
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     source = Source(policy, tokenizer, task, [group.problem], 0, reward_model)
     batch = as_batch(rollouts, group.verdicts, len(group.texts), source)
-    batch = dataclasses.replace(batch, scored=score(policy, batch.rollouts, **limits))
-    return dataclasses.replace(batch, closest=closest_in(batch, args))
+    return dataclasses.replace(batch, scored=score(policy, batch.rollouts, **limits))
 
 
 def table_of(groups: list[Group], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:
@@ -244,6 +241,6 @@ def table_of(groups: list[Group], closest: list[list[list[Closest]]]) -> dict[st
                 scores = group.continued[row][k] if group.continued else []
                 graded = [score for score in scores if score is not None]
                 success = statistics.mean(graded) if graded else np.nan
-                rows.append((number, rollouts, k, right, end, closest[number][row][k].distance, success))
-    table = np.array(rows, dtype=float).reshape(-1, len(SPANS))  # (n, 7)
+                rows.append((rollouts, k, right, end, closest[number][row][k].distance, success))
+    table = np.array(rows, dtype=float).reshape(-1, len(SPANS))  # (n, 6)
     return {name: table[:, column] for column, name in enumerate(SPANS)}

@@ -16,8 +16,6 @@ committed, and to add to rows of other code. `studies/findings.py` computes what
 
 `run_stage` is the runner. `studies/compare.py` uses it, too, with one stage more: `cost`, the seconds of a step.
 
-One headroom cell draws its 640 problems more than once.
-
 Left out: checkpoints and folders of the trials, which take half a minute each.
 """
 
@@ -49,7 +47,6 @@ from transformers.utils import logging
 import train
 from harness import folders, parallel, report
 from harness.command import GOES_ON, guarded
-from harness.parallel import Ranks
 from harness.resolve import parse_args, spelled
 from harness.run import Run, prepared, seed_of
 from rewards import scores_of
@@ -65,7 +62,6 @@ HELDOUT = 256  # problems
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 TIMED = 3  # steps
 NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
-ALONE = Ranks(0, 1, torch.device("cpu"))  # this process, of which there is one
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -83,6 +79,8 @@ def study(flags: argparse.Namespace) -> int:
         if name not in cells:
             raise BadInput(f"--cells {name}: is no cell of {flags.stage}; give some of {', '.join(cells)}")
     cells = {name: cells[name] for name in flags.cells or cells}
+    if flags.stage == "confirm" and lacking("tune", rows_of(flags.rows), cells, SEEDS["tune"]):
+        raise BadInput("confirm: learning rates are not chosen in these cells; run the stage tune first")
     run_stage(flags.stage, cells, SEEDS[flags.stage], flags.rows, flags.jobs, [PLAN] if planned else [])
     return 0
 
@@ -160,10 +158,12 @@ def run_from_one_start(unit: tuple[dict, Cell, list[Trial], Path]) -> int:
 @contextlib.contextmanager
 def started(args: argparse.Namespace) -> Iterator[Run]:
     """A run without checkpoints, ready for its first step."""
-    torch.set_num_threads(args.threads)
-    with prepared(args, ALONE) as (run, _, _):
-        parallel.refresh(run.policy, run.sampler, ALONE)
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    ranks = parallel.join(args.device, grouped=args.dtype != "float32")
+    with prepared(args, ranks) as (run, _, _):
+        parallel.refresh(run.policy, run.sampler, ranks)
         yield run
+    parallel.leave()
 
 
 def train_only(args: argparse.Namespace, cell: Cell) -> dict:
@@ -211,14 +211,7 @@ def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
 
 def cost_of(args: argparse.Namespace, cell: Cell) -> dict:
     """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that drift hits both."""
-    plain = {
-        "method": "grpo",
-        "prm": None,
-        "rescale": "none",
-        "negative_scale": 1.0,
-        "lora_rank": 0,
-        "dynamic_sampling": 0,
-    }
+    plain = dict(method="grpo", rescale="none", negative_scale=1.0, lora_rank=0, dynamic_sampling=0)
     other = argparse.Namespace(**vars(args) | plain | {"name": f"{args.name}-grpo"})
     with started(args) as ours, started(other) as theirs:
         seconds = [], []

@@ -9,35 +9,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 WALK = "--toy-kind recoverable --toy-lines 8 --toy-width 64 --warmup-steps 400 --window 6 --stride 3 --steps 24"
-RULES = {  # a rule's flags
-    "grpo": {"method": "grpo"},
-    "shear": {"method": "shear"},
+ORDER = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12 oracle-value entropy hapo rsi delta oar-g"
+ORDER += " oar-p prm pure rlsd sdpo hsd attention oracle random grpo-dynamic shear-dynamic grpo-lora arca-lora"
+CHANGED = {
     "shear-mean1": {"method": "shear", "rescale": "mean1"},
-    "position": {"method": "position"},
-    "shuffle": {"method": "shuffle"},
-    "kgae": {"method": "kgae"},
-    "first": {"method": "first"},
     "grpo-wrong-.12": {"method": "grpo", "negative_scale": 0.12},
-    "oracle-value": {"method": "oracle-value"},
-    "entropy": {"method": "entropy"},
-    "hapo": {"method": "hapo"},
-    "rsi": {"method": "rsi"},
-    "delta": {"method": "delta"},
-    "oar-g": {"method": "oar-g"},
-    "oar-p": {"method": "oar-p"},
-    "prm": {"method": "prm"},
-    "pure": {"method": "pure"},
-    "rlsd": {"method": "rlsd"},
     "sdpo": {"method": "sdpo", "sdpo_mix": 0.9},
-    "hsd": {"method": "hsd"},
-    "attention": {"method": "attention"},
-    "oracle": {"method": "oracle"},
-    "random": {"method": "random"},
     "grpo-dynamic": {"method": "grpo", "dynamic_sampling": 4},
     "shear-dynamic": {"method": "shear", "dynamic_sampling": 4},
     "grpo-lora": {"method": "grpo", "lora_rank": 16},
     "arca-lora": {"method": "arca", "lora_rank": 16},
 }
+RULES = {rule: CHANGED.get(rule, {"method": rule}) for rule in ORDER.split()}  # a rule's flags
 ALL = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
 FEW = ["grpo", "shear", "position", "kgae"]
 
@@ -65,7 +48,7 @@ LONG += " --toy-repair 0.02 --toy-luck 0.05"  # wrong turns are rare and long: a
 HEADROOM = {
     "rare": Cell(RARE, 2e-4, ORACLE),
     "rare, 32 rollouts": Cell(f"{RARE} --prompts-per-step 4 --prompts-per-update 1", 2e-4, ORACLE),
-    "rare, groups of 2": Cell(
+    "rare, groups of 2": Cell(  # draws its 640 problems more than once
         f"{RARE} --prompts-per-step 64 --prompts-per-update 16 --rollouts-per-prompt 2", 2e-4, ORACLE
     ),
     "rare, one update": Cell(f"{RARE} --prompts-per-update 16", 2e-4, ORACLE),

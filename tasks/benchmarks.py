@@ -2,7 +2,7 @@ r"""The paper's ten benchmarks, and the embedded task's held-out set: what they 
 
     load_benchmark("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without files: from the hub
     embedded(lines, kind, heldout, seed)      -> Loaded, of the embedded task
-    names_of, files_of                        -> what --bench and --bench-data name
+    load_sets(names, data, ...)               -> those that --bench and --bench-data name
 
 BENCHMARKS says where each set comes from, how many problems it should have and its k (avg@k, Sec. 5.2). A file may be
 the hub's own, or another with the same columns: JSON lines (.jsonl, also .gz), .json, .csv or .parquet. A row that

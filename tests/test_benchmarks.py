@@ -174,7 +174,7 @@ def test_the_papers_numbers_average_to_what_it_prints():
     wrong, counted = [], 0
     for backbone, methods in tables.PAPER.items():
         for method, printed in methods.items():
-            for suite, names in tables.SUITES.items():
+            for suite, names in benchmarks.SUITES.items():
                 if suite in printed:
                     counted += 1
                     if abs(sum(printed[name][0] for name in names) / 5 - printed[suite][0]) > 0.11:
@@ -184,7 +184,7 @@ def test_the_papers_numbers_average_to_what_it_prints():
         and counted == 15 + 6
     )
     assert tables.PAPER["Qwen2.5-Math-7B"]["SHEAR"]["amc23"] == (70.3, 3.2)
-    assert all(math.isnan(tables.PAPER["Qwen2.5-Coder-7B"]["SHEAR"][name][1]) for name in tables.CODE)
+    assert all(math.isnan(tables.PAPER["Qwen2.5-Coder-7B"]["SHEAR"][name][1]) for name in benchmarks.SUITES["code"])
 
 
 # ---- loaders --------------------------------------------------------------------------------------------------
@@ -287,7 +287,8 @@ def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
 
     monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, window, flag: (name, *files))
     files = {"amc23": [__file__]}
-    assert load(["MATH", "aime24"], [f"amc23={__file__}"]) == [(name, *files.get(name, [])) for name in tables.MATH]
+    loaded = load(["MATH", "aime24"], [f"amc23={__file__}"])
+    assert loaded == [(name, *files.get(name, [])) for name in benchmarks.SUITES["math"]]
     assert load(["embedded"]) == ["embedded"]
     with pytest.raises(BadInput, match="--bench gsm8k: no such benchmark; give math, code, embedded, aime24"):
         load(["gsm8k"])

@@ -39,11 +39,11 @@ def coarse(monkeypatch, request):
 
 
 def table(rows: list[tuple]) -> dict[str, np.ndarray]:
-    """Rows of (group, rollout, right, end, distance, success) as the table that figures take, numbered by rollout."""
+    """Rows of (rollout, right, end, distance, success) as the table that figures take, numbered by rollout."""
     seen, numbered = Counter(), []
-    for row in rows:
-        numbered.append((*row[:2], seen[row[:2]], *row[2:]))
-        seen[row[:2]] += 1
+    for first, *row in rows:
+        numbered.append((first, seen[first], *row))
+        seen[first] += 1
     return dict(zip(SPANS, np.array(numbered, dtype=float).T, strict=True))
 
 
@@ -60,7 +60,7 @@ def made(effect: float, seed: int = 0, rollouts: int = 60) -> dict[str, np.ndarr
         for end in range(10, 110, 10):
             success = np.clip(success + rng.choice((-1, 0, 1)) / 16 + effect * (0.05 if right else -0.08), 0, 1)
             distance = effect * (1 - success) + (1 - effect) * rng.uniform()
-            rows.append((number // 8, number, right, end, distance, success))
+            rows.append((number, right, end, distance, success))
     return table(rows)
 
 
@@ -69,14 +69,14 @@ def made(effect: float, seed: int = 0, rollouts: int = 60) -> dict[str, np.ndarr
 
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
     """Means written out; a length with too few prefixes is left out; no correlation of what does not change."""
-    rows = [(0, 0, 1, end, end / 100, 1 - end / 50 + 0.1) for end in (10, 20, 30, 40)]
-    rows += [(0, 1, 0, end, end / 50, 1 - end / 50 - 0.1) for end in (10, 20, 30, 40)] + [(0, 1, 0, 50, 9.0, 1.0)]
+    rows = [(0, 1, end, end / 100, 1 - end / 50 + 0.1) for end in (10, 20, 30, 40)]
+    rows += [(1, 0, end, end / 50, 1 - end / 50 - 0.1) for end in (10, 20, 30, 40)] + [(1, 0, 50, 9.0, 1.0)]
     found = figures.fig_1a_position(table(rows), tmp_path / "a.png", least=2)
     assert found["ends"] == [10, 20, 30, 40] and found["spearman"] == pytest.approx(-1) and found["n"] == 4
     assert found["success"] == pytest.approx([0.8, 0.6, 0.4, 0.2])
     assert found["distance"] == pytest.approx([0.15, 0.3, 0.45, 0.6])
     assert found["success_right"] == pytest.approx([0.9, 0.7, 0.5, 0.3])
-    flat = table([(0, row, 1, end, end, 0.5) for row in range(3) for end in (10, 20, 30)])
+    flat = table([(row, 1, end, end, 0.5) for row in range(3) for end in (10, 20, 30)])
     assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
 
 
@@ -90,8 +90,8 @@ def test_means_and_errors_by_key_are_written_out_numbers():
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
     """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
     ninth, small = 9 / 16, 1 / 17
-    rows = [(0, 0, 1, 10, 0.1, 0.5), (0, 0, 1, 20, 0.4, 0.25), (0, 0, 1, 30, 0.3, ninth), (0, 0, 1, 40, 9.0, ninth)]
-    rows += [(0, 1, 0, 10, 0.7, 0.0), (0, 1, 0, 20, 0.8, 1 / 16), (0, 1, 0, 30, 5.0, 1 / 16 + small)]
+    rows = [(0, 1, 10, 0.1, 0.5), (0, 1, 20, 0.4, 0.25), (0, 1, 30, 0.3, ninth), (0, 1, 40, 9.0, ninth)]
+    rows += [(1, 0, 10, 0.7, 0.0), (1, 0, 20, 0.8, 1 / 16), (1, 0, 30, 5.0, 1 / 16 + small)]
     success, distance = figures.changes(table(rows), 1 / 16)
     assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx([0.3, -0.1, 0.1])
     gap = figures.rows_where(np.arange(7) != 1, table(rows))  # two strides lie between its neighbours
@@ -104,8 +104,8 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
 
 def test_fig_3_auc_and_densities_of_each_bin(tmp_path):
     """Two bins by hand: success tells nothing among near spans and everything among far ones, ties counting half."""
-    near = [(0, 0, right, 10, 0.1, success) for right, success in ((1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0))]
-    far = [(0, 0, right, 10, 0.9, success) for right, success in ((1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75))]
+    near = [(0, right, 10, 0.1, success) for right, success in ((1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0))]
+    far = [(0, right, 10, 0.9, success) for right, success in ((1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75))]
     found = figures.fig_3_separation(table(near + far), tmp_path / "a.png", bins=2)
     assert found["auc"] == [0.5, pytest.approx(5.5 / 6)]
     assert found["right"] == [2, 2] and found["wrong"] == [2, 3]
@@ -127,7 +127,7 @@ def test_planted_effects_are_found_and_none_where_none_is_planted(tmp_path):
     assert depth["bins"][-1]["auc_distance"] > 0.95
     far, right = rng.uniform(size=1600), rng.integers(0, 2, 1600)  # the farther, the better success tells right ones
     success = 0.5 + (right - 0.5) * far + rng.normal(0, 0.1, 1600)
-    parted = table([(0, 0, *row) for row in zip(right, 0 * right, far, success, strict=True)])
+    parted = table([(0, *row) for row in zip(right, 0 * right, far, success, strict=True)])
     aucs = figures.fig_3_separation(parted, path)["auc"]
     assert len(aucs) == 8 and aucs[0] < 0.75 and aucs[-1] > 0.97 and spearmanr(aucs, range(8)).statistic > 0.9
     changes, depth = (make(made(0.0), path) for make in (figures.fig_1b_changes, figures.fig_9_depth))
@@ -142,7 +142,7 @@ def test_fig_9_holds_depth_fixed(tmp_path):
     ends = np.repeat([10, 20, 30, 40], 200)
     rows = []
     for i, end in enumerate(ends):
-        rows.append((0, i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02)))
+        rows.append((i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02)))
     spans = table(rows)
     assert figures.correlation(spans["distance"], spans["success"])["spearman"] < -0.9
     found = figures.fig_9_depth(spans, tmp_path / "a.png")["bins"]

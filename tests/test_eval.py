@@ -11,9 +11,10 @@ import pytest
 import eval as command
 import train
 from grpo import rollout
-from harness import evaluation, prepare, results, tables
+from harness import evaluation, prepare, results
 from harness import models as models_of_runs
 from tasks import toy
+from tasks.benchmarks import SUITES
 
 SMALL = "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1".split()
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -187,7 +188,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     for run, checkpoints in averages.items():
         runs[run] = {}
         for name, average in checkpoints.items():  # five sets, one above and one below the average
-            means = dict.fromkeys(tables.MATH, average) | {"aime24": average + 0.1, "amc23": average - 0.1}
+            means = dict.fromkeys(SUITES["math"], average) | {"aime24": average + 0.1, "amc23": average - 0.1}
             runs[run][name] = {name: {"mean": mean, "error": 0.01} for name, mean in means.items()}
     chosen = results.select(runs, "Qwen2.5-Math-7B")
     for choice in chosen.values():
@@ -201,7 +202,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     assert "c: none of 2 has an average" in printed
     assert "last, mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed  # .4 / sqrt(2), ddof 1
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.split("\n") if line.startswith("|")]
-    assert table[0] == ["", *tables.MATH, "average"]
+    assert table[0] == ["", *SUITES["math"], "average"]
     assert table[2] == ["2 runs, best", "70.0±42.4", "60.0±42.4", "50.0±42.4", *["60.0±42.4"] * 3]
     assert [line[0] for line in table[3:]][::4] == ["GRPO †", "SHEAR †"]
     assert table[3][1] == "33.6±1.9" and table[-1][-1] == "51.2±0.8"

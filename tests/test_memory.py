@@ -230,7 +230,7 @@ def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
         live.peak = 0
         problems = [{"problem": number} for number in range(2)]
         clock = report.Clock(ranks.device)
-        batch, credit, *_ = train.credit_groups(run, train.sample_groups(run, problems, clock), 1, clock)
+        batch, credit, *_ = train.credit_groups(run, train.sample_groups(run, problems, clock, drawn=True), 1, clock)
         sampling, live.peak = live.peak, 0
         train.update(run, batch.rollouts, batch.scored.logp, credit, 1)
     resident = predicted["weights"] + predicted["moments"]
