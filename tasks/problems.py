@@ -60,7 +60,6 @@ HUB = {
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
 LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a pair, which JSON can spell and no tokenizer reads
-TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@ Run: pytest tests/test_bench.py
 """
 
 import argparse
-import ast
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -74,25 +72,6 @@ def test_the_work_of_a_step_is_counted_by_hand(at_a_time, batches):
     assert work["generate"] == (batches * 3 * 4 * parameters + (5 + 6 + 7 + 7 + 8 + 9) * keys_and_values, "copy")
     assert work["score"] == (2 * parameters * (5 + 7 + 6), "matmul")  # 2 and 6 FLOP a parameter and token
     assert work["train"] == (6 * parameters * (5 + 7 + 6), "matmul")
-
-
-def test_a_step_needs_neither_pot_nor_geomloss():
-    """No file that `bench.py` imports when it is loaded imports them: they are for the table of peers."""
-    root, seen, todo = Path(bench.__file__).parents[1], set(), ["studies.bench"]
-    while todo:
-        name = todo.pop()
-        path = root / f"{name.replace('.', '/')}.py"
-        if name in seen or not path.exists():
-            seen.add(name)
-            continue
-        seen.add(name)
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Import):
-                todo += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                todo += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    assert {"train", "grpo", "harness.memory"} <= seen
-    assert not {"ot", "ot.batch", "geomloss"} & seen
 
 
 @pytest.mark.parametrize(

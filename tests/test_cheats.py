@@ -262,18 +262,6 @@ CHEATS = [
     ("junk", "import os\ndef f(x): os.write(3, b'x' * 99)", FIVE),
     ("hang_up", "import os\ndef f(x): os.closerange(3, 99)", CALL),
     ("huge_length", raw(r"b'\xff\xff\xff\xff'"), FIVE),
-    ("not_utf8", raw(r"b'\0\0\0\1\xff'"), FIVE),
-    ("not_json", raw("struct.pack('>I', 3) + b'NaX'"), FIVE),
-    ("nested", raw("struct.pack('>I', 200000) + b'[' * 200000"), FIVE),
-    ("nested_tags", raw("struct.pack('>I', 13 * 20000) + b'{\"tuple\": [  ' * 20000"), FIVE),
-    ("no_dict", reply("'raise'"), FIVE),
-    ("no_value", reply("{}"), FIVE),
-    ("null", reply("None"), FIVE),
-    ("two_tags", reply("{'value': {'set': [], 'list': []}}"), FIVE),
-    ("unhashable", reply("{'value': {'set': [[]]}}"), FIVE),
-    ("bad_key", reply("{'value': {'dict': [[[], 1]]}}"), FIVE),
-    ("bad_hex", reply("{'value': {'int': 'x'}}"), FIVE),
-    ("bad_tag", reply("{'value': {'eval': '5'}}"), FIVE),
     ("bad_handle", reply("{'value': {'handle': 99}}"), FIVE),
     ("text_handle", reply("{'value': {'handle': 'a'}}"), FIVE),
     ("range_bomb", reply("{'value': {'tuple': {'range': [0, 10**15, 1]}}}"), FIVE),
@@ -367,7 +355,7 @@ def grade_all_cheats(folder: Path) -> None:
     responses = [f"```python\n{program}\n```" for _, program, _ in CHEATS]
 
     def grade(response, cheat):
-        timeout_s = 1.0 if cheat[0] in SLOW else 10.0
+        timeout_s = 0.5 if cheat[0] in SLOW else 10.0
         return grade_code(response, cheat[2], timeout_s=timeout_s, level="strict")
 
     verdicts = grade_all(grade, responses, CHEATS)

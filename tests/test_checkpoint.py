@@ -5,11 +5,9 @@ Run: pytest tests/test_checkpoint.py
 
 import argparse
 import builtins
-import fcntl
 import hashlib
 import io
 import json
-import os
 import random
 import shutil
 import signal
@@ -127,13 +125,6 @@ def test_a_checkpoint_is_a_folder_that_other_tools_load(whole):
     trained = load_file(whole / "model" / "model.safetensors")
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items() if name in trained)
     assert tokenizer("a=1;a?\n")["input_ids"] == toy.make_tokenizer()("a=1;a?\n")["input_ids"]
-
-
-def test_only_the_last_checkpoints_stay(taught, tmp_path):
-    """--keep 2 of three; the last step always has one."""
-    flags = ["--model", taught, "--steps", "3", "--save-every", "1", "--keep", "2", "--out", str(tmp_path)]
-    assert train.main([*SIZES, *flags, "--name", "run"]) == 0
-    assert sorted(os.listdir(tmp_path / "run" / "checkpoints")) == ["step-000002", "step-000003"]
 
 
 def test_state_is_digested_while_it_is_written(tiny, tmp_path, monkeypatch):
@@ -262,15 +253,6 @@ def test_rows_that_were_lost_are_not_trained_again(copied, capsys):
     assert resume(copied, "--steps", "6") == 2
     assert "metrics.jsonl lacks rows of its 4 steps" in capsys.readouterr().err
     assert resume(copied / "checkpoints" / "step-000003") == 0
-
-
-def test_a_folder_is_written_by_one_process(copied, capsys):
-    """Ranks that outlived their launcher, say."""
-    handle = os.open(copied, os.O_RDONLY)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    assert resume(copied, "--steps", "6") == 2
-    assert "another process is writing there" in capsys.readouterr().err
-    os.close(handle)
 
 
 def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):

@@ -13,6 +13,7 @@ from studies.trials import Cell
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8 --steps 1 --warmup-steps 9"
+SMALL += " --threads 0"
 
 
 @pytest.fixture

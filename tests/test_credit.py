@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import grpo
-from credit import ablations, hindsight, lora, methods, salience
+from credit import hindsight, lora, methods, salience
 from credit.ablations import Settings, first_weights, group_weights
 from credit.batch import Batch, Source
 from credit.measures import effective_weights
 from credit.methods import METHODS, UNWEIGHTED, USES_PEER, credit, true_errors
 from credit.salience import Answer, outcome_weights
-from grpo import Policy, Rollouts, Scored, group_advantages, policy_loss, score
+from grpo import Policy, Rollouts, Scored, group_advantages, score
 from harness.prepare import embedded_task
 from harness.resolve import parse_args
 from tasks import toy
@@ -30,9 +30,6 @@ OPTIONS = {"shear": dict(window=6, stride=3), "first": dict(window=6, stride=3),
 def flags(method: str = "", **changes) -> argparse.Namespace:
     """The recipe's, but for OPTIONS of the method, and `changes`."""
     return argparse.Namespace(**{**vars(parse_args([])), **OPTIONS.get(method, {}), **changes})
-
-
-WEIGHING = [method for method in METHODS if method not in UNWEIGHTED]  # they multiply or bend A, and keep its sign
 
 
 def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
@@ -152,13 +149,8 @@ def test_every_method_gives_finite_detached_token_advantages(method, told):
     assert ours.isfinite().all() and ours[:4].abs().max() > 0
     assert ours[~told.rollouts.mask].abs().max() == 0
     assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value", "hsd"))
-
-
-@pytest.mark.parametrize("method", WEIGHING)
-def test_no_method_but_those_with_their_own_advantages_changes_a_sign(method, told):
-    """Tokens of right rollouts are never punished, of wrong ones never rewarded."""
-    ours = credit(method, told, flags(method))
-    assert (ours * told.advantages[:, None] >= 0).all()
+    if method not in UNWEIGHTED:  # tokens of right rollouts are never punished, of wrong ones never rewarded
+        assert (ours * told.advantages[:, None] >= 0).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -266,25 +258,6 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
     omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
     assert 1 <= batch.stats["sinkhorn_iterations"] <= 100 and batch.stats["sinkhorn_error"] >= 0
-
-
-def test_shear_with_unit_weights_is_grpo_to_the_bit(monkeypatch):
-    """Ones in place of a mixed group's weights: the same loss and the same gradient, bit for bit."""
-
-    def ones(hidden, mask, correct, **options):
-        return mask.float()
-
-    monkeypatch.setattr(ablations, "shear_weights", ones)
-    batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
-    old = torch.randn(8, 10)
-    results = []
-    for method in ("grpo", "shear"):
-        logp = (old + 0.3 * torch.sin(torch.arange(80.0)).view(8, 10)).requires_grad_()
-        loss, metrics = policy_loss(logp, old, credit(method, batch, flags()), batch.rollouts.mask, 64)
-        loss.backward()
-        results.append((loss.detach(), logp.grad, metrics))
-    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])
-    assert results[0][2] == results[1][2]
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from credit.ablations import Closest
 from credit.measures import around, peak
 from credit.methods import METHODS
 from grpo import Rollouts, pad_left, rollout
+from harness import prepare
 from rewards import Verdict
 from studies import diagnose, figures, prefixes, truth
 from studies.prefixes import SPANS, Group
@@ -464,6 +465,17 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
         assert diagnose.main(flags) == 130 and len(warmed) == 1 and not (tmp_path / "start").exists()
     assert diagnose.main(flags) == 130 and len(warmed) == 2 and (tmp_path / "start" / "tokenizer.json").exists()
     assert diagnose.main(flags) == 130 and len(warmed) == 2
+
+
+def test_walks_have_no_process_reward_model(tmp_path, capsys):
+    """Their steps are not labelled; and the weights are rounded, the rotary frequencies not."""
+    walk = "--toy-kind recoverable --toy-width 16 --warmup-steps 1 --groups 1 --dtype bfloat16".split()
+    assert diagnose.main([*SIZES, *walk, "--out", str(tmp_path)]) == 2
+    assert "none holds right and wrong rollouts" in capsys.readouterr().err and not (tmp_path / "prm").exists()
+    model = toy.make_model(1, seed=0)
+    prepare.round_weights(model, torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

@@ -152,23 +152,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     assert not scored.hidden.requires_grad and not scored.logp.requires_grad
 
 
-def test_the_ratio_before_the_first_update_is_one(tiny):
-    """The scoring forward and the training forward are one function: mean |log-ratio| below 1e-5 in float32."""
-    rollouts = sampled(tiny)
-    policy = Policy(tiny[0])
-    scored = score(policy, rollouts, temperature=1.0, micro_tokens=1000)
-    n_tokens = int(rollouts.mask.sum())
-    total = 0.0
-    for rows in torch.arange(8).split(2):
-        part = rollouts.take(rows)
-        logp = policy(part, 1.0)
-        width = part.ids.shape[1]
-        _, metrics = policy_loss(logp, scored.logp[rows, :width], torch.ones(2), part.mask, n_tokens)
-        total += metrics["abs_log_ratio"]
-    assert total < 1e-5
-
-
-@pytest.mark.parametrize("micro_batch, left, right", [(1, 0, 0), (2, 0, 0), (8, 0, 0), (2, 3, 5)])
+@pytest.mark.parametrize("micro_batch, left, right", [(1, 0, 0), (2, 3, 5)])
 @pytest.mark.parametrize("per_token", [False, True])
 def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, left, right, per_token):
     """One token count an optimizer step: 1, 2, 8 rollouts at a time, and extra padding, to 1e-5 relative."""

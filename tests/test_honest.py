@@ -154,24 +154,12 @@ HONEST = [
      "import struct, tempfile, textwrap, time, traceback, unicodedata, urllib.request, uuid, "
      "weakref, zlib, zoneinfo\nprint(6)", SCRIPT),
     # fences
-    ("tildes", f"~~~python\n{SUM}\n~~~", SCRIPT),
-    ("four_ticks", f"{F}`python\n'''\n{F}\n'''\n{SUM}\n{F}`", SCRIPT),
-    ("fence_in_docstring", f"{F}python\ndef f():\n    '''\n    {F}\n    f()\n    {F}\n    '''\n{SUM}\n{F}", SCRIPT),
-    ("in_a_list", f"1. This:\n\n    {F}python\n{INDENTED}\n    {F}\n", SCRIPT),
     ("opened_in_a_list", f"1. This:\n    {F}python\n{INDENTED}\n{F}\n", SCRIPT),
-    ("label_python3", f"{F} Python3 \n{SUM}\n{F}", SCRIPT),
-    ("label_with_title", f'{F}python title="a.py"\n{SUM}\n{F}', SCRIPT),
-    ("no_label", f"{F}\n{SUM}\n{F}", SCRIPT),
     ("byte_order_mark", f"\ufeff{F}python\n\ufeff{SUM}\n{F}", SCRIPT),
-    ("all_crlf", f"{F}python\n{SUM}\n{F}\n".replace("\n", "\r\n"), SCRIPT),
-    ("output_sample", f"{F}python\n{SUM}\n{F}\nOutput:\n{F}\n6\n{F}\n", SCRIPT),
-    ("leetcode_sample", f"{F}python\n{SUM}\n{F}\nExample:\n{F}\nInput: n = 3\nOutput: 6\n{F}\n", SCRIPT),
-    ("text_sample", f"{F}python\n{SUM}\n{F}\nOutput:\n{F}text\nsum(x) = 6\n{F}\n", SCRIPT),
     ("shell", f"{F}python\n{SUM}\n{F}\n{F}bash\npip install x==1\n{F}\n{F}\npip install x==1\n{F}\n", SCRIPT),
     ("console", f"{F}python\n{SUM}\n{F}\n{F}pycon\n>>> f(3)\n{F}\n{F}\n>>> f(3)\n{F}\n", SCRIPT),
     ("usage", f"{F}python\ndef f(x): return x\n{F}\nUsage:\n{F}python\nprint(f(3))\n{F}\n", call(([3], 3))),
     ("cut_then_whole", f"<think>\n{F}python\nx = [\n</think>\n{F}python\n{SUM}\n{F}", SCRIPT),
-    ("odd_line_ends", f"{F}python\nx = 'a\x0cb\x1cc\x85d\u2028e'\nprint(len(x))\n{F}", prints("9")),
     # HumanEval
     ("eval_full", "def f(x):\n    return x + 1", EVAL),
     ("eval_future", "from __future__ import annotations\ndef f(x: int) -> int:\n    return x + 1", EVAL),
@@ -280,24 +268,19 @@ HONEST = [
     ("error_frozen", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int",
      raises("P(1).x = 2", "AttributeError")),
     # classes
-    *(
-        (f"vector_{number}", VECTOR, asserts(text))
-        for number, text in enumerate(
-            [
-                "assert V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) * 3 == 3 * V(1, 2) == -V(-3, -6)",
-                "assert repr(V(1, 2)) == str(V(1, 2)) == f'{V(1, 2)}' == 'V(1, 2)' and V.__name__ == 'V'",
-                "assert abs(V(3, 4)) == V(3, 4).norm == 5 and len(V(1, 2)) == V.size() == 2 == max(V(1, 2))",
-                "assert V(1, 2)[-1] == 2 and 2 in V(1, 2) and 5 not in V(1, 2) and not V.zero() and V(2, 3)(5) == 10",
-                "assert {V(1, 2), V(1, 2)} == {V(1, 2)} and V(1, 2) != V(2, 1) and V(1, 2) in [V(0, 0), V(1, 2)]",
-                "assert isinstance(V(1, 2) + V(1, 2), V) and hasattr(V(1, 2), 'x') and not hasattr(V(1, 2), 'z')",
-                "assert sum([V(1, 2), V(3, 4)], V(0, 0)) == V(4, 6) and max([V(3, 4), V(1, 0)], key=abs) == V(3, 4)",
-                "assert V(1, 2)[0:1] == (1,) and V(1, 2)[::-1] == (2, 1)",
-                "assert round(V(1.26, 2.0), 1) == V(1.3, 2.0)",
-                "a = V(1, 2)\nb = a\na += V(1, 1)\nassert b == V(2, 3)",
-                "assert vars(V(1, 2)) == V(1, 2).__dict__ == {'x': 1, 'y': 2}",
-            ]
-        )
-    ),
+    ("vector", VECTOR, asserts(
+        "assert V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) * 3 == 3 * V(1, 2) == -V(-3, -6)",
+        "assert repr(V(1, 2)) == str(V(1, 2)) == f'{V(1, 2)}' == 'V(1, 2)' and V.__name__ == 'V'",
+        "assert abs(V(3, 4)) == V(3, 4).norm == 5 and len(V(1, 2)) == V.size() == 2 == max(V(1, 2))",
+        "assert V(1, 2)[-1] == 2 and 2 in V(1, 2) and 5 not in V(1, 2) and not V.zero() and V(2, 3)(5) == 10",
+        "assert {V(1, 2), V(1, 2)} == {V(1, 2)} and V(1, 2) != V(2, 1) and V(1, 2) in [V(0, 0), V(1, 2)]",
+        "assert isinstance(V(1, 2) + V(1, 2), V) and hasattr(V(1, 2), 'x') and not hasattr(V(1, 2), 'z')",
+        "assert sum([V(1, 2), V(3, 4)], V(0, 0)) == V(4, 6) and max([V(3, 4), V(1, 0)], key=abs) == V(3, 4)",
+        "assert V(1, 2)[0:1] == (1,) and V(1, 2)[::-1] == (2, 1)",
+        "assert round(V(1.26, 2.0), 1) == V(1.3, 2.0)",
+        "a = V(1, 2)\nb = a\na += V(1, 1)\nassert b == V(2, 3)",
+        "assert vars(V(1, 2)) == V(1, 2).__dict__ == {'x': 1, 'y': 2}",
+    )),
     ("vector_products", VECTOR + "    def __matmul__(self, o): return self.x * o.x + self.y * o.y",
      asserts("assert V(1, 2) @ V(3, 4) == 11 and V(1, 2) @ V(3, 4) < 12 and abs(abs(V(1, 1)) - 1.414) < 1e-3",
              "assert 3 * V(1, 1) * 2 + V(1, 1) == V(7, 7) and -(V(1, 2) * 2) == -V(1, 2) * 2",

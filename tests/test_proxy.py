@@ -225,7 +225,8 @@ def test_arguments_are_changed_in_place(link):
 @pytest.mark.parametrize(
     "message",
     [
-        b"", b"not json", b"[" * 100_000, b"3", b"[1]", b'{"value": {"set": [[1]]}}', b'{"value": {"unknown": 1}}',
+        b"", b"not json", b"NaX", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"3", b"[1]", b"null", b"{}",
+        b'"raise"', b'{"value": {"set": [[1]]}}', b'{"value": {"dict": [[[], 1]]}}', b'{"value": {"unknown": 1}}',
         b'{"value": {"a": 1, "b": 2}}', b'{"value": {"int": "zz"}}', b'{"value": {"handle": ["a", false]}}',
         b'{"value": {"Decimal": "x"}}', b'{"raise": [["object"], []]}', b'{"raise": 1}', None,
     ],

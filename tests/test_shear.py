@@ -170,7 +170,7 @@ def test_scale_and_order_and_padding_change_nothing():
 
 
 @pytest.mark.parametrize("reading", ["value", "cost"])
-@pytest.mark.parametrize("entries", [1, 1000, 2**22])
+@pytest.mark.parametrize("entries", [1, 1000])
 def test_chunking_changes_nothing(entries, reading, monkeypatch):
     """Pairs are solved on their own, so the chunk size is invisible, in the race and without."""
     hidden, mask, correct = group(4, shared=3)
@@ -333,9 +333,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("eps", [0.05, 0.5])
+@pytest.mark.parametrize(
+    "kind, dtype, eps",
+    [
+        *((kind, torch.float32, 0.05) for kind in KINDS),
+        ("shared prefix", torch.bfloat16, 0.05),
+        ("ragged", torch.float32, 0.5),
+    ],
+)
 def test_the_hooks_of_training_give_the_plain_weights(kind, dtype, eps):
     """The race and the matrix product against every pair solved and differences of states, to 1e-5 of the weights."""
     hidden, mask, correct = group(13, **KINDS[kind])

@@ -9,7 +9,7 @@ from scipy import stats
 
 from harness import folders, tables
 from studies import findings, study, trials
-from studies.trials import Cell, Trial
+from studies.trials import Trial
 from tasks.rows import BadInput
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -47,21 +47,15 @@ def test_seeds_of_the_comparison_chose_nothing():
     assert not set(trials.SEEDS["confirm"]) & (set(trials.SEEDS["tune"]) | set(trials.SEEDS["headroom"]))
 
 
-def test_trials_add_their_rows_and_are_not_run_again(tmp_path, monkeypatch):
-    """A start, then two rules from it; the second run of the same stage has nothing to do."""
-    flags = "--smoke --toy-kind recoverable --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8"
-    cell, path = Cell(flags, 1e-4, ["grpo", "shear"]), tmp_path / "rows.jsonl"
-    monkeypatch.setattr(trials, "grid", lambda middle, curves: [middle])
-    missing = trials.lacking("headroom", [], {"small": cell}, [7])
-    origin = {"stage": "headroom", "plan": None, "code": "c"}
-    assert study.run_from_one_start((origin, cell, missing, path)) == 2
-    rows = study.rows_of(path)
-    assert [line["rule"] for line in rows] == ["grpo", "shear"]
-    assert trials.lacking("headroom", rows, {"small": cell}, [7]) == []
-    assert all(len(line["rewards"]) == 4 and line["seconds"] > 0 for line in rows)
-    study.refuse_other_code(path, origin)
+def test_rows_of_other_code_and_rates_that_are_not_chosen_are_refused(tmp_path):
+    """What is run, and is not run again, is in test_compare.py."""
+    path = tmp_path / "rows.jsonl"
+    folders.append(path, [row("tune", "T2", 100, "grpo", 1e-4, 0.5) | {"code": "c"}])
+    study.refuse_other_code(path, {"stage": "tune", "code": "c"})
     with pytest.raises(BadInput, match="of other code"):
-        study.refuse_other_code(path, {**origin, "code": "another"})
+        study.refuse_other_code(path, {"stage": "tune", "code": "another"})
+    with pytest.raises(BadInput, match="run the stage tune first"):
+        study.study(study.study_parser().parse_args(["confirm", "--cells", "T2", "--rows", str(path)]))
 
 
 def test_a_plan_or_code_that_is_not_committed_is_refused(tmp_path, monkeypatch):
@@ -104,5 +98,4 @@ def test_the_page_has_what_the_rows_say():
     """Every line of every table of docs/study.md can be computed again."""
     page = (DOCS / "study.md").read_text()
     for title, table in findings.all_tables(folders.rows(DOCS / "study.jsonl")).items():
-        for line in tables.markdown(table) if table else []:
-            assert line in page, title
+        assert table and "\n".join(tables.markdown(table)) in page, title

@@ -32,11 +32,10 @@ from credit import batch as batches
 from credit.methods import METHODS, credit
 from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
-from harness import checkpoint, prepare, recipe
+from harness import checkpoint, folders, prepare, recipe
 from harness.parallel import Ranks
 from harness.run import Run, assemble
-from harness.tables import mean_and_error
-from rewards import Verdict, scores_of
+from rewards import Verdict
 from shear import shear_weights
 from tasks import toy
 from tasks.problems import BadInput
@@ -124,8 +123,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
     assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
     printed = capsys.readouterr().out
     assert "\n 2/2 " in printed and "8 prompts x 8 rollouts" in printed
-    assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK, "--steps", "1") == 0
-    assert (tmp_path / "embedded-shear-2").exists()  # the next free name, nothing overwritten
+    assert folders.free_name(train.parse_args(["--out", str(tmp_path)])) == "embedded-shear-2"  # nothing is overwritten
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, monkeypatch, capsys):
@@ -166,15 +164,6 @@ def test_the_phase_that_failed_is_ours():
     with pytest.raises(ValueError) as raised:
         sample()
     assert harness.run.failed_phase(raised.value) == "sample"
-
-
-def test_every_parameter_moves_in_one_step(tmp_path, start, monkeypatch):
-    """With advantages that are not all 0, one step changes every tensor of the model."""
-    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.randn(len(rewards)))
-    flags = ("--task", "embedded", "--model", start, *QUICK, "--steps", "1", "--name", "one")
-    assert run(tmp_path, *flags) == 0
-    old, new = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (start, tmp_path / "one" / "model"))
-    assert all(not torch.equal(old[name], new[name]) for name in old)
 
 
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
@@ -395,12 +384,6 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     assert ours[2].abs().max() == 0
 
 
-def test_held_out_problems_without_a_verdict_leave_mean_and_error():
-    """They are no zeros: one right, one wrong, one unknown is .5, not .33."""
-    scores = scores_of([Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error")])
-    assert mean_and_error(scores[np.isfinite(scores)]) == (0.5, pytest.approx(0.5))
-
-
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
     """A group, two, or all together: the same token advantages and log-probabilities; states never leave a block."""
     flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "5"]
@@ -596,15 +579,23 @@ def scaled_logits(folder):
     GraniteForCausalLM(config).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("harm", [truncated_weights, missing_layer, missing_tokenizer, scaled_logits])
-def test_a_folder_that_would_train_wrongly_is_refused(harm, qwen_folder, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "harm, words",
+    [
+        (truncated_weights, "cannot be loaded"),
+        (missing_layer, "lacks weights"),
+        (missing_tokenizer, "its tokenizer is missing"),
+        (scaled_logits, "not head(last hidden state)"),
+    ],
+)
+def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, capsys):
     """Broken or missing weights, no tokenizer, logits that are not head(states): one sentence, status 2."""
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
     assert run(tmp_path, "--model", str(folder), "--data", "unread.jsonl", "--max-tokens", "9") == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
-    assert (message.startswith(f"error: --model {folder}: ") and "give" in message) or "save" in message
+    assert message.startswith(f"error: --model {folder}: ") and words in message
 
 
 def interrupt(*inputs, **options):
@@ -655,10 +646,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--reading sharp", ["--reading", "sharp"]),
         ("--steps many", ["--steps", "many"]),
         ("--stepz 3", ["--stepz"]),
-        ("--window 0", ["--window 0", "at least 1"]),
         ("--stride 13", ["--stride 13", "--window 12"]),
-        ("--eps 0", ["--eps 0", "above 0"]),
-        ("--rollouts-per-prompt 1", ["--rollouts-per-prompt 1", "at least 2"]),
         ("--prompts-per-step 10", ["--prompts-per-step 10", "--prompts-per-update 4"]),
         ("--batch 64", ["--batch", "--prompts-per-step"]),
         ("--group=4", ["--group", "--rollouts-per-prompt"]),
@@ -666,24 +654,13 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
         ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "165"]),
         ("--toy-lines 9", ["--toy-lines 9", "8 at most"]),
-        ("--toy-lines -1", ["--toy-lines -1"]),
-        ("--warmup-steps 0", ["--warmup-steps 0", "at least 1"]),
-        ("--ranks -1", ["--ranks -1", "at least 0"]),
         ("--shard-over 2 --model START --toy-lines 2 --task embedded", ["--shard-over 2", "1 ranks"]),
-        ("--save-every 0", ["--save-every 0", "at least 1"]),
-        ("--keep 0", ["--keep 0", "at least 1"]),
-        ("--resume OUT", ["--resume OUT", "no complete checkpoint"]),
-        ("--seed -1", ["--seed -1", "at least 0"]),
-        ("--threads -1", ["--threads -1", "at least 0"]),
-        ("--clip-low -1", ["--clip-low -1", "above 0"]),
         ("--toy-lines 1 --heldout 300", ["--toy-lines 1", "--heldout 300"]),
         ("--eval-groups 600", ["--eval-groups 600", "--heldout 512"]),
         ("--data x.jsonl", ["--data x.jsonl", "--model"]),
         ("--task math", ["--task math", "--model"]),
         ("--task code", ["--task code", "--model"]),
         ("--task code --model QWEN --data DATA --max-tokens 9", ["--data DATA", "line 1", "tests"]),
-        ("--grade-timeout 0", ["--grade-timeout 0", "above 0"]),
-        ("--model nowhere/at-all-here", ["--model nowhere/at-all-here", "cannot be loaded"]),
         ("--model QWEN --max-tokens 9", ["--task math", "hkust-nlp/SimpleRL-Zoo-Data", "--data"]),
         ("--model QWEN --data DATA --max-tokens 9 --template chats", ["--template", "chats"]),
         ("--model FOLDER --data DATA", ["--model FOLDER", "cannot be loaded"]),
@@ -702,9 +679,6 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--method pure --rescale mean1", ["--rescale mean1", "pure"]),
         ("--method kgae --rescale mean1", ["--rescale mean1", "kgae"]),
         ("--method oracle-value", ["--method oracle-value", "--toy-kind recoverable"]),
-        ("--negative-scale -1", ["--negative-scale -1", "at least 0"]),
-        ("--negative-scale inf", ["--negative-scale inf", "finite"]),
-        ("--oar-quantile 2", ["--oar-quantile 2", "at most 1"]),
         ("--entropy-kappa 1", ["--entropy-kappa 1.0", "sign"]),
         ("--out DATA", ["--out DATA", "cannot be made"]),
     ],

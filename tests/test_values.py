@@ -6,7 +6,6 @@ Run: pytest tests/test_values.py
 import argparse
 import math
 import statistics
-from dataclasses import replace
 
 import pytest
 import torch
@@ -41,17 +40,6 @@ def batch_of(rewards: list[list[float]], longest: int = 11, seed: int = 0) -> Ba
     rollouts = Rollouts(None, None, torch.zeros(count, longest).long(), mask, torch.zeros(count).bool(), [""] * count)
     zeros = torch.zeros(count, longest)
     return Batch(group_advantages(rewards, size), rewards, rollouts, Scored(zeros, zeros, hidden), size)
-
-
-def reordered(batch: Batch, order: list[int]) -> Batch:
-    """The rollouts in another order."""
-    mask = batch.rollouts.mask[order]
-    hidden = spread(batch.scored.hidden, batch.rollouts.mask)[order][mask]
-    rollouts = replace(batch.rollouts, mask=mask)
-    scored = replace(batch.scored, hidden=hidden)
-    return replace(
-        batch, advantages=batch.advantages[order], rewards=batch.rewards[order], rollouts=rollouts, scored=scored
-    )
 
 
 def slow_kgae(states: list[list], rewards: list[float], window: int, width: float, decay: float) -> list[list[float]]:
@@ -102,18 +90,6 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
             of_rollout = ours[row][batch.rollouts.mask[row]]
             torch.testing.assert_close(of_rollout, torch.tensor(expected[row - start]), atol=2e-5, rtol=1e-4)
     assert ours[~batch.rollouts.mask].abs().max() == 0
-
-
-def test_kgae_depends_neither_on_padding_nor_on_order():
-    """Wider padding; rollouts of the groups, and groups, exchanged."""
-    batch = batch_of([[1, 0, NAN, 0], [0, 1, 0, 0]])
-    ours = credit("kgae", batch, flags())
-    zeros = torch.zeros(8, 14)
-    rollouts = replace(batch.rollouts, mask=torch.nn.functional.pad(batch.rollouts.mask, (0, 3)))
-    wide = replace(batch, rollouts=rollouts, scored=Scored(zeros, zeros, batch.scored.hidden))
-    torch.testing.assert_close(credit("kgae", wide, flags()), torch.nn.functional.pad(ours, (0, 3)))
-    order = [5, 4, 7, 6, 2, 0, 3, 1]
-    torch.testing.assert_close(credit("kgae", reordered(batch, order), flags()), ours[order], atol=1e-5, rtol=1e-5)
 
 
 def test_kgae_without_discount_telescopes():
