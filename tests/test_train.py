@@ -40,8 +40,9 @@ from shear import shear_weights
 from tasks import toy
 from tasks.problems import BadInput
 
-# Two-line programs: a warm-up of half a minute instead of one, steps of a third of a second.
-LEARN = "--toy-lines 2 --heldout 128 --eval-groups 16 --prompts-per-step 8 --warmup-steps 350 --steps 24 --lr 2e-4"
+# Short walks, which a small model learns in eight steps of a third of a second, on each of the seeds 0 to 4.
+LEARN = "--toy-kind recoverable --toy-repair 0 --toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2"
+LEARN += " --heldout 64 --eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()  # for what has nothing to learn
 PLOT = harness.run.report.plot
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -80,18 +81,18 @@ def learning(ended):
 
 
 def test_shear_learns_the_embedded_task(learning):
-    """From a warm-up to a better policy: held-out greedy accuracy up by .10, and weights that find the error.
+    """From a warm-up to a better policy: held-out accuracy up by .20, and weights that find the error.
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
     first, *_, last = rows(learning / "small" / "metrics.jsonl")
     before, after = first["before"], last["after"]
-    assert after["greedy"][0] >= before["greedy"][0] + 0.10
-    assert after["sampled"][0] > before["sampled"][0]
+    assert after["greedy"][0] >= before["greedy"][0] + 0.20
+    assert after["sampled"][0] >= before["sampled"][0] + 0.20
     assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
     printed = (learning / "printed").read_text()
     assert max(len(line) for line in printed.splitlines()) <= 88
-    assert "greedy accuracy" in printed and "<- first error" in printed
+    assert "greedy accuracy" in printed
 
 
 def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
