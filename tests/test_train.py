@@ -594,7 +594,9 @@ def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, 
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
-    assert run(tmp_path, "--model", str(folder), "--data", "unread.jsonl", "--max-tokens", "9") == 2
+    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 40)
+    flags = ["--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9", "--heldout", "1", "--eval-groups", "1"]
+    assert run(tmp_path, "--model", str(folder), *flags) == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith(f"error: --model {folder}: ") and words in message
 
