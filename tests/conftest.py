@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,20 @@ def tiny():
     from tasks import toy
 
     return toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+
+
+@pytest.fixture
+def refused(capsys):
+    """Asserts that a command refuses its words: status 2, and one sentence that has all of the `names`."""
+
+    def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> None:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        message = capsys.readouterr().err
+        assert message.startswith("error: ") and message.count("\n") == 1
+        assert not [name for name in names if name not in message], message
+
+    return check
 
 
 @pytest.fixture(scope="module")

@@ -182,23 +182,22 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(run, taught):
         (None, ["--start"], "config.json: cannot be read"),
     ],
 )
-def test_bad_input_is_one_sentence(run, tmp_path, capsys, changed, flags, names):
+def test_bad_input_is_one_sentence(run, tmp_path, refused, changed, flags, names):
     """What is wrong with a run's folder or with a flag, before anything is sampled."""
     config = run / "config.json"
     if changed is None:
         config.unlink()
     else:
         config.write_text(json.dumps(json.loads(config.read_text()) | changed))
-    assert main([str(run), *flags, "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert names in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    refused(main, [run, *flags, "--out", tmp_path / "out"], names)
+    assert not (tmp_path / "out").exists()
 
 
-def test_groups_of_one_side_give_no_numbers(run, tmp_path, capsys, monkeypatch):
+def test_groups_of_one_side_give_no_numbers(run, tmp_path, refused, monkeypatch):
     """The remedy is more groups."""
     monkeypatch.setattr("studies.prefixes.Group.mixed", False)
-    assert main([str(run), "--start", "--groups", "1", "--out", str(tmp_path)]) == 2
-    assert "--groups 1: none holds right and wrong rollouts" in capsys.readouterr().err
+    words = [run, "--start", "--groups", "1", "--out", tmp_path]
+    refused(main, words, "--groups 1: none holds right and wrong rollouts")
 
 
 def test_the_run_must_be_named():

@@ -88,15 +88,12 @@ def test_the_work_of_a_step_is_counted_by_hand(at_a_time, batches):
         ("--step --bogus 3", "--bogus"),
     ],
 )
-def test_bad_flags_are_one_sentence(argv, said, capsys):
+def test_bad_flags_are_one_sentence(argv, said, refused):
     """Status 2, and the flag is named."""
-    assert bench.main(argv.split()) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and said in error and error.count("\n") == 1
+    refused(bench.main, argv.split(), said)
 
 
-def test_torchrun_is_refused(monkeypatch, capsys):
+def test_torchrun_is_refused(monkeypatch, refused):
     """The table is of one rank."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert bench.main(["--step", "--size", "tiny"]) == 2
-    assert "torchrun" in capsys.readouterr().err
+    refused(bench.main, ["--step", "--size", "tiny"], "torchrun")

@@ -4,7 +4,6 @@ Run: pytest tests/test_lora.py
 """
 
 import copy
-import json
 import shutil
 
 import pytest
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from credit import lora
+from harness import folders
 from tasks import toy
 
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -87,8 +87,7 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
         assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0
     rows = {}
     for name in ("whole", "cut"):
-        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
-        rows[name] = [json.loads(line) | {"seconds": 0} for line in lines]
+        rows[name] = [row | {"seconds": 0} for row in folders.rows(tmp_path / name / "metrics.jsonl")]
     whole = rows["whole"]
     assert whole[1:3] == rows["cut"][1:3]
     assert whole[1]["weight_std"] < 1e-6 and whole[2]["weight_std"] > 0.01  # uniform until the adapter is something

@@ -84,12 +84,9 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
         ("--bogus 3", "--bogus"),
     ],
 )
-def test_bad_flags_are_one_sentence(argv, said, small, capsys):
-    """Status 2, and the flag is named, before anything is measured."""
-    assert bench.main(argv.split()) == 2
-    captured = capsys.readouterr()
-    error = captured.err
-    assert error.startswith("error: ") and said in error and error.count("\n") == 1 and "|" not in captured.out
+def test_bad_flags_are_one_sentence(argv, said, small, refused):
+    """Status 2, and the flag is named."""
+    refused(bench.main, argv.split(), said)
 
 
 def test_a_pair_is_measured_however_wide_the_spans(small):
@@ -107,13 +104,11 @@ def test_a_pair_is_measured_however_wide_the_spans(small):
         (("right", "wrong"), "no span of 100 tokens is full on both sides"),
     ],
 )
-def test_states_that_cannot_be_measured_are_one_sentence(sides, said, small, tmp_path, capsys):
+def test_states_that_cannot_be_measured_are_one_sentence(sides, said, small, tmp_path, refused):
     """A group of one side, and responses without a whole span."""
     path = tmp_path / "states.safetensors"
     save_file({f"group0.rollout{k}.{side}": torch.randn(9 - 5 * k, 8) for k, side in enumerate(sides)}, path)
-    assert bench.main(["--states", str(path), *"--tokens --pairs 16 --rounds 1 --device cpu".split()]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and said in error and error.count("\n") == 1
+    refused(bench.main, ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()], said)
 
 
 def saved(path, right, wrong):
@@ -141,14 +136,12 @@ FAULTS = {  # what is wrong with --states: how the file is made, what is said
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_a_file_of_states_are_one_sentence(fault, small, tmp_path, capsys):
-    """Status 2, file and fault are named, before anything is measured."""
+def test_faults_of_a_file_of_states_are_one_sentence(fault, small, tmp_path, refused):
+    """Status 2, file and fault are named."""
     make, said = FAULTS[fault]
     make(path := tmp_path / "states.safetensors")
-    assert bench.main(["--states", str(path), *"--tokens --pairs 16 --rounds 1 --device cpu".split()]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"error: --states {path}: ") and captured.err.count("\n") == 1
-    assert said in captured.err and "|" not in captured.out
+    words = ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()]
+    refused(bench.main, words, f"error: --states {path}: ", said)
 
 
 def test_states_of_two_precisions_are_measured(small, tmp_path, capsys):
