@@ -117,7 +117,8 @@ def probe_passes() -> None:
 def passes_time(way: str, rollouts: Rollouts) -> str:
     """All micro-batches of 16,384 tokens, layers recomputed: the first time, when all shapes are new, and later."""
     model = model_of(4 if CUDA else 2)
-    policy = Policy(model, True, **packing.packing_of(model) if way == "packed" else None)
+    hooks = packing.packing_of(model) if way == "packed" else {}
+    policy = Policy(model, True, **hooks)
     micro_batches = policy.pack(range(32), rollouts.lengths, 16_384)
 
     def passes() -> None:
