@@ -97,3 +97,13 @@ def test_torchrun_is_refused(monkeypatch, refused):
     """The table is of one rank."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     refused(bench.main, ["--step", "--size", "tiny"], "torchrun")
+
+
+@pytest.mark.parametrize("name", ["attention", "passes", "race"])
+def test_probes_of_a_gpu_are_rehearsed(name, monkeypatch, capsys):
+    """With tiny shapes: what fails here would fail there, where time is short."""
+    monkeypatch.setenv("DEVICE", "cpu")
+    monkeypatch.setattr("torch.backends.cuda.enable_cudnn_sdp", lambda enabled: None)
+    from studies import gpu_probe
+
+    assert gpu_probe.main(name) == 0 and name in capsys.readouterr().out
