@@ -16,7 +16,8 @@ until token advantages are known; the steps are then taken by all ranks together
 
 Flags and their defaults are in `harness/recipe.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
 a step), samples.jsonl (a group a step, with token weights), curve.png, `start/` (the embedded task's warmed-up model),
-`checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in metrics.jsonl.
+`checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in metrics.jsonl; where they
+arise, `prm/` (the embedded task's reward model) and nonfinite.jsonl (rollouts of skipped updates).
 """
 
 import argparse

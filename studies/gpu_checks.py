@@ -4,7 +4,7 @@
     python -m studies.gpu_checks decode  # replayed graphs against steps
     python -m studies.gpu_checks packing  # rollouts end to end against one rollout at a time
     python -m studies.gpu_checks fsdp  # one rank in bfloat16: its log-ratio, a checkpoint, --resume
-    python -m studies.gpu_checks methods  # every credit method takes a step
+    python -m studies.gpu_checks methods  # every credit method but `oracle-value` takes a step
 
 One check a process, because an error of CUDA stays with its process; the exit status is 1 if it fails. The tests
 have cases for a GPU as well, and what these cover is not repeated here. `DEVICE=cpu` rehearses the checks.
