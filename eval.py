@@ -3,7 +3,7 @@
     python eval.py --model Qwen/Qwen2.5-Math-7B --bench math         # AIME24, AIME25, AMC23, MATH500, OlympiadBench
     python eval.py --model BASE runs/NAME --bench code               # two models, side by side, with differences
     python eval.py --model runs/NAME/start runs/NAME --bench embedded    # the embedded task, before and after
-    python eval.py --model runs/NAME --select best --bench math      # every kept checkpoint, and the best, chosen on the test sets
+    python eval.py --model runs/NAME --select best --bench math      # all kept checkpoints; best by the test sets
     python eval.py --runs runs/A runs/B runs/C                       # the same from `train.py --eval-every`, no model
     python eval.py --model PATH --bench math500 --data math500=FILE  # a local copy instead of the hub
     python eval.py --from evals/NAME                                 # the table again, from saved generations

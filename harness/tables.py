@@ -21,7 +21,7 @@ Left out: bootstrap, corrections for many comparisons.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -248,14 +248,19 @@ def table(results: dict[str, dict], data: dict[str, dict], backbone: str | None)
         rows.append(row)
     if len(results) > 1:
         last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
-        for method, printed in paper.items():
+        for method, printed in paper.items():  # its own average, which is not always that of its row
             theirs = [printed.get(name, (math.nan,))[0] for name in results]
-            last[f"{method} †"] = percent(float(np.mean(theirs)) / 100)
+            last[f"{method} †"] = percent(printed.get(suite_of(results), (float(np.mean(theirs)),))[0] / 100)
         rows.append(last)
     legend = [papers_mark(backbone)] if backbone else []
     if has_infra:
         legend.append("infra: samples that could not be graded, which are in no mean")
     return fitted(rows, *legend)
+
+
+def suite_of(names: Iterable[str]) -> str | None:
+    """The suite that these benchmarks make up, if they are all of one."""
+    return next((suite for suite, members in SUITES.items() if set(members) == set(names)), None)
 
 
 def papers_mark(backbone: str) -> str:
@@ -271,9 +276,8 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
         row[name] = mean_and_std([results[name]["mean"] for results in best])
     row["average"] = mean_and_std([average(results)[0] for results in best])
     rows = [row]
-    suite = next((suite for suite, members in SUITES.items() if set(members) == set(names)), None)
     for method, printed in PAPER.get(backbone or "", {}).items():
-        cells = {name: printed.get(name) for name in names} | {"average": printed.get(suite)}
+        cells = {name: printed.get(name) for name in names} | {"average": printed.get(suite_of(names))}
         row = {name: percent(cell[0] / 100, cell[1] / 100) if cell else "-" for name, cell in cells.items()}
         rows.append({"": f"{method} †", **row})
     for row in rows:

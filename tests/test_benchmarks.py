@@ -187,6 +187,25 @@ def test_the_papers_numbers_average_to_what_it_prints():
     assert all(math.isnan(tables.PAPER["Qwen2.5-Coder-7B"]["SHEAR"][name][1]) for name in benchmarks.SUITES["code"])
 
 
+def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
+    """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5). The paper's average of a whole suite is the one that it prints."""
+    results = {}
+    for place, name in enumerate(benchmarks.SUITES["math"], 1):
+        results[name] = tables.summarise(rows_of({"a": [1], "b": [0]})) | {"mean": place / 10, "error": 0.01}
+    results["amc23"]["infra_errors"] = 3
+    data = {name: {"k": 8} for name in results}
+    lines = tables.table(results, data, "Qwen2.5-Math-7B")
+    assert [cell.strip() for cell in lines[4].split("|")[1:6]] == ["amc23", "@8", "30.0 ± 1.0", "66.5", "70.3"]
+    assert [cell.strip() for cell in lines[7].split("|")[1:6]] == ["average", "", "30.0 ± 0.4", "49.6", "51.2"]
+    assert lines[4].endswith("| 3     |") and any("in no mean" in line for line in lines)
+    without = {name: results[name] for name in ("aime24", "aime25")}
+    assert "| 24.6   | 26.0    |" in tables.table(without, data, "Qwen2.5-Math-7B")[4]
+    gaps = {name: {"difference": 0.1, "error": 0.2} for name in results}
+    others = {name: result | {"mean": result["mean"] + 0.1} for name, result in results.items()}
+    average = tables.side_by_side({"a": results, "b": others}, {"b": gaps})[7]
+    assert [cell.strip() for cell in average.split("|")[1:5]] == ["average", "30.0 ± 0.4", "40.0 ± 0.4", "10.0"]
+
+
 # ---- loaders --------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 import eval as command
 import train
 from grpo import rollout
-from harness import evaluation, prepare, results
+from harness import evaluation, folders, prepare, results
 from harness import models as models_of_runs
 from harness.folders import rows
 from tasks import toy
@@ -224,15 +224,21 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--model", "M", "--seeds", "1", "1"], "--seeds 1 1: must be different"),
         (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
         (["--model", "M", "--lcb-window", "May", "June"], "--lcb-window May June: "),
+        (["--model", "M", "--lcb-window", "2025-06-01", "2025-05-01"], "ends before it begins"),
         (["--model", "M", "--speed"], "see python eval.py --help"),
         (["--from", "/no/folder"], "/no/folder/settings.json: cannot be read"),
         (["--runs", "/no/run"], "/no/run/metrics.jsonl: cannot be read"),
         (["--replay", "/no/file"], "--replay /no/file: cannot be read"),
+        (["--replay", "r.jsonl"], 'row 1: needs "response", "problem"'),
+        (["--runs", "run"], "--runs run: has no benchmarks in metrics.jsonl"),
     ],
 )
 def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, refused):
     """Exit status 2, and a line that names what is wrong."""
     monkeypatch.chdir(tmp_path)
+    folders.append(tmp_path / "r.jsonl", [{"problem": "p", "response": "r"}])
+    (tmp_path / "run").mkdir()
+    folders.append(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])
     refused(command.main, flags, words)
 
 

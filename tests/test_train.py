@@ -15,7 +15,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -556,6 +556,12 @@ def missing_layer(folder):
     (folder / "config.json").write_text(json.dumps(config))
 
 
+def spoiled_weights(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def missing_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -578,6 +584,7 @@ def scaled_logits(folder):
     [
         (truncated_weights, "cannot be loaded"),
         (missing_layer, "lacks weights"),
+        (spoiled_weights, "logits that are not finite"),
         (missing_tokenizer, "its tokenizer is missing"),
         (scaled_logits, "not head(last hidden state)"),
     ],
@@ -675,6 +682,8 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--method oracle-value", ["--method oracle-value", "--toy-kind recoverable"]),
         ("--entropy-kappa 1", ["--entropy-kappa 1.0", "sign"]),
         ("--out DATA", ["--out DATA", "cannot be made"]),
+        ("--fused", ["--fused: needs a GPU"]),
+        ("--model QWEN --max-tokens 0", ["--max-tokens 0"]),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_folder, start, monkeypatch, refused):
