@@ -17,8 +17,8 @@ here, digit for digit. math-verify decides the rest (`grading/answers.py`) in a 
     {"asserts": [str], "setup": str}                         assertions on the program's names
     {"prompt": str, "test": str, "entry_point": str}         HumanEval: `check(candidate)`
 
-Outputs are compared here, line by line without trailing white space; a number matches to 1e-6 where the expected
-one has a decimal point.
+Outputs are compared here, line by line without surrounding white space, and numbers as numbers: to 1e-6 where the
+expected one has a decimal point, else exactly.
 
 The score is None only if grading itself failed: no process could be started, the sandbox broke, or the tests cannot
 be run. That sample leaves its group. A failure of the response scores 0. The task decides whether a response was cut
@@ -27,6 +27,8 @@ at the length limit (`Task.verdicts`).
 Left out: sets of several right answers, checkers for problems with many right outputs, partial credit.
 """
 
+import builtins
+import contextlib
 import math
 import os
 import re
@@ -34,6 +36,8 @@ import textwrap
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +54,7 @@ INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 FENCE = re.compile(r"(?P<indent>[ \t]*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*+\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)")
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time, or "max", in a period of so many
 BOM = "\ufeff"  # a byte order mark, which no compiler takes for white space
 FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
@@ -81,16 +86,23 @@ def scores_of(verdicts: list[Verdict]) -> np.ndarray:
 def grade_all(grade: Callable, responses: list[str], references: list) -> list[Verdict]:
     """`grade(response, reference)` for each pair, in order, with a progress bar on a terminal.
 
-    As many at a time as there are cores, shared among the processes that torchrun starts on a machine: threads wait for
-    the processes that do the work, each within its own time limit.
+    As many at a time as there are cores: threads wait for the processes that do the work, each within its time limit.
     """
-    cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    pool = ThreadPoolExecutor(max(1, cores))
+    pool = ThreadPoolExecutor(cores())
     try:
         verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
         return list(tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=None))
     finally:
         pool.shutdown(cancel_futures=True)  # after Ctrl-C, running gradings end at their time limit
+
+
+def cores() -> int:
+    """What this process may use, within its container's quota, and shared with torchrun's other processes."""
+    count = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # more at a time than the quota would run out of time
+        quota, period = QUOTA.read_text().split()
+        count = min(count, int(quota) // int(period))
+    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 # ---- math -----------------------------------------------------------------------------------------------------
@@ -216,15 +228,14 @@ def run_stdio(program: str, tests: dict, timeout_s: float, level: str) -> str:
 
 
 def same_output(text: str, expected: str) -> bool:
-    """Whether all lines match; empty lines at the start and white space at the end do not count."""
-    lines = text.rstrip().lstrip("\r\n").split("\n")
-    expected_lines = expected.rstrip().lstrip("\r\n").split("\n")
+    """Whether all lines match; white space around the text and around each line does not count."""
+    lines, expected_lines = text.strip().split("\n"), expected.strip().split("\n")
     return len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
 
 
 def _same_line(line: str, expected_line: str) -> bool:
-    """Whether two lines are equal, or word by word, decimals to 1e-6, if a decimal or only integers are expected."""
-    if line.rstrip() == expected_line.rstrip():
+    """Whether two lines are equal, or word by word as numbers, if a decimal or only integers are expected."""
+    if line.strip() == expected_line.strip():
         return True
     words, expected_words = line.split(), expected_line.split()
     numeric = any(map(DECIMAL.fullmatch, expected_words)) or all(map(INTEGER.fullmatch, expected_words))
@@ -232,18 +243,25 @@ def _same_line(line: str, expected_line: str) -> bool:
 
 
 def _same_word(word: str, expected: str) -> bool:
-    if word == expected or not DECIMAL.fullmatch(expected):
+    """Whether two words are equal, or numbers: to 1e-6 where a decimal is expected, exactly where an integer is."""
+    if word == expected or not (DECIMAL.fullmatch(word) or INTEGER.fullmatch(word)):
         return word == expected
-    is_number = DECIMAL.fullmatch(word) or INTEGER.fullmatch(word)
-    return bool(is_number) and math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
+    if DECIMAL.fullmatch(expected):
+        return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
+    return bool(INTEGER.fullmatch(expected)) and Decimal(word) == Decimal(expected)
 
 
 def program_of(response: str, tests: dict) -> str | None:
     """The program in a response: its last complete Python block, for HumanEval after the prompt.
 
-    Where the tests call names, it is the last block that defines one: an example of its use may follow.
+    Where the tests call names, it is the last block that defines one: an example of its use may follow. A block without
+    a language is a program only where none is labelled, and not if it is a console session or a sample of output.
     """
-    blocks = [text.removeprefix(BOM) for language, text in code_blocks(response) if _is_program(language, text)]
+    found = [(language.lower(), text.removeprefix(BOM)) for language, text in code_blocks(response)]
+    blocks = [text for language, text in found if language.startswith("py") and language != "pycon"]
+    if not blocks:
+        bare = [text for language, text in found if not language]
+        blocks = [text for text in bare if STATEMENT.search(text) and not CONSOLE.search(text)]
     if not blocks:
         return None
     names = "|".join(map(re.escape, names_of(tests)))
@@ -265,14 +283,7 @@ def names_of(tests: dict) -> list[str]:
     if tests.get("fn_name"):
         return [tests["fn_name"], "Solution"]
     asserts = "\n".join(tests.get("asserts", ()))
-    return sorted(set(re.findall(r"\b([A-Za-z_]\w*)[ \t]*\(", asserts)))
-
-
-def _is_program(language: str, text: str) -> bool:
-    """A Python block, or one without a language that holds statements: not a sample of output or a console session."""
-    if language:
-        return language.lower().startswith("py") and language.lower() != "pycon"
-    return bool(STATEMENT.search(text)) and not CONSOLE.search(text)
+    return sorted(set(re.findall(r"\b([A-Za-z_]\w*)[ \t]*\(", asserts)) - set(dir(builtins)))
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:

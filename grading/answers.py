@@ -34,11 +34,11 @@ CLEANING = NormalizationConfig(basic_latex=True, units=False, malformed_operator
 MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
 UNICODE = str.maketrans(
-    {"−": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ", "∞": r"\infty ", "≤": r"\le ",
+    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ", "∞": r"\infty ", "≤": r"\le ",
      "≥": r"\ge ", "∪": r"\cup ", "…": r"\ldots "}
 )  # fmt: skip
-UPRIGHT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|[mh]box)\s*\{"
-POWERS = {"thousand": "3", "million": "6", "billion": "9", "trillion": "12"}
+UPRIGHT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|[mh]box)\s*\{"
+POWERS = {"hundred": "2", "thousand": "3", "million": "6", "billion": "9", "trillion": "12"}
 # Units, in upright type or as words after a number. A hedge (5 or 6) and a time of day are no units.
 UNIT_WORDS = r"\\text\{(?![^{}]*\b(?:and|or|not|but|[ap]\.?m)\b)[A-Za-z .,/-]+\}"
 UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
@@ -53,7 +53,7 @@ SPELLINGS = [
         (r"(^|=) *([-+]?[1-9][0-9]{0,2}(?:[ ,][0-9]{3})+)(?![0-9]| ?[,;])",
          lambda m: m[1] + re.sub("[ ,]", "", m[2])),  # thousands: 1 000, and 1,000 beside a unit
         (r"^(-?[0-9]+) +([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
-        (r"(?<=[0-9]) *(\\text\{ *)?(thousand|million|billion|trillion)\b",
+        (r"(?<=[0-9]) *(\\text\{ *)?(hundred|thousand|million|billion|trillion)\b",
          lambda m: rf"\cdot 10^{{{POWERS[m[2]]}}}" + (m[1] or "")),  # 3\text{ million}
         (r"(?<=[0-9])(?: |\^|\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
         (rf"(?<=[\w}})])(?:[ /]*{UNIT}(?: ?\^ ?\{{?[0-9]\}}?)?)+$", ""),  # 12\text{ cm}^2, 36 dollars
@@ -75,9 +75,14 @@ def compare(answer: str, gold: str) -> str:
     """The reason "correct" if `answer` equals `gold`, both LaTeX without a box around them, or why it does not."""
     if ":" in gold and ":" in answer and "=" not in gold:
         return "correct" if _words(answer) == _words(gold) else "wrong"
-    if re.search(UPRIGHT, gold) and _words(answer) == _words(gold):
+    is_text = re.search(UPRIGHT, gold) or (re.search(UPRIGHT, answer) and re.fullmatch("[A-Za-z ]{3,}", gold))
+    if is_text and _words(answer) == _words(gold):
+        return "correct"
+    if re.sub(", +", ",", answer) == re.sub(", +", ",", gold):  # 100,200 may be a list
         return "correct"
     answer, gold = _normalise(answer), _normalise(gold)
+    if answer.startswith("("):  # a column vector as a tuple
+        gold = re.sub(r"^\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}$", _as_tuple, gold)
     if " base " not in answer:
         gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)  # the question named the base: 52 is right for 52_8
     if answer == gold:
@@ -104,6 +109,11 @@ def _normalise(text: str) -> str:
     for pattern, replacement in SPELLINGS:
         text = pattern.sub(replacement, text)
     return text.strip().rstrip(".")
+
+
+def _as_tuple(column: re.Match) -> str:
+    """(1,2) of the rows of a matrix of one column."""
+    return "(" + column[1].replace(r"\\", ",") + ")"
 
 
 def _both_signs(group: str) -> str:

@@ -300,12 +300,12 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
 
 
 def run(source: str, name: str, helpers: str = "") -> dict:
-    """Run a source as the module `name` after the source `helpers`; returns its names.
+    """Run a source as the module `name`, where the names of the source `helpers` are built in; returns its own names.
 
     A script is `__main__`. Another name leaves out what stands behind `if __name__ == "__main__"`.
     """
     module = type(sys)(name)
-    exec(helpers, module.__dict__)
+    exec(helpers, vars(builtins))  # not module.__dict__: the tests would call heapq's merge for that of a Solution
     module.__file__ = os.path.abspath("program.py")
     with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(source)

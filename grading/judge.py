@@ -23,15 +23,17 @@ import types
 
 from proxy import Link, Unsupported
 
-# LeetCode's programs rely on these names.
+# LeetCode's programs rely on these names. None of them may be a builtin's.
 LEETCODE = """
-import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
+import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, statistics
+import string, sys
 from bisect import *
 from collections import *
 from functools import *
 from heapq import *
 from itertools import *
-from math import ceil, comb, floor, gcd, inf, isqrt, lcm, log, log2, sqrt
+from copy import deepcopy
+from math import ceil, comb, dist, factorial, floor, gcd, hypot, inf, isqrt, lcm, log, log2, log10, perm, pi, prod, sqrt
 from typing import *
 """
 # Names that tests may use without an import -> their modules.

@@ -192,9 +192,7 @@ SETS = [
     Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
 ]  # fmt: skip
 BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
-SUITES = {"math": [], "code": [], "embedded": []}  # names of benchmarks
-for benchmark in SETS:
-    SUITES[benchmark.kind].append(benchmark.name)
+SUITES = {kind: [each.name for each in SETS if each.kind == kind] for kind in ("math", "code", "embedded")}
 ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")
 
 

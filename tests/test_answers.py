@@ -11,7 +11,7 @@ from grading.answers import compare
 SAME = [
     # looks
     (r"\displaystyle 5", "5"), (r"\color{red}{5}", "5"), (r"\textcolor{blue}{5}", "5"), (r"5\$", "5"),
-    (r"\langle 1,2,3\rangle", "(1,2,3)"),
+    (r"\langle 1,2,3\rangle", "(1,2,3)"), (r"\boldsymbol{5}", "5"), ("–5", "-5"),
     # plain numbers, compared digit for digit
     ("5", "5"), ("5.0", "5"), ("+5", "5"), ("025", "25"), (".5", "0.5"), ("5.", "5"),
     # a rounded decimal is not the number, except to twelve places
@@ -25,6 +25,7 @@ SAME = [
     # mixed numbers, and numbers that only stand side by side
     ("7 3/4", r"\frac{31}{4}"), (r"7\frac34", r"\frac{31}{4}"), ("-7 3/4", r"-\frac{31}{4}"),
     # million and its like
+    (r"5\text{ hundred}", "500"),
     (r"3\text{ million}", "3000000"), ("3 million", "3000000"), (r"\$2.5\text{ billion}", "2500000000"),
     # units, degrees, ordinals
     (r"5\text{ cm}", "5"), ("5", r"5\mbox{ cm}^2"), (r"12\,\mathrm{km/h}", "12"), (r"4\text{ square inches}", "4"),
@@ -34,6 +35,7 @@ SAME = [
     # percent
     (r"62.5\%", "62.5%"), ("62.5", "62.5%"), (r"10\%", "10"), ("0.175", r"17.5\%"),
     # text, choices and times
+    (r"\text{Friday}", "Friday"),
     ("Evelyn", r"\text{Evelyn}"), (r"\textbf{ evelyn}", r"\text{Evelyn}"), ("C", r"\text{(C)}"),
     (r"\text{C}", r"\text{(C)}"), ("(C)", r"\text{C}"), (r"4:30 \text{ p.m.}", r"\text{4:30 p.m.}"),
     (r"4:30\text{ PM}", r"\text{4:30 p.m.}"), ("11:21", "V_{1}:V_{2}=11:21"), ("4 : 3", "4:3"), (r"\frac43", "4:3"),
@@ -46,6 +48,7 @@ SAME = [
     ("(a+5)(b+2)", "ab+2a+5b+10"), (r"\sec^2 y", r"\tan^2 y+1"), (r"\frac{1}{\sqrt2+1}", r"\sqrt2-1"),
     (r"\frac{(2n)!}{n!^2}", r"\binom{2n}{n}"), (r"\frac{1+i}{2}", r"\frac{1}{1-i}"), (r"\dfrac 34", r"\tfrac{3}{4}"),
     # lists, sets, tuples
+    ("100, 200", "100,200"),
     ("5,3,1", "1,3,5"), (r"\{1,3,5\}", "1,3,5"), (r"3 \text{ or } 5", "3,5"), (r"x=1\text{ or }x=-2", "1,-2"),
     (r"\pm1,\pm7", "1,-1,7,-7"), ("69, 84", "$69$,$84$"), (r"1\pm\sqrt{19}", r"1+\sqrt{19},1-\sqrt{19}"),
     (r"(0,\pm2),(4,\pm23)", "(0,2),(0,-2),(4,23),(4,-23)"), (r"1,2,\ldots,10", r"1,2,\dots,10"),
@@ -56,6 +59,7 @@ SAME = [
     (r"\varnothing", r"\emptyset"),
     # matrices
     (r"\begin{bmatrix}0.2\\[4pt]-3.6\end{bmatrix}", r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}"),
+    (r"\langle 1,-2\rangle", r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}"),
 ]  # fmt: skip
 
 OTHER = [
@@ -73,7 +77,7 @@ OTHER = [
     # mixed numbers, and numbers that only stand side by side
     ("73/4", r"\frac{31}{4}"), ("7 3/4", r"\frac{21}{4}"), (r"5\quad 6", "11"), ("5 6", "30"), ("5 6", "5"),
     # million and its like
-    (r"3\text{ million}", "3"), (r"3\text{ million}", "3000"),
+    (r"5\text{ hundred}", "5"), (r"3\text{ million}", "3"), (r"3\text{ million}", "3000"),
     # units, degrees, ordinals
     (r"6\text{ cm}", "5"),
     # a letter at the end is no unit
@@ -83,6 +87,7 @@ OTHER = [
     # text, choices and times
     (r"2:15 \text{ p.m.}", r"4:30 \text{ p.m.}"), (r"4:30 \text{ a.m.}", r"4:30 \text{ p.m.}"), ("2:15", "4:30"),
     (r"4 \text{ a.m.}", r"4 \text{ p.m.}"),
+    (r"\text{Monday}", "Friday"), (r"\text{r}", "R"),
     (r"\text{Evelina}", r"\text{Evelyn}"), (r"\text{Nevely}", r"\text{Evelyn}"), ("D", r"\text{(C)}"),
     (r"\text{(C) or (D)}", r"\text{(C)}"), (r"4:30 \text{ a.m.}", r"\text{4:30 p.m.}"),
     (r"5:30 \text{ p.m.}", r"\text{4:30 p.m.}"), ("1:00", "12:00"), (r"\text{the correct answer}", "5"), ("x", "5"),
@@ -103,6 +108,7 @@ OTHER = [
     ("[3,4]", "[3,4)"), ("(3,4]", "[3,4]"), ("(0,1]", "[0,1)"), ("x<3", r"x\le3"),
     # matrices
     (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    ("(2,1)", r"\begin{pmatrix}1\\2\end{pmatrix}"), ("(1,2)", r"\begin{pmatrix}1&2\end{pmatrix}"),
     (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&3\\2&4\end{pmatrix}"),
     # hedges
     ("5 or 6", "5"), (r"5\text{ or 6}", "5"), (r"5\text{ or }6\text{ cm}", "5"),

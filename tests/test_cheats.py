@@ -272,6 +272,7 @@ CHEATS = [
     ("raise_print", reply("{'raise': [[['builtins', 'print']], [], {}, '']}"), FIVE),
     ("raise_object", reply("{'raise': [[['a', 'b\\0'], ['builtins', 'Exception']], [], {}, '']}"), FIVE),
     ("plain_true", reply("{'value': True}"), CALL),
+    ("helper", "x = 1", {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}),
     ("after_wrong", reply("{'value': 0, 'after': [[5]] * 9}"), LIST),
     ("cycle", "def f(x):\n    r = []\n    r.append(r)\n    return r", LIST),
     ("bytes_bomb", "def f(x): return b'x' * 10**8", FIVE),

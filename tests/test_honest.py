@@ -160,6 +160,8 @@ HONEST = [
     ("console", f"{F}python\n{SUM}\n{F}\n{F}pycon\n>>> f(3)\n{F}\n{F}\n>>> f(3)\n{F}\n", SCRIPT),
     ("usage", f"{F}python\ndef f(x): return x\n{F}\nUsage:\n{F}python\nprint(f(3))\n{F}\n", call(([3], 3))),
     ("cut_then_whole", f"<think>\n{F}python\nx = [\n</think>\n{F}python\n{SUM}\n{F}", SCRIPT),
+    ("as_a_helper", "class Solution:\n    def merge(self, a, b): return sorted(a + prod(b) * [deepcopy(0)])",
+     {"fn_name": "merge", "inputs": [[[2, 1], [2]]], "outputs": [[0, 0, 1, 2]]}),
     # HumanEval
     ("eval_full", "def f(x):\n    return x + 1", EVAL),
     ("eval_future", "from __future__ import annotations\ndef f(x: int) -> int:\n    return x + 1", EVAL),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import rewards
 from grading import sandbox, workers
 from grading.sandbox import SandboxError
 from rewards import Verdict, code_blocks, grade_all, grade_code, grade_math, last_box, program_of, same_output
@@ -139,7 +140,8 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
         ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"),
         ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
         ("```python\na()\n```\n```cpp\nint main(){}\n```", "a()"),
-        ("```python\na()\n```\n```\nb()\n```", "b()"),
+        ("```python\na()\n```\nIts time:\n```\nO(n log(n))\n```", "a()"),
+        ("```\na()\n```\n```\nb()\n```\n```\n>>> c()\n```", "b()"),
         ("```python\na()\n```\nInput:\n```\nn = 3\n```", "a()"),
         ("```python\na()\n```\n```\n>>> a()\n6\n```", "a()"),
         ("```python title='a'\na()\n```", "a()"),
@@ -210,16 +212,28 @@ def test_humaneval_takes_a_function_or_its_body(block):
     [
         ("6\n", "6", True), ("6 \n\n", "6\n", True), ("1\r\n2\r\n", "1\n2\n", True), ("", "", True),
         ("0.33333333", "0.333333333333", True), ("1e-7 x", "1.0e-07 x", True), ("2", "2.0", True),
-        ("3.14 yes", "3.141592653 yes", False), ("0.5", "0.25", False), ("2.0", "2", False),
+        ("3.14 yes", "3.141592653 yes", False), ("0.5", "0.25", False), ("2.0", "2", True),
         ("2.0000000001", "2", False), ("1000001", "1000000", False), ("nan", "0.5", False), ("inf", "1e308", False),
-        ("1_0", "10.0", False), ("1 2", "12", False), (" 1  2", "1 2", True), ("\n1", "1", True), (" a", "a", False),
+        ("1_0", "10.0", False), ("1 2", "12", False), (" 1  2", "1 2", True), ("\n1", "1", True), (" a", "a", True),
         ("a  b", "a b", False), ("1\n\n2", "1\n2", False), ("YES", "Yes", False), ("", "1", False),
         ("1\n1", "1", False),
     ],
 )  # fmt: skip
 def test_outputs_are_compared_line_by_line(text, expected, equal):
-    """White space at the end does not count, and only a decimal is compared as a number."""
+    """White space around a line does not count, numbers are numbers: as LiveCodeBench's own checker compares."""
     assert same_output(text, expected) is equal
+
+
+def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
+    """More programs at a time than its quota would run out of time through no fault of theirs."""
+    monkeypatch.setattr(rewards, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(rewards.os, "sched_getaffinity", lambda process: range(32))
+    for quota, expected in (("max 100000", 32), ("250000 100000", 2), ("50000 100000", 1)):
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+        assert rewards.cores() == expected
+    (tmp_path / "cpu.max").unlink()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert rewards.cores() == 4
 
 
 def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
