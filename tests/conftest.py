@@ -39,7 +39,7 @@ def tiny():
 
 
 @pytest.fixture
-def refused(capsys):
+def assert_refused(capsys):
     """Asserts that a command refuses its words: status 2, and one sentence that has all of the `names`."""
 
     def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> None:

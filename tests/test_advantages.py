@@ -182,22 +182,22 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(run, taught):
         (None, ["--start"], "config.json: cannot be read"),
     ],
 )
-def test_bad_input_is_one_sentence(run, tmp_path, refused, changed, flags, names):
+def test_bad_input_is_one_sentence(run, tmp_path, assert_refused, changed, flags, names):
     """What is wrong with a run's folder or with a flag, before anything is sampled."""
     config = run / "config.json"
     if changed is None:
         config.unlink()
     else:
         config.write_text(json.dumps(json.loads(config.read_text()) | changed))
-    refused(main, [run, *flags, "--out", tmp_path / "out"], names)
+    assert_refused(main, [run, *flags, "--out", tmp_path / "out"], names)
     assert not (tmp_path / "out").exists()
 
 
-def test_groups_of_one_side_give_no_numbers(run, tmp_path, refused, monkeypatch):
+def test_groups_of_one_side_give_no_numbers(run, tmp_path, assert_refused, monkeypatch):
     """The remedy is more groups."""
     monkeypatch.setattr("studies.prefixes.Group.mixed", False)
     words = [run, "--start", "--groups", "1", "--out", tmp_path]
-    refused(main, words, "--groups 1: none holds right and wrong rollouts")
+    assert_refused(main, words, "--groups 1: none holds right and wrong rollouts")
 
 
 def test_the_run_must_be_named():

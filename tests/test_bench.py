@@ -88,15 +88,15 @@ def test_the_work_of_a_step_is_counted_by_hand(at_a_time, batches):
         ("--step --bogus 3", "--bogus"),
     ],
 )
-def test_bad_flags_are_one_sentence(argv, said, refused):
+def test_bad_flags_are_one_sentence(argv, said, assert_refused):
     """Status 2, and the flag is named."""
-    refused(bench.main, argv.split(), said)
+    assert_refused(bench.main, argv.split(), said)
 
 
-def test_torchrun_is_refused(monkeypatch, refused):
+def test_torchrun_is_refused(monkeypatch, assert_refused):
     """The table is of one rank."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(bench.main, ["--step", "--size", "tiny"], "torchrun")
+    assert_refused(bench.main, ["--step", "--size", "tiny"], "torchrun")
 
 
 @pytest.mark.parametrize("name", ["attention", "passes", "race"])

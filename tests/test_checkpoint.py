@@ -235,19 +235,19 @@ def without_config(run: Path) -> None:
         (without_config, ["config.json"]),
     ],
 )
-def test_a_missing_or_damaged_checkpoint_is_fatal(harm, names, copied, refused):
+def test_a_missing_or_damaged_checkpoint_is_fatal(harm, names, copied, assert_refused):
     """One sentence, status 2, and the run's files as they were: no silent start from nothing or from another step."""
     harm(copied)
     there = {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")}
-    refused(train.main, ["--resume", copied, "--steps", "6"], "error: --resume ", "give", *names)
+    assert_refused(train.main, ["--resume", copied, "--steps", "6"], "error: --resume ", "give", *names)
     assert {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")} == there
 
 
-def test_rows_that_were_lost_are_not_trained_again(copied, refused):
+def test_rows_that_were_lost_are_not_trained_again(copied, assert_refused):
     """A checkpoint whose steps have no rows would go on from another step: refused."""
     rows = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copied / "metrics.jsonl").write_text("".join(rows[:4]))  # steps 1 to 3
-    refused(train.main, ["--resume", copied, "--steps", "6"], "metrics.jsonl lacks rows of its 4 steps")
+    assert_refused(train.main, ["--resume", copied, "--steps", "6"], "metrics.jsonl lacks rows of its 4 steps")
     assert resume(copied / "checkpoints" / "step-000003") == 0
 
 
@@ -292,10 +292,10 @@ def test_a_resumed_run_may_learn_more_slowly(copied):
         ("--steps 6 --threads -1", ["--threads -1"]),
     ],
 )
-def test_a_resumed_run_is_the_same_run(flags, names, whole, refused):
+def test_a_resumed_run_is_the_same_run(flags, names, whole, assert_refused):
     """What would make it another is refused; `nowhere` is no run."""
-    refused(train.main, ["--resume", whole, *flags.split()], *names)
-    refused(train.main, ["--resume", whole / "nowhere"])
+    assert_refused(train.main, ["--resume", whole, *flags.split()], *names)
+    assert_refused(train.main, ["--resume", whole / "nowhere"])
 
 
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):

@@ -98,7 +98,7 @@ def test_the_page_has_what_the_rows_say():
         ("--methods grpo nothing", "--methods: invalid choice: 'nothing'"),
     ],
 )
-def test_bad_input_is_one_sentence_before_any_trial(flags, words, tmp_path, refused):
+def test_bad_input_is_one_sentence_before_any_trial(flags, words, tmp_path, assert_refused):
     """Nothing is written."""
-    refused(compare.main, ["--rows", tmp_path / "rows.jsonl", *flags.split()], words)
+    assert_refused(compare.main, ["--rows", tmp_path / "rows.jsonl", *flags.split()], words)
     assert not list(tmp_path.iterdir())

@@ -306,7 +306,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 # ---- the command ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monkeypatch, capsys, refused):
+def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monkeypatch, capsys, assert_refused):
     """PNGs, keys and a page; the same command again reads the disk; a missing group alone is made again, and is the
     same; other flags are refused.
     """
@@ -350,7 +350,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     before = gone.read_text()
     gone.unlink()
     assert diagnose.main(flags) == 130 and made and gone.read_text() == before
-    refused(diagnose.main, [*flags, "--continuations", "5"], "--continuations 5", "have 3")
+    assert_refused(diagnose.main, [*flags, "--continuations", "5"], "--continuations 5", "have 3")
 
 
 def stop(*parts, **options):
@@ -386,7 +386,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, t
     assert bytes(group.problem["problem"], "utf8") == b"1+1?" and group.ends[1][-1] < text.index("\\boxed")
 
 
-def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypatch, refused):
+def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypatch, assert_refused):
     """With an answer to grade against, each prefix has its continuations' verdicts, if the limits leave them room."""
     asked = []
 
@@ -407,36 +407,36 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     assert (tmp_path / "out" / "fig_1a.png").exists()
     for limit, *names in (("40", "has 41 tokens", "raise it"), ("600", "context of 512", "lower it")):
         words = [*flags, "--max-tokens", limit, "--out", tmp_path / limit]
-        refused(diagnose.main, words, f"error: --max-tokens {limit}", *names)
+        assert_refused(diagnose.main, words, f"error: --max-tokens {limit}", *names)
         assert not list((tmp_path / limit).iterdir())
 
 
-def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, tmp_path, monkeypatch, refused):
+def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, tmp_path, monkeypatch, assert_refused):
     """All are checked before one is saved; other solutions than the groups' are refused by the flag that gives them."""
     path, out = tmp_path / "s.jsonl", tmp_path / "out"
     flags = [*solutions(path), "--model", str(qwen_folder), "--out", str(out)]
     sound = path.read_text()
     path.write_text(sound + sound.replace("1+1", "3+3").replace(TEXT.format(2)[:4], "a" * 600))
-    refused(diagnose.main, flags, f"--rollouts {path}: one has", "leave its problem out")
+    assert_refused(diagnose.main, flags, f"--rollouts {path}: one has", "leave its problem out")
     assert not list(out.iterdir())
     path.write_text(sound)
     monkeypatch.setattr(diagnose, "scored", stop)  # what comes after the groups is not of interest
     assert diagnose.main(flags) == 130 and len(list(out.glob("group-*.json"))) == 1
     before = {file: file.read_bytes() for file in out.iterdir()}
     path.write_text(sound.replace("Step", "Stop"))
-    refused(diagnose.main, flags, f"--rollouts {path}: the groups in {out} are not of these solutions")
+    assert_refused(diagnose.main, flags, f"--rollouts {path}: the groups in {out} are not of these solutions")
     assert {file: file.read_bytes() for file in out.iterdir()} == before
 
 
 @pytest.mark.parametrize("config", ["", "[1]", "{", "[" * 100_000, None])
-def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, refused):
+def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_refused):
     """Also one that is gone, with groups of nobody knows what; nothing is changed."""
     flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path)]
     (tmp_path / "group-0000.json").write_text("{}")
     if config is not None:
         (tmp_path / "config.json").write_text(config)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    refused(diagnose.main, flags, "config.json")
+    assert_refused(diagnose.main, flags, "config.json")
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
@@ -454,10 +454,10 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert diagnose.main(flags) == 130 and len(warmed) == 2
 
 
-def test_walks_have_no_process_reward_model(tmp_path, refused):
+def test_walks_have_no_process_reward_model(tmp_path, assert_refused):
     """Their steps are not labelled; and the weights are rounded, the rotary frequencies not."""
     walk = "--toy-kind recoverable --toy-width 16 --warmup-steps 1 --groups 1 --dtype bfloat16".split()
-    refused(diagnose.main, [*SIZES, *walk, "--out", tmp_path], "none holds right and wrong rollouts")
+    assert_refused(diagnose.main, [*SIZES, *walk, "--out", tmp_path], "none holds right and wrong rollouts")
     assert not (tmp_path / "prm").exists()
     model = toy.make_model(1, seed=0)
     prepare.round_weights(model, torch.bfloat16)
@@ -476,11 +476,11 @@ def test_walks_have_no_process_reward_model(tmp_path, refused):
         (dict(problem="once?", label=0), ["no problem"]),
     ],
 )
-def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, refused):
+def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, assert_refused):
     """Status 2 and no folder; the last: the changed row was the mixed group's only right one."""
     flags = solutions(tmp_path / "s.jsonl", rows=2, **changed)
     words = [*flags, "--model", qwen_folder, "--out", tmp_path / "out"]
-    refused(diagnose.main, words, "error: --rollouts", *names)
+    assert_refused(diagnose.main, words, "error: --rollouts", *names)
     assert not (tmp_path / "out").exists()
 
 
@@ -498,7 +498,7 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, r
         ("--samples x.jsonl", ["--samples x.jsonl", "--html"]),
     ],
 )
-def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, refused):
+def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, assert_refused):
     """Status 2, no folder, no traceback."""
-    refused(diagnose.main, ["--out", tmp_path / "out", *flags.split()], *names)
+    assert_refused(diagnose.main, ["--out", tmp_path / "out", *flags.split()], *names)
     assert not (tmp_path / "out").exists()

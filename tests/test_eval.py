@@ -100,20 +100,20 @@ def test_a_table_is_made_again_without_a_model(models, tmp_path, monkeypatch, ca
     assert "embedded: 3 samples are missing" in capsys.readouterr().out
 
 
-def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, refused):
+def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_refused):
     """Neither another temperature, nor other problems, nor other weights of the same name."""
     out = ["--out", str(tmp_path / "out")]
     assert command.main(["--model", models[0], *SMALL, *out]) == 0
     others = (["--greedy"], "--temperature 0.0: the generations in"), (["--toy-seed", "5"], "--data {'embedded'")
     for flags, words in others:
-        refused(command.main, ["--model", models[0], *SMALL, *out, *flags], words)
+        assert_refused(command.main, ["--model", models[0], *SMALL, *out, *flags], words)
     toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
     toy.make_tokenizer().save_pretrained(tmp_path / "copy" / "m0")
     label = models_of_runs.label_of(models[0])
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     settings["models"][models_of_runs.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
     (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
-    refused(command.main, ["--model", tmp_path / "copy" / "m0", *SMALL, *out], "--model {'copy/m0': {")
+    assert_refused(command.main, ["--model", tmp_path / "copy" / "m0", *SMALL, *out], "--model {'copy/m0': {")
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
@@ -139,7 +139,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     assert "1 samples are missing" in capsys.readouterr().out
 
 
-def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, refused):
+def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
     """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after --resume.
 
     The best checkpoint is said to be selected on the test sets, beside the last.
@@ -170,7 +170,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert "last" in capsys.readouterr().out
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # as `--resume --bench` would
         file.write(json.dumps({"step": 4, "bench": {"aime24": found}}) + "\n")
-    refused(command.main, ["--runs", run], "were asked different --bench")
+    assert_refused(command.main, ["--runs", run], "were asked different --bench")
 
 
 def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
@@ -233,13 +233,13 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--runs", "run"], "--runs run: has no benchmarks in metrics.jsonl"),
     ],
 )
-def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, refused):
+def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, assert_refused):
     """Exit status 2, and a line that names what is wrong."""
     monkeypatch.chdir(tmp_path)
     folders.append(tmp_path / "r.jsonl", [{"problem": "p", "response": "r"}])
     (tmp_path / "run").mkdir()
     folders.append(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])
-    refused(command.main, flags, words)
+    assert_refused(command.main, flags, words)
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, refused)
         (["--eval-every", "1", "--bench", "math500", "--bench-data", "y=z"], "--bench-data y=z"),
     ],
 )
-def test_train_refuses_benchmarks_that_it_cannot_ask(flags, words, models, tmp_path, refused):
+def test_train_refuses_benchmarks_that_it_cannot_ask(flags, words, models, tmp_path, assert_refused):
     """Before a step is taken."""
     usual = ["--task", "embedded", "--model", models[0], "--toy-lines", "1", "--heldout", "16", "--eval-groups", "4"]
-    refused(train.main, [*usual, *flags, "--out", tmp_path], words)
+    assert_refused(train.main, [*usual, *flags, "--out", tmp_path], words)
     assert not list(tmp_path.iterdir())

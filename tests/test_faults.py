@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def says(command, argv: list, words: str, folder: Path, capsys, status: int = 2) -> None:
+def assert_says(command, argv: list, words: str, folder: Path, capsys, status: int = 2) -> None:
     """The command ends with one sentence that has these words, and leaves the folder as it was."""
     before = contents(folder)
     capsys.readouterr()
@@ -64,7 +64,7 @@ def test_damaged_metrics_are_named(text, copied, capsys):
     """Before a file is changed."""
     (copied / "run" / "metrics.jsonl").write_text(text)
     words = "metrics.jsonl" if text else "metrics.jsonl lacks rows"
-    says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
+    assert_says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
 
 
 @pytest.mark.parametrize("name", ["config.json", "checkpoints/step-000002/complete.json"])
@@ -72,7 +72,7 @@ def test_damaged_metrics_are_named(text, copied, capsys):
 def test_damaged_settings_of_a_run_are_named(name, text, copied, capsys):
     """Other types, missing keys, deep JSON, half a surrogate pair."""
     (copied / "run" / name).write_text(text, errors="surrogatepass")
-    says(train, ["--resume", copied / "run", "--steps", "3"], "--resume", copied, capsys)
+    assert_says(train, ["--resume", copied / "run", "--steps", "3"], "--resume", copied, capsys)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_config_with_values_that_no_flag_takes_is_refused(changes, words, copi
     """As if they had been given."""
     path = copied / "run" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
+    assert_says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
 
 
 @pytest.mark.parametrize("name", ["settings.json", "generations.jsonl"])
@@ -91,8 +91,8 @@ def test_a_config_with_values_that_no_flag_takes_is_refused(changes, words, copi
 def test_damaged_evaluations_are_named(name, text, copied, taught, capsys):
     """By `--from` and by the same command again."""
     (copied / "evaluation" / name).write_text(text)
-    says(evaluation, ["--from", copied / "evaluation"], name, copied, capsys)
-    says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], name, copied, capsys)
+    assert_says(evaluation, ["--from", copied / "evaluation"], name, copied, capsys)
+    assert_says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], name, copied, capsys)
 
 
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000])
@@ -100,7 +100,7 @@ def test_a_folder_whose_config_is_damaged_is_no_run(text, copied, capsys):
     """For `eval.py --model`."""
     (copied / "run" / "config.json").write_text(text)
     argv = ["--model", copied / "run", "--select", "best", *ASK, "--out", copied / "new"]
-    says(evaluation, argv, "no run of train.py", copied, capsys)
+    assert_says(evaluation, argv, "no run of train.py", copied, capsys)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path,
     monkeypatch.setattr(prepare, "load_folder", lambda *parts: pytest.fail("weights are read"))
     usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
-    says(train, [*usual, *flags.split()], words, tmp_path, capsys)
+    assert_says(train, [*usual, *flags.split()], words, tmp_path, capsys)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
@@ -140,28 +140,28 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     words = "--model no/hub: cannot be loaded (no such folder; We couldn't connect"
-    says(train, ["--model", "no/hub", "--out", tmp_path], words, tmp_path, capsys)
-    says(evaluation, ["--model", "no/hub", *ASK, "--out", tmp_path], words, tmp_path, capsys)
+    assert_says(train, ["--model", "no/hub", "--out", tmp_path], words, tmp_path, capsys)
+    assert_says(evaluation, ["--model", "no/hub", *ASK, "--out", tmp_path], words, tmp_path, capsys)
     assert requests == ["no/hub"]
 
 
 @pytest.mark.parametrize("name", ["--resume", "--model", "--data", "--name"])
 def test_an_empty_value_is_refused(name, tmp_path, capsys):
     """A shell's variable that is not set would begin another run."""
-    says(train, [name, "", "--out", tmp_path], f"{name}: is empty", tmp_path, capsys)
+    assert_says(train, [name, "", "--out", tmp_path], f"{name}: is empty", tmp_path, capsys)
 
 
 def test_generations_without_their_settings_are_no_one_s(copied, taught, capsys):
     """Else rows of one temperature would count as another's."""
     (copied / "evaluation" / "settings.json").unlink()
-    says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], "settings.json", copied, capsys)
+    assert_says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], "settings.json", copied, capsys)
 
 
 def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     """Another folder is; so is the same replay again."""
     file = tmp_path / "responses.jsonl"
     file.write_text(json.dumps({"problem": "p", "response": r"\boxed{1}", "answer": "1"}) + "\n")
-    says(evaluation, ["--replay", file, "--out", copied / "evaluation"], "choose another --out", copied, capsys)
+    assert_says(evaluation, ["--replay", file, "--out", copied / "evaluation"], "choose another --out", copied, capsys)
     for _ in range(2):
         assert evaluation.main(["--replay", str(file), "--out", str(tmp_path / "new")]) == 0
 
@@ -184,7 +184,7 @@ def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys)
     ):
         handle = os.open(folder, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        says(command, argv, "another process is writing there", copied, capsys)
+        assert_says(command, argv, "another process is writing there", copied, capsys)
         os.close(handle)
 
 
@@ -192,7 +192,7 @@ def test_other_problems_are_refused(copied, monkeypatch, capsys):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
     path = copied / "run" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "digest": "of others"}))
-    says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
+    assert_says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
 
 
 class Hostile:
@@ -230,7 +230,7 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
         data = (folder / name).read_bytes()
         complete["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
     (folder / "complete.json").write_text(json.dumps(complete))
-    says(train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys)
+    assert_says(train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys)
     assert not (tmp_path / "made").exists()
 
 
@@ -244,7 +244,7 @@ def test_a_model_folder_runs_no_code(taught, tmp_path, capsys):
     ):
         settings = json.loads((folder / name).read_text()) | {"auto_map": auto_map, "model_type": "unknown"}
         (folder / name).write_text(json.dumps(settings))
-    says(train, [*SIZES, "--model", folder, "--out", tmp_path / "out"], f"--model {folder}", tmp_path, capsys)
+    assert_says(train, [*SIZES, "--model", folder, "--out", tmp_path / "out"], f"--model {folder}", tmp_path, capsys)
     assert not (tmp_path / "made").exists()
 
 

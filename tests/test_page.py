@@ -193,12 +193,12 @@ def test_bad_samples_are_one_sentence(tmp_path, capsys, name):
 
 
 @pytest.mark.parametrize("where", ["samples.jsonl", ".", "missing/page.html"])
-def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, refused, where):
+def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, assert_refused, where):
     """The samples themselves are never overwritten."""
     source = tmp_path / "samples.jsonl"
     folders.append(source, [GOOD])
     words = ["--samples", source, "--html", tmp_path / where]
-    refused(diagnose.main, words, f"error: --html {tmp_path / where}: ", "name a")
+    assert_refused(diagnose.main, words, f"error: --html {tmp_path / where}: ", "name a")
     assert json.loads(source.read_text()) == GOOD and [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
 
 

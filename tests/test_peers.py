@@ -84,9 +84,9 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
         ("--bogus 3", "--bogus"),
     ],
 )
-def test_bad_flags_are_one_sentence(argv, said, small, refused):
+def test_bad_flags_are_one_sentence(argv, said, small, assert_refused):
     """Status 2, and the flag is named."""
-    refused(bench.main, argv.split(), said)
+    assert_refused(bench.main, argv.split(), said)
 
 
 def test_a_pair_is_measured_however_wide_the_spans(small):
@@ -104,11 +104,11 @@ def test_a_pair_is_measured_however_wide_the_spans(small):
         (("right", "wrong"), "no span of 100 tokens is full on both sides"),
     ],
 )
-def test_states_that_cannot_be_measured_are_one_sentence(sides, said, small, tmp_path, refused):
+def test_states_that_cannot_be_measured_are_one_sentence(sides, said, small, tmp_path, assert_refused):
     """A group of one side, and responses without a whole span."""
     path = tmp_path / "states.safetensors"
     save_file({f"group0.rollout{k}.{side}": torch.randn(9 - 5 * k, 8) for k, side in enumerate(sides)}, path)
-    refused(bench.main, ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()], said)
+    assert_refused(bench.main, ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()], said)
 
 
 def saved(path, right, wrong):
@@ -136,12 +136,12 @@ FAULTS = {  # what is wrong with --states: how the file is made, what is said
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_faults_of_a_file_of_states_are_one_sentence(fault, small, tmp_path, refused):
+def test_faults_of_a_file_of_states_are_one_sentence(fault, small, tmp_path, assert_refused):
     """Status 2, file and fault are named."""
     make, said = FAULTS[fault]
     make(path := tmp_path / "states.safetensors")
     words = ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()]
-    refused(bench.main, words, f"error: --states {path}: ", said)
+    assert_refused(bench.main, words, f"error: --states {path}: ", said)
 
 
 def test_states_of_two_precisions_are_measured(small, tmp_path, capsys):

@@ -353,7 +353,7 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
-def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(monkeypatch, refused):
+def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(monkeypatch, assert_refused):
     """`--sandbox strict` where name spaces are forbidden: one sentence, status 2."""
 
     def refuse(level):
@@ -361,7 +361,7 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(monkeypatch, re
 
     monkeypatch.setattr(recipe.sandbox, "choose_level", refuse)
     words = "--task code --model m --data d --sandbox strict".split()
-    refused(train.main, words, "--sandbox strict", "not permitted")
+    assert_refused(train.main, words, "--sandbox strict", "not permitted")
 
 
 def test_a_rollout_without_a_verdict_counts_for_nothing():
@@ -439,7 +439,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
         assert [verdict.score for verdict in group.verdicts] == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, refused):
+def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, assert_refused):
     """transformers' `generate` by default, decode.py with --decode fast: greedily the same; refused where it cannot."""
     calls = []
     for name, function in prepare.DECODERS.items():
@@ -461,7 +461,7 @@ def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, r
     Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
     toy.make_tokenizer().save_pretrained(tmp_path / "model")
     flags = [*flags[:2], "--model", str(tmp_path / "model"), *QUICK, "--decode", "fast"]
-    refused(train.main, [*flags, "--out", tmp_path / "out"], "--decode fast: cannot run this qwen2 model")
+    assert_refused(train.main, [*flags, "--out", tmp_path / "out"], "--decode fast: cannot run this qwen2 model")
     assert not (tmp_path / "out").exists()
 
 
@@ -535,14 +535,14 @@ def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(start, tmp_path, mon
     assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
 
 
-def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_path, monkeypatch, refused):
+def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_path, monkeypatch, assert_refused):
     """Status 2, the need, and no folder; --force goes on to the weights."""
     monkeypatch.setattr(harness.run.memory, "machine_gb", lambda: 0.0001)
     monkeypatch.setattr(prepare, "load_model", lambda *inputs: interrupt())
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 9)
     flags = ["--model", str(qwen_folder), "--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9"]
     flags += ["--heldout", "1", "--eval-groups", "1", "--name", "small"]
-    refused(train.main, [*flags, "--out", tmp_path], "give a smaller model, or go on with --force")
+    assert_refused(train.main, [*flags, "--out", tmp_path], "give a smaller model, or go on with --force")
     assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
 
 
@@ -589,14 +589,14 @@ def scaled_logits(folder):
         (scaled_logits, "not head(last hidden state)"),
     ],
 )
-def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, refused):
+def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, assert_refused):
     """Broken or missing weights, no tokenizer, logits that are not head(states): one sentence, status 2."""
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 40)
     flags = ["--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9", "--heldout", "1", "--eval-groups", "1"]
-    refused(train.main, ["--model", folder, *flags, "--out", tmp_path], f"error: --model {folder}: ", words)
+    assert_refused(train.main, ["--model", folder, *flags, "--out", tmp_path], f"error: --model {folder}: ", words)
 
 
 def interrupt(*inputs, **options):
@@ -686,7 +686,9 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--model QWEN --max-tokens 0", ["--max-tokens 0"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_folder, start, monkeypatch, refused):
+def test_bad_input_is_one_sentence_and_status_2(
+    flags, names, tmp_path, qwen_folder, start, monkeypatch, assert_refused
+):
     """Names the flag, its value and the remedy; no traceback, nothing written or overwritten."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or the hub is asked again and again
     (tmp_path / "empty").mkdir()
@@ -706,5 +708,5 @@ def test_bad_input_is_one_sentence_and_status_2(flags, names, tmp_path, qwen_fol
         return text
 
     there = sorted(tmp_path.rglob("*"))
-    refused(train.main, ["--out", tmp_path, *fill(flags).split()], *map(fill, names))
+    assert_refused(train.main, ["--out", tmp_path, *fill(flags).split()], *map(fill, names))
     assert sorted(tmp_path.rglob("*")) == there
