@@ -71,7 +71,7 @@ def evaluate(
                 seed, number = todo[start + ranks.rank]
                 state = np.random.SeedSequence([seed, number, *benchmark.encode()])
                 torch.manual_seed(int(state.generate_state(1)[0]))
-                for row in answer(sampler, task, loaded, blocks[number], protocol):
+                for row in graded_block(sampler, task, loaded, blocks[number], protocol):
                     made.append({"benchmark": benchmark, "seed": seed, "block": number, **row})
             made = parallel.gather_items(made, ranks)
             if write and ranks.main:
@@ -143,7 +143,7 @@ def context_of(model) -> float:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
-def answer(sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol) -> list[dict]:
+def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol) -> list[dict]:
     """Graded responses to each problem of a block, in order; problems with one length limit are sampled together."""
     samples = samples_of(loaded, protocol)
     encoded = sampler.tokenizer([task.prompt(problem) for problem in problems], add_special_tokens=False)["input_ids"]

@@ -101,7 +101,7 @@ random_seed = number(int, 0, 2**32 - 1)
 positive = number(float, 0, 1e30, above=True)
 not_negative = number(float, 0, 1e30)
 temperature = number(float, 0.001, 1000)
-share = number(float, 0, 1)
+fraction = number(float, 0, 1)
 seconds = number(float, 0, 86_400, above=True)  # a day at most
 
 

@@ -18,6 +18,7 @@ from harness.flags import (
     Parser,
     add_machine_flags,
     flag,
+    fraction,
     natural,
     not_negative,
     number,
@@ -25,7 +26,6 @@ from harness.flags import (
     positive_int,
     random_seed,
     seconds,
-    share,
     temperature,
 )
 from harness.track import check_installed
@@ -102,7 +102,7 @@ def make_parser() -> Parser:
     add("--fused", action="store_true", help="one Triton kernel on a GPU, on none of which it was run yet")
     add = parser.add_argument_group("other credit methods").add_argument
     add("--first-threshold", type=positive, default=0.03, help="first: distance at which a rollout has gone wrong")
-    add("--kgae-lambda", type=share, default=0.95, help="kgae: discount of later changes of value")
+    add("--kgae-lambda", type=fraction, default=0.95, help="kgae: discount of later changes of value")
     add("--kgae-width", type=positive, default=0.05, help="kgae: distance at which a neighbour's weight is 1 / e")
     add("--entropy-alpha", type=positive, default=0.4, help="entropy: advantage a nat")
     add("--entropy-kappa", type=positive, default=2.0, help="entropy: at most |A| / this is added")
@@ -112,17 +112,17 @@ def make_parser() -> Parser:
     add("--rsi-high", type=number(float, -1e30, 1e30), default=0.8, help="rsi: tokens of a higher index get none")
     add("--delta-low", type=positive, default=0.8, help="delta: weight of a token that is like the other side's")
     add("--delta-high", type=positive, default=1.2, help="delta: weight of one that is like its own side's")
-    add("--oar-quantile", type=share, default=0.25, help="oar-g, oar-p: share of tokens that are suppressed")
+    add("--oar-quantile", type=fraction, default=0.25, help="oar-g, oar-p: share of tokens that are suppressed")
     add("--oar-beta", type=not_negative, default=1.0, help="oar-g, oar-p: boost of the most important token")
     add("--oar-probe", choices=("kl", "logp"), default="kl", help="oar-g, oar-p: how the answer's change is measured")
     add("--oar-noise", type=positive, default=1e-3, help="oar-g: standard deviation of the noise on embeddings")
     add("--arca-floor", type=positive, default=1e-6, help="arca: added to every token's salience")
     add("--pure-temperature", type=positive, default=0.1, help="pure: of the soft minimum over steps")
     add("--pure-outcome", type=not_negative, default=1.0, help="pure: what a right verdict adds")
-    add("--rlsd-mix", type=share, default=0.5, help="rlsd: share of the teacher at the start")
+    add("--rlsd-mix", type=fraction, default=0.5, help="rlsd: share of the teacher at the start")
     add("--rlsd-steps", type=positive_int, default=50, help="rlsd: steps until it is 0")
-    add("--rlsd-bound", type=share, default=0.2, help="rlsd: weights lie within 1 +- this")
-    add("--sdpo-mix", type=share, default=0.0, help="sdpo: share of A in its advantages; 0.9 for weak models")
+    add("--rlsd-bound", type=fraction, default=0.2, help="rlsd: weights lie within 1 +- this")
+    add("--sdpo-mix", type=fraction, default=0.0, help="sdpo: share of A in its advantages; 0.9 for weak models")
     add("--attention-slope", type=positive, default=1.0, help="attention: c goes from - this to + this")
     add = parser.add_argument_group("rollouts").add_argument
     add("--prompts-per-step", type=number(int, 1, 10**5), default=512, help="problems of a sampling phase")
@@ -159,8 +159,8 @@ def make_parser() -> Parser:
     add("--toy-kind", choices=KINDS, default="chain", help="shape of the little programs; recoverable: a walk")
     add("--toy-lines", type=number(int, 1, 64), default=5, help="definitions a problem, 1 to 8; recoverable: digits")
     add("--toy-width", type=number(int, 8, 4096), default=128, help="hidden size of the model that is made")
-    add("--toy-repair", type=share, default=0.1, help="recoverable: chance a line of a demonstration's repair")
-    add("--toy-luck", type=share, default=0.0, help="recoverable: chance a line of the environment's slip")
+    add("--toy-repair", type=fraction, default=0.1, help="recoverable: chance a line of a demonstration's repair")
+    add("--toy-luck", type=fraction, default=0.0, help="recoverable: chance a line of the environment's slip")
     add("--toy-tail", type=natural, default=0, help="recoverable: filler tokens after the lines, 8 a line at most")
     add("--warmup-steps", type=positive_int, default=600, help="supervised steps on careless demonstrations")
     return parser

@@ -111,8 +111,8 @@ class StepTable:
         lines.append(
             f"{m['step']}/{self.steps}".rjust(self.width)
             + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}{m['length']:8.0f}{m['entropy']:9.3f}"
-            + f"{fitted(m['weight_mean'], 4):>6}±{fitted(m['weight_std'], 4):4}{m['ess']:6.2f}"
-            + f"{fitted(m['grad_norm'], 5):>7}{self.seconds[-1]:8.1f}"
+            + f"{number_in(m['weight_mean'], 4):>6}±{number_in(m['weight_std'], 4):4}{m['ess']:6.2f}"
+            + f"{number_in(m['grad_norm'], 5):>7}{self.seconds[-1]:8.1f}"
         )
         rare = []
         for name, key in RARE.items():
@@ -128,7 +128,7 @@ class StepTable:
         return "\n".join(lines)
 
 
-def fitted(value: float, width: int) -> str:
+def number_in(value: float, width: int) -> str:
     """A number with as many digits after the point as fit into `width` columns."""
     for digits in range(width - 2, -1, -1):
         text = f"{value:.{digits}f}"

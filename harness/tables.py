@@ -122,8 +122,8 @@ def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
         "problems": len(by_problem(rows)),
         "samples": len(graded),
         "right": sum(row["score"] for row in graded),
-        "truncated": share(graded, "truncated"),
-        "no_answer": share(graded, "no_answer"),
+        "truncated": share_of(graded, "truncated"),
+        "no_answer": share_of(graded, "no_answer"),
         "infra_errors": len(rows) - len(graded),
     }
     for k in passes:
@@ -138,7 +138,7 @@ def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
     return result
 
 
-def share(rows: list[dict], reason: str) -> float:
+def share_of(rows: list[dict], reason: str) -> float:
     """How many of these rows have this reason."""
     return sum(row["reason"] == reason for row in rows) / len(rows) if rows else math.nan
 

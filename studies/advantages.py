@@ -52,7 +52,7 @@ from harness.prepare import set_up
 from harness.recipe import MAY_CHANGE
 from harness.resolve import parse_args, renamed, spelled
 from harness.run import seed_of
-from studies.prefixes import Group, continued, sampled, scored
+from studies.prefixes import Prefixes, continued, sampled, scored
 from studies.truth import weights_of
 from tasks.problems import BadInput, Task
 from tasks.toy import SYMBOL
@@ -157,7 +157,7 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
     return p, p * (1 - p) / (len(graded) - 1)
 
 
-def with_credit(number: int, group: Group, lines: list[list], batch: Batch, weights: dict, task: Task) -> list[dict]:
+def with_credit(number: int, group: Prefixes, lines: list[list], batch: Batch, weights: dict, task: Task) -> list[dict]:
     """The lines (of each rollout) with their advantages, noise variances, mean weights and credits."""
     measured = []
     for row, text in enumerate(group.texts):
@@ -229,21 +229,21 @@ def summary(results: dict) -> list[str]:
     """The two tables."""
     methods, kinds = [], []
     for name, numbers in results["methods"].items():
-        pairs = {column: shown(numbers[column], numbers[f"{column}_se"]) for column in ("r", "corrected")}
+        pairs = {column: with_error(numbers[column], numbers[f"{column}_se"]) for column in ("r", "corrected")}
         methods.append({"method": name} | pairs)
     for line in results["kinds"]:
-        advantage = shown(line["advantage"], line["advantage_se"])
+        advantage = with_error(line["advantage"], line["advantage_se"])
         row = {"line": f"{line['kind']}, {line['side']}", "count": str(line["lines"]), "true advantage": advantage}
         for name in results["methods"]:
             row[name] = f"{line['weight'][name]:.2f} / {line['credit'][name]:.2f}"
         kinds.append(row)
     legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups, reliability "
     first = next(iter(results["methods"].values()))  # the same for all
-    legend += shown(first["reliability"], first["reliability_se"])
+    legend += with_error(first["reliability"], first["reliability_se"])
     return tables.fitted(methods, legend) + tables.fitted(kinds, "each method: mean weight / mean credit")
 
 
-def shown(value: float | None, error: float | None) -> str:
+def with_error(value: float | None, error: float | None) -> str:
     """0.35 ± 0.02; a dash for what is not known."""
     return " ± ".join("-" if number is None else f"{number:.2f}" for number in (value, error))
 

@@ -60,7 +60,7 @@ from harness.prepare import (
 from harness.resolve import parse_args, renamed
 from shear import span_bounds, two_sides
 from studies import figures, page
-from studies.prefixes import Group, collect, given, read, scored, table_of
+from studies.prefixes import Prefixes, collect, given, read, scored, table_of
 from studies.truth import against_truth, errors_in, weights_of
 from tasks.problems import BadInput, Task, cause, choose_template, grader, text_task
 
@@ -283,7 +283,7 @@ def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarr
     return matrix, row_ends, ends, beyond[0] if beyond else None
 
 
-def page_rows(group: Group, batch: Batch, args: argparse.Namespace, task: Task, tokenizer) -> list[dict]:
+def page_rows(group: Prefixes, batch: Batch, args: argparse.Namespace, task: Task, tokenizer) -> list[dict]:
     """A group as the page shows it: the weights of several methods over the same rollouts.
 
     `first` solves every pair of spans, and `oracle` needs the truth: both only where the task knows it.

@@ -63,7 +63,7 @@ class Pairs(NamedTuple):
 # ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place --------------------
 
 
-def every_pair(pairs: Pairs) -> Tensor:
+def plain_sinkhorn(pairs: Pairs) -> Tensor:
     """`sinkhorn.py`; each pair has its own stop."""
     return sinkhorn(pairs.costs, pairs.a, pairs.b, eps=EPS).value
 
@@ -110,7 +110,7 @@ def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Te
 
 
 PEERS = {  # and which share of --pairs each solves; on a GPU loops solve few, as each pair takes milliseconds
-    "every pair, sinkhorn.py": (every_pair, dict(cpu=1.0, cuda=1.0)),
+    "every pair, sinkhorn.py": (plain_sinkhorn, dict(cpu=1.0, cuda=1.0)),
     "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, dict(cpu=1.0, cuda=1.0)),
     "POT `ot.sinkhorn`, a loop": (pot_loop, dict(cpu=1 / 8, cuda=1 / 128)),
     "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, dict(cpu=1 / 4, cuda=1 / 4)),

@@ -1,6 +1,6 @@
 """Prefixes of rollouts: completed again and again, far or near in hidden states (Sec. 2 of arXiv 2604.23318).
 
-    collect(...)       -> a Group for each problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
+    collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
     read(path, ...)    -> solutions from a file, which take the place of sampled rollouts
     scored(group, ...) -> the group as a `Batch`, with hidden states
     table_of(groups, closest) -> all prefixes, with their local distances, as the table that `figures.py` takes
@@ -45,7 +45,7 @@ SPANS = ("rollout", "number", "right", "end", "distance", "success")  # columns 
 
 
 @dataclass(frozen=True)
-class Group:
+class Prefixes:
     """The rollouts to one problem and their prefixes; what a file in `--out` holds."""
 
     problem: dict
@@ -100,7 +100,7 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
 # ---- sampling -------------------------------------------------------------------------------------------------
 
 
-def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Group]:
+def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Prefixes]:
     """The groups, from `--out` where they are there, else made and saved one by one.
 
     `sources` are problems to sample, or with --rollouts the groups of `given`.
@@ -115,13 +115,13 @@ def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Gr
                 group = continued(group, flags.continuations, args, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
-            groups.append(Group(**json.loads(path.read_text())))
+            groups.append(Prefixes(**json.loads(path.read_text())))
         except (ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"--out {flags.out}: {path.name} is damaged ({error}); delete it") from error
     return groups
 
 
-def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:
+def sampled(args, task: Task, model, tokenizer, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
     limits = dict(max_tokens=args.max_tokens, temperature=args.temperature)
     prompts = [task.prompt(problem)]
@@ -129,7 +129,7 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Group:
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 
-def given(flags, args, task: Task, model, tokenizer, rows: list[dict]) -> Group:
+def given(flags, args, task: Task, model, tokenizer, rows: list[dict]) -> Prefixes:
     """Solutions from a file, encoded once, in the place of sampled rollouts.
 
     Raises BadInput for solutions that do not fit the model's context, or that the limits leave no room to continue.
@@ -163,14 +163,14 @@ def as_rollouts(prompt: list[int], responses: list[list[int]], texts, truncated,
     return Rollouts(prompt_ids, prompt_mask, ids, mask, torch.tensor(truncated, device=device), texts)
 
 
-def as_group(args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]) -> Group:
+def as_group(args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]) -> Prefixes:
     """Rollouts as plain lists, with the lengths of their prefixes."""
     responses, ends = [], []
     for row, answer in enumerate(answer_places(tokenizer, rollouts)):
         responses.append(rollouts.ids[row][rollouts.mask[row]].tolist())
         reasoning = answer.reasoning if answer else None
         ends.append(prefix_ends(len(responses[row]), reasoning, args.window, args.stride))
-    return Group(
+    return Prefixes(
         problem=problem,
         prompt=rollouts.prompt_ids[0][rollouts.prompt_mask[0]].tolist(),
         responses=responses,
@@ -192,7 +192,7 @@ def prefix_ends(length: int, reasoning: int | None, window: int, stride: int) ->
     return [end for _, end in span_bounds(length, window, stride) if end < limit]
 
 
-def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> Group:
+def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -> Prefixes:
     """`count` completions of every prefix, graded: those of one length together, from the sampled ids."""
     stops = set(stop_ids(model, tokenizer))
     scores = [[] for _ in group.ends]
@@ -216,7 +216,7 @@ def continued(group: Group, count: int, args, task: Task, model, tokenizer) -> G
 # ---- hidden states and distances ------------------------------------------------------------------------------
 
 
-def scored(group: Group, policy: Policy, task: Task, tokenizer, args, reward_model=None) -> Batch:
+def scored(group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_model=None) -> Batch:
     """A group as credit methods see it, with hidden states."""
     device = policy.model.device
     rollouts = as_rollouts(group.prompt, group.responses, group.texts, group.truncated, tokenizer, device)
@@ -226,7 +226,7 @@ def scored(group: Group, policy: Policy, task: Task, tokenizer, args, reward_mod
     return dataclasses.replace(batch, scored=score(policy, batch.rollouts, **limits))
 
 
-def table_of(groups: list[Group], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:
+def table_of(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:
     """A row for each prefix, a column (n,) float64 for each of SPANS; success is NaN without continuations.
 
     `closest` has the spans of each group's rollouts.

@@ -103,11 +103,11 @@ def changes_of(args: argparse.Namespace) -> dict[str, dict]:
     settings = {"as given": {}}
     for changed in changes:
         if vars(args) | changed != vars(args):
-            settings[spelled(changed)] = changed
+            settings[label_of(changed)] = changed
     return settings
 
 
-def spelled(options: dict) -> str:
+def label_of(options: dict) -> str:
     """Options as text."""
     shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in options.items()}
     return ", ".join(f"{name} {value}" for name, value in shown.items())

@@ -195,7 +195,7 @@ def test_bad_input_is_one_sentence(run, tmp_path, assert_refused, changed, flags
 
 def test_groups_of_one_side_give_no_numbers(run, tmp_path, assert_refused, monkeypatch):
     """The remedy is more groups."""
-    monkeypatch.setattr("studies.prefixes.Group.mixed", False)
+    monkeypatch.setattr("studies.prefixes.Prefixes.mixed", False)
     words = [run, "--start", "--groups", "1", "--out", tmp_path]
     assert_refused(main, words, "--groups 1: none holds right and wrong rollouts")
 

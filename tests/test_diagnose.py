@@ -21,7 +21,7 @@ from grpo import Rollouts, pad_left, rollout
 from harness import prepare
 from rewards import Verdict
 from studies import diagnose, figures, prefixes, truth
-from studies.prefixes import SPANS, Group
+from studies.prefixes import SPANS, Prefixes
 from tasks import toy
 from tasks.problems import BadInput, Task
 
@@ -244,7 +244,7 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
 
     def draw(*parts):
         ids = torch.randint(20, (12,)).tolist()
-        return Group({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
+        return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
 
     monkeypatch.setattr(prefixes, "sampled", draw)
     flags, args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0), SimpleNamespace(seed=1, **SPANS_OF_4)
@@ -272,7 +272,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     model, tokenizer = tiny
     prompt, responses = [5, 6, 7], [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
     problem, texts, reasons = {"problem": "?", "answer": "1"}, ["", ""], ["", ""]
-    group = Group(problem, prompt, responses, texts, [False] * 2, [1.0, 0.0], reasons, [[2, 4], [2]], [])
+    group = Prefixes(problem, prompt, responses, texts, [False] * 2, [1.0, 0.0], reasons, [[2, 4], [2]], [])
     asked, graded = [], []
 
     def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate):
@@ -294,7 +294,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])
     assert graded[4] == tokenizer.decode([4, 5, 6, 7, 20])
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
-    unsure = Group({}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], [])
+    unsure = Prefixes({}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], [])
     closest = []
     for rows in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
         closest.append([[Closest(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows])
@@ -321,7 +321,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert results.keys() >= FIGURES | {"methods", "settings", "pooling", "paper", "flags", "left_out"}
     pictures = {path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
     assert pictures == FIGURES | {"truth_methods", "truth_settings", "pooling"}
-    groups = [Group(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))]
+    groups = [Prefixes(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))]
     ends = [each for group in groups if group.mixed for each in group.ends]
     assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
     assert "-0.96" in printed and "left out: arca" in printed and "not comparable" in printed
@@ -380,7 +380,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, t
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10", "fig_11"}
     assert results["fig_10"] == {"mixed": 0.5, "accuracies": [0.5, 1], "groups": [1, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
-    group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
+    group = Prefixes(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     text = TEXT.format(1)
     assert group.texts[1] == text and len(group.responses[1]) == len(text) and group.scores == [1, 0, 1, 0]
     assert bytes(group.problem["problem"], "utf8") == b"1+1?" and group.ends[1][-1] < text.index("\\boxed")
@@ -400,7 +400,7 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     path.write_text(path.read_text().replace('"extra": 0', '"answer": "1"'))
     monkeypatch.setattr("tasks.problems.grade_all", in_turn)
     assert diagnose.main([*flags, "--out", str(tmp_path / "out")]) == 0
-    group = Group(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
+    group = Prefixes(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     assert [len(each) for each in group.continued] == [len(ends) for ends in group.ends]
     assert {len(scores) for each in group.continued for scores in each} == {2}
     assert all(answer == "1" and text.startswith("Step ") for text, answer in asked)

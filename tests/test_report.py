@@ -136,7 +136,7 @@ def test_no_number_widens_a_row(value):
 def test_a_number_keeps_the_digits_that_fit():
     """Never more columns than asked for."""
     shown = {0.264: "0.26", 9.999: "10.0", 123.4: "123", 1234.4: "1234", 99999.0: "1e5", -0.264: "-0.3"}
-    assert {value: report.fitted(value, 4) for value in shown} == shown
+    assert {value: report.number_in(value, 4) for value in shown} == shown
     lasting = {9: "9 seconds", 100: "2 minutes", 5000: "83 minutes", 7200: "2 hours"}
     assert {seconds: report.duration(seconds) for seconds in lasting} == lasting
 
