@@ -78,7 +78,9 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
         "models": {},
     }
     if ranks.main:
-        print("".join(f"{note}\n" for loaded in sets for note in loaded.notes), end="")
+        for loaded in sets:
+            for note in loaded.notes:
+                print(note)
     folders.make_out(folder, ranks)
     with folders.locked(folder, ranks, "--out"):
         for label, path in models.items():

@@ -43,7 +43,7 @@ CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of SHEAR, with the defaults of `shear_weights`."""
+    """The options of SHEAR, with the defaults of `shear_weights`. Raises ValueError for a bad window or choice."""
 
     window: int = WINDOW  # w, tokens
     stride: int = STRIDE  # s, tokens
@@ -56,6 +56,12 @@ class Settings:
     max_iters: int = 100  # of Sinkhorn, a pair
     tol: float = 1e-3  # marginal error at which a pair stops
     fused: bool = False  # the Triton kernel, on a GPU
+
+    def __post_init__(self):
+        span_bounds(0, self.window, self.stride)  # raises for these, also where nothing is to be solved
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
 
     def eps_over(self, nbar: float) -> float:
         """eps in units of nbar, as `shear_weights` takes it: W_eps(C) / nbar = W_{eps / nbar}(C / nbar)."""

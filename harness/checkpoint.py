@@ -125,7 +125,7 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
     if ranks.main:
         lora.save(sampler, tokenizer, draft / "model")
         names = sorted(str(path.relative_to(draft)) for path in (draft / "model").rglob("*") if path.is_file())
-    names = from_main(names, ranks)
+    names = from_main(names, ranks)  # one list for all: shared file systems show new files late
     digests = [(name, _digest(draft / name)) for name in names[ranks.rank :: ranks.world]]
     digests += [(f"state/{name}", digest) for name, digest in writer.fs.digests.items()]
     digests = gather_items(digests, ranks)
@@ -136,7 +136,7 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
         draft.rename(folder)
         for old in complete(run)[:-keep]:
             _remove(old)
-    gather(None, ranks)
+    gather(None, ranks)  # until it has its name
 
 
 def complete(run: Path) -> list[Path]:

@@ -14,6 +14,7 @@ import shlex
 import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -146,7 +147,7 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
 def interruptible(run: Run) -> Iterator[None]:
     """Ctrl-C inside sets `run.interrupted`, so that the step is finished and saved; a second one ends it at once.
 
-    A process that was started to ignore Ctrl-C goes on ignoring it.
+    A process that was started to ignore Ctrl-C goes on ignoring it, and only a main thread hears of it.
     """
 
     def finish_first(signum, frame) -> None:
@@ -156,7 +157,8 @@ def interruptible(run: Run) -> Iterator[None]:
         if run.ranks.main:
             print("\nCtrl-C: this step is finished first; once more ends at once", file=sys.stderr)
 
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if ours:
         signal.signal(signal.SIGINT, finish_first)
     try:

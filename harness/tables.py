@@ -249,8 +249,9 @@ def table(results: dict[str, dict], data: dict[str, dict], backbone: str | None)
     if len(results) > 1:
         last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
         for method, printed in paper.items():  # its own average, which is not always that of its row
-            theirs = [printed.get(name, (math.nan,))[0] for name in results]
-            last[f"{method} †"] = percent(printed.get(suite_of(results), (float(np.mean(theirs)),))[0] / 100)
+            average_of_row = float(np.mean([printed.get(name, (math.nan,))[0] for name in results]))
+            theirs, _ = printed.get(suite_of(results), (average_of_row, math.nan))
+            last[f"{method} †"] = percent(theirs / 100)
         rows.append(last)
     legend = [papers_mark(backbone)] if backbone else []
     if has_infra:

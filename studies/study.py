@@ -160,10 +160,12 @@ def started(args: argparse.Namespace) -> Iterator[Run]:
     """A run without checkpoints, ready for its first step."""
     torch.set_num_threads(args.threads or torch.get_num_threads())
     ranks = parallel.join(args.device, grouped=args.dtype != "float32")
-    with prepared(args, ranks) as (run, _, _):
-        parallel.refresh(run.policy, run.sampler, ranks)
-        yield run
-    parallel.leave()
+    try:
+        with prepared(args, ranks) as (run, _, _):
+            parallel.refresh(run.policy, run.sampler, ranks)
+            yield run
+    finally:
+        parallel.leave()
 
 
 def train_only(args: argparse.Namespace, cell: Cell) -> dict:

@@ -40,14 +40,18 @@ def tiny():
 
 @pytest.fixture
 def assert_refused(capsys):
-    """Asserts that a command refuses its words: status 2, and one sentence that has all of the `names`."""
+    """Asserts that a command refuses its words: status 2, and one sentence that has all of the `names`.
 
-    def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> None:
+    Returns what it had printed before.
+    """
+
+    def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> str:
         capsys.readouterr()
         assert main([str(word) for word in words]) == 2
-        message = capsys.readouterr().err
+        printed, message = capsys.readouterr()
         assert message.startswith("error: ") and message.count("\n") == 1
         assert not [name for name in names if name not in message], message
+        return printed
 
     return check
 

@@ -356,7 +356,7 @@ def grade_all_cheats(folder: Path) -> None:
     responses = [f"```python\n{program}\n```" for _, program, _ in CHEATS]
 
     def grade(response, cheat):
-        timeout_s = 0.5 if cheat[0] in SLOW else 10.0
+        timeout_s = 1.0 if cheat[0] in SLOW else 10.0
         return grade_code(response, cheat[2], timeout_s=timeout_s, level="strict")
 
     verdicts = grade_all(grade, responses, CHEATS)

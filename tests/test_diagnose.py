@@ -424,7 +424,7 @@ def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, t
     assert diagnose.main(flags) == 130 and len(list(out.glob("group-*.json"))) == 1
     before = {file: file.read_bytes() for file in out.iterdir()}
     path.write_text(sound.replace("Step", "Stop"))
-    assert_refused(diagnose.main, flags, f"--rollouts {path}: the groups in {out} are not of these solutions")
+    assert_refused(diagnose.main, flags, f"--rollouts {path}: the groups in {out} are not of these solutions; choose")
     assert {file: file.read_bytes() for file in out.iterdir()} == before
 
 

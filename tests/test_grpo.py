@@ -152,7 +152,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     assert not scored.hidden.requires_grad and not scored.logp.requires_grad
 
 
-@pytest.mark.parametrize("micro_batch, left, right", [(1, 0, 0), (2, 3, 5)])
+@pytest.mark.parametrize("micro_batch, left, right", [(1, 0, 0), (2, 0, 0), (8, 0, 0), (2, 3, 5)])
 @pytest.mark.parametrize("per_token", [False, True])
 def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, left, right, per_token):
     """One token count an optimizer step: 1, 2, 8 rollouts at a time, and extra padding, to 1e-5 relative."""

@@ -85,8 +85,8 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
     ],
 )
 def test_bad_flags_are_one_sentence(argv, said, small, assert_refused):
-    """Status 2, and the flag is named."""
-    assert_refused(bench.main, argv.split(), said)
+    """Status 2, and the flag is named, before anything is measured."""
+    assert "|" not in assert_refused(bench.main, argv.split(), said)
 
 
 def test_a_pair_is_measured_however_wide_the_spans(small):
@@ -137,11 +137,11 @@ FAULTS = {  # what is wrong with --states: how the file is made, what is said
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_a_file_of_states_are_one_sentence(fault, small, tmp_path, assert_refused):
-    """Status 2, file and fault are named."""
+    """Status 2, file and fault are named, before anything is measured."""
     make, said = FAULTS[fault]
     make(path := tmp_path / "states.safetensors")
     words = ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()]
-    assert_refused(bench.main, words, f"error: --states {path}: ", said)
+    assert "|" not in assert_refused(bench.main, words, f"error: --states {path}: ", said)
 
 
 def test_states_of_two_precisions_are_measured(small, tmp_path, capsys):

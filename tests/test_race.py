@@ -79,14 +79,8 @@ def problem(name, seed=0, window=8, stride=4):
     return (*given, eps), values.clamp_min(0.0), iterations.long()
 
 
-@pytest.mark.parametrize(
-    "name, seed, window, stride",
-    [
-        *((name, 0, 8, 4) for name in CASES),
-        *((name, 1, 20, 3) for name in ("text", "clustered", "ragged", "nearly tied")),
-        *((name, 2, 1, 1) for name in ("text", "ragged")),
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed, window, stride", [(0, 8, 4), (1, 20, 3), (2, 1, 1)])
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     """To 1e-5 of the minimum; runners-up further away than that show that the same pairs have won."""
     group, matrix, _ = problem(name, seed, window, stride)
@@ -95,7 +89,7 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     torch.testing.assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
     torch.testing.assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
     assert (of_rows >= 0).all() and (of_columns >= 0).all()
-    if name == "nearly tied":
+    if name == "nearly tied" and window > 1:
         first, second = matrix.sort(1).values[:, :2].unbind(1)
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
 
@@ -160,7 +154,8 @@ def test_most_pairs_never_move():
     assert (found >= 1).all() and (found <= 100).all()
 
 
-@pytest.mark.parametrize("eps, size", [(1e-6, 2), (1e-1, 30), (1e-6, 30), (1e-3, 150)])
+@pytest.mark.parametrize("eps", [1e-1, 1e-3, 1e-6])
+@pytest.mark.parametrize("size", [2, 30, 150])
 def test_scalings_stay_in_range_at_any_eps(eps, size):
     """The product form must not overflow where potentials move far: sharp problems of points at all scales."""
     generator = torch.Generator().manual_seed(size)

@@ -333,14 +333,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind, dtype, eps",
-    [
-        *((kind, torch.float32, 0.05) for kind in KINDS),
-        ("shared prefix", torch.bfloat16, 0.05),
-        ("ragged", torch.float32, 0.5),
-    ],
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eps", [0.05, 0.5])
 def test_the_hooks_of_training_give_the_plain_weights(kind, dtype, eps):
     """The race and the matrix product against every pair solved and differences of states, to 1e-5 of the weights."""
     hidden, mask, correct = group(13, **KINDS[kind])
@@ -411,10 +406,14 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
         (dict(window=0), "window must be at least 1"),
         (dict(window=4, stride=5), "stride"),
         (dict(stride=0), "stride"),
+        (dict(reading="sharp"), "reading must be one of value, cost"),
+        (dict(distance="w2"), "distance must be one of w1, cosine, chamfer, mmd"),
+        (dict(normalize="token"), "normalize must be"),
+        (dict(pool="min"), "pool must be"),
     ],
 )
 def test_bad_options_are_named(options, message):
-    """ValueError, also where the group would not be solved at all."""
+    """ValueError with the choices, also where the group would not be solved at all."""
     hidden, mask, _ = group(14)
     with pytest.raises(ValueError, match=message):
         weights(hidden, mask, torch.ones(5), **options)
