@@ -143,5 +143,4 @@ def about_model(args: argparse.Namespace, path: str, sampler: Sampler) -> dict:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)
     sys.exit(main())

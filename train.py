@@ -52,7 +52,19 @@ from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
 from harness.resolve import parse_args
-from harness.run import Run, check_policy, due, interruptible, prepared, reload, restore, save, seed_of, skip
+from harness.run import (
+    Run,
+    check_policy,
+    due,
+    interruptible,
+    prepared,
+    reload,
+    restore,
+    sampling_after,
+    save,
+    seed_of,
+    skip,
+)
 from harness.tables import mean_and_error
 from harness.track import tracker
 from rewards import Verdict, scores_of
@@ -82,7 +94,8 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
         before, history = restore(run) if args.resume else begin(run)
         with interruptible(run), tracker(args, run.folder, ranks.main) as track:
             take_steps(run, sets, history, track)
-        after = evaluate(run, args.steps)
+        with sampling_after(run, args.steps):
+            after = evaluate(run, args.steps)
         if ranks.main:
             report.finish(args, run.folder, before, after, history, predicted_gb)
             with whole_folder(run.folder / "model") as draft:
@@ -98,10 +111,12 @@ def take_steps(run: Run, sets: list[Loaded], history: list[dict], track: Callabl
     table = report.StepTable(args.steps)
     todo = range(len(history), args.steps)
     for step in tqdm(todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None):
-        metrics, samples = train_step(run, step)
+        with sampling_after(run, step):
+            metrics, samples = train_step(run, step)
         check_policy(run, step)
         if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
-            metrics["bench"] = on_benchmarks(run, sets, step + 1)
+            with sampling_after(run, step + 1):
+                metrics["bench"] = on_benchmarks(run, sets, step + 1)
         history.append(metrics)
         if ranks.main:
             folders.append(folder / "metrics.jsonl", [metrics])
@@ -365,5 +380,4 @@ def on_benchmarks(run: Run, sets: list[Loaded], step: int) -> dict[str, dict]:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)  # so that a log file shows each step when it is done
     sys.exit(main())

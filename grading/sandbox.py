@@ -81,7 +81,7 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[tuple[str, bytes
     job["site"] = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     folder = os.path.dirname(os.path.abspath(__file__))
     start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"  # a module is compiled only once
-    command = [sys.executable, "-I", "-S", "-c", start]
+    command = [sys.executable, "-I", "-S", "-c", start, str(os.getpid())]  # `ps` shows whose it is
     environment = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

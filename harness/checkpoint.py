@@ -31,6 +31,7 @@ from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from credit import lora
@@ -63,9 +64,18 @@ class MetadataUnpickler(pickle.Unpickler):
     """Raises CheckpointError for a name that is not in METADATA."""
 
     def find_class(self, module: str, name: str):
+        if (module, name) == ("builtins", "getattr"):
+            return memory_format
         if name not in METADATA.get(module, "").split():
             raise CheckpointError(f".metadata names {module}.{name}, which no checkpoint needs")
         return super().find_class(module, name)
+
+
+def memory_format(kind: type, name: str):
+    """`getattr` as Python 3.11.0 to 3.11.3 pickle a member of an Enum; raises CheckpointError for any other use."""
+    if kind is not _MEM_FORMAT_ENCODING:
+        raise CheckpointError(f".metadata asks for {name} of {kind}, which no checkpoint needs")
+    return kind[name]
 
 
 class TensorsOnly(dcp.DefaultLoadPlanner):
@@ -112,7 +122,7 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
     folder, draft = run / "checkpoints" / f"step-{step:06d}", run / "checkpoints" / f".writing-{step}"
     if ranks.main:
         for name in ("metrics.jsonl", "samples.jsonl"):  # a checkpoint must not outlive the rows that lead to it
-            with (run / name).open("a") as file:
+            with (run / name).open("ab") as file:
                 os.fsync(file.fileno())
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -166,7 +176,7 @@ def find(path: Path) -> tuple[Path, int]:
             raise CheckpointError(f"{path} has no complete checkpoint in checkpoints/")
         path = found[-1]
     try:
-        report = json.loads((path / "complete.json").read_text())
+        report = json.loads((path / "complete.json").read_text(encoding="utf-8"))
         sizes = {name: size for name, (size, _) in report["files"].items()}
         step = int(report["step"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -179,7 +189,7 @@ def find(path: Path) -> tuple[Path, int]:
 
 def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
     """Weights and optimizer as they were; every rank must call it. Raises CheckpointError."""
-    report = json.loads((path / "complete.json").read_text())
+    report = json.loads((path / "complete.json").read_text(encoding="utf-8"))
     names = sorted(report["files"])[ranks.rank :: ranks.world]
     damaged = [name for name in names if list(_digest(path / name)) != report["files"][name]]
     damaged = gather_items(damaged, ranks)

@@ -16,6 +16,7 @@ from harness import parallel
 from harness.parallel import Ranks
 from tasks.problems import BadInput
 
+NOT_FINITE = "probability tensor contains"  # torch's multinomial
 FULL = "No space left on device", "inline_container.cc"  # a full disk, as safetensors says it and as torch.save does
 GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
 
@@ -33,12 +34,18 @@ def resolve_machine(args: argparse.Namespace, half: bool = True) -> None:
 
 
 class RunFailed(RuntimeError):
-    """A run that cannot go on, as its message says."""
+    """A run that cannot go on, as its message says; all ranks raise it."""
+
+
+class RankFailed(RuntimeError):
+    """The same of one rank, for which the others may wait."""
 
 
 def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
     """The status of `work()`. `interrupted` is said after Ctrl-C; `memory` says how to take less of it."""
     rank = os.environ.get("RANK", "0")
+    # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
+    sys.stdout.reconfigure(line_buffering=True, errors="replace")
 
     def say(sentence: str) -> None:
         if rank == "0":  # all ranks fail alike
@@ -68,7 +75,9 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
 
 def known_trouble(error: Exception) -> str | None:
     """A sentence for a full disk, an unusable file and a ruined model; None for any other error."""
-    if "probability tensor contains" in str(error):
+    if isinstance(error, RankFailed):
+        return str(error)
+    if NOT_FINITE in str(error):
         return "the model's probabilities are not finite; lower --lr, or give another model"
     if any(mark in str(error) for mark in FULL):
         return "the disk is full; free space, then give the same command again"

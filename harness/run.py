@@ -32,7 +32,7 @@ from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, folders, memory, parallel, report
 from harness.checkpoint import CheckpointError
-from harness.command import RunFailed
+from harness.command import NOT_FINITE, RankFailed, RunFailed
 from harness.parallel import Ranks
 from harness.prepare import load_outline, own_prm, set_up, warm_up
 from harness.recipe import SAVE_SHARE, SAVE_STEPS
@@ -283,6 +283,18 @@ def seed_of(seed: int, step: int, rank: int = 0) -> int:
     return int(np.random.SeedSequence([seed, step] + [rank] * (rank > 0)).generate_state(1)[0])
 
 
+@contextmanager
+def sampling_after(run: Run, steps: int) -> Iterator[None]:
+    """Raises RankFailed if the policy, which `steps` steps have trained, meets probabilities that are not finite."""
+    try:
+        yield
+    except RuntimeError as error:
+        if NOT_FINITE not in str(error) or not steps:
+            raise
+        reason = "the policy's probabilities are not finite"
+        raise RankFailed(f"after step {steps}: {reason}; {way_back(run)}") from error
+
+
 def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dict[str, float]) -> None:
     """Write down the rollouts of an update that was not finite; raises RunFailed after PATIENCE in a row."""
     run.skipped += 1
@@ -300,10 +312,14 @@ def check_policy(run: Run, step: int) -> None:
 
 
 def diverged(run: Run, step: int, reason: str) -> NoReturn:
-    """Raise RunFailed, naming the last checkpoint from which a whole step was finite, if there is one."""
+    """Raise RunFailed, which all ranks do alike."""
+    raise RunFailed(f"step {step + 1}: {reason}; {way_back(run)}")
+
+
+def way_back(run: Run) -> str:
+    """What to do after a divergence: names the last checkpoint from which a whole step was finite, if there is one."""
     finite = {row["step"] for row in folders.rows(run.folder / "metrics.jsonl") if row.get("skipped") == 0}
     good = [path for path in checkpoint.complete(run.folder) if checkpoint.step_of(path) + 1 in finite]
-    remedy = f"start anew with an --lr below {run.args.lr}, as no checkpoint is known to be good"
-    if good:
-        remedy = f"go on with --resume {good[-1]} and an --lr below {run.args.lr}"
-    raise RunFailed(f"step {step + 1}: {reason}; {remedy}")
+    if not good:
+        return f"start anew with an --lr below {run.args.lr}, as no checkpoint is known to be good"
+    return f"go on with --resume {good[-1]} and an --lr below {run.args.lr}"

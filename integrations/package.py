@@ -51,7 +51,7 @@ class BuildPackage(build_py):
         """Writes them."""
         folder = Path(self.build_lib, NAME)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "__init__.py").write_text(packaged(INIT))
+        (folder / "__init__.py").write_text(packaged(INIT), encoding="utf-8")
         for name, module in MODULES.items():
-            source = Path(f"{module.replace('.', '/')}.py").read_text()
-            (folder / f"{name}.py").write_text(packaged(source))
+            source = Path(f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+            (folder / f"{name}.py").write_text(packaged(source), encoding="utf-8")

@@ -310,5 +310,4 @@ def notes(flags: argparse.Namespace, args: argparse.Namespace, steps: dict[str, 
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)
     sys.exit(main())

@@ -4,6 +4,7 @@ Fixtures import transformers themselves: the process that hands out the tests ru
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,11 @@ CHAT = (
 
 @pytest.fixture(autouse=True)
 def calm():
-    """One thread, as two fight over a busy machine, and the same random numbers in any order of tests."""
+    """One thread, as two fight over a busy machine, and the same random numbers in any order of tests.
+
+    Ctrl-C is heard, whatever a parent process or a launcher has left.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     torch.manual_seed(0)
 

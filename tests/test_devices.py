@@ -64,7 +64,7 @@ def run(start, tmp_path_factory):
         patch.setitem(prepare.DECODERS, "generate", written)
         patch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
         folder = tmp_path_factory.mktemp("runs")
-        args = parse_args(f"{MODEL} {STEPS} --method prm --model {start} --out {folder}".split())
+        args = parse_args([*f"{MODEL} {STEPS} --method prm".split(), "--model", start, "--out", str(folder)])
         with prepared(args, Ranks(0, 1, CUDA)) as (run, _, _):
             yield run
 
@@ -99,8 +99,8 @@ def test_a_step_with_every_method(run, method):
 
 def test_an_adapter_and_fast_decoding(start, tmp_path):
     """arca on LoRA, sampled by replayed steps, evaluated before and after and on a benchmark."""
-    flags = f"--method arca --lora-rank 2 --decode fast --eval-every 1 --bench embedded --model {start}"
-    assert train.main(f"{MODEL} {STEPS} {flags} --out {tmp_path} --name arca".split()) == 0
+    flags = f"{MODEL} {STEPS} --method arca --lora-rank 2 --decode fast --eval-every 1 --bench embedded --name arca"
+    assert train.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
     _, step, after = metrics_of(tmp_path / "arca")
     assert step["grad_norm"] > 0 and "embedded" in step["bench"] and after["after"]
 
@@ -114,13 +114,13 @@ def test_half_precision_and_what_follows(start, tmp_path, monkeypatch):
         return make_believe.varlen_attn(query, *parts, **options)
 
     monkeypatch.setattr(packing, "varlen_attn", noted)
-    flags = f"{MODEL} {STEPS} --dtype bfloat16 --recompute --save-every 1 --model {start} --out {tmp_path} --name half"
-    assert train.main(flags.split()) == 0
-    assert train.main(f"--resume {tmp_path}/half --steps 2".split()) == 0
+    flags = f"{MODEL} {STEPS} --dtype bfloat16 --recompute --save-every 1 --name half"
+    assert train.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
+    assert train.main(["--resume", f"{tmp_path}/half", "--steps", "2"]) == 0
     _, first, second, _ = metrics_of(tmp_path / "half")
     assert first["grad_norm"] > 0 and first["checksum"] != second["checksum"] and attended
-    flags = f"--device cuda --model {tmp_path}/half --samples 1 --max-tokens 4 --out {tmp_path}/evaluated"
-    assert eval.main(flags.split()) == 0
+    flags = ["--model", f"{tmp_path}/half", "--out", f"{tmp_path}/evaluated"]
+    assert eval.main(["--device", "cuda", *flags, "--samples", "1", "--max-tokens", "4"]) == 0
 
 
 def test_diagnose(start, tmp_path, monkeypatch):
@@ -131,8 +131,8 @@ def test_diagnose(start, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda figure, path: None)
     drawn = [Verdict(0.0, "drawn"), Verdict(1.0, "drawn")]
     monkeypatch.setattr(Task, "verdicts", lambda task, problems, rollouts: drawn * (len(rollouts.texts) // 2))
-    flags = f"--groups 1 --continuations 2 --rollouts-per-prompt 4 --model {start} --out {tmp_path}"
-    assert diagnose.main(f"{MODEL} {flags}".split()) == 0
+    flags = f"{MODEL} --groups 1 --continuations 2 --rollouts-per-prompt 4"
+    assert diagnose.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
     methods = json.loads((tmp_path / "diagnose.json").read_text())["methods"]
     assert set(methods) == set(METHODS) - {"arca", "oracle-value"}
 

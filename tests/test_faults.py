@@ -3,6 +3,7 @@
 Run: pytest tests/test_faults.py
 """
 
+import copyreg
 import errno
 import fcntl
 import hashlib
@@ -71,7 +72,7 @@ def test_damaged_metrics_are_named(text, copied, capsys):
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"step": "x", "files": {}}', "\ud800"])
 def test_damaged_settings_of_a_run_are_named(name, text, copied, capsys):
     """Other types, missing keys, deep JSON, half a surrogate pair."""
-    (copied / "run" / name).write_text(text, errors="surrogatepass")
+    (copied / "run" / name).write_text(text, encoding="utf-8", errors="surrogatepass")
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "--resume", copied, capsys)
 
 
@@ -122,12 +123,13 @@ def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path,
     """What is small is looked at before the minutes that a large model takes to load."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
     places = {"RUN": str(run / "run"), "QWEN": str(qwen_folder), "TOY": taught}
+    flags = flags.split()
     for name, place in places.items():
-        flags, words = flags.replace(name, place), words.replace(name, place)
+        flags, words = [flag.replace(name, place) for flag in flags], words.replace(name, place)
     monkeypatch.setattr(prepare, "load_folder", lambda *parts: pytest.fail("weights are read"))
     usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
-    assert_says(train, [*usual, *flags.split()], words, tmp_path, capsys)
+    assert_says(train, [*usual, *flags], words, tmp_path, capsys)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
@@ -205,7 +207,36 @@ class Hostile:
         return os.mkdir, (str(self.path),)
 
 
-@pytest.mark.parametrize("kind", ["runs code", "cut off", "no tensor"])
+class Attribute:
+    """Takes an attribute of an allowed name where it is unpickled."""
+
+    def __reduce__(self):
+        return getattr, (torch.Size, "numel")
+
+
+def digest(folder: Path) -> None:
+    """Write the digests of a checkpoint's files as they are now."""
+    complete = json.loads((folder / "complete.json").read_text())
+    for name in complete["files"]:
+        data = (folder / name).read_bytes()
+        complete["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
+    (folder / "complete.json").write_text(json.dumps(complete))
+
+
+def test_checkpoints_of_older_pythons_load(copied, monkeypatch):
+    """Python 3.11.0 to 3.11.3 pickle a member of an Enum as `getattr`."""
+    folder = copied / "run" / "checkpoints" / "step-000002"
+    metadata = pickle.loads((folder / "state" / ".metadata").read_bytes())
+    kind = torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING
+    with monkeypatch.context() as patch:
+        patch.setitem(copyreg.dispatch_table, kind, lambda member: (getattr, (kind, member.name)))
+        (folder / "state" / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert b"getattr" in (folder / "state" / ".metadata").read_bytes()
+    digest(folder)
+    assert train.main(["--resume", str(copied / "run")]) == 0
+
+
+@pytest.mark.parametrize("kind", ["runs code", "takes an attribute", "cut off", "no tensor"])
 def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
     """Its digests are right: whoever makes a folder makes them, too."""
     folder = copied / "run" / "checkpoints" / "step-000002"
@@ -223,13 +254,9 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
         torch.save(Hostile(tmp_path / "made"), tmp_path / "hostile")
         file.write_bytes(file.read_bytes() + (tmp_path / "hostile").read_bytes())
     else:
-        metadata = Hostile(tmp_path / "made")
+        metadata = Attribute() if kind == "takes an attribute" else Hostile(tmp_path / "made")
     path.write_bytes(pickle.dumps(metadata)[: 20 if kind == "cut off" else None])
-    complete = json.loads((folder / "complete.json").read_text())
-    for name in complete["files"]:
-        data = (folder / name).read_bytes()
-        complete["files"][name] = [len(data), hashlib.sha256(data).hexdigest()]
-    (folder / "complete.json").write_text(json.dumps(complete))
+    digest(folder)
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys)
     assert not (tmp_path / "made").exists()
 
@@ -261,11 +288,30 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
     assert names == {"step-000003", "step-000002-good", "step-best", "step-000002.bak"}
 
 
-def test_a_run_that_diverges_names_the_last_good_checkpoint(copied, capsys):
+@pytest.mark.parametrize(
+    ("value", "checked", "good", "words"),
+    [
+        (torch.nan, True, 1, "the policy's logits are not finite"),
+        (3e38, True, 1, "the policy's logits are not finite"),  # float32 ends at 3.4e38
+        (torch.nan, False, 2, "the policy's probabilities are not finite"),  # as if one prompt's logits were finite
+    ],
+)
+def test_a_run_that_diverges_names_the_last_good_checkpoint(value, checked, good, words, copied, monkeypatch, capsys):
     """From which a whole step was finite; the ruined ones behind it are not advised."""
-    assert train.main(["--resume", str(copied / "run"), "--steps", "9", "--lr", "1e30"]) == 1
+    plain = train.update
+
+    def update(run, *inputs):
+        metrics = plain(run, *inputs)
+        run.policy.model.base_model.norm.weight.data.fill_(value)
+        return metrics
+
+    if not checked:
+        monkeypatch.setattr(train, "check_policy", lambda run, step: None)
+    monkeypatch.setattr(train, "update", update)
+    assert train.main(["--resume", str(copied / "run"), "--steps", "9", "--lr", "1e-3"]) == 1
     message = capsys.readouterr().err
-    assert message.count("\n") == 1 and "step-000001" in message and "below 1e+30" in message
+    assert message.count("\n") == 1 and words in message
+    assert f"step-00000{good} " in message and "below 0.001" in message
 
 
 @pytest.mark.parametrize(

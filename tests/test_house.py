@@ -29,7 +29,9 @@ def room_of(path: Path) -> str:
 
 def imported(path: Path) -> set[str]:
     """The modules of ours that a file imports, anywhere in it, by their dotted names."""
-    return {name for name in names_in(ast.walk(ast.parse(path.read_text()))) if name.split(".")[0] in FLOOR}
+    return {
+        name for name in names_in(ast.walk(ast.parse(path.read_text(encoding="utf-8")))) if name.split(".")[0] in FLOOR
+    }
 
 
 def names_in(nodes: Iterable[ast.AST]) -> set[str]:
@@ -72,7 +74,10 @@ def test_no_file_imports_itself_in_a_circle():
 
 def test_what_few_need_is_imported_where_it_is_needed():
     """`datasets` takes a second; POT and GeomLoss are for the table of peers, which a step's bench does without."""
-    at_once = {path.relative_to(ROOT).as_posix(): names_in(ast.parse(path.read_text()).body) for path in SOURCES}
+    at_once = {
+        path.relative_to(ROOT).as_posix(): names_in(ast.parse(path.read_text(encoding="utf-8")).body)
+        for path in SOURCES
+    }
 
     def need(package: str) -> set[str]:
         return {path for path, names in at_once.items() if package in {name.split(".")[0] for name in names}}

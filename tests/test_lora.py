@@ -78,10 +78,10 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     sizes = (
         "--prompts-per-step 2 --prompts-per-update 2 --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1"
     )
-    flags = f"--task embedded --model {tmp_path}/start {sizes} --method arca --lora-rank 2 --out {tmp_path}"
+    flags = f"--task embedded {sizes} --method arca --lora-rank 2 --steps 2".split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-        assert train.main(f"{flags} --name whole --steps 2".split()) == 0
+        assert train.main([*flags, "--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]) == 0
         shutil.copytree(tmp_path / "whole", tmp_path / "cut")
         shutil.rmtree(tmp_path / "cut" / "model")
         assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0

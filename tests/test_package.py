@@ -58,7 +58,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 def test_the_example_of_the_readme_runs_from_an_empty_folder(wheel, tmp_path):
     """With the installed package alone; the weights are those of the files here."""
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"## SHEAR in a trainer of your own.*?```python\n(.*?)```", readme, re.S)
     environment = {**os.environ, "PYTHONPATH": str(wheel)}  # a wheel is a zip file, from which Python imports
     command = [sys.executable, "-W", "error", "-c", EXAMPLE.format(example)]

@@ -96,6 +96,6 @@ def test_differences_are_paired_by_seed():
 
 def test_the_page_has_what_the_rows_say():
     """Every line of every table of docs/study.md can be computed again."""
-    page = (DOCS / "study.md").read_text()
+    page = (DOCS / "study.md").read_text(encoding="utf-8")
     for title, table in findings.all_tables(folders.rows(DOCS / "study.jsonl")).items():
         assert table and "\n".join(tables.markdown(table)) in page, title

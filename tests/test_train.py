@@ -708,5 +708,5 @@ def test_bad_input_is_one_sentence_and_status_2(
         return text
 
     there = sorted(tmp_path.rglob("*"))
-    assert_refused(train.main, ["--out", tmp_path, *fill(flags).split()], *map(fill, names))
+    assert_refused(train.main, ["--out", tmp_path, *map(fill, flags.split())], *map(fill, names))
     assert sorted(tmp_path.rglob("*")) == there
