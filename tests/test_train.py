@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import shlex
 import shutil
 import signal
 
@@ -624,7 +625,8 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
     path, step = checkpoint.find(tmp_path / "once")
     trained = load_file(path / "model" / "model.safetensors")["model.norm.weight"]
     assert step == 1 and not torch.equal(trained, load_file(f"{start}/model.safetensors")["model.norm.weight"])
-    said = f"a checkpoint holds 1 of 5 steps; go on with: python train.py --resume {tmp_path / 'once'}\ninterrupted\n"
+    folder = shlex.quote(str(tmp_path / "once"))
+    said = f"a checkpoint holds 1 of 5 steps; go on with: python train.py --resume {folder}\ninterrupted\n"
     assert capsys.readouterr().err.endswith(said)
     assert run(tmp_path, *flags, "--prompts-per-update", "2", "--name", "twice") == 130
     assert len(pressed) == 2 and not (tmp_path / "twice").exists()
