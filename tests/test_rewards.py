@@ -240,7 +240,7 @@ def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
     """Programs that sleep or crash change nothing for honest ones between them."""
     programs = ["print(2)", "import time; time.sleep(60)", "print(int(input()) + 1)", "1 / 0", "print(3)"] * 2
     texts = [f"```python\n{program}\n```" for program in programs]
-    verdicts = grade_all(functools.partial(grade_code, timeout_s=2.0), texts, [STDIO] * len(texts))
+    verdicts = grade_all(functools.partial(grade_code, timeout_s=5.0), texts, [STDIO] * len(texts))
     assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "correct", "crashed", "wrong"] * 2
     assert grade_all(grade_code, [], []) == []
 
