@@ -28,15 +28,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from harness.flags import answer
-from harness.protocol import Protocol, parse
+from harness.config import Protocol, answer, parse_eval
 
-answer(__name__, parse)  # --help and mistakes in the flags end here: what follows takes seconds to import
+ARGS = answer(__name__, parse_eval)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
 import torch
 from transformers.utils import logging
 
-from harness import evaluation, folders, parallel, prepare, results
+from harness import evaluation, folders, parallel, prepare, results, tables
 from harness.command import GOES_ON, guarded, ranked, resolve_machine
 from harness.evaluation import Sampler
 from harness.models import embedded, find_models, origin_of, run_of
@@ -51,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable_progress_bar()
 
     def work() -> int:
-        args = parse(argv)
+        args = ARGS or parse_eval(argv)
+        if args.paper and args.paper not in tables.PAPER:
+            raise BadInput(f"--paper {args.paper}: has no numbers there; give one of {', '.join(tables.PAPER)}")
         resolve_machine(args)
         if args.model:
             return ranked(args, __file__, argv, lambda ranks: measure(args, ranks), grouped=False)
@@ -109,7 +110,9 @@ def load_sets(args: argparse.Namespace, models: dict[str, str]) -> list[Loaded]:
     usual = ["embedded"] if run.get("task") == "embedded" else ["math"]
     make_embedded = partial(embedded, args, models)
     names = args.bench or usual
-    return benchmarks.load_sets(names, args.data, args.sandbox, make_embedded, tuple(args.lcb_window))
+    return benchmarks.load_sets(
+        names, args.data, args.sandbox, make_embedded, tuple(args.lcb_window or benchmarks.WINDOW)
+    )
 
 
 def check_samples(args: argparse.Namespace, sets: list[Loaded], protocol: Protocol) -> None:

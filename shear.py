@@ -27,8 +27,9 @@ A group whose verdicts are all equal has no opposing side and keeps weight 1 (it
     Alg. 1 line 16  omega_t = 1        | shear_weights, `omega = mask.float()`
     Alg. 1 line 18  A omega, Step 4    | shear_advantages
 
-Two hooks take faster functions of the same signature: `closest` (`fast.race` finds line 5's minima without solving
-every pair) and `distances` (`fast.distances` takes one matrix product). Training passes both; tests prove them equal.
+Three hooks take other functions of the same signature: `distances` (`fast.distances` takes one matrix product),
+`closest` (`fast.race` finds line 5's minima without solving every pair; ablations have other distances of two spans)
+and `pool` (an ablation's mean). Training passes the fast ones; tests prove them equal.
 
 At eps = 0.05 Eq. (10) carries a floor of up to 0.05 ln(window), even between equal spans whose points lie far apart.
 The paper's eps is 4.52 in raw units, which is 0.05 where nbar is 90 (`docs/recipe.md`).
@@ -39,7 +40,8 @@ low dimension (tests/test_theory.py). Theorem 2 (ii), (iii) and Prop. F.1 (ii) a
 minimum over J opposing spans by the expectation for one of them, and fail for large J; subtracting M sqrt(2 ln J / n)
 repairs them. Max pooling spreads a span's distance over up to window - 1 tokens before the first that differs (H.1).
 
-Left out: the paper's ablations (`credit/ablations.py`) and many groups at once (`credit/methods.py`).
+Left out: the paper's ablations (`credit/ablations.py`), eps in raw units (`credit/shear_settings.py`) and many groups
+at once (`credit/methods.py`).
 """
 
 import math
@@ -163,14 +165,15 @@ def shear_weights(
     window: int = WINDOW,
     stride: int = STRIDE,
     eps: float = EPS,
-    closest: Callable = closest_spans,
     distances: Callable = token_distances,
+    closest: Callable = closest_spans,
+    pool: Callable = token_weights,
 ) -> Tensor:
     """Alg. 1 lines 1-16: the token weights omega (G, T) float32 of one group.
 
     hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts. omega is 1 where the
     opposing set is empty and 0 where the mask is 0; a rollout whose mask is all 0 is in neither set. `eps` is in units
-    of nbar. `closest` and `distances` have the signatures of their defaults. Raises ValueError for a bad window, stride
+    of nbar. The hooks have the signatures of their defaults. Raises ValueError for a bad window, stride
     or eps, and for a state that is not finite.
     """
     span_bounds(0, window, stride)  # raises for these, also where nothing is to be solved
@@ -182,8 +185,8 @@ def shear_weights(
     nbar = mean_norm(hidden[mask])  # Alg. 1 line 10, Step 2
     costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
     of_right, of_wrong = closest(costs, right.spans, wrong.spans, eps * nbar)  # Alg. 1 line 5, Step 1
-    omega[right.inside] = token_weights(of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
-    omega[wrong.inside] = token_weights(of_wrong / nbar, wrong.spans)
+    omega[right.inside] = pool(of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
+    omega[wrong.inside] = pool(of_wrong / nbar, wrong.spans)
     return omega
 
 

@@ -14,7 +14,7 @@ turn advantages into token advantages (`credit/`, the only line in which methods
 policy-gradient step for every `--prompts-per-update` of the prompts. Each rank does this with whole groups of its own
 until token advantages are known; the steps are then taken by all ranks together, over the rollouts of all.
 
-Flags and their defaults are in `harness/recipe.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
+Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
 a step), samples.jsonl (a group a step, with token weights), curve.png, `start/` (the embedded task's warmed-up model),
 `checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in metrics.jsonl; where they
 arise, `prm/` (the embedded task's reward model) and nonfinite.jsonl (rollouts of skipped updates).
@@ -28,10 +28,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from harness.flags import answer
-from harness.recipe import parse
+from harness.config import answer, parse_train
 
-answer(__name__, parse)  # --help and mistakes in the flags end here: what follows takes seconds to import
+ARGS = answer(__name__, parse_train)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
 import numpy as np
 import torch
@@ -43,15 +42,15 @@ from transformers.utils import logging
 from credit import lora
 from credit.batch import Batch, Source
 from credit.measures import effective_weights
-from credit.methods import USES_HIDDEN, credit
+from credit.methods import assign_credit
+from credit.table import METHODS
 from grpo import Rollouts, Scored, cat_padded, group_advantages, policy_loss, rollout, score
 from harness import evaluation, folders, parallel, report
 from harness.checkpoint import whole_folder
-from harness.command import guarded, ranked
+from harness.command import guarded, ranked, resolve
 from harness.evaluation import Sampler
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
-from harness.resolve import parse_args
 from harness.run import (
     Run,
     check_policy,
@@ -81,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         enable_progress_bars()  # of downloads alone, which may take an hour
 
     def work() -> int:
-        args = parse_args(argv)
+        args = resolve(ARGS or parse_train(argv))
         return ranked(args, __file__, argv, lambda ranks: train(args, ranks), grouped=args.dtype != "float32")
 
     remedy = "lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs"
@@ -237,7 +236,7 @@ def credit_groups(
     for block in as_batch(rollouts, verdicts, args.rollouts_per_prompt, source).split():  # A (b,), Eq. (1)
         block = replace(block, scored=score_block(run, block.rollouts))  # states (n, d), of a block only
         clock.lap("score")
-        token_advantages.append(credit(args.method, block, args))  # (b, T) <- where methods differ
+        token_advantages.append(assign_credit(args.method, block, args))  # (b, T) <- where methods differ
         if not any(earlier.closest for earlier in blocks):
             block = replace(block, closest=report.closest_in(block, args))
         clock.lap("weights")
@@ -272,7 +271,7 @@ def as_batch(rollouts: Rollouts, verdicts: list[Verdict], group_size: int, sourc
 def score_block(run: Run, rollouts: Rollouts) -> Scored:
     """What the sampler says of its rollouts; hidden states only for methods that read them."""
     limits = dict(temperature=run.args.temperature, micro_tokens=run.args.micro_tokens)
-    return score(run.scorer, rollouts, **limits, keep_hidden=run.args.method in USES_HIDDEN)
+    return score(run.scorer, rollouts, **limits, keep_hidden="states" in METHODS[run.args.method].needs)
 
 
 def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Tensor, step: int) -> dict[str, float]:

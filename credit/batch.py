@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from credit.prm import RewardModel
-from grpo import Policy, Rollouts, Scored
+from grpo import Policy, Rollouts, Scored, spread
 from tasks.problems import Task
 
 BLOCK_TOKENS = 2**15  # of responses, whose states exist together: 235 MB at 3,584 bfloat16s
@@ -40,23 +40,24 @@ class Batch:
     scored: Scored | None  # logp, entropies (B, T), hidden (N, d) of a block; None before it is scored
     group_size: int
     source: Source | None = None
-    stats: dict[str, float] = field(default_factory=dict)
-    closest: list = field(default_factory=list)  # `ablations.closest_of` the first mixed group; filled for samples
+    logged: dict[str, tuple[float, int]] = field(default_factory=dict)  # name -> sum, count of what it is a mean of
+    closest: list = field(default_factory=list)  # `shear_settings.closest_of` the first mixed group; filled for samples
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """Several blocks, or ranks, as one, without `source`; a logged number is the mean over those that log it."""
-        logged = {}  # name -> values
+        """Several blocks, or ranks, as one, without `source`."""
+        logged = {}
         for batch in batches:
-            for name, value in batch.stats.items():
-                logged.setdefault(name, []).append(value)
+            for name, (total, count) in batch.logged.items():
+                sums = logged.get(name, (0.0, 0))
+                logged[name] = sums[0] + total, sums[1] + count
         return cls(
             torch.cat([batch.advantages for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
             Rollouts.cat([batch.rollouts for batch in batches]),
             Scored.cat([batch.scored for batch in batches]),
             batches[0].group_size,
-            stats={name: sum(values) / len(values) for name, values in sorted(logged.items())},
+            logged=dict(sorted(logged.items())),
             closest=next((batch.closest for batch in batches if batch.closest), []),
         )
 
@@ -76,8 +77,23 @@ class Batch:
                 rewards=self.rewards[rows],
                 rollouts=self.rollouts.take(rows),
                 source=replace(self.source, problems=self.source.problems[start:end]),
-                stats={},
+                logged={},
             )
+
+    def log(self, name: str, values: Tensor) -> None:
+        """Log a metric, of which `stats` has the mean over all values: of groups, or of pairs, of all ranks."""
+        self.logged[name] = values.double().sum().item(), values.numel()
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """What was logged, as means."""
+        return {name: total / count for name, (total, count) in self.logged.items()}
+
+    def groups(self) -> Iterator[tuple[slice, Tensor]]:
+        """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
+        for number, states in enumerate(self.scored.hidden.split(self.group_tokens)):  # (n, d), n tokens of a group
+            group = slice(number * self.group_size, (number + 1) * self.group_size)
+            yield group, spread(states, self.rollouts.mask[group])
 
     @property
     def group_tokens(self) -> list[int]:

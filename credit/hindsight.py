@@ -19,7 +19,7 @@ from credit.batch import Batch
 from grpo import pad_id, pad_left, score
 
 
-def rlsd(batch: Batch, args) -> Tensor:
+def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
     """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))).
 
     RLSD (arXiv 2604.03128): pi', the policy that also sees the final answer, teaches pi; lam falls from `mix` to 0
@@ -27,15 +27,15 @@ def rlsd(batch: Batch, args) -> Tensor:
     steps behind), and the answer stands before the problem (`Task.hint`).
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    share = args.rlsd_mix * max(0.0, 1 - batch.source.step / args.rlsd_steps)
+    share = mix * max(0.0, 1 - batch.source.step / steps)
     if not share:
         return scale.expand(batch.rollouts.mask.shape)
     told = [batch.source.task.informed(problem) for problem in batch.problems]
     ratio = (scale.sign() * (told_logp(batch, told, args) - batch.scored.logp)).exp()  # (B, T)
-    return scale * (1 - share + share * ratio.clamp(1 - args.rlsd_bound, 1 + args.rlsd_bound))
+    return scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
 
 
-def sdpo(batch: Batch, args) -> Tensor:
+def sdpo(batch: Batch, args, *, mix: float) -> Tensor:
     """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)), Eq. (3) and App. B.1 of SDPO (arXiv 2601.20802).
 
     pi' also sees the first other right rollout of the group; without one its part is 0, as in the authors' code. `mix`
@@ -49,7 +49,7 @@ def sdpo(batch: Batch, args) -> Tensor:
             told[row] = task.shown(told[row], solutions[0])
     log_ratio = told_logp(batch, told, args) - batch.scored.logp  # (B, T)
     log_ratio[~torch.tensor(has_peer)] = 0.0
-    return args.sdpo_mix * batch.advantages[:, None] + (1 - args.sdpo_mix) * log_ratio
+    return mix * batch.advantages[:, None] + (1 - mix) * log_ratio
 
 
 def hsd(batch: Batch, args) -> Tensor:

@@ -1,28 +1,19 @@
-"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached.
+"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached; and most methods.
 
-    credit("grpo", batch, args)  ->  A_i on every token
-    credit("shear", batch, args) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
+    assign_credit("grpo", batch, args)  ->  A_i on every token
+    assign_credit("shear", batch, args) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
 
-    group, entropies       grpo, entropy, hapo, rsi
-    hidden states          shear, first, delta; kgae                                                 credit/values.py
-    further passes         oar-g, oar-p, attention; arca, which also needs a LoRA adapter            credit/salience.py
-    the same, told more    rlsd, sdpo, hsd                                                           credit/hindsight.py
-    another model          prm, pure                                                                 credit/prm.py
-    controls               oracle (a task whose true first error is known), position, random, shuffle;
-                           oracle-value (a task whose lines are known)                               credit/values.py
+`credit/table.py` lists all methods and says how to add one; `values.py` and `hindsight.py` have the others. A method
+runs its own further passes, and logs numbers with `batch.log`.
 
-To add a method, write a function from a `Batch` and the flags to token advantages (B, T), and enter it in METHODS, and
-in the sets below it where these apply. `harness/recipe.py` has its name and its options as flags. A method runs its own
-further passes, and logs numbers by entering them in `batch.stats`.
-
-All but those in UNWEIGHTED keep the sign of A. Weights are constants for autograd. A docstring says "inferred" where
-the source is silent, and "deviates" where ours differs from it. `credit/measures.py` measures where credit went.
+All but those that the table says do not weigh keep the sign of A. Weights are constants for autograd. A docstring says
+"inferred" where the source is silent, and "deviates" where ours differs from it. `credit/measures.py` measures where
+credit went.
 """
 
 import argparse
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -30,22 +21,25 @@ from torch import Tensor
 
 from credit import prm as process_rewards
 from credit import salience
-from credit.ablations import first_weights, group_weights, settings_of
+from credit.ablations import minima, sinkhorn_distances
 from credit.batch import Batch
-from credit.hindsight import hsd, rlsd, sdpo
 from credit.measures import effective_weights
-from credit.values import kgae, oracle_value
-from grpo import pad_id, spread
+from credit.shear_settings import Settings, group_weights, settings_of
+from credit.table import function_of, options_of
+from fast.distances import token_distances
+from grpo import pad_id
+from shear import mean_norm, span_bounds, two_sides
 
 
-def credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
+def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
     """Token advantages (B, T) of a method, 0 outside of the mask; `args` are the flags, its options among them.
 
     `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how much they punish.
     `--rescale mean1` then divides a group's by their mean weight, so that methods differ in direction and not in the
     size of the step; groups without any weight stay as they are.
     """
-    token_advantages = torch.where(own_tokens(batch), METHODS[method](batch, args).detach(), 0.0)  # (B, T)
+    token_advantages = function_of(method)(batch, args, **options_of(method, args.method_option))  # (B, T)
+    token_advantages = torch.where(own_tokens(batch), token_advantages.detach(), 0.0)
     token_advantages = torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
     if args.rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
@@ -86,17 +80,17 @@ def grpo(batch: Batch, args) -> Tensor:
     return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
 
 
-def entropy(batch: Batch, args) -> Tensor:
+def entropy(batch: Batch, args, *, alpha: float, kappa: float) -> Tensor:
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758; alpha as for GRPO).
 
     Rewards grow and penalties shrink where the policy was unsure. Deviates: the source takes H_t from the forward pass
     of each update; here it is that of the rollout, from the distribution that was sampled from, once for all updates.
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    return scale + torch.minimum(args.entropy_alpha * batch.scored.entropies, scale.abs() / args.entropy_kappa)
+    return scale + torch.minimum(alpha * batch.scored.entropies, scale.abs() / kappa)
 
 
-def hapo(batch: Batch, args) -> Tensor:
+def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
     """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of arXiv 2604.11056.
 
     mu, sigma are of the entropies of the group's tokens. These are version 1's, which calls it EAPO; version 2, HAPO,
@@ -104,19 +98,19 @@ def hapo(batch: Batch, args) -> Tensor:
     """
     scale = batch.advantages[:, None]  # (B, 1)
     mean, std = group_moments(batch.scored.entropies, batch.rollouts.mask, batch.group_size)
-    bound = scale.abs() / args.hapo_phi
+    bound = scale.abs() / phi
     z = (batch.scored.entropies - mean) / std.clamp_min(1e-8)  # (B, T)
-    return scale + args.hapo_alpha * scale.sign() * z.clamp(-bound, bound)
+    return scale + alpha * scale.sign() * z.clamp(-bound, bound)
 
 
-def rsi(batch: Batch, args) -> Tensor:
+def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
     """A_t = A T / (tokens kept) on the tokens whose RSI_t = 1 + log pi(y_t) / H_t lies in [low, high], 0 elsewhere.
 
     The relative surprisal index (arXiv 2606.31575, Eq. (1)) is 1 where the policy was certain, so such tokens go. Its
     bounds are those for 7B; `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
     """
     index = 1 + batch.scored.logp / batch.scored.entropies  # (B, T), NaN or -inf where H_t is 0
-    kept = (index >= args.rsi_low) & (index <= args.rsi_high) & batch.rollouts.mask  # (B, T)
+    kept = (index >= low) & (index <= high) & batch.rollouts.mask  # (B, T)
     lengths = batch.rollouts.mask.sum(1, keepdim=True)  # (B, 1)
     return batch.advantages[:, None] * kept * lengths / kept.sum(1, keepdim=True).clamp_min(1)
 
@@ -124,27 +118,58 @@ def rsi(batch: Batch, args) -> Tensor:
 # ---- hidden states --------------------------------------------------------------------------------------------
 
 
-def shear(batch: Batch, args) -> Tensor:
+def shear(batch: Batch, args, **ablations) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
     stats = defaultdict(list)  # means over pairs of spans, or over groups
-    omega = group_by_group(batch, partial(group_weights, settings=settings_of(args), stats=stats))
+    omega = group_by_group(batch, partial(group_weights, settings=settings_of(args, **ablations), stats=stats))
     for name, values in stats.items():
-        batch.stats[name] = torch.cat(values).float().mean().item()
+        batch.log(name, torch.cat(values))
     return batch.advantages[:, None] * omega  # Alg. 1 line 18, Step 4
 
 
-def first(batch: Batch, args) -> Tensor:
+def first(batch: Batch, args, *, threshold: float) -> Tensor:
     """A_t = A where a wrong rollout first departs from the right ones, by SHEAR's distances; 0 elsewhere; ours.
 
     Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, compare it with
     `--negative-scale`, which does so without looking.
     """
-    settings = replace(settings_of(args), reading="cost", distance="w1")
-    omega = group_by_group(batch, partial(first_weights, settings=settings, threshold=args.first_threshold))
+    omega = group_by_group(batch, partial(first_weights, settings=settings_of(args), threshold=threshold))
     return batch.advantages[:, None] * omega
 
 
-def delta(batch: Batch, args) -> Tensor:
+@torch.no_grad()
+def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float) -> Tensor:
+    """Weights (G, T) float32 of 0 and 1 for one group, by W_eps in the reading "cost", which has no floor.
+
+    Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose distance (in units
+    of nbar) exceeds `threshold`: the weight is 1 on the span's last `stride` tokens, which no span before it covers,
+    on `stride` tokens before these and on `stride` after. Without such a span all its weights are 0.
+    Shapes and errors are those of `group_weights`.
+    """
+    window, stride = settings.window, settings.stride
+    mask = mask.bool()
+    omega = mask.float()  # (G, T)
+    right, wrong = two_sides(hidden, mask, correct.bool(), window, stride)
+    if right is None:
+        return omega
+    nbar = mean_norm(hidden[mask])
+    costs = token_distances(right.states, wrong.states)  # (N+, N-)
+    distances_of = partial(sinkhorn_distances, reading="cost", max_iters=settings.max_iters, tol=settings.tol)
+    eps = settings.eps_over(nbar) * nbar
+    distances = (minima(distances_of, costs, right.spans, wrong.spans, eps)[1] / nbar).tolist()  # K-
+    omega[wrong.inside] = 0.0
+    begin = 0  # of the rollout's spans
+    for row, length in enumerate(wrong.inside.sum(1).tolist()):
+        bounds = span_bounds(length, window, stride)
+        far = [k for k in range(len(bounds)) if distances[begin + k] > threshold]
+        begin += len(bounds)
+        if far:
+            onset = bounds[far[0]][1] - stride
+            omega[row, max(0, onset - stride) : min(onset + 2 * stride, length)] = 1.0
+    return omega
+
+
+def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
     """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart: DelTA, 2605.21467.
 
     v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log pi(y_t). lambda_t grows
@@ -164,7 +189,7 @@ def delta(batch: Batch, args) -> Tensor:
         if right.any() and not right.all():
             own[rows][later[rows]] = own_side(vectors[first : first + len(right)], right)
         first += len(right)
-    omega = args.delta_low + (args.delta_high - args.delta_low) * own
+    omega = low + (high - low) * own
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
@@ -189,45 +214,46 @@ def own_side(vectors: Tensor, right: Tensor) -> Tensor:
 def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
     """(B, T): `weights_of(hidden (G, T, d), mask (G, T), correct (G,)) -> (G, T)` of each group."""
     omega = []
-    for number, states in enumerate(batch.scored.hidden.split(batch.group_tokens)):  # (n, d), n tokens of a group
-        group = slice(number * batch.group_size, (number + 1) * batch.group_size)
-        mask = batch.rollouts.mask[group]
-        omega.append(weights_of(spread(states, mask), mask, batch.correct[group]))
+    for group, hidden in batch.groups():
+        omega.append(weights_of(hidden, batch.rollouts.mask[group], batch.correct[group]))
     return torch.cat(omega)
 
 
 # ---- further passes of the policy -----------------------------------------------------------------------------
 
 
-def oar_g(batch: Batch, args) -> Tensor:
+def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
     """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G, arXiv 2601.07408).
 
     quantile, beta, noise are those of the authors' page; the paper's own are not known. Their code multiplies by the
     embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
     With either probe a part of the importance is the draw of the noise, which is made anew in each step.
     """
-    options = dict(noise=args.oar_noise, seed=batch.source.step)
-    return outcome_advantages(batch, args, salience.importance_by_gradient, **options)
+    importance_of = partial(salience.importance_by_gradient, noise=noise, seed=batch.source.step)
+    return outcome_advantages(batch, args, importance_of, **options)
 
 
-def oar_p(batch: Batch, args) -> Tensor:
+def oar_p(batch: Batch, args, **options) -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token."""
-    return outcome_advantages(batch, args, salience.importance_by_masking, pad=pad_id(batch.source.tokenizer))
+    importance_of = partial(salience.importance_by_masking, pad=pad_id(batch.source.tokenizer))
+    return outcome_advantages(batch, args, importance_of, **options)
 
 
-def outcome_advantages(batch: Batch, args, importance_of: Callable, **options) -> Tensor:
-    """OAR's A omega by either importance, which takes `options`; rollouts whose A is 0 are not probed."""
+def outcome_advantages(
+    batch: Batch, args, importance_of: Callable, *, quantile: float, beta: float, probe: str
+) -> Tensor:
+    """OAR's A omega by either importance; rollouts whose A is 0 are not probed."""
     source, mask = batch.source, batch.rollouts.mask
     answers = salience.answer_places(source.tokenizer, batch.rollouts)
     for row in (batch.advantages == 0).nonzero().flatten().tolist():
         answers[row] = None
-    options |= dict(probe=args.oar_probe, micro_tokens=args.micro_tokens)
+    options = dict(probe=probe, micro_tokens=args.micro_tokens)
     importance = importance_of(source.policy, batch.rollouts, answers, **options)  # (B, T)
-    omega = salience.outcome_weights(importance, answers, mask, args.oar_quantile, args.oar_beta)
+    omega = salience.outcome_weights(importance, answers, mask, quantile, beta)
     return batch.advantages[:, None] * omega
 
 
-def attention(batch: Batch, args) -> Tensor:
+def attention(batch: Batch, args, *, slope: float) -> Tensor:
     """A_t = A omega_t, omega_t by how widely token t looks back: from focused tokens to wide ones during training.
 
     Attention entropy (arXiv 2605.07660) names the signal, the middle layer's entropy over log of the context, and
@@ -237,12 +263,12 @@ def attention(batch: Batch, args) -> Tensor:
     source, mask = batch.source, batch.rollouts.mask
     values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=args.micro_tokens)  # (B, T)
     mean, std = group_moments(values, mask, batch.group_size)
-    pull = args.attention_slope * (2 * source.step / args.steps - 1)
+    pull = slope * (2 * source.step / args.steps - 1)
     omega = 2 * torch.sigmoid(pull * (values - mean) / std.clamp_min(1e-8))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
-def arca(batch: Batch, args) -> Tensor:
+def arca(batch: Batch, args, *, floor: float) -> Tensor:
     """A_t = A T w_t, w_t = (a_t + floor) / sum (a + floor), a_t = ||h_adapted - h_base||, Eqs. (8), (15) of 2606.00257.
 
     h is the last hidden state with the LoRA adapter and without. T w_t has mean 1 in a rollout; an adapter that is
@@ -251,8 +277,8 @@ def arca(batch: Batch, args) -> Tensor:
     source, mask = batch.source, batch.rollouts.mask
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     change = salience.adapter_residual(source.policy, batch.rollouts, batch.scored.hidden, **limits)
-    change = (change + args.arca_floor) * mask  # (B, T)
-    total = change.sum(1, keepdim=True).clamp_min(args.arca_floor)  # (B, 1)
+    change = (change + floor) * mask  # (B, T)
+    total = change.sum(1, keepdim=True).clamp_min(floor)  # (B, 1)
     return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
 
 
@@ -281,7 +307,7 @@ def prm(batch: Batch, args) -> Tensor:
     return batch.advantages[:, None] * omega
 
 
-def pure(batch: Batch, args) -> Tensor:
+def pure(batch: Batch, args, *, temperature: float, outcome: float) -> Tensor:
     """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in place of A.
 
     r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature), whose sum tends to the
@@ -294,9 +320,9 @@ def pure(batch: Batch, args) -> Tensor:
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, args)):
-        shares = min_form(good, args.pure_temperature)  # (K,)
+        shares = min_form(good, temperature)  # (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
-    returns = torch.where(mask, returns + args.pure_outcome * batch.correct[:, None], 0.0)
+    returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
     graded = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
     means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(graded.shape)
     others = graded.sum(1, keepdim=True) - 1  # (groups, 1)
@@ -348,41 +374,9 @@ def random(batch: Batch, args) -> Tensor:
     return batch.advantages[:, None] * omega
 
 
-def shuffle(batch: Batch, args) -> Tensor:
+def shuffle(batch: Batch, args, **ablations) -> Tensor:
     """A_t = A omega_p(t), p a random permutation of the rollout's tokens: SHEAR's weights without their places."""
-    token_advantages = shear(batch, args)
+    token_advantages = shear(batch, args, **ablations)
     for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
         token_advantages[row, :length] = token_advantages[row, torch.randperm(length)]
     return token_advantages
-
-
-METHODS = {
-    "grpo": grpo,
-    "shear": shear,
-    "first": first,
-    "kgae": kgae,
-    "entropy": entropy,
-    "hapo": hapo,
-    "rsi": rsi,
-    "delta": delta,
-    "oar-g": oar_g,
-    "oar-p": oar_p,
-    "arca": arca,
-    "prm": prm,
-    "pure": pure,
-    "rlsd": rlsd,
-    "sdpo": sdpo,
-    "hsd": hsd,
-    "attention": attention,
-    "oracle": oracle,
-    "oracle-value": oracle_value,
-    "position": position,
-    "random": random,
-    "shuffle": shuffle,
-}
-# Methods that read `scored.hidden`; for the others it is not kept.
-USES_HIDDEN = {"shear", "first", "delta", "kgae", "arca", "shuffle"}
-USES_PRM = {"prm", "pure"}
-USES_ANSWER = {"oar-g", "oar-p", "rlsd", "hsd"}  # a final answer, in a box
-USES_PEER = {"sdpo", "hsd"}  # another response in the prompt
-UNWEIGHTED = {"pure", "kgae", "oracle-value", "sdpo", "hsd"}  # advantages of their own in place of A

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from credit.batch import Batch
 from fast.distances import token_distances
-from grpo import spread
 from shear import mean_norm
 
 PRIOR = 1.0  # n0, rollouts that the mean of the others' rewards counts for
@@ -36,25 +35,23 @@ def deviation(rewards: Tensor) -> Tensor:
 # ---- by neighbours --------------------------------------------------------------------------------------------
 
 
-def kgae(batch: Batch, args) -> Tensor:
-    """A_t = sum_k lambda^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman et al. 2016); ours.
+def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
+    """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman et al. 2016); ours.
 
     V_t = (n0 base + sum_j K_j r_j) / (n0 + sum_j K_j) over the other rollouts j of the group, K_j = exp(-d_j / width),
     base the mean of their rewards; d_j is how near rollout j ever comes to the last tokens of the prefix, see
     `aligned_distances`, over nbar. V_0 = base, and after the last token V is the rollout's own reward, so that at
-    lambda 1 all A_t would be r - V_{t-1}.
+    decay 1 all A_t would be r - V_{t-1}.
     """
     mask = batch.rollouts.mask
     changes = torch.zeros(mask.shape, device=mask.device)  # (B, T)
     deviations = torch.full((len(mask), 1), torch.inf, device=mask.device)
-    for number, states in enumerate(batch.scored.hidden.split(batch.group_tokens)):  # (n, d), n tokens of a group
-        group = slice(number * batch.group_size, (number + 1) * batch.group_size)
+    for group, hidden in batch.groups():
         deviations[group] = deviation(batch.rewards[group])
         if deviations[group].isfinite().all():
-            hidden = spread(states, mask[group])  # (G, T, d)
-            values = prefix_values(hidden, mask[group], batch.rewards[group], args.window, args.kgae_width)
+            values = prefix_values(hidden, mask[group], batch.rewards[group], args.window, width)
             changes[group] = torch.where(mask[group], values.diff(dim=1), 0.0)
-    return discounted_sums(changes, args.kgae_lambda) / deviations
+    return discounted_sums(changes, decay) / deviations
 
 
 def prefix_values(hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, width: float) -> Tensor:

@@ -1,5 +1,6 @@
 """What every command does around its work: ranks, and one sentence for everything that can go wrong.
 
+parse_args(argv)       the configuration of a run: the flags of train.py, and what they mean on this machine
 resolve_machine(args)  what `auto` means on this machine
 guarded(work, ...)     exit status: 0, 1 for a run that cannot go on, 2 for bad input, 130 after Ctrl-C
 ranked(args, ...)      start as many processes as there are GPUs, or take this process's place among them
@@ -12,13 +13,35 @@ from collections.abc import Callable
 
 import torch
 
+from fast import kernel
 from harness import parallel
+from harness.config import parse_train
 from harness.parallel import Ranks
+from tasks import toy
+from tasks.benchmarks import check_sandbox
 from tasks.problems import BadInput
+from tasks.walk import kind_of
 
 NOT_FINITE = "probability tensor contains"  # torch's multinomial
 FULL = "No space left on device", "inline_container.cc"  # a full disk, as safetensors says it and as torch.save does
 GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The configuration of a run; raises BadInput."""
+    return resolve(parse_train(argv))
+
+
+def resolve(args: argparse.Namespace) -> argparse.Namespace:
+    """The flags of train.py as the configuration of a run on this machine; raises BadInput."""
+    if args.task == "embedded" and not args.max_tokens:
+        args.max_tokens = toy.response_tokens(args.toy_lines, kind_of(args))
+    resolve_machine(args, half=args.task != "embedded")
+    if args.fused and not (args.device == "cuda" and kernel.available() and args.window <= kernel.LONGEST):
+        raise BadInput(f"--fused: needs a GPU, Triton and a --window up to {kernel.LONGEST}; leave it out")
+    if args.task == "code":
+        check_sandbox(args.sandbox)
+    return args
 
 
 def resolve_machine(args: argparse.Namespace, half: bool = True) -> None:

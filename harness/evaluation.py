@@ -25,9 +25,9 @@ from tqdm import tqdm
 
 from grpo import rollout
 from harness import parallel, tables
+from harness.config import Protocol
 from harness.folders import append
 from harness.parallel import Ranks
-from harness.protocol import Protocol
 from rewards import Verdict
 from tasks import toy
 from tasks.benchmarks import Loaded

@@ -40,12 +40,12 @@ from transformers import AutoModelForCausalLM
 
 from credit import lora
 from credit.batch import BLOCK_TOKENS
-from credit.methods import USES_HIDDEN
+from credit.table import METHODS
 from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from fast.race import CHUNK_ENTRIES
 from grpo import HEAD_CHUNK, layers_of
+from harness.config import SAVE_SHARE, SAVE_STEPS
 from harness.parallel import Ranks
-from harness.recipe import SAVE_SHARE, SAVE_STEPS
 from tasks.problems import BadInput
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
@@ -98,22 +98,20 @@ def predict(
     layer_backward = (saved + 3 * wide) * size  # bytes a token; gate, up and their product have gradients, too
     group = args.rollouts_per_prompt * args.max_tokens  # tokens whose states are compared
     block = max(group, min(BLOCK_TOKENS, rollouts * args.max_tokens))  # tokens whose states exist together
-    states = block * hidden * size * (args.method in USES_HIDDEN)
+    needs = METHODS[args.method].needs
+    states = block * hidden * size * ("states" in needs)
     # One group's states: padded, by sides, in float32; matrices of half a group against the other half; pairs of spans.
     matrices, pairs = 3 * 4 * (group / 2) ** 2, 3 * 4 * CHUNK_ENTRIES["cuda"]
     distances = states + group * hidden * (2 * size + 4) + matrices + pairs
     credit = {
-        "shear": distances,
-        "first": distances,
-        "kgae": distances,  # at most: its matrices are of two rollouts at a time
-        "shuffle": distances,
-        "oar-g": scored * (kept + layer_backward) + logits,
-        "oar-p": scored * forward + logits,
+        "pairs": distances,
+        "gradient": scored * (kept + layer_backward) + logits,
+        "masking": scored * forward + logits,
         "attention": scored * text.num_attention_heads * width * (2 * size + 8),  # weights, their logarithms
     }
     gb["generating"] = generating(config, args, rollouts, room * 1e9 - resident, size)
     gb["scoring"] = max(scored * forward, logits + scored * hidden * size) + states
-    gb["credit"] = credit.get(args.method, 0)
+    gb["credit"] = max((credit[word] for word in needs if word in credit), default=0)
     gb["gradients"] = 4 * trained / shards
     gb["gathered"] = size * (2 * rest + 3 * layer) * has_copy
     gb["backward"] = trained_on * kept + max(trained_on * layer_backward, logits)

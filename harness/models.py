@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from harness import checkpoint
+from harness.config import EMBEDDED
 from harness.folders import settings_in
-from harness.recipe import EMBEDDED
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput

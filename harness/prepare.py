@@ -26,16 +26,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 
 from credit import teacher
-from credit.methods import USES_PEER
 from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
+from credit.table import METHODS
 from fast import decode
 from grpo import hf_generate, layers_of
 from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
-from harness.flags import flag
+from harness.config import Protocol, flag
 from harness.models import config_of
 from harness.parallel import Ranks
-from harness.protocol import Protocol
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
@@ -96,8 +95,10 @@ def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
 def check_architecture(args: argparse.Namespace, model) -> list[str]:
     """Notes on how a model, which may be without weights, can be run; raises BadInput where it cannot be as asked."""
     sampling_of(args, model)  # refuses what it cannot be
-    if args.method == "attention" and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
-        raise BadInput(f"--model {args.model}: its layers have no self_attn; choose another --method than attention")
+    if "attention" in METHODS[args.method].needs and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
+        raise BadInput(
+            f"--model {args.model}: its layers have no self_attn; choose another --method than {args.method}"
+        )
     notes = []
     if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
         notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
@@ -108,12 +109,13 @@ def check_architecture(args: argparse.Namespace, model) -> list[str]:
 
 def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task, list[str]]:
     """Problems whose prompts leave room for a response in the model's `context`; and notes. Raises BadInput."""
-    responses = 1 + (args.method in USES_PEER)  # that must fit in together
+    needs = METHODS[args.method].needs
+    responses = 1 + ("peer" in needs)  # that must fit in together
     room = context - responses * args.max_tokens  # for the prompt
     if room < 1:
-        shared = ", for a response and another in its prompt" if args.method in USES_PEER else ""
+        shared = ", for a response and another in its prompt" if "peer" in needs else ""
         raise BadInput(f"--max-tokens {args.max_tokens}: the model's context is {context} tokens{shared}; lower it")
-    told = args.method in ("rlsd", "hsd")  # prompts must fit with their answer, too
+    told = "hint" in needs  # prompts must fit with their answer, too
     if args.task == "embedded":
         longest = toy.prompt_tokens(args.toy_lines) + toy.HINT_TOKENS * told
         if room < longest:

@@ -17,10 +17,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from credit.ablations import Closest, closest_of, settings_of
 from credit.batch import Batch
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
 from credit.methods import true_errors
+from credit.shear_settings import Closest, closest_of, settings_of
+from credit.table import METHODS, options_of
 from grpo import Rollouts, spread
 from harness import folders, tables
 from tasks.problems import Task
@@ -152,7 +153,8 @@ def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
     group = slice(batch.mixed * batch.group_size, (batch.mixed + 1) * batch.group_size)
     states = batch.scored.hidden.split(batch.group_tokens)[batch.mixed]  # (n, d), n tokens of the group
     mask = batch.rollouts.mask[group]
-    return closest_of(spread(states, mask), mask, batch.correct[group], settings_of(args))
+    options = options_of(args.method, args.method_option) if "distance" in METHODS[args.method].options else {}
+    return closest_of(spread(states, mask), mask, batch.correct[group], settings_of(args, **options))
 
 
 def sample_rows(

@@ -22,9 +22,8 @@ import torch
 import transformers
 
 from harness import checkpoint, evaluation, folders, tables
-from harness.flags import refuse_other_settings
+from harness.config import Protocol, refuse_other_settings
 from harness.models import origin_of
-from harness.protocol import Protocol
 from rewards import Verdict, grade_all
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, grader

@@ -27,15 +27,15 @@ import numpy as np
 import torch
 
 from credit import lora, prm
-from credit.methods import USES_PRM
+from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, folders, memory, parallel, report
 from harness.checkpoint import CheckpointError
 from harness.command import NOT_FINITE, RankFailed, RunFailed
+from harness.config import SAVE_SHARE, SAVE_STEPS
 from harness.parallel import Ranks
 from harness.prepare import load_outline, own_prm, set_up, warm_up
-from harness.recipe import SAVE_SHARE, SAVE_STEPS
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
@@ -93,7 +93,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
             report.print_plan(args, folder, notes)
         if args.task == "embedded" and not args.model and not args.resume:
             warm_up(model, tokenizer, task, args, folder, ranks)
-        if args.method in USES_PRM and not args.prm:
+        if "prm" in METHODS[args.method].needs and not args.prm:
             reward_model = own_prm(model, task, args, folder, ranks)
         if args.lora_rank:
             lora.add(model, args.lora_rank, args.seed)

@@ -30,11 +30,32 @@ import math
 import sys
 from collections import defaultdict
 from itertools import accumulate, pairwise
+from pathlib import Path
 
-from harness.flags import answer
-from studies.options import advantages_parser
+from credit.table import METHODS, needing
+from harness.config import MAY_CHANGE, Parser, answer, number, positive_int, spelled
 
-answer(__name__, lambda: advantages_parser().parse_args())  # before what takes seconds to import
+
+def make_parser() -> Parser:
+    """This command's flags."""
+    about = "Credit against true token advantages, which continuations of every line's two ends estimate."
+    parser = Parser(prog="python -m studies.advantages", description=about, allow_abbrev=False)
+    parser.usage = "%(prog)s RUN [flags]"
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="folder of a run of the embedded task")
+    add("--start", action="store_true", help="the run's warmed-up model, not its trained one")
+    add("--groups", type=positive_int, default=12, help="held-out problems that are sampled")
+    add("--continuations", type=number(int, 2, 10**6), default=16, help="from every line boundary")
+    names = [name for name in METHODS if name not in needing("adapter") | needing("prm")]
+    quick = [name for name in names if set(METHODS[name].needs) <= {"states", "pairs"}]  # no further passes
+    about = "credit methods: " + ", ".join(names)
+    add("--methods", nargs="+", default=quick, choices=names, metavar="NAME", help=about)
+    out = Path("runs/advantages")
+    add("--out", type=Path, metavar="DIR", default=out, help="folder of advantages.json")
+    return parser
+
+
+answer(__name__, lambda: make_parser().parse_args())  # before what takes seconds to import
 
 import numpy as np
 import torch
@@ -46,11 +67,9 @@ from fast.packing import packing_of
 from grpo import Policy
 from harness import folders, tables
 from harness.checkpoint import write_whole
-from harness.command import guarded
+from harness.command import guarded, parse_args
 from harness.parallel import Ranks
 from harness.prepare import set_up
-from harness.recipe import MAY_CHANGE
-from harness.resolve import parse_args, renamed, spelled
 from harness.run import seed_of
 from studies.prefixes import Prefixes, continued, sampled, scored
 from studies.truth import weights_of
@@ -67,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable_progress_bar()
 
     def work() -> int:
-        flags = advantages_parser().parse_args(argv)
+        flags = make_parser().parse_args(argv)
         args = settings_of_run(flags)
         torch.set_num_threads(args.threads)
         ranks = Ranks(0, 1, torch.device(args.device))
@@ -87,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     """The settings of a run, `model` being the one that is asked for; raises BadInput."""
-    config = renamed(folders.settings_in(flags.run / "config.json", ["task", "toy_lines"]))
+    config = folders.settings_in(flags.run / "config.json", ["task", "toy_lines"])
     folder = flags.run / ("start" if flags.start else "model")
     if config["task"] != "embedded":
         raise BadInput(f"{flags.run}: is a run of --task {config['task']}; give one of the embedded task")
@@ -112,8 +131,8 @@ def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, c
     """
     policy = Policy(model, **packing_of(model))
     measured = []
-    for number, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
-        torch.manual_seed(seed_of(args.seed, number))
+    for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
+        torch.manual_seed(seed_of(args.seed, index))
         group = sampled(args, task, model, tokenizer, problem)
         if not group.mixed:
             continue
@@ -124,7 +143,7 @@ def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, c
         group = continued(dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer)
         batch = scored(group, policy, task, tokenizer, args)
         weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
-        measured += with_credit(number, group, lines, batch, weights, task)
+        measured += with_credit(index, group, lines, batch, weights, task)
     return {"groups": len(problems), **statistics_of(measured, list(methods))}
 
 

@@ -31,8 +31,53 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from harness.flags import answer
-from studies.options import bench_parser, check_flags, step_parser
+from harness.config import Parser, answer, check_flags, number
+
+
+def bench_parser() -> Parser:
+    """Of `studies.bench`, as it was called."""
+    return step_parser() if "--step" in sys.argv else peers_parser()
+
+
+def step_parser() -> Parser:
+    """Of `studies.bench --step`."""
+    about = (
+        "Measure a step of training, SHEAR beside GRPO. --size tiny --tokens 32 --problems 4 --group 4 takes seconds "
+        "on two CPU cores; the other sizes are for a GPU, where a step may take minutes."
+    )
+    epilog = "Flags of train.py that are not fixed here can be added."
+    parser = Parser(prog="python -m studies.bench --step", description=about, epilog=epilog, allow_abbrev=False)
+    add = parser.add_argument
+    add("--step", action="store_true", help="the table of a full training step, SHEAR beside GRPO")
+    add("--size", choices=("7b", "1.5b", "tiny"), default="7b", help="architecture, with random weights")
+    add("--problems", type=number(int, 1, 4096), default=64, help="of the step; the recipe has 512")
+    add("--group", type=number(int, 2, 256), default=8, help="rollouts a problem")
+    add("--tokens", type=number(int, 1, 3896), default=1000, help="of every response")
+    add("--no-optimizer", action="store_true", help="leave AdamW and its moments out")
+    return parser
+
+
+def peers_parser() -> Parser:
+    """Of `studies.bench`."""
+    about = (
+        "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores, and two to three "
+        "more to make the embedded model without --model."
+    )
+    epilog = "--step measures a step of training instead: see python -m studies.bench --step --help"
+    parser = Parser(prog="python -m studies.bench", description=about, epilog=epilog)
+    add = parser.add_argument
+    add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
+    add("--model", help="a folder of the embedded task's model; if not given, one is made and warmed up")
+    tokens, states = "of synthetic responses; if not given: 300", "of synthetic states; if not given: 896"
+    add("--tokens", type=number(int, 1, 16_384), nargs="*", help=f"{tokens}, on a GPU 1000 and 3000, too")
+    add("--width", type=number(int, 1, 16_384), nargs="*", help=f"{states}, on a GPU 3584, too")
+    add("--group", type=number(int, 2, 256), nargs="*", help="rollouts of a group; if not given: 8, on a GPU 16, too")
+    pairs = "of 100 x 100 that a peer solves at most, more if small; if not given: 256, on a GPU 4096"
+    add("--pairs", type=number(int, 8, 16_384), help=pairs)
+    add("--rounds", type=number(int, 1, 1000), default=3, help="times that each is measured")
+    add("--device", choices=("cpu", "cuda"), help="if not given: cuda where there is one")
+    return parser
+
 
 answer(__name__, lambda: check_flags(bench_parser()))  # before what takes seconds to import
 
@@ -43,8 +88,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 import train
 from fast.decode import token_bytes
 from harness import memory, parallel, report
-from harness.command import guarded
-from harness.resolve import parse_args
+from harness.command import guarded, parse_args
 from harness.run import Run, assemble, seed_of
 from studies.machine import ceilings, hardware
 from tasks.problems import BadInput, Task
@@ -128,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
     else:
         from studies import peers  # here, as a step needs neither POT nor GeomLoss
 
-        work, remedy = peers.measure_peers, "lower --tokens, --width or --group"
+        work, remedy = partial(peers.measure_peers, peers_parser()), "lower --tokens, --width or --group"
     return guarded(partial(work, argv), interrupted="interrupted", memory=remedy)
 
 

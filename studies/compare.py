@@ -28,20 +28,34 @@ import argparse
 import shlex
 import statistics
 import sys
+from pathlib import Path
 
-from harness.flags import answer
-from studies.options import check_flags, compare_parser
+from harness.config import Parser, answer, check_flags, positive_int, random_seed, spelled
+from studies.trials import RULES, SEEDS, Cell, chosen_rate
 
-answer(__name__, lambda: check_flags(compare_parser()))  # before what takes seconds to import
+
+def make_parser() -> Parser:
+    """This command's own flags."""
+    about = "Train with every credit method, each at its own learning rate; one table."
+    epilog = "Flags of train.py that are not set here can be added. Without any, all rows take some hours."
+    parser = Parser(prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False)
+    add = parser.add_argument
+    names = f"rows of the table, of {', '.join(RULES)}; if not given: all that the task allows"
+    add("--methods", nargs="+", default=[], choices=list(RULES), metavar="ROW", help=names)
+    add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table; others choose the rates")
+    add("--jobs", type=positive_int, default=2, help="seeds at a time, a process each")
+    add("--rows", type=Path, metavar="FILE", default=Path("runs/compare.jsonl"), help="of finished trials")
+    return parser
+
+
+answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
 
 from transformers.utils import logging
 
 from harness import folders, tables
-from harness.command import GOES_ON, guarded
-from harness.resolve import parse_args, spelled
+from harness.command import GOES_ON, guarded, parse_args
 from studies.findings import by_seed, differences, of_start, shown
 from studies.study import run_stage
-from studies.trials import RULES, SEEDS, Cell, chosen_rate
 from tasks.problems import BadInput
 
 OURS = "--method --seed --lr --heldout --name --out --resume --prm"  # flags of train.py that trials set themselves
@@ -55,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def compare(argv: list[str] | None) -> int:
     """The trials that are not there yet, and the table; raises BadInput for flags that no trial can have."""
-    flags, others = compare_parser().parse_with_others(argv, OURS, "the trials set it")
+    flags, others = make_parser().parse_with_others(argv, OURS, "the trials set it")
     args = parse_args(others)
     cell = Cell(shlex.join(others), args.lr, flags.methods or [rule for rule in RULES if allowed(rule, others)])
     for rule in cell.rules:

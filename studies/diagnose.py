@@ -28,24 +28,48 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from harness.flags import answer
-from studies.options import check_flags, diagnose_parser
+from harness.config import Parser, answer, check_flags, natural, positive_int, refuse_other_settings
 
-answer(__name__, lambda: check_flags(diagnose_parser()))  # before what takes seconds to import
+
+def make_parser() -> Parser:
+    """This command's own flags."""
+    about = (
+        "What the distance sees: the paper's figures on your rollouts. The embedded task takes four to five minutes "
+        "on two CPU cores, --samples alone seconds."
+    )
+    epilog = "Flags of train.py can be added."
+    parser = Parser(prog="python -m studies.diagnose", description=about, epilog=epilog, allow_abbrev=False)
+    add = parser.add_argument
+    groups = "problems that are sampled, or groups of --rollouts that are read"
+    add("--groups", type=positive_int, default=16, help=groups)
+    add("--continuations", type=natural, help="of each prefix; if not given: 16, and 0 with --rollouts; 0: none")
+    lines = 'JSON lines with "problem", "solution", "label"; "answer" for --continuations'
+    add("--rollouts", type=Path, metavar="FILE", help=lines)
+    add("--prm", help="process reward model, to compare prm and pure, too; embedded: if not given, a tiny one is made")
+    out = Path("runs/diagnose")
+    add("--out", type=Path, metavar="DIR", default=out, help="folder of the groups, the numbers and the figures")
+    add("--html", type=Path, metavar="FILE", help="a page to write, its tokens shaded by weight")
+    samples = "samples.jsonl of a training run: the --html page of that, and nothing else"
+    add("--samples", type=Path, metavar="FILE", help=samples)
+    return parser
+
+
+answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
 
 import numpy as np
 import torch
 from tqdm import tqdm
 from transformers.utils import logging
 
-from credit.ablations import settings_of, span_matrix
 from credit.batch import Batch
+from credit.shear_settings import pair_distances, settings_of
+from credit.table import options_of
+from fast.distances import token_distances
 from fast.packing import packing_of
 from grpo import Policy, spread
 from harness import folders, report, tables
 from harness.checkpoint import write_whole
-from harness.command import GOES_ON, guarded
-from harness.flags import refuse_other_settings
+from harness.command import GOES_ON, guarded, parse_args
 from harness.parallel import Ranks
 from harness.prepare import (
     check_reward_tokenizer,
@@ -57,8 +81,7 @@ from harness.prepare import (
     set_up,
     warm_up,
 )
-from harness.resolve import parse_args, renamed
-from shear import span_bounds, two_sides
+from shear import mean_norm, span_bounds, two_sides
 from studies import figures, page
 from studies.prefixes import Prefixes, collect, given, read, scored, table_of
 from studies.truth import against_truth, errors_in, weights_of
@@ -93,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
     """This command's flags, and train.py's; raises BadInput."""
-    parser = diagnose_parser()
+    parser = make_parser()
     flags, rest = parser.parse_with_others(argv, REFUSED, "diagnose trains nothing and compares all methods")
     if flags.continuations is None:
         flags.continuations = 0 if flags.rollouts else 16
@@ -165,7 +188,7 @@ def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     folders.make_out(flags.out, Ranks(0, 1, torch.device(args.device)))
     if not (flags.out / "config.json").exists() and not list(flags.out.glob("group-*.json")):
         return
-    had = renamed(folders.settings_in(flags.out / "config.json"))
+    had = folders.settings_in(flags.out / "config.json")
     wanted = decided(flags, args)
     digest = wanted.pop("digest")  # which no flag gives
     refuse_other_settings(wanted, had, f"the groups in {flags.out} have", "choose another --out")
@@ -274,13 +297,17 @@ def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarr
     rows = [row, other]
     hidden = spread(batch.scored.hidden, batch.rollouts.mask)[rows]  # (2, T, d)
     mask = batch.rollouts.mask[rows]  # (2, T)
-    sides = two_sides(hidden, mask, torch.tensor([True, False], device=mask.device), args.window, args.stride)
+    correct = torch.tensor([True, False], device=mask.device)
+    right, wrong = two_sides(hidden, mask, correct, args.window, args.stride)
     lengths = mask.sum(1).tolist()
     row_ends = [end for _, end in span_bounds(lengths[0], args.window, args.stride)]
     ends = [end for _, end in span_bounds(lengths[1], args.window, args.stride)]
     beyond = [column for column, end in enumerate(ends) if end > error >= 0]
-    matrix = span_matrix(sides[0], sides[1], settings_of(args)).cpu().numpy()  # (K, L)
-    return matrix, row_ends, ends, beyond[0] if beyond else None
+    settings, nbar = settings_of(args, **options_of("shear", args.method_option)), mean_norm(hidden[mask])
+    costs = token_distances(right.states, wrong.states)
+    distances_of = pair_distances(hidden, mask, correct, settings)
+    matrix = distances_of(costs, right.spans, wrong.spans, settings.eps_over(nbar) * nbar) / nbar  # (K, L)
+    return matrix.cpu().numpy(), row_ends, ends, beyond[0] if beyond else None
 
 
 def page_rows(group: Prefixes, batch: Batch, args: argparse.Namespace, task: Task, tokenizer) -> list[dict]:

@@ -27,7 +27,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import Qwen2ForCausalLM
 
 import train
-from credit.methods import METHODS
+from credit.table import METHODS
 from fast import decode, packing
 from grpo import Policy, Rollouts, pad_left, policy_loss
 from studies import bench

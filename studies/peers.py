@@ -4,7 +4,7 @@
     python -m studies.bench --states states.safetensors  # and groups of states: groupN.rolloutK.right or .wrong
     python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16  # the sizes of a GPU
 
-Ours is `ablations.span_distances`, from hidden states to each span's distance to the closest opposing span, group after
+Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group after
 group as in training. A peer gets the ready-made cost blocks of full spans, in batches as large as ours. It solves at
 most `--pairs` pairs of 100 x 100 tokens, or as many entries; its seconds are scaled to all pairs. This favours peers.
 
@@ -32,15 +32,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.ablations import Settings, span_distances
+from credit.shear_settings import Settings
 from fast.distances import token_distances
-from fast.kernel import available
-from fast.race import CHUNK_ENTRIES
+from fast.kernel import available, fused_race
+from fast.race import CHUNK_ENTRIES, race
 from harness import tables
+from harness.config import Parser
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies.machine import ceilings, hardware, timed
-from studies.options import peers_parser
 from studies.states import States, embedded, real, synthetic
 from tasks.problems import BadInput
 
@@ -118,9 +118,9 @@ PEERS = {  # and which share of --pairs each solves; on a GPU loops solve few, a
 }
 
 
-def measure_peers(argv: list[str]) -> int:
+def measure_peers(parser: Parser, argv: list[str]) -> int:
     """Measure all groups and print a table of each; returns 0, raises BadInput."""
-    flags = parse(argv)
+    flags = parse(parser, argv)
     warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
     device = torch.device(flags.device)
     print(hardware(device, "float32"), flush=True)
@@ -131,9 +131,8 @@ def measure_peers(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse(parser: Parser, argv: list[str] | None) -> argparse.Namespace:
     """The flags; raises BadInput."""
-    parser = peers_parser()
     on_gpu = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096, device="cuda")
     on_cpu = dict(tokens=[300], width=[896], group=[8], pairs=256, device="cpu")
     device = parser.parse_args(argv).device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -209,7 +208,13 @@ class Solver(NamedTuple):
 
 def ours(states: States, settings: Settings, stats: dict[str, list] | None = None) -> Tensor:
     """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of all groups,)."""
-    return torch.cat([span_distances(right, wrong, settings, stats)[0] for right, wrong in two_sided(states)])
+    limits = dict(max_iters=settings.max_iters, tol=settings.tol, stats=stats)
+    closest, distances = fused_race if settings.fused else race, []
+    for right, wrong in two_sided(states):
+        nbar = mean_norm(torch.cat([right.states, wrong.states]))
+        costs = token_distances(right.states, wrong.states)  # (N+, N-)
+        distances.append(closest(costs, right.spans, wrong.spans, settings.eps * nbar, **limits)[0] / nbar)
+    return torch.cat(distances)
 
 
 def true_values(pairs: Pairs) -> Tensor:

@@ -17,13 +17,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from credit.ablations import Settings
 from credit.batch import Batch
+from credit.shear_settings import Settings
 from fast.packing import packing_of
 from grpo import Policy, spread
+from harness.command import parse_args
 from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
-from harness.resolve import parse_args
 from studies import prefixes
 from tasks.problems import BadInput
 

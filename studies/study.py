@@ -34,10 +34,24 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from harness.flags import answer
-from studies.options import NEED_MODELS, study_parser
+from harness.config import Parser, answer, positive_int, spelled
+from studies.trials import CELLS, HEADROOM, RULES, SEEDS, Cell, Trial, lacking
 
-answer(__name__, lambda: study_parser().parse_args())  # before what takes seconds to import
+
+def make_parser() -> Parser:
+    """This command's flags."""
+    about = "Run the trials of docs/study-plan.md that have no row yet, half a minute to a minute each."
+    parser = Parser(prog="python -m studies.study", description=about)
+    add = parser.add_argument
+    add("stage", choices=("headroom", "advantages", "tune", "confirm"), help="which trials")
+    names = list(CELLS | HEADROOM)
+    add("--cells", nargs="+", choices=names, metavar="CELL", help=f"some of the stage's: {', '.join(names)}")
+    add("--jobs", type=positive_int, default=2, help="starts at a time, a process each")
+    add("--rows", type=Path, metavar="FILE", default=Path("docs/study.jsonl"), help="of finished trials")
+    return parser
+
+
+answer(__name__, lambda: make_parser().parse_args())  # before what takes seconds to import
 
 import numpy as np
 import torch
@@ -45,13 +59,12 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 import train
+from credit.table import needing
 from harness import folders, parallel, report
-from harness.command import GOES_ON, guarded
-from harness.resolve import parse_args, spelled
+from harness.command import GOES_ON, guarded, parse_args
 from harness.run import Run, prepared, seed_of
 from rewards import scores_of
 from studies.advantages import measure
-from studies.trials import CELLS, HEADROOM, RULES, SEEDS, Cell, Trial, lacking
 from tasks.problems import BadInput
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +80,7 @@ NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
-    flags = study_parser().parse_args(argv)
+    flags = make_parser().parse_args(argv)
     return guarded(lambda: study(flags), interrupted=GOES_ON, memory="lower --jobs")
 
 
@@ -202,9 +215,9 @@ def located(run: Run, step: int) -> dict | None:
 
 def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
     """`studies.advantages` of the start, for the cell's rules that differ in credit and need no other model for it."""
-    rules = {}
+    rules, needing_models = {}, needing("adapter") | needing("prm")
     for rule in cell.rules:
-        if RULES[rule]["method"] not in NEED_MODELS and not NOT_CREDIT & RULES[rule].keys():
+        if not needing_models & {RULES[rule]["method"]} and not NOT_CREDIT & RULES[rule].keys():
             rules[rule] = RULES[rule]
     with started(args) as run:
         parts = args, run.task, run.sampler, run.tokenizer

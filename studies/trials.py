@@ -14,7 +14,7 @@ ORDER += " oar-p prm pure rlsd sdpo hsd attention oracle random grpo-dynamic she
 CHANGED = {
     "shear-mean1": {"method": "shear", "rescale": "mean1"},
     "grpo-wrong-.12": {"method": "grpo", "negative_scale": 0.12},
-    "sdpo": {"method": "sdpo", "sdpo_mix": 0.9},
+    "sdpo": {"method": "sdpo", "method_option": ["mix=0.9"]},
     "grpo-dynamic": {"method": "grpo", "dynamic_sampling": 4},
     "shear-dynamic": {"method": "shear", "dynamic_sampling": 4},
     "grpo-lora": {"method": "grpo", "lora_rank": 16},

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.ablations import CHOICES
 from credit.batch import Batch
 from credit.measures import around, effective_weights, localisation, peak
-from credit.methods import METHODS, USES_PRM, credit, true_errors
+from credit.methods import assign_credit, true_errors
+from credit.table import METHODS, NEEDS, needing, options_of
 from grpo import cat_padded
 from studies import figures
 from studies.figures import FAINT, INK, RIGHT, WRONG
@@ -38,8 +38,9 @@ def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -
     """What a method multiplies each token's advantage by, (G, T), with the flags' options but for those `changed`."""
     torch.manual_seed(args.seed)
     uncontrolled = {"negative_scale": 1.0, "rescale": "none"}  # controls, which belong to no method
-    args = argparse.Namespace(**(vars(args) | uncontrolled | changed))
-    return effective_weights(credit(method, batch, args), batch.advantages, batch.rollouts.mask)
+    options = [] if method != args.method else args.method_option
+    args = argparse.Namespace(**(vars(args) | uncontrolled | {"method_option": options} | changed))
+    return effective_weights(assign_credit(method, batch, args), batch.advantages, batch.rollouts.mask)
 
 
 def errors_in(batch: Batch, task: Task) -> Tensor:
@@ -62,14 +63,16 @@ def against_truth(
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     last_wrong = torch.where(errors[:, 0] >= args.window, errors[:, 1] - 1, -1)  # (B,)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
-    absent = {"arca"}
-    left_out.append("arca against the truth: its weights need an adapter that was trained, and is no longer there")
+    absent = needing("adapter")
+    left_out.append(
+        f"{', '.join(absent)} against the truth: weights need an adapter, which no saved model has any more"
+    )
     if batches[0].source.prm is None:
-        absent |= USES_PRM
-        left_out.append(f"{', '.join(sorted(USES_PRM))} against the truth: they need --prm")
+        absent |= needing("prm")
+        left_out.append(f"{', '.join(sorted(needing('prm')))} against the truth: they need --prm")
     if task.lines is None:
-        absent.add("oracle-value")
-        left_out.append("oracle-value against the truth: the task does not know what the lines of a response decide")
+        absent |= needing("lines")
+        left_out.append(f"{', '.join(needing('lines'))} against the truth: the task does not know {NEEDS['lines']}")
     if localisation(mask.float(), mask, errors) is None:
         left_out.append("credit against the truth: no rollout has tokens before and after its first error")
         return {}
@@ -79,8 +82,9 @@ def against_truth(
     for part, name, method, changed in tqdm(runs, "methods and settings", leave=False, disable=None):
         weights = cat_padded([weights_of(method, batch, args, **changed) for batch in batches])  # (B, T)
         results[part][name] = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
-        if part == "settings" and set(changed) <= {"pool"}:
-            curves[changed.get("pool", args.pool)] = around(weights, mask, last_wrong, 2 * args.window)
+        if part == "settings" and (name == "as given" or name.startswith("pool ")):
+            pool = options_of("shear", changed.get("method_option", args.method_option))["pool"]
+            curves[pool] = around(weights, mask, last_wrong, 2 * args.window)
     credit_placement(results["methods"], "method", out / "truth_methods.png")
     credit_placement(results["settings"], "SHEAR, one option changed", out / "truth_settings.png")
     curves = dict(sorted(curves.items()))
@@ -98,12 +102,15 @@ def changes_of(args: argparse.Namespace) -> dict[str, dict]:
         {"eps": args.eps / 5},
         {"eps": args.eps * 5},
     ]
-    for name in ("pool", "reading", "distance"):
-        changes += [{name: choice} for choice in CHOICES[name]]
     settings = {"as given": {}}
     for changed in changes:
         if vars(args) | changed != vars(args):
             settings[label_of(changed)] = changed
+    options = options_of("shear", args.method_option)
+    for name in ("pool", "reading", "distance"):
+        for choice in METHODS["shear"].options[name].choices:
+            if choice != options[name]:
+                settings[f"{name} {choice}"] = {"method_option": [*args.method_option, f"{name}={choice}"]}
     return settings
 
 

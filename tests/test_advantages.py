@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from harness.command import parse_args
 from harness.folders import write_config
-from harness.resolve import parse_args
 from studies.advantages import agreement, lines_of, main, measure, statistics_of, value_of, with_credit
 from tasks import toy
 from tasks.problems import BadInput, Task

@@ -27,8 +27,8 @@ import harness.run
 import train
 from grpo import Policy
 from harness import checkpoint, folders, parallel
+from harness.command import parse_args
 from harness.parallel import Ranks
-from harness.resolve import parse_args
 from tasks import toy
 
 SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()

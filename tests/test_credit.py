@@ -19,8 +19,8 @@ from credit.measures import effective_weights
 from credit.methods import METHODS, UNWEIGHTED, USES_PEER, credit, true_errors
 from credit.salience import Answer, outcome_weights
 from grpo import Policy, Rollouts, Scored, group_advantages, score
+from harness.command import parse_args
 from harness.prepare import embedded_task
-from harness.resolve import parse_args
 from tasks import toy
 
 FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()

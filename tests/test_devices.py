@@ -17,12 +17,12 @@ from transformers import Qwen2ForCausalLM
 import eval
 import train
 from credit import teacher
-from credit.methods import METHODS
+from credit.table import METHODS
 from fast import decode, packing
 from grpo import hf_generate, pad_left
 from harness import prepare
+from harness.command import parse_args
 from harness.parallel import Ranks
-from harness.resolve import parse_args
 from harness.run import prepared
 from rewards import Verdict
 from studies import diagnose, figures

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from credit import teacher
 from credit.ablations import Closest
 from credit.measures import around, peak
-from credit.methods import METHODS
+from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
 from harness import prepare
 from rewards import Verdict

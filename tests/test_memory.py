@@ -16,7 +16,7 @@ from transformers import LlamaConfig, Qwen2Config
 import grpo
 import train
 from harness import memory, parallel, report
-from harness.resolve import parse_args
+from harness.command import parse_args
 from studies import bench
 from tasks.problems import BadInput
 

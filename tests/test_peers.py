@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from harness.resolve import parse_args
+from harness.command import parse_args
 from studies import bench, machine, peers
 
 CPU = torch.device("cpu")

@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.protocol import Protocol
 
 from credit.ablations import CHOICES, Settings
-from credit.methods import METHODS
+from credit.table import METHODS
 from fast.race import race_matrix
 from grpo import group_advantages, policy_loss
 from harness import protocol, recipe, tables
-from harness.protocol import Protocol
-from harness.resolve import parse_args
+from harness.command import parse_args
 from shear import shear_weights
 from sinkhorn import sinkhorn
 from tasks import benchmarks, problems, toy

@@ -13,7 +13,7 @@ import torch
 from credit.batch import Batch
 from grpo import Rollouts, Scored, group_advantages
 from harness import folders, report
-from harness.resolve import parse_args
+from harness.command import parse_args
 from rewards import Verdict, grade_math
 from tasks import toy
 from tasks.problems import Task

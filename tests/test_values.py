@@ -14,7 +14,7 @@ from credit.batch import Batch, Source
 from credit.methods import credit
 from credit.values import aligned_distances
 from grpo import Rollouts, Scored, group_advantages, spread
-from harness.resolve import parse_args
+from harness.command import parse_args
 from tasks.problems import Task
 
 NAN = math.nan

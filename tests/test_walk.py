@@ -8,7 +8,7 @@ import torch
 
 from grpo import hf_generate, rollout
 from harness import folders
-from harness.resolve import parse_args
+from harness.command import parse_args
 from tasks import benchmarks, toy
 from tasks.rows import BadInput
 from tasks.walk import Environment, Walk

@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from credit.batch import Batch
 from credit.methods import credit
 from grpo import Policy, Rollouts, cat_padded, score
-from harness.resolve import parse_args
+from harness.command import parse_args
 from integrations import trl_shear
 from integrations.trl_shear import ShearGRPOTrainer
 from tasks import toy

@@ -1,0 +1,158 @@
+"""SHEAR's settings, and the entry that training uses: `shear.shear_weights` with the hooks that the settings ask for.
+
+    Settings                                           the paper's own by default, and its ablations
+    settings_of(args)                                  from the flags
+    group_weights(hidden, mask, correct, settings)     omega (G, T) of one group
+    pair_distances(hidden, mask, correct, settings)    the function for the distance of every pair of spans
+    closest_of(hidden, mask, correct, settings)        of each span, which opposing one is closest
+
+The paper's eps is in raw units of distance; `shear_weights` takes it in units of nbar, and so does `Settings` unless
+`eps_unit` is "raw".
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from credit import ablations
+from credit.table import METHODS
+from fast.distances import token_distances
+from fast.kernel import fused_race
+from fast.race import race, race_matrix
+from shear import EPS, STRIDE, WINDOW, mean_norm, shear_weights, span_bounds, token_weights, two_sides
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of SHEAR, with the defaults of `shear_weights`. Raises ValueError for a bad window or choice."""
+
+    window: int = WINDOW  # w, tokens
+    stride: int = STRIDE  # s, tokens
+    eps: float = EPS
+    eps_unit: str = "nbar"  # or "raw": that of the distances, which is the paper's
+    reading: str = "value"  # of Eq. (10), with the distance "w1"
+    distance: str = "w1"  # of two spans
+    normalize: str = "group"  # "rollout": every rollout's mean weight becomes the group's
+    pool: str = "max"  # over the spans that cover a token
+    max_iters: int = 100  # of Sinkhorn, a pair
+    tol: float = 1e-3  # marginal error at which a pair stops
+    fused: bool = False  # the Triton kernel, on a GPU
+
+    def __post_init__(self):
+        span_bounds(0, self.window, self.stride)  # raises for these, also where nothing is to be solved
+        choices = {name: option.choices for name, option in METHODS["shear"].options.items()}
+        for name, allowed in {**choices, "eps_unit": ("nbar", "raw")}.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+
+    @property
+    def races(self) -> bool:
+        """Whether the minima can be found by a race: only the value of W_eps has bounds."""
+        return (self.distance, self.reading) == ("w1", "value")
+
+    def eps_over(self, nbar: float) -> float:
+        """eps in units of nbar: W_eps(C) / nbar = W_{eps / nbar}(C / nbar)."""
+        return self.eps if self.eps_unit == "nbar" else self.eps / nbar
+
+
+def settings_of(args: argparse.Namespace, **ablations: str) -> Settings:
+    """SHEAR's settings, from the flags and the options of the method `shear`."""
+    names = "window stride eps eps_unit max_iters tol fused".split()
+    return Settings(**{name: getattr(args, name) for name in names}, **ablations)
+
+
+@torch.no_grad()
+def group_weights(
+    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: dict[str, list] | None = None
+) -> Tensor:
+    """Token weights (G, T) float32 of one group; shapes and errors are those of `shear.shear_weights`.
+
+    A `defaultdict(list)` given as `stats` receives tensors: "nbar" and "eps_over_nbar" (1,); of a group that is solved
+    also "sinkhorn_iterations" (pairs,) and "sinkhorn_error" (solved pairs,).
+    """
+    mask, correct = mask.bool(), correct.bool()
+    if not mask.any():
+        return mask.float()  # (G, T)
+    nbar = mean_norm(hidden[mask])
+    eps = settings.eps_over(nbar)
+    if stats is not None:
+        stats["nbar"].append(torch.tensor([nbar]))
+        stats["eps_over_nbar"].append(torch.tensor([eps]))
+    if settings.races:
+        closest = partial(
+            fused_race if settings.fused else race, max_iters=settings.max_iters, tol=settings.tol, stats=stats
+        )
+    else:
+        closest = partial(ablations.minima, pair_distances(hidden, mask, correct, settings, stats))
+    omega = shear_weights(
+        hidden,
+        mask,
+        correct,
+        window=settings.window,
+        stride=settings.stride,
+        eps=eps,
+        distances=token_distances,
+        closest=closest,
+        pool=token_weights if settings.pool == "max" else ablations.mean_weights,
+    )
+    return ablations.evened_out(omega, mask) if settings.normalize == "rollout" else omega
+
+
+def pair_distances(
+    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: dict[str, list] | None = None
+) -> Callable[..., Tensor]:
+    """The function (costs, right_spans, wrong_spans, eps) -> (K+, K-) of a setting: the distance of every pair."""
+    if settings.distance == "chamfer":
+        return ablations.chamfer_distances
+    if settings.distance == "w1":
+        limits = dict(max_iters=settings.max_iters, tol=settings.tol)
+        return partial(ablations.sinkhorn_distances, reading=settings.reading, stats=stats, **limits)
+    of_means = ablations.cosine_distances if settings.distance == "cosine" else ablations.mmd_distances
+    return partial(of_means, hidden[mask & correct[:, None]], hidden[mask & ~correct[:, None]])
+
+
+class Closest(NamedTuple):
+    """A span of a rollout, and the opposing span closest to it; places are tokens, the second after the last."""
+
+    start: int
+    end: int
+    distance: float  # as the weights have it
+    rollout: int  # of the group, the one that the opposing span belongs to
+    other_start: int
+    other_end: int
+
+
+def closest_of(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> list[list[Closest]]:
+    """Of each rollout of a group its spans, none where nothing opposes. Shapes are those of `shear_weights`."""
+    found = [[] for _ in mask]
+    sizes = dict(window=settings.window, stride=settings.stride)
+    right, wrong = two_sides(hidden, mask, correct, **sizes)
+    if right is None:
+        return found
+    nbar = mean_norm(hidden[mask])
+    costs = token_distances(right.states, wrong.states)  # (N+, N-)
+    distances_of = pair_distances(hidden, mask, correct, settings)
+    if settings.races:
+        distances_of = partial(race_matrix, max_iters=settings.max_iters, tol=settings.tol)
+    matrix = distances_of(costs, right.spans, wrong.spans, settings.eps_over(nbar) * nbar) / nbar  # (K+, K-)
+    for own, opposing, distances in ((right, wrong, matrix), (wrong, right, matrix.T)):
+        lowest, closest = distances.min(1)
+        lowest, closest = lowest.tolist(), closest.tolist()  # one wait for the device, not one a span
+        others = places(opposing.inside, **sizes)
+        for k, (row, start, end) in enumerate(places(own.inside, **sizes)):
+            found[row].append(Closest(start, end, lowest[k], *others[closest[k]]))
+    return found
+
+
+def places(inside: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
+    """Rollout, first token and token after the last of each span of `shear.spans_of`, in its order."""
+    found = []
+    for row, length in enumerate(inside.sum(1).tolist()):
+        for start, end in span_bounds(length, window, stride):
+            found.append((row, start, end))
+    return found

@@ -1,0 +1,226 @@
+"""The table of credit methods: what each is, what it needs, its options, and where its function stands.
+
+    METHODS                              name -> Method
+    function_of(name)                    the function, imported when it is asked for
+    options_of(name, given)              its options, those given as NAME=VALUE and the defaults of the others
+    needing(word)                        the names of the methods that need something
+
+Everything else asks this table: the flags and their help, what is refused, what memory is predicted, which prompts must
+fit, what the studies compare. It imports no torch, so that `--help` answers at once.
+
+To add a method, write a function `f(batch, args, **options)` from a `credit.batch.Batch` and the flags to token
+advantages (B, T), and enter it here. It is then a choice of `--method`, and its options are those of `--method-option`.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+# What a method can need; a task, a model or a machine may lack it.
+NEEDS = {
+    "states": "the last layer's hidden states, which are kept for it",
+    "pairs": "matrices of the distances between states of a group",
+    "gradient": "a backward pass of the model",
+    "masking": "a forward pass for each token",
+    "attention": "the attention weights of a layer `self_attn`",
+    "adapter": "a LoRA adapter",
+    "prm": "a process reward model",
+    "box": "an answer in a box",
+    "hint": "the answer in its prompt",
+    "peer": "another response of the group in its prompt",
+    "first error": "the true first error",
+    "lines": "what each line of a response decides",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A number of a method, within bounds, or one of some words."""
+
+    default: float | str
+    about: str
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> float | str:
+        """The value; raises ValueError, which says what it must be."""
+        if self.choices:
+            if text not in self.choices:
+                raise ValueError(f"must be one of {', '.join(self.choices)}")
+            return text
+        value = type(self.default)(text)
+        if not self.low <= value <= self.high or not math.isfinite(value):  # False for NaN
+            raise ValueError(f"must be from {self.low:g} to {self.high:g}")
+        return value
+
+
+@dataclass(frozen=True)
+class Method:
+    """A credit method."""
+
+    function: str  # "module:function"
+    about: str
+    needs: tuple[str, ...] = ()  # of NEEDS
+    weighs: bool = True  # it multiplies A; else it has advantages of its own, which may change its sign
+    options: dict[str, Option] = field(default_factory=dict)
+
+
+TINY, LARGE = 1e-30, 1e30
+SHEAR = {  # the paper's ablations
+    "reading": Option("value", "of Eq. (10), or its transport cost only", choices=("value", "cost")),
+    "distance": Option("w1", "of two spans", choices=("w1", "cosine", "chamfer", "mmd")),
+    "normalize": Option("group", "whose mean weight is the unit", choices=("group", "rollout")),
+    "pool": Option("max", "how a token pools the spans that cover it", choices=("max", "mean")),
+}
+OAR = {
+    "quantile": Option(0.25, "share of tokens that are suppressed", 0, 1),
+    "beta": Option(1.0, "boost of the most important token", 0, LARGE),
+    "probe": Option("kl", "how the answer's change is measured", choices=("kl", "logp")),
+}
+METHODS = {
+    "grpo": Method("credit.methods:grpo", "every token gets its rollout's advantage"),
+    "shear": Method(
+        "credit.methods:shear", "distance to the closest span of the other side", ("states", "pairs"), options=SHEAR
+    ),
+    "first": Method(
+        "credit.methods:first",
+        "the same distances, used once: only where a wrong rollout departs",
+        ("states", "pairs"),
+        options={"threshold": Option(0.03, "distance at which a rollout has gone wrong", TINY, LARGE)},
+    ),
+    "kgae": Method(
+        "credit.values:kgae",
+        "changes of a value estimated by the group's nearby rollouts",
+        ("states", "pairs"),
+        weighs=False,
+        options={
+            "decay": Option(0.95, "discount of later changes of value", 0, 1),
+            "width": Option(0.05, "distance at which a neighbour's weight is 1 / e", TINY, LARGE),
+        },
+    ),
+    "entropy": Method(
+        "credit.methods:entropy",
+        "more where the policy was unsure",
+        options={
+            "alpha": Option(0.4, "advantage per nat", TINY, LARGE),
+            "kappa": Option(2.0, "at most |A| / this is added; over 1, or signs would change", 1.000001, LARGE),
+        },
+    ),
+    "hapo": Method(
+        "credit.methods:hapo",
+        "more where the policy was unsure, standardised",
+        options={
+            "alpha": Option(0.2, "advantage per standard deviation of entropy, below phi", TINY, LARGE),
+            "phi": Option(2.0, "at most |A| / this many standard deviations count", TINY, LARGE),
+        },
+    ),
+    "rsi": Method(
+        "credit.methods:rsi",
+        "only tokens whose relative surprisal lies within bounds",
+        options={
+            "low": Option(-6.0, "tokens of a lower index get no credit", -LARGE, LARGE),
+            "high": Option(0.8, "tokens of a higher index get none", -LARGE, LARGE),
+        },
+    ),
+    "delta": Method(
+        "credit.methods:delta",
+        "more on tokens that tell the sides apart",
+        ("states",),
+        options={
+            "low": Option(0.8, "weight of a token that is like the other side's", TINY, LARGE),
+            "high": Option(1.2, "weight of one that is like its own side's", TINY, LARGE),
+        },
+    ),
+    "oar-g": Method(
+        "credit.methods:oar_g",
+        "the answer's sensitivity to a token, by gradients",
+        ("box", "gradient"),
+        options=OAR | {"noise": Option(1e-3, "standard deviation of the noise on embeddings", TINY, LARGE)},
+    ),
+    "oar-p": Method(
+        "credit.methods:oar_p", "the answer's sensitivity to a token, by masking", ("box", "masking"), options=OAR
+    ),
+    "arca": Method(
+        "credit.methods:arca",
+        "how far a LoRA adapter moves the token's state",
+        ("states", "adapter"),
+        options={"floor": Option(1e-6, "added to every distance", TINY, LARGE)},
+    ),
+    "prm": Method("credit.methods:prm", "the score of the token's step by a process reward model", ("prm", "box")),
+    "pure": Method(
+        "credit.methods:pure",
+        "a soft minimum of the steps' scores",
+        ("prm", "box"),
+        weighs=False,
+        options={
+            "temperature": Option(0.1, "of the soft minimum", TINY, LARGE),
+            "outcome": Option(1.0, "what a right verdict adds", 0, LARGE),
+        },
+    ),
+    "rlsd": Method(
+        "credit.hindsight:rlsd",
+        "how much likelier the token becomes when the answer is known",
+        ("box", "hint"),
+        options={
+            "mix": Option(0.5, "share of the teacher at the start", 0, 1),
+            "steps": Option(50, "steps until it is 0", 1, 10**6),
+            "bound": Option(0.2, "weights lie within 1 +- this", 0, 1),
+        },
+    ),
+    "sdpo": Method(
+        "credit.hindsight:sdpo",
+        "the log-ratio after another right rollout is shown",
+        ("peer",),
+        weighs=False,
+        options={"mix": Option(0.0, "share of A; 0.9 for weak models", 0, 1)},
+    ),
+    "hsd": Method(
+        "credit.hindsight:hsd",
+        "the ratio after answer and another right rollout are shown",
+        ("box", "hint", "peer"),
+        weighs=False,
+    ),
+    "attention": Method(
+        "credit.methods:attention",
+        "from focused tokens to those that look back widely",
+        ("attention",),
+        options={"slope": Option(1.0, "c goes from minus this to this", TINY, LARGE)},
+    ),
+    "oracle": Method("credit.methods:oracle", "control: only the true first wrong step", ("first error",)),
+    "oracle-value": Method("credit.values:oracle_value", "control: true changes of value", ("lines",), weighs=False),
+    "position": Method("credit.methods:position", "control: later tokens get more"),
+    "random": Method("credit.methods:random", "control: uniform weights, the same for a window"),
+    "shuffle": Method(
+        "credit.methods:shuffle", "control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR
+    ),
+}
+
+
+def function_of(name: str) -> Callable:
+    """`f(batch, args, **options) -> (B, T)` of a method."""
+    module, function = METHODS[name].function.split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def needing(word: str) -> set[str]:
+    """The names of the methods that need something of NEEDS."""
+    return {name for name, method in METHODS.items() if word in method.needs}
+
+
+def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
+    """The options of a method: those given as "NAME=VALUE", else the defaults. Raises ValueError, which says why."""
+    options = METHODS[name].options
+    values = {option: options[option].default for option in options}
+    for words in given:
+        option, _, text = words.partition("=")
+        if option not in options:
+            has = f"has {', '.join(options)}" if options else "has no options"
+            raise ValueError(f"{words}: {name} {has}; give NAME=VALUE, or leave it out")
+        try:
+            values[option] = options[option].read(text)
+        except ValueError as error:
+            reason = error if "must be" in str(error) else f"must be a {type(options[option].default).__name__}"
+            raise ValueError(f"{words}: {reason}; change it") from error
+    return values
