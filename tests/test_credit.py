@@ -239,12 +239,13 @@ def test_negative_scale_multiplies_wrong_rollouts_only():
 @pytest.mark.parametrize("method", ["shear", "entropy", "position", "first"])
 def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
     """Over the tokens of the group; the weights' proportions stay."""
-    batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 1], [1, 1, 1, 1]])
+    batch = batch_of([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
     plain = credit(method, batch, flags(method, negative_scale=0.3))
     ours = credit(method, batch, flags(method, negative_scale=0.3, rescale="mean1"))
     weights = effective_weights(ours, batch.advantages, batch.rollouts.mask)
+    signal = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # a reward of .5 is the mean of its group
     for group in (slice(0, 4), slice(4, 8)):
-        assert weights[group][batch.rollouts.mask[group]].mean() == pytest.approx(1, abs=1e-5)
+        assert weights[group][signal[group]].mean() == pytest.approx(1, abs=1e-5)
         assert torch.allclose(ours[group] * plain[group].abs().sum(), plain[group] * ours[group].abs().sum(), atol=1e-4)
     assert ours[8:].abs().max() == 0
 
@@ -579,3 +580,12 @@ def test_position_and_random_are_what_they_say(told):
     weights = weights_of("random", told)[0, :length]
     assert all(len(run.unique()) == 1 for run in weights.split(5)) and len(weights.unique()) == -(-length // 5)
     assert weights.min() >= 0 and weights.max() <= 2
+    many = credit("random", told, flags(window=1))[:4] / told.advantages[:4, None]
+    assert many[told.rollouts.mask[:4]].mean() == pytest.approx(1, abs=0.2)
+
+
+def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
+    """And is the same again, whatever was drawn before."""
+    ours = [credit("oar-g", with_source(told, step=step), flags(seed=seed)) for step, seed in ((3, 0), (4, 0), (3, 1))]
+    assert torch.equal(credit("oar-g", told, flags()), ours[0])
+    assert not any(torch.equal(ours[0], other) for other in ours[1:])

@@ -56,6 +56,9 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
         1 / 0  # noqa: B018 - something fails
     assert torch.equal(model(ids).logits, adapted) and not torch.equal(adapted, plain)
     assert trainable == [parameter.requires_grad for parameter in model.parameters()]
+    part = model.model.layers[0].mlp.up_proj
+    expected = part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
+    torch.testing.assert_close(lora.merged(model)["model.layers.0.mlp.up_proj.weight"], expected)  # W + B A, unscaled
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -207,7 +207,9 @@ def test_updates_are_those_of_a_written_out_loop(start):
     mask, ragged = rollouts.mask, rollouts.mask.sum(1)
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
-    old_logp = train.score_block(run, rollouts).logp + 0.4 * torch.randn(mask.shape, generator=generator)
+    old_logp = train.score_block(run, rollouts).logp
+    torch.testing.assert_close(old_logp, run.policy(rollouts, 0.7), atol=1e-5, rtol=0)  # scored as it is trained
+    old_logp += 0.4 * torch.randn(mask.shape, generator=generator)
     token_advantages = torch.randn(mask.shape, generator=generator) * mask
     token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
     metrics = train.update(run, rollouts, old_logp, token_advantages, step=2)
@@ -315,6 +317,24 @@ def test_the_micro_batch_changes_memory_only(start):
     for other in seen[1:]:
         assert other["loss"] == pytest.approx(seen[0]["loss"], rel=1e-5, abs=1e-7)
         assert other["grad_norm"] == pytest.approx(seen[0]["grad_norm"], rel=1e-5)
+
+
+def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
+    """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered by problem."""
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--eval-groups", "3", "--temperature", ".7"])
+    run.task = dataclasses.replace(run.task, first_error=None)
+    asked, scores = [], [[1.0, 0.0, None, 1.0], [1, 1, 0, None, None, None, None, None] + [0] * 8 + [None] * 8]
+
+    def sample_and_grade(run, problems, count, temperature):
+        asked.append((problems, count, temperature))
+        return [Verdict(score, "known") for score in scores[len(asked) - 1]]
+
+    monkeypatch.setattr(train, "sample_and_grade", sample_and_grade)
+    result = train.evaluate(run, 0)
+    assert asked == [(run.task.heldout, 1, 0.0), (run.task.heldout[:3], 8, 0.7)]
+    assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3)) and result["sampled"] == pytest.approx(
+        (1 / 3, 1 / 3, 11)
+    )
 
 
 def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, capsys):
@@ -654,6 +674,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--minibatch 32", ["--minibatch", "--prompts-per-update"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
         ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "165"]),
+        ("--max-tokens 65 --method hsd", ["--max-tokens 65", "prompt of 37", "165"]),  # which tells the answer
         ("--toy-lines 9", ["--toy-lines 9", "8 at most"]),
         ("--shard-over 2 --model START --toy-lines 2 --task embedded", ["--shard-over 2", "1 ranks"]),
         ("--toy-lines 1 --heldout 300", ["--toy-lines 1", "--heldout 300"]),
