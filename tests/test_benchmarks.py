@@ -5,7 +5,6 @@ Run: pytest tests/test_benchmarks.py
 
 import base64
 import contextlib
-import gzip
 import hashlib
 import json
 import math
@@ -168,12 +167,6 @@ def test_tables_side_by_side_fit_the_terminal_and_explain_their_marks():
     assert tables.short_names(["runs/A", "runs/A/start"]) == ["A", "A/start"]
 
 
-def test_the_average_weighs_benchmarks_equally():
-    """As the paper's: 500 problems count as much as 30."""
-    pair = {"x": {"mean": 0.2, "error": 0.03}, "y": {"mean": 0.6, "error": 0.04}}
-    assert tables.average(pair) == (pytest.approx(0.4), pytest.approx(0.025))
-
-
 def test_the_papers_numbers_average_to_what_it_prints():
     """The two averages that are not those of their rows are its own. All 126 numbers were compared with its text."""
     wrong, counted = [], 0
@@ -231,16 +224,11 @@ def test_the_right_count_is_no_warning(tmp_path):
     assert len({problem["id"] for problem in loaded.problems}) == 30
 
 
-def test_files_of_other_kinds_and_several(tmp_path, monkeypatch):
-    """gz, a list, parquet; two files are one set."""
-    monkeypatch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    row = ROWS["aime25"]
-    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
-        file.write(json.dumps(row))
-    (tmp_path / "b.json").write_text(json.dumps([row, row]))
-    Dataset.from_list([row]).to_parquet(tmp_path / "c.parquet")
-    paths = [str(tmp_path / name) for name in ("a.jsonl.gz", "b.json", "c.parquet")]
-    assert len(load_benchmark("aime25", paths).problems) == 4
+def test_several_files_are_one_set(tmp_path):
+    """Of every kind that training reads (test_tasks.py)."""
+    (tmp_path / "b.json").write_text(json.dumps([ROWS["aime25"]] * 2))
+    paths = [write(tmp_path / "a.jsonl", [ROWS["aime25"]]), str(tmp_path / "b.json")]
+    assert len(load_benchmark("aime25", paths).problems) == 3
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
@@ -427,14 +415,6 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
     lengths = {len(tokenizer(p["problem"])["input_ids"]) for p in problems[:2]}
     assert {call["max_tokens"] for call in calls} == {context - length for length in lengths}
     assert [row["reason"] for row in rows if row["problem"] == "2"] == ["truncated"]
-
-
-def test_the_embedded_set_is_what_training_holds_out():
-    """The same problems, so before and after are measured on none that was trained on."""
-    train, heldout = toy.make_problems(640, 20, 3, "chain", 4)
-    loaded = benchmarks.embedded(3, "chain", 20, 4)
-    assert [problem["problem"] for problem in loaded.problems] == [problem["problem"] for problem in heldout]
-    assert not {problem["problem"] for problem in loaded.problems} & {problem["problem"] for problem in train}
 
 
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():

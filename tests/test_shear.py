@@ -201,16 +201,6 @@ def test_a_rollout_without_mask_is_as_if_absent():
     assert omega[4].abs().max() == 0
 
 
-def test_two_rollouts():
-    """G = 2, the smallest group: the other rollout is the whole opposing set."""
-    hidden, mask, _ = group(7, lengths=(8, 11))
-    correct = torch.tensor([True, False])
-    ours = weights(hidden, mask, correct, **SMALL, **EXACT)
-    torch.testing.assert_close(
-        ours.double(), slow_weights(hidden, mask, correct, eps=0.3, reading="value", **SMALL), atol=2e-6, rtol=0
-    )
-
-
 def test_all_zero_states_give_zero_not_nan():
     """nbar = 0 must not divide 0 by 0."""
     _, mask, correct = group(8)
