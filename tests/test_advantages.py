@@ -1,7 +1,4 @@
-"""studies/advantages.py: a planted truth is found, lines end where they should, a run is measured.
-
-Run: pytest tests/test_advantages.py
-"""
+"""studies/advantages.py: a planted truth is found, lines end where they should, a run is measured."""
 
 import argparse
 import json

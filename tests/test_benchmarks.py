@@ -1,7 +1,4 @@
-"""tasks/benchmarks.py and rows.py, harness/evaluation.py and tables.py: known answers, order, resumption.
-
-Run: pytest tests/test_benchmarks.py
-"""
+"""tasks/benchmarks.py and rows.py, harness/evaluation.py and tables.py: known answers, order, resumption."""
 
 import base64
 import contextlib

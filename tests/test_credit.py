@@ -1,7 +1,4 @@
-"""credit/methods.py: what holds for every method, and each method against numbers written out by its formula.
-
-Run: pytest tests/test_credit.py
-"""
+"""credit/methods.py: what holds for every method, and each method against numbers written out by its formula."""
 
 import argparse
 import math

@@ -1,7 +1,4 @@
-"""fast/decode.py: the same tokens as `generate` when greedy, the exact softmax when not, and nothing left behind.
-
-Run: pytest tests/test_decode.py
-"""
+"""fast/decode.py: the same tokens as `generate` when greedy, the exact softmax when not, and nothing left behind."""
 
 import itertools
 import math

@@ -1,7 +1,4 @@
-"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags.
-
-Run: pytest tests/test_diagnose.py
-"""
+"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags."""
 
 import functools
 import json

@@ -1,7 +1,4 @@
-"""eval.py and harness/results.py, run in process as a user would: tables, files, going on, and what train.py writes.
-
-Run: pytest tests/test_eval.py
-"""
+"""eval.py and harness/results.py, run in process as a user would: tables, files, going on, and what train.py writes."""
 
 import json
 import math

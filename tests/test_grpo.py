@@ -1,7 +1,4 @@
-"""grpo.py: what was sampled is what is scored and trained on, and the loss is the written-out one.
-
-Run: pytest tests/test_grpo.py
-"""
+"""grpo.py: what was sampled is what is scored and trained on, and the loss is the written-out one."""
 
 import dataclasses
 import math

@@ -1,7 +1,4 @@
-"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model.
-
-Run: pytest tests/test_lora.py
-"""
+"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model."""
 
 import shutil
 

@@ -1,7 +1,4 @@
-"""harness/memory.py against counts by hand.
-
-Run: pytest tests/test_memory.py
-"""
+"""harness/memory.py against counts by hand."""
 
 import argparse
 import contextlib

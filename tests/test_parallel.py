@@ -1,8 +1,6 @@
 """harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
 The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank leaves what it saw.
-
-Run: pytest tests/test_parallel.py
 """
 
 import contextlib

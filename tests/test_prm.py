@@ -1,7 +1,4 @@
-r"""credit/prm.py: a score for each step, read where the step ends, and the step of each of the policy's tokens.
-
-Run: pytest tests/test_prm.py
-"""
+r"""credit/prm.py: a score for each step, read where the step ends, and the step of each of the policy's tokens."""
 
 import json
 import random

@@ -1,7 +1,4 @@
-"""harness/recipe.py and the protocol: no default of the paper's run changes unnoticed, as the docs have them all.
-
-Run: pytest tests/test_recipe.py
-"""
+"""harness/recipe.py and the protocol: no default of the paper's run changes unnoticed, as the docs have them all."""
 
 import dataclasses
 import inspect

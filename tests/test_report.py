@@ -1,7 +1,4 @@
-"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads.
-
-Run: pytest tests/test_report.py
-"""
+"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads."""
 
 import dataclasses
 import math

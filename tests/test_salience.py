@@ -1,7 +1,4 @@
-"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token at a time.
-
-Run: pytest tests/test_salience.py
-"""
+"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token at a time."""
 
 import copy
 

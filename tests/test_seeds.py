@@ -1,8 +1,6 @@
 """What depends on --seed, on the step and on the rank, and what must not: problems, weights, noise, updates.
 
 Nothing is sampled here: a stand-in for the sampler notes what it is asked and the next random number, the noise.
-
-Run: pytest tests/test_seeds.py
 """
 
 import argparse

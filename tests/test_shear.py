@@ -1,7 +1,4 @@
-"""shear.py and its settings against a slow loop that calls POT; the hooks; the invariances of Algorithm 1.
-
-Run: pytest tests/test_shear.py
-"""
+"""shear.py and its settings against a slow loop that calls POT; the hooks; the invariances of Algorithm 1."""
 
 import functools
 import math

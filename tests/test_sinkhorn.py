@@ -1,7 +1,4 @@
-"""sinkhorn.py against POT, exact optimal transport, closed forms, and its own invariances.
-
-Run: pytest tests/test_sinkhorn.py
-"""
+"""sinkhorn.py against POT, exact optimal transport, closed forms, and its own invariances."""
 
 import doctest
 import itertools

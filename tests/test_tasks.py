@@ -1,7 +1,4 @@
-"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of problems, verdicts.
-
-Run: pytest tests/test_tasks.py
-"""
+"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of problems, verdicts."""
 
 import csv
 import gzip

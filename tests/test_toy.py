@@ -1,7 +1,4 @@
-"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier.
-
-Run: pytest tests/test_toy.py
-"""
+"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier."""
 
 import random
 

@@ -1,7 +1,4 @@
-"""train.py, run in process as a user would run it: it learns, it writes what it says, it refuses bad input.
-
-Run: pytest tests/test_train.py
-"""
+"""train.py, run in process as a user would run it: it learns, it writes what it says, it refuses bad input."""
 
 import copy
 import dataclasses
