@@ -22,12 +22,9 @@ from harness.run import prepared
 from tasks import toy
 from tasks.benchmarks import Loaded
 
-FLAGS = (
-    "--toy-lines 2 --toy-width 16 --prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 --heldout 12 "
-)
-FLAGS += (
-    "--eval-groups 12 --temperature .7 --dynamic-sampling 2 --method prm --lora-rank 2 --eval-every 1 --bench embedded"
-)
+FLAGS = "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --eval-every 1 --bench embedded --temperature .7 "
+FLAGS += "--prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 --dynamic-sampling 2 "
+FLAGS += "--method prm --lora-rank 2"
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
