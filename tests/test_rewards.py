@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import judge
 import pytest
 
 import rewards
@@ -224,6 +225,13 @@ def test_humaneval_takes_a_function_or_its_body(block):
 def test_outputs_are_compared_line_by_line(text, expected, equal):
     """White space around a line does not count, nor how an integer is written, as in LiveCodeBench's own checker."""
     assert same_output(text, expected) is equal
+
+
+@pytest.mark.parametrize("value, equal", [(1000.0005, True), (1000.002, False), (1000, True), ("1000.0", False)])
+def test_values_of_calls_are_compared_to_a_millionth(value, equal):
+    """Where a float is expected; beside 0, to a millionth of 1."""
+    assert judge.same([value], [1000.0]) is equal
+    assert judge.same(5e-7, 0.0) and not judge.same(2e-6, 0.0) and not judge.same(1.05, 1.5)
 
 
 def test_cores_are_those_of_the_container(tmp_path, monkeypatch):

@@ -79,8 +79,8 @@ def praise(completions: list[str], **columns) -> list[float | None]:
 
 def tools(batch: dict) -> dict:
     """As if a tool had written every third token of TRL's batch."""
-    theirs = torch.arange(batch["completion_mask"].shape[1]) % 3 == 2
-    return batch | {"tool_mask": batch["completion_mask"] * ~theirs}
+    ours = torch.arange(batch["completion_mask"].shape[1]) % 3 != 2
+    return batch | {"tool_mask": ours.long().expand_as(batch["completion_mask"])}
 
 
 def make_trainer(kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bool = False, **changes):
