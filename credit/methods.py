@@ -206,8 +206,8 @@ def oar_g(batch: Batch, args) -> Tensor:
     embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
     With either probe a part of the importance is the draw of the noise, which is made anew in each step.
     """
-    options = dict(noise=args.oar_noise, seed=batch.source.step)
-    return outcome_advantages(batch, args, salience.importance_by_gradient, **options)
+    seed = args.seed * 2**20 + batch.source.step  # no run takes so many steps
+    return outcome_advantages(batch, args, salience.importance_by_gradient, noise=args.oar_noise, seed=seed)
 
 
 def oar_p(batch: Batch, args) -> Tensor:

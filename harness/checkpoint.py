@@ -188,7 +188,7 @@ def find(path: Path) -> tuple[Path, int]:
 
 
 def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
-    """Weights and optimizer as they were; every rank must call it. Raises CheckpointError."""
+    """Weights and moments as they were, --lr as it is now; every rank must call it. Raises CheckpointError."""
     report = json.loads((path / "complete.json").read_text(encoding="utf-8"))
     names = sorted(report["files"])[ranks.rank :: ranks.world]
     damaged = [name for name in names if list(_digest(path / name)) != report["files"][name]]

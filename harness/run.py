@@ -247,8 +247,6 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         checkpoint.load(path, run.policy, run.optimizer, run.ranks)
     except CheckpointError as error:
         raise BadInput(f"--resume {path}: {error}; give another checkpoint of this run") from error
-    for group in run.optimizer.param_groups:
-        group["lr"] = run.args.lr  # a flag that a resumed run may change
     parallel.refresh(run.policy, run.sampler, run.ranks)
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")

@@ -1,7 +1,4 @@
-"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags.
-
-Run: pytest tests/test_diagnose.py
-"""
+"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags."""
 
 import functools
 import json
@@ -97,6 +94,8 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
     assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx([0.3, -0.1, 0.1])
     gap = figures.rows_where(np.arange(7) != 1, table(rows))  # two strides lie between its neighbours
     assert figures.changes(gap, 1 / 16)[0] == pytest.approx([1 / 16])
+    across = figures.rows_where(np.isin(np.arange(7), [0, 5, 6]), table(rows))  # one ends with 0, the next begins at 1
+    assert figures.changes(across, 0)[0] == pytest.approx([small])
     found = figures.fig_1b_changes(table(rows), tmp_path / "a.png")
     expected = spearmanr([-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1])
     assert found["n"] == 3 and found["spearman"] == pytest.approx(expected.statistic)

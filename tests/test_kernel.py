@@ -1,7 +1,4 @@
-"""fast/kernel.py against sinkhorn.py, pair by pair: in Triton's interpreter, or on a GPU where there is one.
-
-Run: pytest tests/test_kernel.py
-"""
+"""fast/kernel.py against sinkhorn.py, pair by pair: in Triton's interpreter, or on a GPU where there is one."""
 
 import dataclasses
 import importlib.util

@@ -1,7 +1,4 @@
-"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads.
-
-Run: pytest tests/test_report.py
-"""
+"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads."""
 
 import dataclasses
 import math
@@ -56,6 +53,11 @@ def test_step_metrics_are_those_of_the_batch(step):
     assert metrics["weight_std"] == pytest.approx(mixed.std().item())
     assert 0.5 < metrics["ess"] < 1 and metrics["sign_changes"] == 0
     assert metrics["sinkhorn_error"] == 0.5
+    rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
+    one = dataclasses.replace(batch, rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
+    metrics_of_one = report.step_metrics(one, token_advantages, task, problems[:1])
+    assert metrics_of_one["reward"] == pytest.approx(1 / 3) and metrics_of_one["equal_groups"] == 0
+    assert metrics_of_one["infra_errors"] == 1
     unknown = report.step_metrics(batch, token_advantages, dataclasses.replace(task, first_error=None), problems)
     assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     assert (metrics["weight_before"], metrics["weight_after"]) == pytest.approx((0.1, 0.9))

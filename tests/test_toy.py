@@ -1,7 +1,4 @@
-"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier.
-
-Run: pytest tests/test_toy.py
-"""
+"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier."""
 
 import random
 
@@ -102,11 +99,9 @@ def test_a_right_shortcut_is_no_error():
     assert toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None
 
 
-def test_problems_are_seeded_and_held_out_ones_are_not_trained_on():
-    """Same seed, same problems; no prompt on both sides; too small a space gives fewer held-out problems."""
+def test_held_out_problems_are_not_trained_on():
+    """No prompt on both sides; too small a space gives fewer held-out problems."""
     train, heldout = toy.make_problems(2000, 100, 2, "chain", seed=4)
-    assert (train, heldout) == toy.make_problems(2000, 100, 2, "chain", seed=4)
-    assert train != toy.make_problems(2000, 100, 2, "chain", seed=5)[0]
     asked = {problem["problem"] for problem in heldout}
     assert len(asked) == len(heldout) == 100 and not asked & {problem["problem"] for problem in train}
     train, heldout = toy.make_problems(1, 1000, 1, "chain", seed=0)

@@ -1,7 +1,4 @@
-"""credit/values.py: values of prefixes and the credit from them, against loops by the formulas and written-out numbers.
-
-Run: pytest tests/test_values.py
-"""
+"""credit/values.py: values of prefixes and credit from them, against loops by the formulas and written-out numbers."""
 
 import argparse
 import math
