@@ -219,7 +219,7 @@ def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Ba
     weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
     wrong_step = true_errors(batch, task.first_error, problems)  # (B, 2)
     return {
-        "localisation": localisation(weights, batch.rollouts.mask, wrong_step),
+        "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
         "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
     }
 

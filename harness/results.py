@@ -69,7 +69,7 @@ def show(
         origin = settings["models"].get(first, {}).get("origin", first)
         chosen = select(runs, args.paper or tables.backbone_of(origin))
     whole = {**settings, "results": results, "differences": differences, "selection": chosen}
-    checkpoint.write_whole(folder / "results.json", json.dumps(whole, indent=1) + "\n")
+    checkpoint.write_json(folder / "results.json", whole)
 
 
 def summary_of(model: str, name: str, rows: list[dict], about: dict, passes: list[int]) -> dict:
@@ -142,7 +142,7 @@ def show_runs(args: argparse.Namespace) -> None:
     """The benchmark averages that `train.py --eval-every` wrote, step by step, and the choice; raises BadInput."""
     runs = {}
     for name in args.runs:
-        rows = [row for row in folders.rows(Path(name) / "metrics.jsonl") if "bench" in row]
+        rows = [folders.with_nan(row) for row in folders.rows(Path(name) / "metrics.jsonl") if "bench" in row]
         if not rows:
             raise BadInput(f"--runs {name}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
         runs[name] = {f"step {row['step']}": row["bench"] for row in rows}
@@ -195,8 +195,8 @@ def replay(args: argparse.Namespace) -> Path:
         had = folders.settings_in(folder / "settings.json", SETTINGS)["protocol"]
         refuse_other_settings(settings["protocol"], had, f"the evaluation in {folder} has", "choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_whole(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
-    checkpoint.write_whole(folder / "generations.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    checkpoint.write_json(folder / "settings.json", settings)
+    checkpoint.write_whole(folder / "generations.jsonl", "".join(map(checkpoint.as_json, rows)))
     return folder
 
 
@@ -235,11 +235,11 @@ def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: P
             refuse_other_settings({flag: wanted}, {flag: had}, holder, "choose another --out")
     merged = {kind: {**old[kind], **settings[kind]} for kind in ("protocol", "data", "models")}
     merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    checkpoint.write_whole(path, json.dumps(merged, indent=1) + "\n")
+    checkpoint.write_json(path, merged)
     if not generations.exists():
         return []
     kept = whole_blocks(folders.rows(generations, (*ROW, "block", "response")), sets, protocol)
-    checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
+    checkpoint.write_whole(generations, "".join(map(checkpoint.as_json, kept)))
     for row in kept:
         del row["response"]
     return kept

@@ -25,7 +25,6 @@ Left out: tasks without known lines; single tokens; the samples, of which only t
 
 import argparse
 import dataclasses
-import json
 import math
 import sys
 from collections import defaultdict
@@ -45,7 +44,7 @@ from credit.batch import Batch
 from fast.packing import packing_of
 from grpo import Policy
 from harness import folders, tables
-from harness.checkpoint import write_whole
+from harness.checkpoint import write_json
 from harness.command import guarded
 from harness.parallel import Ranks
 from harness.prepare import set_up
@@ -78,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
         if not results["mixed_groups"]:
             raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
         results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
-        write_whole(flags.out / "advantages.json", json.dumps(results, indent=1) + "\n")
+        write_json(flags.out / "advantages.json", results)
         print("\n".join(summary(results)))
         return 0
 

@@ -23,7 +23,6 @@ spans of a rollout and rollouts of a group depend on each other, so p-values her
 
 import argparse
 import hashlib
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +42,7 @@ from credit.batch import Batch
 from fast.packing import packing_of
 from grpo import Policy, spread
 from harness import folders, report, tables
-from harness.checkpoint import write_whole
+from harness.checkpoint import write_json, write_whole
 from harness.command import GOES_ON, guarded
 from harness.flags import refuse_other_settings
 from harness.parallel import Ranks
@@ -145,7 +144,7 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
         results |= against_truth(args, task, batches, flags.out, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
-    write_whole(flags.out / "diagnose.json", json.dumps(results, indent=1) + "\n")
+    write_json(flags.out / "diagnose.json", results)
     print("\n".join(summary(args, results)))
     print(f"figures and numbers are in {flags.out}/")
 
@@ -201,7 +200,7 @@ def prepare_all(
         sources = task.heldout[: flags.groups]
         print("\n".join(f"  {note}" for note in ready.notes), flush=True)
     reward_model = load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
-    write_whole(flags.out / "config.json", json.dumps(decided(flags, args), indent=1) + "\n")
+    write_json(flags.out / "config.json", decided(flags, args))
     if own_model and not is_warm:
         warm_up(model, tokenizer, task, args, flags.out, ranks)
     if args.task == "embedded" and not flags.prm and args.toy_kind != "recoverable":  # whose steps are not labelled

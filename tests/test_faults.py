@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import eval as evaluation
+import harness.run
 import train
 from harness import checkpoint, folders, prepare
 from harness.command import guarded
@@ -76,13 +77,24 @@ def test_damaged_settings_of_a_run_are_named(name, text, copied, capsys):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [(dict(method="ppo"), "method"), (dict(lr=None), "lr"), (dict(seed="x"), "seed"), (dict(steps=[]), "steps")],
+    ("name", "changes", "words"),
+    [
+        ("config.json", dict(lr=None), "lr"),
+        ("config.json", dict(steps=[]), "steps"),
+        ("config.json", dict(method="ppo"), "--method ppo in config.json, shear in its checkpoint; restore the file"),
+        ("config.json", dict(temperature=0.5), "--temperature 0.5"),
+        ("config.json", dict(digest="of others"), "--digest of others"),
+        ("config.json", dict(lr=...), "--lr None"),
+        ("checkpoints/step-000002/complete.json", dict(step=1), "is of step 1, not of its folder's"),
+        ("checkpoints/step-000002/complete.json", dict(ranks=...), "complete.json cannot be read ('ranks')"),
+        ("checkpoints/step-000002/complete.json", dict(metrics=[9, "of another run"]), "is not that of its 2 steps"),
+    ],
 )
-def test_a_config_with_values_that_no_flag_takes_is_refused(changes, words, copied, capsys):
-    """As if they had been given."""
-    path = copied / "run" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+def test_edited_settings_are_refused(name, changes, words, copied, capsys):
+    """What no flag takes, what would change numbers, and what is away (...)."""
+    path = copied / "run" / name
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
 
 
@@ -190,8 +202,7 @@ def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys)
 
 def test_other_problems_are_refused(copied, monkeypatch, capsys):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
-    path = copied / "run" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "digest": "of others"}))
+    monkeypatch.setattr(harness.run, "digest_of", lambda problems: "of others")
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
 
 
