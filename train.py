@@ -84,9 +84,9 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
             take_steps(run, sets, history, track)
         after = evaluate(run, args.steps)
         if ranks.main:
-            report.finish(args, run.folder, before, after, history, predicted_gb)
             with whole_folder(run.folder / "model") as draft:
                 lora.save(run.sampler, run.tokenizer, draft)
+            report.finish(args, run.folder, before, after, history, predicted_gb)
         if args.smoke:
             reload(run)
     return 0

@@ -1,5 +1,6 @@
 """LoRA (Hu et al. 2021, arXiv 2106.09685) through peft: train a small adapter beside frozen weights.
 
+    fits(model, rank)               whether adapters can be added and saved, of a model without weights
     add(model, rank, seed)          adapters on every linear layer but the head; nothing else is trained from here on
     with off(model): ...            the model as it was before training
     save(model, tokenizer, folder)  an ordinary Hugging Face folder, the adapter added to the weights
@@ -10,6 +11,8 @@ W + B A. Left out: dropout, other targets, adapters saved by themselves.
 """
 
 import contextlib
+import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +20,17 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
+
+
+def fits(model, rank: int) -> bool:
+    """Whether `merged` has the names of a model without weights: peft adapts experts in a way of its own."""
+    adapted = copy.deepcopy(model)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            add(adapted, rank, seed=0)
+        return merged(adapted).keys() == model.state_dict().keys()
+    except (KeyError, ValueError):
+        return False
 
 
 def add(model, rank: int, seed: int) -> None:

@@ -5,8 +5,8 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -16,16 +16,31 @@ from grpo import Rollouts
 from harness.checkpoint import as_json, write_json, write_whole
 from harness.parallel import Ranks, from_main, gather_items, together
 from tasks.problems import BadInput
+from tasks.rows import regular
 
 
-def make_out(folder: Path, ranks: Ranks) -> None:
-    """The folder of --out, on rank 0 for all; raises BadInput where it cannot be made."""
+@contextmanager
+def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
+    """The folder of --out, made and locked on rank 0 for all; nothing stays of it where nothing was written.
+
+    Raises BadInput where it cannot be made, or holds files of others: the command's `settings` are not among them.
+    """
     with together(ranks):
         if ranks.main:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                foreign = any(folder.iterdir()) and not (folder / settings).exists()
             except OSError as error:
                 raise BadInput(f"--out {folder}: cannot be made ({error}); choose another") from error
+            if foreign:
+                raise BadInput(f"--out {folder}: holds other files, and no {settings}; choose another")
+    with locked(folder, ranks, "--out"):
+        try:
+            yield
+        finally:
+            if ranks.main:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
 
 
 def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
@@ -80,7 +95,7 @@ def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
     """
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = regular(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
     for number, line in enumerate(lines[:-1], 1):
@@ -98,7 +113,7 @@ def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
 def settings_in(path: Path, keys: Sequence[str] = ()) -> dict:
     """The object in a JSON file, which must have these `keys`; raises BadInput."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
     if not isinstance(settings, dict) or not set(keys) <= settings.keys():

@@ -32,7 +32,7 @@ from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, folders, memory, parallel, report
 from harness.checkpoint import CheckpointError
-from harness.command import RunFailed
+from harness.command import FULL, INTERRUPTS, RunFailed
 from harness.flags import flag
 from harness.parallel import Ranks
 from harness.prepare import load_outline, own_prm, set_up, warm_up
@@ -139,6 +139,8 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
             print(way_on(args, folder), file=sys.stderr)
         raise
     except Exception as error:
+        if ranks.main and any(mark in str(error) for mark in FULL):
+            print(way_on(args, folder), file=sys.stderr)
         if args.smoke and ranks.main and not isinstance(error, BadInput):
             print(f"smoke test failed: {failed_phase(error)}", file=sys.stderr)
         raise
@@ -146,27 +148,28 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
 
 @contextmanager
 def interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C inside sets `run.interrupted`, so that the step is finished and saved; a second one ends it at once.
+    """Ctrl-C or SIGTERM inside sets `run.interrupted`: the step is finished and saved. A second Ctrl-C ends it at once.
 
     A process that was started to ignore Ctrl-C goes on ignoring it, and only a main thread hears of it.
     """
 
     def finish_first(signum, frame) -> None:
-        if run.interrupted:
+        if run.interrupted and signum == signal.SIGINT:
             raise KeyboardInterrupt
         run.interrupted = True
         if run.ranks.main:
-            print("\nCtrl-C: this step is finished first; once more ends at once", file=sys.stderr)
+            print("\ninterrupted: this step is finished first; another Ctrl-C ends at once", file=sys.stderr)
 
-    ours = threading.current_thread() is threading.main_thread()
-    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, finish_first)
+    heard = []
+    if threading.current_thread() is threading.main_thread():
+        heard = [number for number in INTERRUPTS if signal.getsignal(number) is signal.default_int_handler]
+    for number in heard:
+        signal.signal(number, finish_first)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in heard:
+            signal.signal(number, signal.default_int_handler)
 
 
 def way_on(args: argparse.Namespace, folder: Path) -> str:

@@ -83,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(args.threads or torch.get_num_threads())
         if flags.samples:
             save_page(flags, page.of_run(flags.samples))
-        else:
+            return 0
+        with folders.made(flags.out, Ranks(0, 1, torch.device(args.device)), "config.json"):
             diagnose(flags, args)
         return 0
 
@@ -99,8 +100,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespac
     args = parse_args([*rest, "--out", str(flags.out)])
     if flags.samples and not flags.html:
         raise BadInput(f"--samples {flags.samples}: is for a page; add --html")
-    if flags.html and (flags.html.is_dir() or (flags.samples and flags.samples.resolve() == flags.html.resolve())):
-        raise BadInput(f"--html {flags.html}: is a folder, or the samples themselves; name a file that ends in .html")
+    if flags.html and flags.html.exists() and (flags.html.suffix != ".html" or not flags.html.is_file()):
+        raise BadInput(f"--html {flags.html}: is something else; name a file that ends in .html")
     if flags.html and not flags.html.parent.is_dir():
         raise BadInput(f"--html {flags.html}: its folder is not there; make it, or name another")
     if flags.rollouts and args.task != "math":
@@ -160,9 +161,8 @@ def decided(flags: argparse.Namespace, args: argparse.Namespace) -> dict:
 
 
 def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
-    """Refuse a folder of other samples, and one that cannot be made; raises BadInput."""
-    folders.make_out(flags.out, Ranks(0, 1, torch.device(args.device)))
-    if not (flags.out / "config.json").exists() and not list(flags.out.glob("group-*.json")):
+    """Refuse a folder of other samples; raises BadInput."""
+    if not (flags.out / "config.json").exists():
         return
     had = renamed(folders.settings_in(flags.out / "config.json"))
     wanted = decided(flags, args)
