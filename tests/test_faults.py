@@ -384,10 +384,8 @@ def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     shutil.rmtree(copied / "run" / "model")
     assert train.main(["--resume", str(copied / "run"), "--steps", "3"]) == 1
     steps = 2 + ("plot" in place)
-    words = (
-        f"a checkpoint holds {steps} of 3 steps; go on with: python train.py --resume {copied / 'run'}\nerror: the disk"
-    )
-    assert capsys.readouterr().err.startswith(words)
+    words = f"a checkpoint holds {steps} of 3 steps; go on with: python train.py --resume {copied / 'run'}\n"
+    assert capsys.readouterr().err.startswith(f"{words}error: the disk is full")
     assert (copied / "run" / "model").exists() == ("plot" in place)
 
 
@@ -402,13 +400,11 @@ def test_numbers_that_are_not_known_are_null(tmp_path):
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("command", [train, evaluation, compare])
-def test_ctrl_c_during_imports_is_silent(command, tmp_path):
+@pytest.mark.parametrize("words", [[train.__file__], [evaluation.__file__, "--replay", "x"]])
+def test_ctrl_c_during_imports_is_silent(words, tmp_path):
     """The first slow import, in its place one that presses it."""
     (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     hear = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # whatever this process was told
-    words = {evaluation: ["--replay", "x"]}.get(command, [])
-    argv = [sys.executable, command.__file__, *words]
-    done = subprocess.run(argv, env=environment, preexec_fn=hear, capture_output=True, timeout=300)
+    done = subprocess.run([sys.executable, *words], env=environment, preexec_fn=hear, capture_output=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
