@@ -26,8 +26,7 @@ def fits(model, rank: int) -> bool:
     """Whether `merged` has the names of a model without weights: peft adapts experts in a way of its own."""
     adapted = copy.deepcopy(model)
     try:
-        with warnings.catch_warnings(action="ignore"):
-            add(adapted, rank, seed=0)
+        add(adapted, rank, seed=0)
         return merged(adapted).keys() == model.state_dict().keys()
     except (KeyError, ValueError):
         return False
@@ -37,7 +36,8 @@ def add(model, rank: int, seed: int) -> None:
     """Adapters into `model`, in place; drawn from the seed, so that all ranks have the same."""
     torch.manual_seed(seed)
     # not model.add_adapter: that would make save_pretrained leave out the model itself
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"), model)
+    with warnings.catch_warnings(action="ignore"):  # of experts, which `fits` refuses
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"), model)
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from credit import lora, prm
-from credit.methods import USES_PRM
+from credit.methods import USES_HIDDEN, USES_PRM
 from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, folders, memory, parallel, report
@@ -80,6 +80,9 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
     args.digest = digest_of(task.train + task.heldout)
     if args.smoke:
         notes.append("smoke test: rewards in training are drawn, whatever a response says")
+    if args.method in USES_HIDDEN and args.max_tokens <= args.window and not args.smoke:
+        reason = f"--max-tokens {args.max_tokens} lies within one --window of {args.window}"
+        notes.append(f"WARNING: {reason}: a rollout is one span, and all its weights are equal; lower --window")
     if args.smoke and not args.name:
         clear_smoke(args, ranks)
     folder = folders.make_folder(args, ranks)

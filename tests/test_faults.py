@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 import eval as evaluation
 import harness.run
 import train
+from grpo import rollout
 from harness import checkpoint, folders, prepare
 from harness.command import guarded
 from studies import bench, compare, diagnose
@@ -408,3 +409,20 @@ def test_ctrl_c_during_imports_is_silent(words, tmp_path):
     hear = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # whatever this process was told
     done = subprocess.run([sys.executable, *words], env=environment, preexec_fn=hear, capture_output=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_greedy_decoding_of_a_model_that_is_not_finite_is_an_error(tiny):
+    """As sampling is: argmax would take NaN for a token."""
+    model, tokenizer = tiny
+    next(model.parameters()).data[:] = torch.nan
+    for temperature in (0.0, 1.0):
+        with pytest.raises(RuntimeError, match="probability tensor contains"):
+            rollout(model, tokenizer, ["a=1;a?\n"], 1, max_tokens=2, temperature=temperature)
+
+
+def test_workers_start_below_a_hard_limit_of_memory():
+    """Theirs would exceed it."""
+    ask = "from grading.workers import in_worker; print(in_worker(r'\\frac12', '0.5', 60))"
+    words = ["sh", "-c", 'ulimit -v 3000000 && exec "$0" -c "$1"', sys.executable, ask]
+    done = subprocess.run(words, cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "correct\n", done.stderr
