@@ -14,10 +14,11 @@ import difflib
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 
-from tasks.rows import BadInput
+from tasks.rows import SURROGATE, BadInput
 
 
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
@@ -42,6 +43,14 @@ class Parser(argparse.ArgumentParser):
             add = self.add_argument_group("help").add_argument
             add("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="the usual flags")
             add("--help-all", action="store_true", default=argparse.SUPPRESS, help="all flags")
+
+    def parse_known_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.endswith("=--"):  # argparse would drop it, and give an empty list
+                self.error(f"{word}: -- is no value")
+            if SURROGATE.search(word):
+                self.error(f"{word.encode(errors='replace').decode()}: is not UTF-8; rename it")
+        return super().parse_known_args(args, namespace)
 
     def help_if_asked(self, args: argparse.Namespace) -> None:
         """Print the help, with the defaults of now, and end the process."""
@@ -138,6 +147,8 @@ def answer(name: str, parse: Callable[[], object]) -> None:
     """Help, and mistakes in the flags, of the command of this `__name__`, before it imports what takes seconds."""
     if name != "__main__":
         return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports; `guarded` hears Ctrl-C again
     try:
         parse()
     except BadInput as error:

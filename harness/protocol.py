@@ -84,6 +84,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.help_if_asked(args)
     if sum(map(bool, (args.model, args.saved, args.replay, args.runs))) != 1:
         raise BadInput("give one of --model, --from, --replay and --runs")
+    if args.greedy and args.samples > 1:
+        raise BadInput(f"--samples {args.samples}: --greedy gives the same one each time; leave one of them out")
     if args.greedy:
         args.temperature, args.samples = 0.0, 1
     if len(set(args.seeds)) < len(args.seeds):

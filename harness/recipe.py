@@ -48,7 +48,7 @@ EMBEDDED = dict(
     **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
     **dict(window=12, stride=6, eps=0.05, eps_unit="nbar", threads=1, recompute=False, save_every=SAVE_STEPS),
 )
-# What --smoke replaces: every size, to prove a set-up in about a minute. (Rewards in training are drawn then.)
+# What --smoke replaces: every size, to prove a set-up in some minutes. (Rewards in training are drawn then.)
 SMOKE = dict(
     **dict(steps=4, prompts_per_step=8, rollouts_per_prompt=4, prompts_per_update=4, max_tokens=64),
     **dict(heldout=8, eval_groups=8, save_every=2),
@@ -81,7 +81,7 @@ def make_parser() -> Parser:
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--track", choices=("wandb", "trackio", "tensorboard"), help="also log metrics there; install it first")
-    add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
+    add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up")
     add = parser.add_argument_group("credit").add_argument
     add("--method", choices=METHODS, default="shear", metavar="NAME", help="who gets credit: " + ", ".join(METHODS))
     add("--negative-scale", type=not_negative, default=1.0, help="factor on the advantages of wrong rollouts")

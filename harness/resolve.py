@@ -41,8 +41,13 @@ def resumed(first: argparse.Namespace, argv: list[str] | None) -> argparse.Names
         path, step = checkpoint.find(Path(first.resume))
         run = path.resolve().parent.parent
         saved = renamed(settings_in(run / "config.json", ("task", "method", "seed")))
+        made = checkpoint.report_of(path)["settings"]
     except ValueError as error:
         raise BadInput(f"--resume {first.resume}: {error}; give a run's folder, or another checkpoint") from error
+    for name, value in made.items():
+        if name not in saved or (name not in MAY_CHANGE and saved[name] != value):
+            had = f"{flag(name)} {saved.get(name)} in config.json, {value} in its checkpoint"
+            raise BadInput(f"--resume {first.resume}: {had}; restore the file")
     defaults = {name: parser.get_default(name) for name in vars(first)}
     saved = {name: value for name, value in saved.items() if name in vars(first)}
     as_flags = vars(parser.parse_args([word for name, value in saved.items() for word in spelled(name, value)]))

@@ -126,7 +126,7 @@ def run(taught, tmp_path) -> Path:
     """A run's folder with its configuration and its warmed-up model."""
     folder = tmp_path / "run"
     folder.mkdir()
-    write_config(parse_args([*SIZES, "--method", "grpo"]), folder, "")
+    write_config(parse_args([*SIZES, "--method", "grpo"]), folder)
     (folder / "start").symlink_to(taught)
     return folder
 
@@ -193,6 +193,6 @@ def test_bad_input_is_one_sentence(run, tmp_path, assert_refused, changed, flags
 def test_groups_of_one_side_give_no_numbers(run, tmp_path, assert_refused, monkeypatch):
     """The remedy is more groups."""
     monkeypatch.setattr("studies.prefixes.Prefixes.mixed", False)
-    words = [run, "--start", "--groups", "1", "--out", tmp_path]
+    words = [run, "--start", "--groups", "1", "--out", tmp_path / "out"]
     assert_refused(main, words, "--groups 1: none holds right and wrong rollouts")
     assert_refused(main, [], "required: RUN")

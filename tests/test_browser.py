@@ -239,6 +239,13 @@ def test_a_script_that_came_into_the_page_is_stopped(look):
     assert shown.title() == "own" and shown.locator("section").count() == 1
 
 
+def test_a_group_of_equal_verdicts_says_so(look):
+    """In the place of colours that it does not have."""
+    shown = look(page.render([[{**GOOD, "advantage": 0.0}]], "equal"))
+    assert "with the same verdict: none is reinforced" in shown.locator("#about").text_content()
+    assert shown.locator("#legend").text_content() == ""
+
+
 def test_a_long_group_is_whole_and_findable(look):
     """8 x 3,000 tokens; the closest span is scrolled into sight inside of its card."""
     group = long_group()

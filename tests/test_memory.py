@@ -135,7 +135,7 @@ def test_the_papers_recipe_fits_eight_gpus_of_80_gb():
     parts = memory.predict(bench.architecture("7b"), flags(method="shear"), 8)
     assert 30 < parts["sampling"] < 70 and 30 < parts["training"] < 70
     line = memory.plan_line(parts)
-    assert line.startswith(f"memory a GPU, predicted: sampling {parts['sampling']:.1f} GB, training ")
+    assert line.startswith(f"memory per rank, predicted: sampling {parts['sampling']:.1f} GB, training ")
     assert line.endswith(" of which 26.7 GB stay all the time") and "\n" not in line
 
 

@@ -195,7 +195,7 @@ def test_folders_that_cannot_score_steps_are_refused(folder, tmp_path):
     small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
     folders = {
         str(tmp_path / "missing"): "cannot be loaded",
-        save(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"lacks weights \(score",
+        save(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"not those of its config.json \(score",
         save(tmp_path / "other", model, make_tokenizer(separator=False)): "<extra_0> is not one token",
         save(tmp_path / "plain", model, make_tokenizer(template=None)): "no chat template",
         save(tmp_path / "small", small, make_tokenizer()): "another model's",

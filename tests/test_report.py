@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,3 +176,22 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert command == "next: python -m studies.diagnose --html credit.html \\"
     assert samples == "        --samples runs/embedded-shear-1/samples.jsonl"
     assert "after" in folders.rows(folder / "metrics.jsonl")[0] and (folder / "curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "truncated", "no_answer", "words"),
+    [
+        (0.0, 0.9, 0.1, "all rewards are 0, so nothing can be learnt: 90% of responses are cut off"),
+        (0.0, 0.9, 0.1, "raise --max-tokens"),
+        (0.0, 0.1, 0.8, "80% have no answer; change --template"),
+        (0.0, 0.0, 0.0, "give easier problems with --data"),
+        (1.0, 0.0, 0.0, "give harder problems with --data"),
+        (0.5, 0.9, 0.1, ""),
+    ],
+)
+def test_equal_rewards_are_explained(reward, truncated, no_answer, words, capsys):
+    """By what most responses are, with the flag to change."""
+    found = {"truncated": truncated, "no_answer": no_answer}
+    report.print_no_signal(reward, found, SimpleNamespace(smoke=False))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert words in printed and bool(words) == bool(printed)

@@ -20,6 +20,10 @@ from transformers import (
     AutoTokenizer,
     GraniteConfig,
     GraniteForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -337,7 +341,10 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
     assert run(tmp_path, *flags) == 0
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
-    assert f"infra {metrics['infra_errors']}" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"infra {metrics['infra_errors']}" in printed
+    assert "WARNING: --max-tokens 60 lies within one --window of 100" in printed
+    assert "all rewards are 0, so nothing can be learnt" in printed
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
@@ -538,16 +545,37 @@ def truncated_weights(folder):
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
 
 
-def missing_layer(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config.update(num_hidden_layers=3, layer_types=["full_attention"] * 3)
-    (folder / "config.json").write_text(json.dumps(config))
+def configured(**changes):
+    """A folder whose config is of another model than its weights."""
+
+    def harm(folder):
+        config = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return harm
+
+
+def layers(count):
+    return configured(num_hidden_layers=count, layer_types=["full_attention"] * count)
 
 
 def spoiled_weights(folder):
     weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"][0] = torch.nan
+    weights["model.embed_tokens.weight"][3] = torch.nan  # of a token that no prompt has
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def eos_of_text(folder):
+    (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
+
+
+def piped_weights(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
+def template(text):
+    return lambda folder: (folder / "chat_template.jinja").write_text(text)
 
 
 def missing_tokenizer(folder):
@@ -560,24 +588,44 @@ def scaled_logits(folder):
     GraniteForCausalLM(config).save_pretrained(folder)
 
 
+def experts(folder):
+    sizes = dict(vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    MixtralForCausalLM(MixtralConfig(**sizes, intermediate_size=32, num_local_experts=2)).save_pretrained(folder)
+
+
+def no_attention(folder):
+    MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1)).save_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     "harm, words",
     [
         (truncated_weights, "cannot be loaded"),
-        (missing_layer, "lacks weights"),
-        (spoiled_weights, "logits that are not finite"),
+        (layers(3), "not those of its config.json (model.layers.2."),
+        (layers(1), "not those of its config.json (model.layers.1."),
+        (configured(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
+        (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
+        (piped_weights, "(its model.safetensors is no file)"),
+        (eos_of_text, "its eos_token_id is no number"),
+        (template("{{ raise_exception('no') }}"), "--template chat: the model's own one fails (no)"),
+        (template("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
+        (template("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"), "does not end"),
         (missing_tokenizer, "its tokenizer is missing"),
         (scaled_logits, "not head(last hidden state)"),
+        (experts, "adapters cannot be merged into a mixtral model; leave --lora-rank out"),
+        (no_attention, "mamba has no attention"),
     ],
 )
-def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, assert_refused):
-    """Broken or missing weights, no tokenizer, logits that are not head(states): one sentence, status 2."""
+def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, monkeypatch, assert_refused):
+    """Weights, tokenizer, template, config, architecture: one sentence, status 2."""
+    monkeypatch.setattr(prepare, "TEMPLATE_SECONDS", 0.2)
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 40)
     flags = ["--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9", "--heldout", "1", "--eval-groups", "1"]
-    assert_refused(train.main, ["--model", folder, *flags, "--out", tmp_path], f"error: --model {folder}: ", words)
+    flags += ["--lora-rank", "2", "--out", str(tmp_path)]
+    assert_refused(train.main, ["--model", folder, *flags], "error: --", words)
 
 
 def interrupt(*inputs, **options):
@@ -588,13 +636,15 @@ def interrupt(*inputs, **options):
 def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
     """A real signal during an update: the step's row is written, its weights are saved; the second time, they are not.
 
+    The first is SIGTERM, as Slurm sends it.
+
     Status 130, and the command that goes on.
     """
     monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     plain, pressed = train.backward, []
 
     def press(*inputs):
-        pressed.append(os.kill(os.getpid(), signal.SIGINT))
+        pressed.append(os.kill(os.getpid(), signal.SIGINT if pressed else signal.SIGTERM))
         return plain(*inputs)
 
     monkeypatch.setattr(train, "backward", press)
