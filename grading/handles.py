@@ -37,7 +37,9 @@ ORDER = "lt le gt ge".split()
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 IN_PLACE = [f"i{name}" for name in ARITHMETIC]
 OTHERS = "eq contains isinstance issubclass getattr divmod type".split()
-DATACLASSES = "asdict astuple fields is_dataclass replace".split()  # Python's functions, which look at an object's class
+DATACLASSES = (
+    "asdict astuple fields is_dataclass replace".split()
+)  # Python's functions, which look at an object's class
 
 
 @functools.cache
@@ -269,7 +271,7 @@ class AsyncGenerator(Handle):
 
 
 def member(handle: Handle, value: int | float | str):
-    """A member of an enumeration over a builtin type: the builtin value, which decides, with the member's attributes."""
+    """A member of an enumeration over a builtin type: that type's value, which decides, and the member's attributes."""
 
     def attribute(self, name: str):
         if name.startswith("__"):
