@@ -23,8 +23,9 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
-from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Union, simplify, solve
+from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Symbol, Union, simplify, solve
 from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.function import AppliedUndef
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that there is no time limit
 
@@ -55,7 +56,7 @@ UNIT_WORDS = rf"\\text\{{(?! *(?:squared|cubed)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z .,
 UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?!{NO_UNIT}\b)(?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
 # What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5], 5 \text{ perhaps six}.
 NO_ANSWER = re.compile(
-    r"^[0-9.]+( [0-9.]+)+$|^\[ ?([^,\[\]]+), ?\2 ?\]$|[0-9}] ?(?:\\text\{ ?)?(?:squared|cubed)\b|"
+    r"^[0-9.]+( [0-9.]+)+$|^(?:\\left ?)?\[ ?([^,\[\]]+), ?\2 ?(?:\\right ?)?\]$|[0-9}] ?(?:\\text\{ ?)?(?:squared|cubed)\b|"
     rf"(?<![\\A-Za-z]){HEDGE}\b"
 )
 CHOICE = re.compile(r" *\(([A-J])\)(?!.*\b(?:[A-J]|or|not|but)\b).*")  # (C) 12
@@ -76,11 +77,11 @@ SPELLINGS = [
          lambda m: _periodic(m[1] + m[2], m[3] or m[4], len(m[2]))),  # 0.1\overline{6}
         (rf"(?<=[0-9}}]) *(\\text\{{ *)?({'|'.join(FACTORS)})\b(?!-)",
          lambda m: rf"\cdot {FACTORS[m[2]]}" + (m[1] or "")),  # 3\text{ million}
-        (r"\\(?:thick)?approx\b ?", "="),
+        (r"\\(?:thick)?approx(?![a-z]) ?", "="),
         (r"^ *= *", ""),
-        (r" ?\(? ?\\?(?:[pb]?mod\b|text\{ ?mod ?\}) ?\{? ?([^{} ]+?) ?\}? ?\)?$", r"\\pmod{\1}"),
-        (r" ?\\equiv\b ?", r"\\equiv "),
-        (r"(?<=[A-Za-z])(?:'|\^ ?(?:\\prime\b|\{ ?(?:\\prime ?)+\}))+",  # f'(x) is not f(x)
+        (r" ?\(? ?\\?(?:[pb]?mod(?![a-z])|text\{ ?mod ?\}) ?\{? ?([^{} ]+?) ?\}? ?\)?$", r"\\pmod{\1}"),
+        (r" ?\\equiv(?![a-z]) ?", r"\\equiv "),
+        (r"(?<=[A-Za-z])(?:'|\^ ?(?:\\prime(?![a-z])|\{ ?(?:\\prime ?)+\}))+",  # f'(x) is not f(x)
          lambda m: "_{" + "prime" * len(re.findall("'|prime", m[0])) + "}"),
         (r"'", r"^{\\prime}"),
         (r"(?<=[0-9])(?: |\^|\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
@@ -176,7 +177,7 @@ def _read(text: str) -> Basic | MatrixBase:
         return _read(value[1])
     if re.search(r"\bor\b", text) and isinstance(expr, FiniteSet) and not any(isinstance(e, (Expr, Eq)) for e in expr):
         expr = _union(expr)
-    if isinstance(expr, Eq) and getattr(expr.lhs, "is_number", False) and not getattr(expr.rhs, "is_number", True):
+    if isinstance(expr, Eq) and getattr(expr.lhs, "is_number", False) and isinstance(expr.rhs, Symbol | AppliedUndef):
         expr = Eq(expr.rhs, expr.lhs)  # 5 = x
     imaginary = {symbol: I for symbol in expr.free_symbols if symbol.name == "i"}
     return expr.xreplace(imaginary) if imaginary else expr
