@@ -56,8 +56,8 @@ UNIT_WORDS = rf"\\text\{{(?! *(?:squared|cubed)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z .,
 UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?!{NO_UNIT}\b)(?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
 # What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5], 5 \text{ perhaps six}.
 NO_ANSWER = re.compile(
-    r"^[0-9.]+( [0-9.]+)+$|^(?:\\left ?)?\[ ?([^,\[\]]+), ?\2 ?(?:\\right ?)?\]$|[0-9}] ?(?:\\text\{ ?)?(?:squared|cubed)\b|"
-    rf"(?<![\\A-Za-z]){HEDGE}\b"
+    r"^[0-9.]+( [0-9.]+)+$|^(?:\\left ?)?\[ ?([^,\[\]]+), ?\2 ?(?:\\right ?)?\]$|"
+    rf"[0-9}}] ?(?:\\text\{{ ?)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b"
 )
 CHOICE = re.compile(r" *\(([A-J])\)(?!.*\b(?:[A-J]|or|not|but)\b).*")  # (C) 12
 TUPLE = re.compile(r"(?:\\left ?)?\([^()]*,[^()]*\)")
