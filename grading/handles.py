@@ -167,11 +167,12 @@ class Handle:
         if self._origin == "mixed":
             return None
         key = ("plain", self._number)
-        value = self._link.constants.get(key) or self._link.numbers.get(key)
-        if value is None:
-            value = self._link.ask("plain", self)
-            kept = self._link.constants if isinstance(value, IMMUTABLE) else self._link.numbers
-            kept[key] = value
+        for kept in (self._link.constants, self._link.numbers):
+            if key in kept:
+                return kept[key]
+        value = self._link.ask("plain", self)
+        kept = self._link.constants if isinstance(value, IMMUTABLE) else self._link.numbers
+        kept[key] = value
         return value
 
     def _predicate(self, name: str) -> Callable:

@@ -111,12 +111,19 @@ def load(name: str) -> types.ModuleType:
 def without_empty(compare: Callable) -> Callable:
     """numpy's comparison, but empty never equals non-empty: numpy finds `[]` close to any number."""
 
+    def read_once(value):
+        if isinstance(value, Handle):
+            return sys.modules["numpy"].asarray(value)
+        return [read_once(item) for item in value] if type(value) in (list, tuple) else value
+
     def is_empty(value) -> bool:
         with contextlib.suppress(ValueError):  # lists of several lengths are no array
             return sys.modules["numpy"].size(value) == 0
         return False
 
     def decide(*args, **options):
+        args = [read_once(arg) for arg in args]
+        options = {name: read_once(option) for name, option in options.items()}
         left, right = map(is_empty, [*args, *options.values()][:2])
         if left == right:
             return compare(*args, **options)

@@ -187,7 +187,8 @@ class Link:
         self.connection = connection
         self.dead = False
         self.lock = _thread.RLock()
-        self.handles: dict[int, object] = {}
+        self.handles: dict[int, Handle] = {}
+        self.others: dict[int, object] = {}  # exceptions and members of enumerations, which stand outside for objects
         self.exceptions: dict[int, type] = {}
         self.numbers: dict[tuple, object] = {}  # that handles have become since the last question of another kind
         self.constants: dict[tuple, object] = {}  # that handles are for good
@@ -298,21 +299,20 @@ class Link:
             return self.wait(Handle(self, operator.index(content), "result"))
         if kind == "error":
             number, classes, args, fields, text = content
-            error = self.handles.get(number)
-            if not isinstance(error, BaseException):
-                error = self.error(number, classes, decode(args, self.resolve), decode(fields, self.resolve), text)
-                self.handles[number] = error
-            return error
+            if number not in self.others:
+                args, fields = decode(args, self.resolve), decode(fields, self.resolve)
+                self.others[number] = self.error(number, classes, args, fields, text)
+            return self.others[number]
         if kind == "member":
             number, value = content
-            if number not in self.handles:
-                self.handles[number] = member(Handle(self, operator.index(number), origin), decode(value, self.resolve))
-            return self.handles[number]
+            if number not in self.others:
+                self.others[number] = member(Handle(self, operator.index(number), origin), decode(value, self.resolve))
+            return self.others[number]
         if kind != "handle" and kind not in GENERATORS:
             raise ValueError(f"the inside cannot send {kind}")
         number = operator.index(content)
         handle = self.handles.setdefault(number, GENERATORS.get(kind, Handle)(self, number, origin))
-        if isinstance(handle, Handle) and ORIGINS.index(origin) > ORIGINS.index(handle._origin):
+        if ORIGINS.index(origin) > ORIGINS.index(handle._origin):
             object.__setattr__(handle, "_origin", origin)  # once a function has returned it, it is a result
         return handle
 
@@ -347,9 +347,9 @@ def _describe(value) -> dict:
         return encode(list(value), _describe)
     if BUILTINS.get(getattr(value, "__name__", "")) is value:
         return {"builtin": value.__name__}
-    stands = hasattr(type(value), "stand_in") or hasattr(value, "candidate")
-    if stands and "_number" in vars(value):
-        return {"handle": vars(value)["_number"]}
+    own = getattr(value, "__dict__", {})
+    if "_number" in own and (hasattr(type(value), "stand_in") or "candidate" in own):
+        return {"handle": own["_number"]}
     if getattr(value, "cr_code", None) is Link.wait.__code__:
         raise TypeError("a coroutine cannot go back")  # of the candidate, so no fault of the tests
     kind = value if isinstance(value, type) else type(value)
