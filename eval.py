@@ -82,8 +82,7 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
         for loaded in sets:
             for note in loaded.notes:
                 print(note)
-    folders.make_out(folder, ranks)
-    with folders.locked(folder, ranks, "--out"):
+    with folders.made(folder, ranks, "settings.json"):
         for label, path in models.items():
             sampler = load_sampler(args, path, ranks)
             settings["models"][label] = about_model(args, path, sampler)
@@ -128,7 +127,7 @@ def check_models(models: dict[str, str], sets: list[Loaded], protocol: Protocol)
     for path in models.values():
         tokenizer = prepare.load_tokenizer("--model", path)
         for loaded in sets:
-            evaluation.as_task(loaded, protocol, tokenizer, origin_of(path))
+            evaluation.as_task(loaded, protocol, tokenizer, origin_of(path)).prompt(loaded.problems[0])
 
 
 def load_sampler(args: argparse.Namespace, path: str, ranks: Ranks) -> Sampler:

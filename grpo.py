@@ -160,6 +160,8 @@ def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stop
         eos_token_id=stops or None,
         pad_token_id=pad,
     )
+    if not temperature:
+        processors = [*(processors or ()), refuse_unknown]
     folder_config = model.generation_config
     model.generation_config = GenerationConfig()  # or `generate` takes what we left unset from the folder's file
     try:
@@ -169,6 +171,13 @@ def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stop
     finally:
         model.generation_config = folder_config
     return output[:, prompt_ids.shape[1] :]
+
+
+def refuse_unknown(ids: Tensor, logits: Tensor) -> Tensor:
+    """Logits (b, V) as they are; raises what sampling raises if a largest one is not finite: argmax would take NaN."""
+    if not logits.amax(-1).isfinite().all():
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    return logits
 
 
 @torch.no_grad()

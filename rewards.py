@@ -18,7 +18,7 @@ here, digit for digit. math-verify decides the rest (`grading/answers.py`) in a 
     {"prompt": str, "test": str, "entry_point": str}         HumanEval: `check(candidate)`
 
 Outputs are compared here, line by line without surrounding white space, and numbers as numbers: to 1e-6 where the
-expected one has a decimal point, else exactly.
+expected one has a decimal point, else exactly. An expected 007 or 1e5 may be no number, and is compared as text.
 
 The score is None only if grading itself failed: no process could be started, the sandbox broke, or the tests cannot
 be run. That sample leaves its group. A failure of the response scores 0. The task decides whether a response was cut
@@ -51,7 +51,11 @@ REASONS = "correct wrong no_answer parse_error timeout memory output crashed tru
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
 DECIMAL = re.compile(r"[-+]?([0-9]{1,400}\.[0-9]{0,400}|\.[0-9]{1,400}|[0-9]{1,400}(?=e))(e[-+]?[0-9]{1,3})?", re.I)
 INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
-FENCE = re.compile(r"(?P<indent>[ \t]*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*+\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)")
+DIGITS = re.compile(r"[-+]?0[0-9].*|[0-9]+e[0-9]+", re.I | re.S)  # 007 and 1e5 may be text
+TAGS = r"(?:</?\w++>[ \t]*+)*+"  # <answer>, on the line of a fence
+FENCE = re.compile(
+    rf"(?P<indent>[ \t]*+){TAGS}(?P<marks>`{{3,}}+|~{{3,}}+)[ \t]*+\{{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)"
+)
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time, or "max", in a period of so many
@@ -238,13 +242,14 @@ def _same_line(line: str, expected_line: str) -> bool:
     if line.strip() == expected_line.strip():
         return True
     words, expected_words = line.split(), expected_line.split()
-    numeric = any(map(DECIMAL.fullmatch, expected_words)) or all(map(INTEGER.fullmatch, expected_words))
+    is_decimal = [DECIMAL.fullmatch(word) and not DIGITS.fullmatch(word) for word in expected_words]
+    numeric = any(is_decimal) or all(map(INTEGER.fullmatch, expected_words))
     return numeric and len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
 
 
 def _same_word(word: str, expected: str) -> bool:
     """Whether two words are equal, or numbers: to 1e-6 where a decimal is expected, exactly where an integer is."""
-    if word == expected or not (DECIMAL.fullmatch(word) or INTEGER.fullmatch(word)):
+    if word == expected or DIGITS.fullmatch(expected) or not (DECIMAL.fullmatch(word) or INTEGER.fullmatch(word)):
         return word == expected
     if DECIMAL.fullmatch(expected):
         return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
@@ -298,7 +303,11 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
         if fence and (opening is None or (fence["language"] and fence["marks"] == opening["marks"])):
             opening = fence
             lines = []
-        elif fence and fence["marks"].startswith(opening["marks"]) and not (fence["language"] + fence["title"]).strip():
+        elif (
+            fence
+            and fence["marks"].startswith(opening["marks"])
+            and re.fullmatch(TAGS, fence["language"] + fence["title"].strip())
+        ):
             block = "\n".join(lines)
             indented = opening["indent"] or block[:1] in " \t"
             blocks.append((opening["language"], textwrap.dedent(block) if indented else block))

@@ -96,9 +96,9 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
         with sampling_after(run, args.steps):
             after = evaluate(run, args.steps)
         if ranks.main:
-            report.finish(args, run.folder, before, after, history, predicted_gb)
             with whole_folder(run.folder / "model") as draft:
                 lora.save(run.sampler, run.tokenizer, draft)
+            report.finish(args, run.folder, before, after, history, predicted_gb)
         if args.smoke:
             reload(run)
     return 0
@@ -121,6 +121,8 @@ def take_steps(run: Run, sets: list[Loaded], history: list[dict], track: Callabl
             folders.append(folder / "metrics.jsonl", [metrics])
             folders.append(folder / "samples.jsonl", samples)
             tqdm.write(table.row(metrics))
+            if step == 1 and metrics["reward"] == history[0]["reward"]:
+                report.print_no_signal(metrics["reward"], metrics, args)
             track(metrics)
         interrupted = any(parallel.gather(run.interrupted, ranks))  # all ranks end after the same step
         if interrupted or due(run, step + 1):
@@ -136,6 +138,7 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
     if run.ranks.main:
         folders.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
         report.print_accuracy(before)
+        report.print_no_signal(before["sampled"][0], before, run.args)
     return before, []
 
 
@@ -153,7 +156,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
     clock.lap("train")
     credited = report.step_metrics(batch, token_advantages, run.task, problems)
-    metrics = {"step": step + 1, **credited, **updates, "seconds": clock.laps}
+    metrics = {"step": step + 1, **report.shares(verdicts), **credited, **updates, "seconds": clock.laps}
     if run.ranks.device.type == "cuda":
         metrics["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
@@ -359,6 +362,7 @@ def evaluate(run: Run, step: int) -> dict:
     return {
         "greedy": (*mean_and_error(right[np.isfinite(right)]), int(np.isfinite(right).sum())),
         "sampled": (*mean_and_error(by_problem), int(np.isfinite(scores).sum())),
+        **report.shares(verdicts),
         **credited,
     }
 

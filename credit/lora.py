@@ -1,5 +1,6 @@
 """LoRA (Hu et al. 2021, arXiv 2106.09685) through peft: train a small adapter beside frozen weights.
 
+    fits(model, rank)               whether adapters can be added and saved, of a model without weights
     add(model, rank, seed)          adapters on every linear layer but the head; nothing else is trained from here on
     with off(model): ...            the model as it was before training
     save(model, tokenizer, folder)  an ordinary Hugging Face folder, the adapter added to the weights
@@ -10,6 +11,8 @@ W + B A. Left out: dropout, other targets, adapters saved by themselves.
 """
 
 import contextlib
+import copy
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +22,22 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 
+def fits(model, rank: int) -> bool:
+    """Whether `merged` has the names of a model without weights: peft adapts experts in a way of its own."""
+    adapted = copy.deepcopy(model)
+    try:
+        add(adapted, rank, seed=0)
+        return merged(adapted).keys() == model.state_dict().keys()
+    except (KeyError, ValueError):
+        return False
+
+
 def add(model, rank: int, seed: int) -> None:
     """Adapters into `model`, in place; drawn from the seed, so that all ranks have the same."""
     torch.manual_seed(seed)
     # not model.add_adapter: that would make save_pretrained leave out the model itself
-    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"), model)
+    with warnings.catch_warnings(action="ignore"):  # of experts, which `fits` refuses
+        inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear"), model)
 
 
 @contextlib.contextmanager

@@ -229,7 +229,8 @@ def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
     embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
     With either probe a part of the importance is the draw of the noise, which is made anew in each step.
     """
-    importance_of = partial(salience.importance_by_gradient, noise=noise, seed=batch.source.step)
+    seed = args.seed * 2**20 + batch.source.step  # no run takes so many steps
+    importance_of = partial(salience.importance_by_gradient, noise=noise, seed=seed)
     return outcome_advantages(batch, args, importance_of, **options)
 
 

@@ -221,6 +221,6 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
         try:
             values[option] = options[option].read(text)
         except ValueError as error:
-            reason = error if "must be" in str(error) else f"must be a {type(options[option].default).__name__}"
+            reason = error if "must be" in str(error) else f"must be of type {type(options[option].default).__name__}"
             raise ValueError(f"{words}: {reason}; change it") from error
     return values

@@ -23,8 +23,9 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
 from math_verify.grader import should_treat_as_complex
-from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Union, simplify, solve
+from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Symbol, Union, simplify, solve
 from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.function import AppliedUndef
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that there is no time limit
 
@@ -35,13 +36,32 @@ MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
 UNICODE = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ", "∞": r"\infty ", "≤": r"\le ",
-     "≥": r"\ge ", "∪": r"\cup ", "…": r"\ldots "}
+     "≥": r"\ge ", "∪": r"\cup ", "…": r"\ldots ", "≈": r"\approx ", "≡": r"\equiv ", "′": "'"}
 )  # fmt: skip
 UPRIGHT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|[mh]box)\s*\{"
-POWERS = {"hundred": "2", "thousand": "3", "million": "6", "billion": "9", "trillion": "12"}
-# Units, in upright type or as words after a number. A hedge (5 or 6) and a time of day are no units.
-UNIT_WORDS = r"\\text\{(?![^{}]*\b(?:and|or|not|but|[ap]\.?m)\b)[A-Za-z .,/-]+\}"
-UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
+# What a word after a number multiplies it with.
+FACTORS = {"dozen": "12", "half": r"\frac{1}{2}", "halves": r"\frac{1}{2}"}
+for _power, _name in ((1, "ten"), (2, "hundred"), (3, "thousand"), (6, "million"), (9, "billion"), (12, "trillion")):
+    FACTORS |= {_name: f"10^{{{_power}}}", f"{_name}th": f"10^{{-{_power}}}", f"{_name}ths": f"10^{{-{_power}}}"}
+for _n, _name in enumerate("third fourth fifth sixth seventh eighth ninth".split(), 3):
+    FACTORS |= {f"{_name}s": rf"\frac{{1}}{{{_n}}}"}
+# Words that are no unit: a hedge, a number, an operation; a time of day.
+HEDGE = (
+    r"(?:perhaps|maybe|possibly|probably|either|plus|minus|times(?= *\w)|factorial|least|most|"
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
+)
+NO_UNIT = rf"(?:and|or|not|but|[ap]\.?m|{HEDGE})"
+# Units, in upright type or as words after a number.
+UNIT_WORDS = rf"\\text\{{(?! *(?:squared|cubed)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z .,/-]+\}}"
+UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?!{NO_UNIT}\b)(?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
+# What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5], 5 \text{ perhaps six}.
+NO_ANSWER = re.compile(
+    r"^[0-9.]+( [0-9.]+)+$|^(?:\\left ?)?\[ ?([^,\[\]]+), ?\2 ?(?:\\right ?)?\]$|"
+    rf"[0-9}}] ?(?:\\text\{{ ?)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b"
+)
+CHOICE = re.compile(r" *\(([A-J])\)(?!.*\b(?:[A-J]|or|not|but)\b).*")  # (C) 12
+TUPLE = re.compile(r"(?:\\left ?)?\([^()]*,[^()]*\)")
+SET = re.compile(r"(?:\\left ?)?\\\{(?!.*(?:[:|]|\\mid)).*\\\}")
 SPELLINGS = [
     (re.compile(pattern), new)
     for pattern, new in [
@@ -53,8 +73,17 @@ SPELLINGS = [
         (r"(^|=) *([-+]?[1-9][0-9]{0,2}(?:[ ,][0-9]{3})+)(?![0-9]| ?[,;])",
          lambda m: m[1] + re.sub("[ ,]", "", m[2])),  # thousands: 1 000, and 1,000 beside a unit
         (r"^(-?[0-9]+) +([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
-        (r"(?<=[0-9]) *(\\text\{ *)?(hundred|thousand|million|billion|trillion)\b",
-         lambda m: rf"\cdot 10^{{{POWERS[m[2]]}}}" + (m[1] or "")),  # 3\text{ million}
+        (r"(?<![0-9])([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar|dot) ?(?:\{([0-9]{1,30})\}|([0-9]))",
+         lambda m: _periodic(m[1] + m[2], m[3] or m[4], len(m[2]))),  # 0.1\overline{6}
+        (rf"(?<=[0-9}}]) *(\\text\{{ *)?({'|'.join(FACTORS)})\b(?!-)",
+         lambda m: rf"\cdot {FACTORS[m[2]]}" + (m[1] or "")),  # 3\text{ million}
+        (r"\\(?:thick)?approx(?![a-z]) ?", "="),
+        (r"^ *= *", ""),
+        (r" ?\(? ?\\?(?:[pb]?mod(?![a-z])|text\{ ?mod ?\}) ?\{? ?([^{} ]+?) ?\}? ?\)?$", r"\\pmod{\1}"),
+        (r" ?\\equiv(?![a-z]) ?", r"\\equiv "),
+        (r"(?<=[A-Za-z])(?:'|\^ ?(?:\\prime(?![a-z])|\{ ?(?:\\prime ?)+\}))+",  # f'(x) is not f(x)
+         lambda m: "_{" + "prime" * len(re.findall("'|prime", m[0])) + "}"),
+        (r"'", r"^{\\prime}"),
         (r"(?<=[0-9])(?: |\^|\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
         (rf"(?<=[\w}})])(?:[ /]*{UNIT}(?: ?\^ ?\{{?[0-9]\}}?)?)+$", ""),  # 12\text{ cm}^2, 36 dollars
         (r"(?<![\w.^])([0-9][0-9A-F]*)_ ?\{?([0-9]+)\}?(?![\w!])", r"\\text{\1 base \2}"),  # 52_8 is not 52_9
@@ -80,6 +109,9 @@ def compare(answer: str, gold: str) -> str:
         return "correct"
     if re.sub(", +", ",", answer) == re.sub(", +", ",", gold):  # 100,200 may be a list
         return "correct"
+    choice = CHOICE.fullmatch(re.sub(UPRIGHT + r"([^{}]*)\}", r"\1", answer))
+    if choice and choice[1].casefold() == _words(gold):  # (C) 12 is right for C
+        return "correct"
     answer, gold = _normalise(answer), _normalise(gold)
     if answer.startswith("("):  # a column vector as a tuple
         gold = re.sub(r"^\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}$", _as_tuple, gold)
@@ -87,6 +119,8 @@ def compare(answer: str, gold: str) -> str:
         gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)  # the question named the base: 52 is right for 52_8
     if answer == gold:
         return "correct"
+    if any(TUPLE.fullmatch(one) and SET.fullmatch(other) for one, other in ((answer, gold), (gold, answer))):
+        return "wrong"
     try:
         right = _same(_read(gold), _read(answer))
         if not right and ("%" in answer) != ("%" in gold):  # 10 is right for 10\%
@@ -111,6 +145,12 @@ def _normalise(text: str) -> str:
     return text.strip().rstrip(".")
 
 
+def _periodic(digits: str, period: str, places: int) -> str:
+    """The fraction of a periodic decimal: its digits before the period, of which so many after the point."""
+    numerator = int(digits + period) - int(digits or "0")
+    return rf"\frac{{{numerator}}}{{{10**places * (10 ** len(period) - 1)}}}"
+
+
 def _as_tuple(column: re.Match) -> str:
     """(1,2) of the rows of a matrix of one column."""
     return "(" + column[1].replace(r"\\", ",") + ")"
@@ -125,8 +165,8 @@ def _both_signs(group: str) -> str:
 
 def _read(text: str) -> Basic | MatrixBase:
     """The parser's reading of a text; if it cannot read an equation as a whole, that of the side after the last `=`."""
-    if re.fullmatch(r"[0-9.]+( [0-9.]+)+", text):
-        raise ValueError(f"{text} is not one answer")  # the parser would add or multiply these numbers
+    if NO_ANSWER.search(text):
+        raise ValueError(f"{text} is not one answer")
     try:
         is_real = not should_treat_as_complex(text)
         expr = latex2sympy(text, is_real=is_real, normalization_config=CLEANING, conversion_config=MEANING)
@@ -137,6 +177,8 @@ def _read(text: str) -> Basic | MatrixBase:
         return _read(value[1])
     if re.search(r"\bor\b", text) and isinstance(expr, FiniteSet) and not any(isinstance(e, (Expr, Eq)) for e in expr):
         expr = _union(expr)
+    if isinstance(expr, Eq) and getattr(expr.lhs, "is_number", False) and isinstance(expr.rhs, Symbol | AppliedUndef):
+        expr = Eq(expr.rhs, expr.lhs)  # 5 = x
     imaginary = {symbol: I for symbol in expr.free_symbols if symbol.name == "i"}
     return expr.xreplace(imaginary) if imaginary else expr
 

@@ -11,7 +11,8 @@ object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
   - Arithmetic with plain data gives an object that neither becomes a number, a length or a truth value, nor equals
     plain data, for it has seen what the test expects. Where the builtin value under the class gives the same result,
     that is the result.
-  - It gives the same number until the tests do anything else with the candidate.
+  - It gives the same number, and the same builtin value, until the tests do anything else with the candidate. The
+    builtin value of an immutable one is read once.
   - It holds plain data if the builtin value under its class does, or if one of its items equals these. Predicates such
     as `startswith` are those of the builtin value. Its own `__contains__` and predicates answer if the tests have used
     it as no immutable plain data can be used (`trie.insert(word)`), or ask about another handle.
@@ -22,6 +23,7 @@ Standard library only.
 import builtins
 import contextlib
 import copy
+import functools
 import importlib
 import operator
 import types
@@ -29,21 +31,42 @@ from collections.abc import Callable
 from typing import NoReturn
 
 # A handle passes these operations on to its object; those of the other kinds only under the rules above.
-PASSED_ON = "len iter next bool str repr hash getitem setitem delitem setattr delattr".split()
+PASSED_ON = "len iter next aiter reversed bool str repr format hash getitem setitem delitem setattr delattr".split()
 NUMBERS = "int float index neg pos abs invert round".split()
 ORDER = "lt le gt ge".split()
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 IN_PLACE = [f"i{name}" for name in ARITHMETIC]
-OTHERS = "eq contains isinstance issubclass getattr".split()
+OTHERS = "eq contains isinstance issubclass getattr divmod type".split()
+DATACLASSES = (
+    "asdict astuple fields is_dataclass replace".split()
+)  # Python's functions, which look at an object's class
+
+
+@functools.cache
+def _loop():
+    """The one event loop inside: locks, queues and asynchronous generators work in the loop of their first use only."""
+    return importlib.import_module("asyncio").new_event_loop()
+
 
 # What the inside does for each operation: the builtin of that name, or else the operator.
 OPERATIONS = {
     "call": lambda function, *args, **options: function(*args, **options),
-    "copy": copy.deepcopy,
-    "await": lambda coroutine: importlib.import_module("asyncio").run(coroutine),
+    "send": lambda generator, value: generator.send(value),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "await": lambda coroutine: _loop().run_until_complete(coroutine),
+    "anext": lambda iterator: _loop().run_until_complete(anext(iterator)),
 }
 for _name in PASSED_ON + NUMBERS + ORDER + ARITHMETIC + IN_PLACE + OTHERS:
     OPERATIONS[_name] = getattr(builtins, _name, None) or getattr(operator, f"__{_name}__")
+
+
+def _of_dataclasses(name: str) -> Callable:
+    return lambda *args, **options: getattr(importlib.import_module("dataclasses"), name)(*args, **options)
+
+
+for _name in DATACLASSES:
+    OPERATIONS[_name] = _of_dataclasses(_name)
 
 # How the tests came to a handle. "class": a name of the candidate's that begins with a capital letter; "name": another
 # name; "built": they called such a class; "mixed": arithmetic of these with plain data; "part": an attribute of these;
@@ -93,7 +116,7 @@ class Handle:
         return any(item == mine for mine in self) if value is None else item in value
 
     def __instancecheck__(self, instance) -> bool:
-        return isinstance(instance, Handle) and self._link.ask("isinstance", instance, self) is True
+        return hasattr(type(instance), "stand_in") and self._link.ask("isinstance", instance, self) is True
 
     def __subclasscheck__(self, other) -> bool:
         return isinstance(other, Handle) and self._link.ask("issubclass", other, self) is True
@@ -107,8 +130,27 @@ class Handle:
     def __exit__(self, *error) -> None:
         self._link.ask("getattr", self, "__exit__")(None, None, None)
 
-    def __deepcopy__(self, memo: dict):
+    async def __aenter__(self):
+        return await self._link.ask("getattr", self, "__aenter__")()
+
+    async def __aexit__(self, *error) -> None:
+        await self._link.ask("getattr", self, "__aexit__")(None, None, None)
+
+    async def __anext__(self):
+        return self._link.ask("anext", self)
+
+    def __copy__(self):
         return self._link.ask("copy", self, origin=self._origin, keep=True)
+
+    def __deepcopy__(self, memo: dict):
+        return self._link.ask("deepcopy", self, origin=self._origin, keep=True)
+
+    def __divmod__(self, other):  # with plain data as two operations, since a pair from inside would hold numbers
+        both = isinstance(other, Handle)
+        return _arithmetic("divmod")(self, other) if both else (self // other, self % other)
+
+    def __rdivmod__(self, other):
+        return other // self, other % self
 
     def __eq__(self, other) -> bool:
         if isinstance(other, Handle):
@@ -122,7 +164,16 @@ class Handle:
 
     def _plain(self):
         """The builtin value under its class; None if there is none, or if it has seen what the test expects."""
-        return None if self._origin == "mixed" else self._link.ask("plain", self)
+        if self._origin == "mixed":
+            return None
+        key = ("plain", self._number)
+        for kept in (self._link.constants, self._link.numbers):
+            if key in kept:
+                return kept[key]
+        value = self._link.ask("plain", self)
+        kept = self._link.constants if isinstance(value, IMMUTABLE) else self._link.numbers
+        kept[key] = value
+        return value
 
     def _predicate(self, name: str) -> Callable:
         """`startswith` and the like of the builtin value under its class; its own for another handle."""
@@ -156,7 +207,7 @@ class Handle:
 
 def _passed_on(name: str) -> Callable:
     def method(self, *args):
-        if name in ("len", "bool") and self._origin == "mixed":
+        if self._origin == "mixed" and (name in ("len", "bool") or (name == "format" and args != ("",))):
             raise TypeError("arithmetic with plain data gives no number")
         if name.startswith(("set", "del")):
             object.__setattr__(self, "_used", True)
@@ -192,6 +243,51 @@ def _arithmetic(name: str, swapped: bool = False) -> Callable:
         return self._link.ask(name, left, right, origin=origin, keep=origin != "built")
 
     return method
+
+
+def class_of(value) -> object:
+    """`type(value)`: the candidate's class for an object of the candidate's."""
+    handle = vars(type(value)).get("_handle", value)
+    if type(handle) is Handle:
+        return handle._link.ask("type", handle, origin="class")
+    return value.__class__ if isinstance(value, Handle) else type(value)
+
+
+class Generator(Handle):
+    """A generator inside."""
+
+    __slots__ = ()
+    __class__ = types.GeneratorType
+
+    def send(self, value):
+        """As a generator's."""
+        return self._link.ask("send", self, value)
+
+
+class AsyncGenerator(Handle):
+    """An asynchronous generator inside."""
+
+    __slots__ = ()
+    __class__ = types.AsyncGeneratorType
+
+
+def member(handle: Handle, value: int | float | str):
+    """A member of an enumeration over a builtin type: that type's value, which decides, and the member's attributes."""
+
+    def attribute(self, name: str):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(handle, name)
+
+    own = {f"__{name}__": _of_member(handle, name) for name in ("str", "repr", "format")}
+    own |= {"__getattr__": attribute, "stand_in": True, "_handle": handle}
+    value = type("Member", (type(value),), own)(value)
+    value._number = handle._number
+    return value
+
+
+def _of_member(handle: Handle, name: str) -> Callable:
+    return lambda self, *args: handle._link.ask(name, handle, *args)
 
 
 for _name in PASSED_ON:

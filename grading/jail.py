@@ -112,7 +112,8 @@ def run_judge(job: dict, deadline: float):
 
     def serve_program():
         connection = socket.socket(fileno=3)
-        proxy.serve(connection, run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""))
+        sys.stdout = stdout = proxy.Printed()
+        proxy.serve(connection, run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""), stdout)
 
     program = Cell(serve_program, {3: inside.fileno()}, job)
     inside.close()
@@ -200,6 +201,7 @@ def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
     try:
         place(files)
         os.setsid()  # no terminal, and no group to signal but its own
+        namespaces.leave_keys()
         strict = job["level"] == "strict"
         stranger = STRANGER + os.getpid() if os.geteuid() == 0 else None
         if strict:
@@ -248,6 +250,7 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
     """Set file system, limits and rights, then run `target()`. Never returns."""
     try:
         os.close(LIFELINE)
+        os.setsid()  # a name space of processes does not keep kill(0) from the keeper's group
         if not secret:
             libc.prctl(PR_SET_DUMPABLE, 1)
             with open("/proc/self/oom_score_adj", "w") as file:

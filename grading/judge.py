@@ -12,15 +12,19 @@ Standard library only.
 import ast
 import builtins
 import collections
+import contextlib
 import decimal
 import fractions
 import functools
 import importlib
 import itertools
 import math
+import re
 import sys
 import types
+from collections.abc import Callable
 
+from handles import DATACLASSES, Handle, class_of
 from proxy import Link, Unsupported
 
 # LeetCode's programs rely on these names. None of them may be a builtin's.
@@ -42,6 +46,12 @@ for _module in (math, itertools, functools, collections, fractions, decimal):
     LIBRARY |= {name: _module.__name__ for name in dir(_module) if not name.startswith("_")}
 # Names by which tests may use modules that they do not import -> the modules.
 MODULES = {name: name for name in sys.stdlib_module_names | {"numpy"}} | {"np": "numpy"}
+COMPARISONS = {
+    "numpy": "allclose array_equiv isclose".split(),
+    "numpy.testing": [
+        f"assert_{name}" for name in "allclose almost_equal array_almost_equal array_equal equal".split()
+    ],
+}
 
 
 def judge(connection, tests: dict) -> tuple[str, str]:
@@ -63,23 +73,102 @@ def judge(connection, tests: dict) -> tuple[str, str]:
 
 
 def read(text: str) -> types.CodeType:
-    """The code of a test. Raises Unsupported if it is no Python."""
+    """The code of a test, where `type(x)` and `x.__class__` are `class_of(x)`. Raises Unsupported for no Python."""
     try:
-        return compile(text, "test", "exec")
+        if "type(" not in text and "__class__" not in text:
+            return compile(text, "test", "exec")
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type" and len(node.args) == 1:
+                node.func.id = "class of"
+            elif isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Load):
+                node.value = ast.Call(ast.Name("holder of", ast.Load()), [node.value], [])
+                node.attr = "type"
+        return compile(ast.fix_missing_locations(tree), "test", "exec")
     except (SyntaxError, ValueError, TypeError) as error:
         raise Unsupported(f"a test cannot be read: {error}") from error
+
+
+# What every test gets, under names that no program can have.
+NAMESPACE = {
+    "__name__": "tests",
+    "class of": class_of,
+    "holder of": lambda value: types.SimpleNamespace(type=class_of(value)),
+}
+
+
+@functools.cache
+def load(name: str) -> types.ModuleType:
+    """A module of Python's or numpy, whose functions know the candidate's objects and tell empty arrays from others."""
+    module = importlib.import_module(name)
+    for function in COMPARISONS.get(name, ()):
+        setattr(module, function, without_empty(getattr(module, function)))
+    for function in DATACLASSES if name == "dataclasses" else ():
+        setattr(module, function, of_objects(getattr(module, function)))
+    return module
+
+
+def without_empty(compare: Callable) -> Callable:
+    """numpy's comparison, but empty never equals non-empty: numpy finds `[]` close to any number."""
+
+    def read_once(value):
+        if isinstance(value, Handle):
+            return sys.modules["numpy"].asarray(value)
+        return [read_once(item) for item in value] if type(value) in (list, tuple) else value
+
+    def is_empty(value) -> bool:
+        with contextlib.suppress(ValueError):  # lists of several lengths are no array
+            return sys.modules["numpy"].size(value) == 0
+        return False
+
+    def decide(*args, **options):
+        args = [read_once(arg) for arg in args]
+        options = {name: read_once(option) for name, option in options.items()}
+        left, right = map(is_empty, [*args, *options.values()][:2])
+        if left == right:
+            return compare(*args, **options)
+        if compare.__name__.startswith("assert"):
+            raise AssertionError("only one of them is empty")
+        return sys.modules["numpy"].False_
+
+    return decide
+
+
+def of_objects(function: Callable) -> Callable:
+    """A function of `dataclasses`, which runs inside for an object of the candidate's."""
+
+    def call(value, *args, **options):
+        if not isinstance(value, Handle):
+            return function(value, *args, **options)
+        keep = function.__name__ == "replace"
+        origin = value._origin if keep else "part"
+        return value._link.ask(function.__name__, value, *args, origin=origin, keep=keep, **options)
+
+    return call
+
+
+def prepare(text: str) -> None:
+    """Load what a test imports and `load` changes."""
+    for name in ("dataclasses", "numpy"):
+        if re.search(rf"^\s*(from|import)\b.*\b{name}\b", text, re.M):
+            with contextlib.suppress(ImportError):  # the test may expect it
+                load(name)
+    if "numpy" in sys.modules and re.search(r"\btesting\b", text):
+        load("numpy.testing")
 
 
 def run_check(link: Link, tests: dict) -> bool:
     """HumanEval: `check(candidate)` beside the prompt's own helpers; the candidate has both its names."""
     entry_point = tests["entry_point"]
-    namespace = {"__name__": "tests"}
+    namespace = dict(NAMESPACE)
+    prepare(tests["prompt"])
     exec(read(tests["prompt"] + "\n    pass\n"), namespace)
     code = read(tests["test"])
     candidates = link.names([entry_point])
     if not candidates:
         return False
     namespace["candidate"] = namespace[entry_point] = candidates[entry_point]
+    prepare(tests["test"])
     exec(code, namespace)
     if "check" not in namespace:
         raise Unsupported("the test defines no check")
@@ -92,25 +181,45 @@ def run_asserts(link: Link, tests: dict) -> bool:
     texts = [tests.get("setup") or "", *tests["asserts"]]
     codes = [read(text) for text in texts]
     statements = [statement for text in texts for statement in ast.parse(text).body]
+    nodes = [node for statement in statements for node in ast.walk(statement)]
     mentioned = [name for statement in statements for name in names_in(statement)]
     assigned = {name for statement in statements for name in names_in(statement, ast.Store)}
-    attributes = [node.value for statement in statements for node in ast.walk(statement) if hasattr(node, "attr")]
-    owners = {node.id for node in attributes if isinstance(node, ast.Name)}  # as `math` in `math.isclose`
+    bound = assigned | {getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")}
+    owners = {getattr(node.value, "id", None) for node in nodes if hasattr(node, "attr")}  # `math` in `math.isclose`
     # `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate defines by these names.
     modules = {name: MODULES[name] for name in owners - assigned if name in MODULES}
     builtin_names = [name for name in mentioned if hasattr(builtins, name)]
-    candidates = link.names(set(mentioned) - set(builtin_names) - set(modules))
-    if not candidates:  # then the candidate has a builtin's name, and the first such call is meant
-        candidates = dict(list(link.names(builtin_names).items())[:1])
-    namespace = {"__name__": "tests"}
-    for name in LIBRARY.keys() & set(mentioned) - tested(statements, candidates):
-        namespace[name] = getattr(importlib.import_module(LIBRARY[name]), name)
-    namespace = candidates | namespace
-    for name, module in modules.items():
-        namespace[name] = importlib.import_module(module)
-    for code in codes:
+    wanted = set(mentioned) - set(builtin_names) - set(modules)
+    candidates = link.names(wanted)
+    if not candidates and ("*" in bound or wanted <= bound | LIBRARY.keys()):
+        candidates = dict(
+            list(link.names(builtin_names).items())[:1]
+        )  # then the first call of a builtin's name is meant
+    subjects = tested(statements, candidates)
+    python = {name: getattr(load(LIBRARY[name]), name) for name in LIBRARY.keys() & set(mentioned) - subjects}
+    doubtful = python.keys() & candidates.keys()
+    python |= {name: for_data(python[name], candidates[name]) for name in doubtful}
+    loaded = {name: load(module) for name, module in modules.items()}
+    namespace = NAMESPACE | candidates | python | loaded
+    for text, code in zip(texts, codes, strict=True):
+        prepare(text)
         exec(code, namespace)
+    if doubtful - bound:  # the candidate may have its own by a name of the library's: the checks hold with these, too
+        namespace = NAMESPACE | python | candidates | loaded
+        with contextlib.suppress(Unsupported):
+            for code in codes:
+                exec(code, namespace)
     return True
+
+
+def for_data(function: Callable, own: Callable) -> Callable:
+    """Python's function, but the candidate's own for nothing but objects that the tests built of its classes."""
+
+    def call(*args, **options):
+        built = [isinstance(arg, Handle) and arg._origin == "built" for arg in args]
+        return (own if built and all(built) else function)(*args, **options)
+
+    return function if isinstance(function, type) else call
 
 
 def names_in(statement: ast.AST, context: type = ast.expr_context) -> list[str]:

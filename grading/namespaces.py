@@ -1,5 +1,6 @@
 """The sandbox's level `strict`: Linux name spaces, called through the C library.
 
+    leave_keys()                      an empty session keyring, at every level
     unshare(new_user)                 new name spaces of users, mounts, processes, network, IPC and host name
     build_root(site)                  in process 1 of them: a read-only root with Python in it, an almost empty /tmp
     give_up_rights(stranger, strict)  drop every right, for good
@@ -10,6 +11,7 @@ name spaces. Used by `jail.py`, hence plain imports only.
 """
 
 import ctypes
+import errno
 import os
 import stat
 import struct
@@ -23,6 +25,8 @@ CLONE_USER = 0x10000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY = 442, -100, 0x8000, 1
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
+KEYCTL = {"x86_64": 250, "i686": 288, "armv7l": 311, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)
+KEYCTL_JOIN_SESSION_KEYRING = 1
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -31,6 +35,13 @@ def check(result: int, what: str) -> None:
     """Raise OSError if a call of the C library failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def leave_keys() -> None:
+    """Join a new session keyring: a program neither reads the grader's keys nor leaves any for the next program."""
+    result = libc.syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)
+    if ctypes.get_errno() not in (errno.ENOSYS, errno.EPERM):  # where there are no keys, there are none to hide
+        check(result, "a keyring")
 
 
 def unshare(new_user: bool) -> None:
@@ -106,12 +117,23 @@ def build_root(site: list[str]) -> None:
     change_mounts(new, add=ATTR_RDONLY, flags=AT_RECURSIVE)
     for path in ("tmp", "proc"):
         change_mounts(f"{new}/{path}", remove=ATTR_RDONLY)
+    forbid_system_v(f"{new}/proc/sys/kernel")
     os.chdir(new)
     check(libc.syscall(PIVOT_ROOT, b".", b"."), "a new root")  # on top of the old one, which the next call detaches
     check(libc.umount2(b".", 2), "leaving the old root")
     os.mkdir(HOME, 0o777)
     os.chmod(HOME, 0o777)
     os.chdir(HOME)
+
+
+def forbid_system_v(folder: str) -> None:
+    """No System V memory, messages and semaphores, which no limit of a process counts."""
+    for name, text in (("shmmni", "0"), ("msgmni", "0"), ("sem", "0 0 0 0")):
+        try:
+            with open(f"{folder}/{name}", "w") as file:
+                file.write(text)
+        except OSError:  # older kernels let only root change these
+            continue
 
 
 def give_up_rights(stranger: int | None, strict: bool) -> None:

@@ -1,6 +1,6 @@
 """Tests on the outside, the candidate program on the inside, plain data between them.
 
-    serve(connection, names)         inside: do what is asked with the candidate's functions and objects
+    serve(connection, names, stdout) inside: do what is asked with the candidate's functions and objects
     Link(connection).names(["f"])    outside: stand-ins for them, which the tests (`judge.py`) use like the real ones
 
 The comparison must not share a process with what is compared: a candidate could lie in `__eq__`, patch a builtin, walk
@@ -9,26 +9,37 @@ call, and what it sends back is read as plain data (`wire.py`). Any other value 
 `Handle` (`handles.py`) that asks for it. Nothing that the inside sends is run, unless a test runs it.
 
 As in any Python test, an argument that the candidate changes in place changes for the tests too, and the candidate's
-exceptions are raised in the tests, under their builtin names or as stand-ins of classes of its own.
+exceptions are raised in the tests, under their builtin names or as stand-ins of classes of its own. Members of an
+enumeration over a builtin type are that type's values outside. Where the tests redirect standard output, they get what
+the candidate prints. Threads of the tests take turns.
 
-Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes in a test. A test
-that needs these cannot be run: `infra_error`. Also, what the candidate prints is dropped; `type(x)` of a handle is no
-class of the candidate; changing a list that is an attribute changes a copy; `__exit__` gets no exception.
+An exception that means an end without an error to a loop, to asyncio or to unittest is raised as RuntimeError: all
+checks must run and hold.
+
+Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes in a test, except for
+exceptions. A test that needs these cannot be run: `infra_error`. Also, changing a list that is an attribute changes a
+copy; `__exit__` gets no exception.
 
 Standard library only, because this runs in a process that starts anew for each response (`sandbox.py`).
 """
 
+import _thread  # `threading` takes longer to import
 import builtins
 import collections.abc
+import enum
 import importlib
+import io
 import operator
 import sys
 from collections.abc import Collection
 
-from handles import NUMBERS, OPERATIONS, ORIGINS, Handle, Unsupported
+from handles import NUMBERS, OPERATIONS, ORIGINS, AsyncGenerator, Generator, Handle, Unsupported, member
 from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, send
 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+BUILTINS = vars(builtins) | {"NoneType": type(None)}
+GENERATORS = {"generator": Generator, "async_generator": AsyncGenerator}
+OPEN_ENDS = {"next": StopIteration, "send": StopIteration, "anext": StopAsyncIteration}
 
 
 class Died(BaseException):
@@ -38,7 +49,28 @@ class Died(BaseException):
 # ---- the inside -----------------------------------------------------------------------------------------------
 
 
-def serve(connection, names: dict) -> None:
+class Printed(io.TextIOWrapper):
+    """The standard output of a program under tests."""
+
+    def __init__(self):
+        super().__init__(io.BytesIO(), encoding="utf-8", errors="replace")
+
+    def fileno(self) -> int:
+        """The null device."""
+        return 1
+
+    def take(self) -> str:
+        """What was printed since the last time."""
+        try:
+            self.flush()
+            text = self.buffer.getvalue().decode("utf-8", "replace")
+            self.buffer.truncate(self.buffer.seek(0))
+        except ValueError:  # the program has closed it
+            return ""
+        return text
+
+
+def serve(connection, names: dict, stdout: Printed) -> None:
     """Do what the tests ask with the candidate's `names` until they hang up."""
     objects = Objects()
     while True:
@@ -47,7 +79,10 @@ def serve(connection, names: dict) -> None:
         except EOFError:
             return
         try:
-            if operation == "names":
+            text = stdout.take()
+            if operation == "printed":
+                reply = {"value": text}
+            elif operation == "names":
                 reply = {"value": objects.encode({name: names[name] for name in args if name in names})}
             elif operation == "plain":
                 reply = {"value": plain(objects.resolve(args[0]))}
@@ -62,14 +97,13 @@ def serve(connection, names: dict) -> None:
                     reply["after"] = [objects.encode(v) if isinstance(v, MUTABLE) else None for v in values]
             send(connection, reply)
         except BaseException as error:  # the tests get the candidate's exception, or that a result cannot cross
-            args = objects.encode(list(error.args))
-            fields = objects.encode(dict(vars(error)))
-            send(connection, {"raise": [lineage(type(error)), args, fields, str(error)[:10_000]]})
+            send(connection, {"raise": objects.describe(error)})
 
 
 def is_instance(result, function) -> bool:
-    """Whether a call of `function` made an instance of it, and no plain data."""
-    return isinstance(function, type) and isinstance(result, function) and type(result) not in EXACT
+    """Whether a call of `function` made an instance of it that stays inside, and no plain data."""
+    crosses = type(result) in EXACT or isinstance(result, enum.Enum | BaseException)
+    return isinstance(function, type) and not crosses and isinstance(result, function)
 
 
 def plain(value):
@@ -80,11 +114,6 @@ def plain(value):
 def is_python(module: str) -> bool:
     """Whether a module belongs to the standard library."""
     return module.partition(".")[0] in sys.stdlib_module_names
-
-
-def lineage(kind: type) -> list[list[str]]:
-    """The classes from which this one descends, itself first."""
-    return [[base.__module__, base.__qualname__] for base in kind.__mro__]
 
 
 class Objects:
@@ -102,22 +131,41 @@ class Objects:
         return {"handle": number}
 
     def describe(self, value) -> dict:
-        """As `number`, except for classes and coroutines, of which the outside can have its own."""
-        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+        """As `number`, except for what the outside can have its own of."""
+        number = self.number(value)["handle"]
+        if isinstance(value, type) and BUILTINS.get(value.__name__) is value:
             return {"builtin": value.__name__}
         if isinstance(value, type) and issubclass(value, BaseException):
-            return {"exception": lineage(value)}
+            return {"exception": self.lineage(value)}
+        if isinstance(value, BaseException):
+            args, fields = encode([list(value.args), vars(value)], self.part)
+            return {"error": [number, self.lineage(type(value)), args, fields, str(value)[:10_000]]}
         if isinstance(value, collections.abc.Coroutine):
-            return {"coroutine": self.number(value)["handle"]}
-        return self.number(value)
+            return {"coroutine": number}
+        if isinstance(value, enum.Enum) and isinstance(value, int | float | str):
+            base = next(kind for kind in (int, float, str) if isinstance(value, kind))
+            return {"member": [number, encode(getattr(base, f"__{base.__name__}__")(value), self.number)]}
+        if type(value).__name__ in GENERATORS and type(value).__module__ == "builtins":
+            return {type(value).__name__: number}
+        return {"handle": number}
+
+    def part(self, value) -> dict:
+        """The description of what is in an exception, perhaps itself."""
+        return self.number(value) if isinstance(value, BaseException) else self.describe(value)
+
+    def lineage(self, kind: type) -> list[list]:
+        """The classes from which this one descends, itself first: module, name and number of each."""
+        return [[base.__module__, base.__qualname__, self.number(base)["handle"]] for base in kind.__mro__]
 
     def resolve(self, description: dict):
         """The object that the outside describes."""
         ((kind, content),) = description.items()
         if kind == "builtin":
-            return getattr(builtins, content)
+            return BUILTINS[content]
         if kind == "exception":
             return getattr(importlib.import_module(content[0]), content[1])
+        if kind == "error":
+            return self.resolve({"exception": content})(*self.decode(content[2]))
         if kind == "array":
             return importlib.import_module("numpy").array(self.decode(content[1]), content[0])
         return self.all[content]
@@ -138,9 +186,12 @@ class Link:
     def __init__(self, connection):
         self.connection = connection
         self.dead = False
+        self.lock = _thread.RLock()
         self.handles: dict[int, Handle] = {}
-        self.exceptions: dict[str, type] = {}
+        self.others: dict[int, object] = {}  # exceptions and members of enumerations, which stand outside for objects
+        self.exceptions: dict[int, type] = {}
         self.numbers: dict[tuple, object] = {}  # that handles have become since the last question of another kind
+        self.constants: dict[tuple, object] = {}  # that handles are for good
 
     def names(self, wanted: Collection[str]) -> dict:
         """Those of the wanted names that the candidate has, in the order wanted, and never another."""
@@ -161,7 +212,15 @@ class Link:
         `keep`: a handle in any case; of a call, only for an instance of the class that is called. Raises Died, the
         candidate's exception, or Unsupported for arguments that cannot cross.
         """
-        if operation not in NUMBERS:
+        with self.lock:
+            try:
+                return self._ask(operation, args, options, origin, keep)
+            finally:
+                if sys.stdout is not sys.__stdout__ and not self.dead:  # the tests have redirected it
+                    sys.stdout.write(str(self._ask("printed", (), {}, origin, keep=False)))
+
+    def _ask(self, operation: str, args: tuple, options: dict, origin: str, keep: bool):
+        if operation not in (*NUMBERS, "plain", "printed"):
             self.numbers.clear()
         try:
             if self.dead:
@@ -178,53 +237,59 @@ class Link:
             raise Unsupported(str(error)) from None
         try:
             reply = receive(self.connection)
-            error = self.exception(*reply["raise"]) if "raise" in reply else None
+            error = decode(reply["raise"], self.resolve) if "raise" in reply else None
             if error is None:
                 value = decode(reply["value"], lambda description: self.resolve(description, origin))
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
                 if keep and operation != "call":
                     operator.index(value._number)
+            elif is_end(type(error)) and not isinstance(error, OPEN_ENDS.get(operation, ())):
+                error = RuntimeError(type(error).__name__)
+            if error is not None:
+                error.candidate = True  # TypeError: the message is forged
         except (EOFError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError):
             self.dead = True  # the other errors: the message is forged
             raise Died from None
         if error is not None:
-            if isinstance(error, StopIteration) and operation != "next":
-                error = RuntimeError("StopIteration")  # would end a loop of the tests early, and with it their checks
-            error.candidate = True
             raise error
         for old, new in zip(list(args) + list(options.values()), after, strict=False):
             overwrite(old, new)
         return value
 
-    def exception(self, classes: list, args, fields, text: str) -> BaseException:
+    def error(self, number: int, classes: list, args: list, fields: dict, text: str) -> BaseException:
         """The candidate's exception: of the same builtin class or of a stand-in, with its arguments and attributes."""
         kind = self.exception_class(classes)
-        args = decode(args, self.resolve)
-        fields = decode(fields, self.resolve)
         try:
-            error = kind(*args)
+            error = type.__call__(kind, *args)
         except TypeError:  # a class that wants more than it keeps in `args`
             error = kind.__new__(kind)
-        vars(error).update({name: value for name, value in fields.items() if not name.startswith("__")}, text=text)
+        fields = {name: value for name, value in fields.items() if not name.startswith("__")}
+        vars(error).update(fields, text=text, _number=operator.index(number))
         return error
 
     def exception_class(self, classes: list) -> type:
         """The exception class of this lineage: Python's own, or a stand-in below the class of the rest."""
-        module, name = classes[0]
+        module, name, number = classes[0]
         kind = getattr(sys.modules.get(module), name, None) if is_python(module) else None
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
-        full_name = f"{module}.{name}"
-        if full_name not in self.exceptions:
-            own = {"__str__": lambda error: vars(error).get("text", Exception.__str__(error)), "stand_in": True}
-            self.exceptions[full_name] = type(name, (self.exception_class(classes[1:]),), own)
-        return self.exceptions[full_name]
+        if number not in self.exceptions:
+
+            def attribute(error, name: str):
+                if name.startswith("__") or "_number" not in vars(error):
+                    raise AttributeError(name)
+                return self.ask("getattr", error, name)
+
+            own = {"__str__": lambda error: vars(error).get("text", Exception.__str__(error)), "__getattr__": attribute}
+            own |= {"stand_in": True, "_link": self, "_number": operator.index(number)}
+            self.exceptions[number] = ExceptionClass(name, (self.exception_class(classes[1:]),), own)
+        return self.exceptions[number]
 
     def resolve(self, description: dict, origin: str = "result"):
-        """What the inside describes: a handle, a class of Python's, an exception class, an array, a coroutine."""
+        """What the inside describes: a handle, or what stands for an object that the outside can have its own of."""
         ((kind, content),) = description.items()
-        if kind == "builtin" and content[0] != "_" and isinstance(getattr(builtins, content), type):
-            return getattr(builtins, content)
+        if kind == "builtin" and content[0] != "_" and isinstance(BUILTINS[content], type):
+            return BUILTINS[content]
         if kind == "exception":
             return self.exception_class(content)
         if kind == "array":  # a list, for tests that do not use numpy
@@ -232,9 +297,21 @@ class Link:
             return sys.modules["numpy"].array(values, content[0]) if "numpy" in sys.modules else values
         if kind == "coroutine":
             return self.wait(Handle(self, operator.index(content), "result"))
-        if kind != "handle":
+        if kind == "error":
+            number, classes, args, fields, text = content
+            if number not in self.others:
+                args, fields = decode(args, self.resolve), decode(fields, self.resolve)
+                self.others[number] = self.error(number, classes, args, fields, text)
+            return self.others[number]
+        if kind == "member":
+            number, value = content
+            if number not in self.others:
+                self.others[number] = member(Handle(self, operator.index(number), origin), decode(value, self.resolve))
+            return self.others[number]
+        if kind != "handle" and kind not in GENERATORS:
             raise ValueError(f"the inside cannot send {kind}")
-        handle = self.handles.setdefault(operator.index(content), Handle(self, content, origin))
+        number = operator.index(content)
+        handle = self.handles.setdefault(number, GENERATORS.get(kind, Handle)(self, number, origin))
         if ORIGINS.index(origin) > ORIGINS.index(handle._origin):
             object.__setattr__(handle, "_origin", origin)  # once a function has returned it, it is a result
         return handle
@@ -244,17 +321,39 @@ class Link:
         return self.ask("await", coroutine)
 
 
+class ExceptionClass(type):
+    """The class of stand-ins for the candidate's exception classes: a call makes the instance inside."""
+
+    stand_in = True
+
+    def __call__(cls, *args, **options):
+        if "_number" in vars(cls):
+            return cls._link.ask("call", cls, *args, **options)
+        return super().__call__(*args, **options)  # the tests' own class below it
+
+
+def is_end(kind: type) -> bool:
+    """Whether loops, asyncio or unittest take an exception of this class for an end without an error."""
+    ends = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "CancelledError")
+    bases = [base for base in kind.__mro__ if is_python(base.__module__)]
+    return any(base.__name__ in ends or base.__module__.partition(".")[0] == "unittest" for base in bases)
+
+
 def _describe(value) -> dict:
     """How the outside describes an object to the inside."""
     if isinstance(value, Handle):
         return {"handle": value._number}
     if isinstance(value, VIEWS):
         return encode(list(value), _describe)
-    if getattr(builtins, getattr(value, "__name__", ""), None) is value:
+    if BUILTINS.get(getattr(value, "__name__", "")) is value:
         return {"builtin": value.__name__}
-    mine = getattr(value, "cr_code", None) is Link.wait.__code__
-    if mine or hasattr(value, "stand_in") or hasattr(value, "candidate"):
-        raise TypeError(f"a {type(value).__name__} cannot go back")  # of the candidate, so no fault of the tests
-    if isinstance(value, type) and issubclass(value, BaseException) and is_python(value.__module__):
-        return {"exception": [value.__module__, value.__qualname__]}
+    own = getattr(value, "__dict__", {})
+    if "_number" in own and (hasattr(type(value), "stand_in") or "candidate" in own):
+        return {"handle": own["_number"]}
+    if getattr(value, "cr_code", None) is Link.wait.__code__:
+        raise TypeError("a coroutine cannot go back")  # of the candidate, so no fault of the tests
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, BaseException) and is_python(kind.__module__):
+        name = [kind.__module__, kind.__qualname__]
+        return {"exception": name} if kind is value else {"error": [*name, encode(list(value.args), _describe)]}
     raise Unsupported(f"the tests pass a {type(value).__name__}, which is no plain data")

@@ -13,6 +13,7 @@ Standard library only.
 import collections
 import datetime
 import decimal
+import enum
 import fractions
 import json
 import struct
@@ -64,6 +65,8 @@ def encode(value, describe: Callable[[object], dict]):
     """Plain data as what JSON can carry; anything else becomes what `describe` makes of it."""
     if value is None or isinstance(value, bool):
         return value
+    if type(value) not in EXACT and (isinstance(value, enum.Enum) or hasattr(type(value), "stand_in")):
+        return describe(value)
     if isinstance(value, int):
         return {"int": hex(value)} if abs(value) >= 2**63 else int(value)  # decimal digits are limited, and slow
     if isinstance(value, float):

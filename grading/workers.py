@@ -99,7 +99,9 @@ def work() -> None:
     """The loop of a worker: a line of JSON in, a reason out, until its master closes the pipe."""
     from answers import compare  # slow, and only workers need it; this folder is on their path
 
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)  # -1 if there is none
+    limit = min(MEMORY, hard) if hard >= 0 else MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print("ready", flush=True)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(0, fcntl.F_GETFL)

@@ -5,7 +5,8 @@
         state/           what training goes on from, by torch.distributed.checkpoint, each rank its own part:
                          float32 weights and AdamW's moments
         complete.json    the step (which is the data cursor, as `Task.draw` is a function of it), the number of
-                         ranks, and every file with its size and SHA-256
+                         ranks, the run's settings, every file with its size and SHA-256, and the same of the rows of
+                         metrics.jsonl that lead to it
 
 The digests of state/ are computed while it is written; model/ is read once more, spread over the ranks.
 
@@ -117,7 +118,9 @@ class DigestedFiles(FileSystem):
         self.digests[new_path.name] = self.digests.pop(path.name)
 
 
-def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ranks: Ranks, keep: int) -> None:
+def save(
+    run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ranks: Ranks, keep: int, settings: dict
+) -> None:
     """Write the checkpoint of `step` steps done; every rank must call it, with `sampler` refreshed."""
     folder, draft = run / "checkpoints" / f"step-{step:06d}", run / "checkpoints" / f".writing-{step}"
     if ranks.main:
@@ -140,8 +143,8 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
     digests += [(f"state/{name}", digest) for name, digest in writer.fs.digests.items()]
     digests = gather_items(digests, ranks)
     if ranks.main:
-        report = {"step": step, "ranks": ranks.world, "files": dict(sorted(digests))}
-        write_whole(draft / "complete.json", json.dumps(report, indent=1) + "\n")
+        report = {"step": step, "ranks": ranks.world, "settings": settings, "files": dict(sorted(digests))}
+        write_json(draft / "complete.json", {**report, "metrics": _digest(run / "metrics.jsonl")})
         _remove(folder)
         draft.rename(folder)
         for old in complete(run)[:-keep]:
@@ -151,7 +154,7 @@ def save(run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ra
 
 def complete(run: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
-    return [folder for folder in _steps(run) if (folder / "complete.json").exists()]
+    return [folder for folder in _steps(run) if (folder / "complete.json").is_file()]
 
 
 def _steps(run: Path) -> list[Path]:
@@ -170,26 +173,39 @@ def find(path: Path) -> tuple[Path, int]:
 
     Checks that every file is there with the size it should have; `load` checks what is in them.
     """
-    if not (path / "complete.json").exists():
+    if not (path / "complete.json").is_file():
         found = complete(path)
         if not found:
             raise CheckpointError(f"{path} has no complete checkpoint in checkpoints/")
         path = found[-1]
-    try:
-        report = json.loads((path / "complete.json").read_text(encoding="utf-8"))
-        sizes = {name: size for name, (size, _) in report["files"].items()}
-        step = int(report["step"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path / 'complete.json'} cannot be read ({error})") from error
-    for name, size in sizes.items():
+    report = report_of(path)
+    named = STEP.match(path.name)  # also a copy, step-000010-good
+    if named and int(named[1]) != report["step"]:
+        raise CheckpointError(f"{path / 'complete.json'} is of step {report['step']}, not of its folder's")
+    for name, (size, _) in report["files"].items():
         if not (path / name).is_file() or (path / name).stat().st_size != size:
             raise CheckpointError(f"{path} is damaged: {name} is missing or not {size} bytes long")
-    return path, step
+    return path, report["step"]
+
+
+def report_of(path: Path) -> dict:
+    """What complete.json says of a checkpoint, whose run may be older than "settings" and "metrics".
+
+    Raises CheckpointError.
+    """
+    try:
+        report = {"settings": {}, "metrics": None, **json.loads((path / "complete.json").read_text(encoding="utf-8"))}
+        numbers = [report["step"], report["ranks"], *(size for size, _ in report["files"].values())]
+        if not all(type(number) is int for number in numbers) or not isinstance(report["settings"], dict):
+            raise TypeError("values of other types")
+        return report
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path / 'complete.json'} cannot be read ({cause(error)})") from error
 
 
 def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
-    """Weights and optimizer as they were; every rank must call it. Raises CheckpointError."""
-    report = json.loads((path / "complete.json").read_text(encoding="utf-8"))
+    """Weights and moments as they were, --lr as it is now; every rank must call it. Raises CheckpointError."""
+    report = report_of(path)
     names = sorted(report["files"])[ranks.rank :: ranks.world]
     damaged = [name for name in names if list(_digest(path / name)) != report["files"][name]]
     damaged = gather_items(damaged, ranks)
@@ -251,6 +267,17 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     draft.rename(folder)
 
 
+def as_json(value, indent: int | None = None) -> str:
+    """A value as JSON text that ends its line; NaN and infinity, which JSON lacks, are null."""
+    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+    return json.dumps(finite, indent=indent) + "\n"
+
+
+def write_json(path: Path, value) -> None:
+    """Write a JSON file whole."""
+    write_whole(path, as_json(value, indent=1))
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a file under a temporary name, then rename it, so that it is never half there."""
     draft = path.with_name(f".{path.name}.writing")
@@ -264,6 +291,11 @@ def write_whole(path: Path, text: str) -> None:
 def _state(weights: dict, moments: dict) -> dict:
     """What `state/` holds, all of it tensors, of what `get_state_dict` returns; loading overwrites it in place."""
     return {"policy": weights, "optimizer": {"state": moments["state"]}}
+
+
+def begins_with(path: Path, size: int, sha256: str) -> bool:
+    """Whether the first `size` bytes of a file have this digest."""
+    return hashlib.sha256(path.read_bytes()[:size]).hexdigest() == sha256
 
 
 def _digest(path: Path) -> tuple[int, str]:

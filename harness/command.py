@@ -8,7 +8,9 @@ ranked(args, ...)      start as many processes as there are GPUs, or take this p
 
 import argparse
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 
 import torch
@@ -23,7 +25,10 @@ from tasks.problems import BadInput
 from tasks.walk import kind_of
 
 NOT_FINITE = "probability tensor contains"  # torch's multinomial
+# As torch says it on a CPU, C++, the kernel, and Python of threads.
+NO_MEMORY = "DefaultCPUAllocator: can't allocate", "bad_alloc", "Cannot allocate memory", "can't start new thread"
 FULL = "No space left on device", "inline_container.cc"  # a full disk, as safetensors says it and as torch.save does
+INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
 GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
 
 
@@ -74,18 +79,19 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
         if rank == "0":  # all ranks fail alike
             print(sentence, file=sys.stderr)
 
+    hear()
     try:
         status = work()
     except (BadInput, RunFailed) as error:
         say(f"error: {error}")
         status = 2 if isinstance(error, BadInput) else 1
-    except torch.OutOfMemoryError as error:
-        print(f"error: rank {rank}: {str(error).split('. ')[0]}; {memory}", file=sys.stderr)
-        return 1  # the other ranks wait for this one: nothing can be left together
     except KeyboardInterrupt:
         say(interrupted)
         status = 130 if rank == "0" else 0  # the launcher ends all ranks with the first that fails
     except Exception as error:
+        if out_of_memory(error):
+            print(f"error: rank {rank}: out of memory; {memory}", file=sys.stderr)
+            return 1  # the other ranks wait for this one: nothing can be left together
         if sentence := known_trouble(error):
             print(f"error: {sentence}", file=sys.stderr)
             return 1  # of one rank, perhaps: nothing can be left together
@@ -96,6 +102,20 @@ def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
     return status
 
 
+def hear() -> None:
+    """INTERRUPTS raise KeyboardInterrupt from here on; not SIGTERM in a rank, which its launcher may end by it."""
+    if threading.current_thread() is threading.main_thread():
+        for number in INTERRUPTS[: 1 if "RANK" in os.environ else 2]:
+            if signal.getsignal(number) is signal.SIG_DFL:  # not where the parent had it ignored
+                signal.signal(number, signal.default_int_handler)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory does not suffice, of a GPU or of the machine."""
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_known or any(mark in str(error) for mark in NO_MEMORY)
+
+
 def known_trouble(error: Exception) -> str | None:
     """A sentence for a full disk, an unusable file and a ruined model; None for any other error."""
     if isinstance(error, RankFailed):
@@ -103,7 +123,7 @@ def known_trouble(error: Exception) -> str | None:
     if NOT_FINITE in str(error):
         return "the model's probabilities are not finite; lower --lr, or give another model"
     if any(mark in str(error) for mark in FULL):
-        return "the disk is full; free space, then give the same command again"
+        return "the disk is full; free space, then go on"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; choose a place that can be read and written"
     return None

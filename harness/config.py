@@ -7,7 +7,7 @@
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318; eps: App. B) and its protocol.
 `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent. `--task embedded`, the
 default without `--model`, replaces those in EMBEDDED; `--smoke` those in SMOKE. `--resume` restores all flags from the
-run's config.json; the flags in MAY_CHANGE can be overridden. The methods and their options are those of `credit/table.py`.
+run's config.json; the flags in MAY_CHANGE can be overridden. Methods and their options are those of `credit/table.py`.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import difflib
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from credit.table import METHODS, NEEDS, options_of
 from grading import sandbox
-from tasks.rows import BadInput
+from tasks.rows import SURROGATE, BadInput
 
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 # The flags that `--help` shows.
@@ -41,7 +42,7 @@ EMBEDDED = dict(
     **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
     **dict(window=12, stride=6, eps=0.05, eps_unit="nbar", threads=1, recompute=False, save_every=SAVE_STEPS),
 )
-# What --smoke replaces: every size, to prove a set-up in about a minute. (Rewards in training are drawn then.)
+# What --smoke replaces: every size, to prove a set-up in some minutes. (Rewards in training are drawn then.)
 SMOKE = dict(
     **dict(steps=4, prompts_per_step=8, rollouts_per_prompt=4, prompts_per_update=4, max_tokens=64),
     **dict(heldout=8, eval_groups=8, save_every=2),
@@ -80,6 +81,14 @@ class Parser(argparse.ArgumentParser):
             add = self.add_argument_group("help").add_argument
             add("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="the usual flags")
             add("--help-all", action="store_true", default=argparse.SUPPRESS, help="all flags")
+
+    def parse_known_args(self, args=None, namespace=None):
+        for word in sys.argv[1:] if args is None else args:
+            if word.endswith("=--"):  # argparse would drop it, and give an empty list
+                self.error(f"{word}: -- is no value")
+            if SURROGATE.search(word):
+                self.error(f"{word.encode(errors='replace').decode()}: is not UTF-8; rename it")
+        return super().parse_known_args(args, namespace)
 
     def given(self, argv: list[str] | None) -> dict:
         """The flags that were given, by name; raises BadInput."""
@@ -194,6 +203,8 @@ def answer(name: str, parse: Callable) -> argparse.Namespace | None:
     """`parse()` for the command of this `__name__`, before it imports what takes seconds; None for other modules."""
     if name != "__main__":
         return None
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports; `guarded` hears Ctrl-C again
     try:
         return parse()
     except BadInput as error:
@@ -238,7 +249,7 @@ def train_parser() -> Parser:
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--track", choices=("wandb", "trackio", "tensorboard"), help="also log metrics there; install it first")
-    add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up in a minute")
+    add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up")
     add = parser.add_argument_group("credit").add_argument
     add("--method", choices=METHODS, default="shear", metavar="NAME", help="who gets credit: " + ", ".join(METHODS))
     options = "an option of the method, repeatable; --help-all lists them"
@@ -327,8 +338,13 @@ def resumed(given: dict, parser: Parser) -> argparse.Namespace:
         path, step = checkpoint.find(Path(given["resume"]))
         run = path.resolve().parent.parent
         saved = settings_in(run / "config.json", ("task", "method", "seed"))
+        made = checkpoint.report_of(path)["settings"]
     except ValueError as error:
         raise BadInput(f"--resume {given['resume']}: {error}; give a run's folder, or another checkpoint") from error
+    for name, value in made.items():
+        if name not in saved or (name not in MAY_CHANGE and saved[name] != value):
+            had = f"{flag(name)} {saved.get(name)} in config.json, {value} in its checkpoint"
+            raise BadInput(f"--resume {given['resume']}: {had}; restore the file")
     saved = {name: value for name, value in saved.items() if name in parser.defaults()}
     typed = parser.given([word for name, value in saved.items() for word in spelled(name, value)])
     for name, value in saved.items():

@@ -3,28 +3,44 @@
 import argparse
 import fcntl
 import json
+import math
 import os
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 import transformers
 
 from grpo import Rollouts
-from harness.checkpoint import write_whole
+from harness.checkpoint import as_json, write_json, write_whole
 from harness.parallel import Ranks, from_main, gather_items, together
 from tasks.problems import BadInput
+from tasks.rows import regular
 
 
-def make_out(folder: Path, ranks: Ranks) -> None:
-    """The folder of --out, on rank 0 for all; raises BadInput where it cannot be made."""
+@contextmanager
+def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
+    """The folder of --out, made and locked on rank 0 for all; nothing stays of it where nothing was written.
+
+    Raises BadInput where it cannot be made, or holds files of others: the command's `settings` are not among them.
+    """
     with together(ranks):
         if ranks.main:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
+                foreign = any(folder.iterdir()) and not (folder / settings).exists()
             except OSError as error:
                 raise BadInput(f"--out {folder}: cannot be made ({error}); choose another") from error
+            if foreign:
+                raise BadInput(f"--out {folder}: holds other files, and no {settings}; choose another")
+    with locked(folder, ranks, "--out"):
+        try:
+            yield
+        finally:
+            if ranks.main:
+                with suppress(OSError):  # it is not empty
+                    folder.rmdir()
 
 
 def make_folder(args: argparse.Namespace, ranks: Ranks) -> Path:
@@ -66,11 +82,10 @@ def free_name(args: argparse.Namespace) -> str:
     return f"{args.task}-{args.method}-{number}"
 
 
-def write_config(args: argparse.Namespace, folder: Path, digest: str) -> None:
+def write_config(args: argparse.Namespace, folder: Path) -> None:
     """config.json: the resolved flags, and a digest of the problems."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    config = {**vars(args), "resume": None, "digest": digest, "versions": versions}
-    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    write_json(folder / "config.json", {**vars(args), "resume": None, "versions": versions})
 
 
 def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
@@ -80,7 +95,7 @@ def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
     """
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = regular(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
     for number, line in enumerate(lines[:-1], 1):
@@ -98,7 +113,7 @@ def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
 def settings_in(path: Path, keys: Sequence[str] = ()) -> dict:
     """The object in a JSON file, which must have these `keys`; raises BadInput."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
     if not isinstance(settings, dict) or not set(keys) <= settings.keys():
@@ -109,7 +124,7 @@ def settings_in(path: Path, keys: Sequence[str] = ()) -> dict:
 
 
 def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
-    """What metrics, samples and skipped rollouts were after `step` steps, by file; raises BadInput."""
+    """What metrics, samples and skipped rollouts were after `step` steps, by file, null as NaN; raises BadInput."""
     kept = {}
     for name in ("metrics.jsonl", "samples.jsonl", "nonfinite.jsonl"):
         if (folder / name).exists():
@@ -117,14 +132,23 @@ def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
             for row in rows(folder / name):
                 done = row.get("step", 0)
                 if isinstance(done, int) and done <= step and "after" not in row:
-                    kept[name].append(row)
+                    kept[name].append(with_nan(row))
     return kept
+
+
+def with_nan(value):
+    """The opposite of `as_json`: numbers that are not known are NaN again."""
+    if isinstance(value, dict):
+        return {name: with_nan(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_nan(item) for item in value]
+    return math.nan if value is None else value
 
 
 def cut_back(folder: Path, kept: dict[str, list[dict]]) -> None:
     """Write what `rows_until` returned."""
     for name, kept_rows in kept.items():
-        write_whole(folder / name, "".join(json.dumps(row) + "\n" for row in kept_rows))
+        write_whole(folder / name, "".join(map(as_json, kept_rows)))
 
 
 def write_suspects(
@@ -146,4 +170,4 @@ def write_suspects(
 def append(path: Path, rows: list[dict]) -> None:
     """Add rows to a JSON-lines file."""
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.writelines(map(as_json, rows))

@@ -152,8 +152,8 @@ def plan_line(predicted: dict[str, float]) -> str:
     """What `predict` says, as one line."""
     resident = sum(predicted[name] for name in ("weights", "moments", "copy", "reward_model"))
     return (
-        f"memory a GPU, predicted: sampling {predicted['sampling']:.1f} GB, training {predicted['training']:.1f} GB, "
-        f"of which {resident:.1f} GB stay all the time"
+        f"memory per rank, predicted: sampling {predicted['sampling']:.1f} GB, "
+        f"training {predicted['training']:.1f} GB, of which {resident:.1f} GB stay all the time"
     )
 
 

@@ -66,8 +66,10 @@ class Ranks:
 def launch(count: int, script: str, argv: Sequence[str]) -> int:
     """`python script argv` in `count` processes, as torchrun would start them; returns the exit status.
 
-    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them.
+    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them, SIGTERM as Ctrl-C.
     """
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT"
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     logging.disable(logging.CRITICAL)  # of torch's launcher: the ranks say what is wrong
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     config = LaunchConfig(

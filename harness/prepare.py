@@ -12,10 +12,12 @@ logits are the head of its last hidden state, which `grpo.Policy` builds on.
 """
 
 import argparse
+import contextlib
 import functools
+import re
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,14 +26,16 @@ from typing import NamedTuple
 import huggingface_hub
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
+from transformers.utils import logging
 
-from credit import teacher
+from credit import lora, teacher
 from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from credit.table import METHODS
 from fast import decode
-from grpo import hf_generate, layers_of
+from grpo import hf_generate, layers_of, stop_ids
 from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
+from harness.command import out_of_memory
 from harness.config import Protocol, flag
 from harness.models import config_of
 from harness.parallel import Ranks
@@ -40,6 +44,8 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
 from tasks.walk import Environment, kind_of
 
+logging.get_logger("transformers.modeling_utils").setLevel("ERROR")  # its report of weights, beside our one sentence
+TEMPLATE_SECONDS = 20  # that a chat template may take
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
 
@@ -99,6 +105,9 @@ def check_architecture(args: argparse.Namespace, model) -> list[str]:
         raise BadInput(
             f"--model {args.model}: its layers have no self_attn; choose another --method than {args.method}"
         )
+    if args.lora_rank and args.model and not lora.fits(model, args.lora_rank):
+        kind = model.config.model_type
+        raise BadInput(f"--model {args.model}: adapters cannot be merged into a {kind} model; leave --lora-rank out")
     notes = []
     if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
         notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
@@ -155,7 +164,7 @@ def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
     return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(option: str, name: str) -> Iterator[dict]:
     """The options with which loaders read a folder or hub id; raises BadInput naming the `option` for what they raise.
 
@@ -167,8 +176,10 @@ def opened(option: str, name: str) -> Iterator[dict]:
     reason = ""
     if config_of(folder):
         reason = f"it is a run, its model is {folder / 'model'}"
-    elif is_local and not (folder / "config.json").exists():
+    elif is_local and not (folder / "config.json").is_file():
         reason = "it has no config.json"
+    elif is_local and (odd := [path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()]):
+        reason = f"its {odd[0]} is no file"  # a pipe would never end
     elif not is_local and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # which no hub id has
         reason = "no such folder"
     if reason:
@@ -176,9 +187,9 @@ def opened(option: str, name: str) -> Iterator[dict]:
     try:
         # No code of the folder's is trusted; if that were left open, a terminal would be asked.
         yield dict(trust_remote_code=False, local_files_only=is_local or not hub_answers(name))
-    except torch.OutOfMemoryError:  # no fault of the folder's
-        raise
     except Exception as error:  # loaders raise of every kind; the cause stays attached
+        if out_of_memory(error):  # no fault of the folder's
+            raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         if not is_local and isinstance(error, OSError):
             reason = f"no such folder; {reason}"
@@ -203,6 +214,8 @@ def load_outline(name: str) -> tuple[torch.nn.Module, object]:
         config = AutoConfig.from_pretrained(name, **options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    if not getattr(config.get_text_config(), "num_attention_heads", None):
+        raise BadInput(f"--model {name}: {config.model_type} has no attention, which training needs; give another")
     return model, load_tokenizer("--model", name)
 
 
@@ -212,7 +225,21 @@ def load_tokenizer(option: str, name: str):
         tokenizer = AutoTokenizer.from_pretrained(name, **options)
     if not tokenizer("1 + 1 =")["input_ids"]:
         raise BadInput(f"{option} {name}: its tokenizer is missing; save it in the folder")
+    if tokenizer.chat_template:
+        thread = threading.Thread(target=render_turns, args=[tokenizer], daemon=True)
+        thread.start()
+        thread.join(TEMPLATE_SECONDS)
+        if thread.is_alive():
+            raise BadInput(f"{option} {name}: its chat template does not end; remove chat_template.jinja")
     return tokenizer
+
+
+def render_turns(tokenizer) -> None:
+    """What is asked of a chat template. One that raises is refused where a prompt is made."""
+    turns = [{"role": role, "content": "1 + 1 ="} for role in ("user", "assistant")]
+    for count in (1, 2):
+        with contextlib.suppress(Exception):
+            tokenizer.apply_chat_template(turns[:count], tokenize=False, add_generation_prompt=True)
 
 
 def load_folder(option: str, name: str, kind: type, dtype, device: torch.device) -> tuple[torch.nn.Module, object]:
@@ -222,19 +249,34 @@ def load_folder(option: str, name: str, kind: type, dtype, device: torch.device)
     """
     tokenizer = load_tokenizer(option, name)
     with opened(option, name) as options:
-        options.update(dtype=dtype, device_map=device, output_loading_info=True)
+        options.update(dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True)
         model, loading = kind.from_pretrained(name, **options)
-    if loading["missing_keys"]:
-        missing = sorted(loading["missing_keys"])[0]
-        raise BadInput(f"{option} {name}: lacks weights ({missing} and perhaps others); give a complete folder")
+    names = model.state_dict().keys()
+    others = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
+    others |= {key for key in loading["unexpected_keys"] if re.sub(r"\.\d+\.", ".0.", key, count=1) in names}  # layers
+    if others:
+        reason = f"its weights are not those of its config.json ({min(others)} and perhaps others)"
+        raise BadInput(f"{option} {name}: {reason}; give a complete folder")
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise BadInput(f"{option} {name}: its tokenizer is another model's; save its own in the folder")
     return model, tokenizer
 
 
+def check_finite(option: str, name: str, model) -> None:
+    """Refuse weights that are not finite, also those of tokens that no check's prompt has; raises BadInput."""
+    for key, weight in model.named_parameters():
+        if not all(value.isfinite() for value in weight.aminmax()):  # NaN if there is one
+            raise BadInput(f"{option} {name}: its weights are not finite ({key}); give another model")
+
+
 def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object]:
     """The policy, in the dtype in which it is stored, and its tokenizer; raises BadInput."""
     policy, tokenizer = load_folder("--model", name, AutoModelForCausalLM, "auto", device)
+    check_finite("--model", name, policy)
+    try:
+        torch.tensor(stop_ids(policy, tokenizer), dtype=torch.long)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"--model {name}: its eos_token_id is no number; mend its (generation_)config.json") from error
     ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"].to(device)
     with torch.no_grad():
         plain = policy(ids).logits
@@ -255,6 +297,7 @@ def round_weights(model, dtype: torch.dtype) -> None:
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
     model, tokenizer = load_folder("--prm", name, ProcessRewardModel, dtype, device)
+    check_finite("--prm", name, model)
     check_reward_tokenizer(name, tokenizer)
     return model.eval().requires_grad_(False), tokenizer
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
+from tqdm import tqdm
 
 from credit.batch import Batch
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
@@ -24,6 +25,7 @@ from credit.shear_settings import Closest, closest_of, settings_of
 from credit.table import METHODS, options_of
 from grpo import Rollouts, spread
 from harness import folders, tables
+from rewards import Verdict
 from tasks.problems import Task
 
 COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
@@ -221,7 +223,7 @@ def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Ba
     weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
     wrong_step = true_errors(batch, task.first_error, problems)  # (B, 2)
     return {
-        "localisation": localisation(weights, batch.rollouts.mask, wrong_step),
+        "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
         "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
     }
 
@@ -230,6 +232,24 @@ def print_accuracy(result: dict) -> None:
     """Held-out accuracies before training, with standard errors."""
     accuracies = [f"{name} {tables.percent(*result[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(accuracies)}", flush=True)
+
+
+def shares(verdicts: list[Verdict]) -> dict[str, float]:
+    """How many responses have no verdict of right or wrong for these reasons."""
+    return {name: np.mean([reason == name for _, reason in verdicts]).item() for name in ("truncated", "no_answer")}
+
+
+def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> None:
+    """Where all rewards are equal, what that comes from, by the `shares` in `found`, and the flag to change."""
+    if args.smoke or reward not in (0, 1):  # a smoke test cuts responses off
+        return
+    remedy = "give easier problems with --data, or another --model"
+    if reward:
+        remedy = "give harder problems with --data"
+    elif max(found["truncated"], found["no_answer"]) >= 0.5:
+        remedy = "raise --max-tokens" if found["truncated"] > found["no_answer"] else "change --template or --model"
+    reasons = f"{found['truncated']:.0%} of responses are cut off, {found['no_answer']:.0%} have no answer"
+    tqdm.write(wrapped(f"all rewards are {reward:.0f}, so nothing can be learnt: {reasons}; {remedy}"))
 
 
 def print_ends(before: dict, after: dict) -> None:

@@ -24,12 +24,14 @@ import transformers
 from harness import checkpoint, evaluation, folders, tables
 from harness.config import Protocol, refuse_other_settings
 from harness.models import origin_of
+from harness.parallel import Ranks
 from rewards import Verdict, grade_all
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, grader
 from tasks.rows import from_files
 
 SETTINGS = ("protocol", "data", "models")  # keys of settings.json
+OPTIONAL = {"model": str, "benchmark": str, "seed": int, "truncated": bool}  # of a row of --replay
 ROW = ("model", "benchmark", "seed", "problem", "score", "reason")  # keys of a generation
 
 
@@ -68,7 +70,7 @@ def show(
         origin = settings["models"].get(first, {}).get("origin", first)
         chosen = select(runs, args.paper or tables.backbone_of(origin))
     whole = {**settings, "results": results, "differences": differences, "selection": chosen}
-    checkpoint.write_whole(folder / "results.json", json.dumps(whole, indent=1) + "\n")
+    checkpoint.write_json(folder / "results.json", whole)
 
 
 def summary_of(model: str, name: str, rows: list[dict], about: dict, passes: list[int]) -> dict:
@@ -141,7 +143,7 @@ def show_runs(args: argparse.Namespace) -> None:
     """The benchmark averages that `train.py --eval-every` wrote, step by step, and the choice; raises BadInput."""
     runs = {}
     for name in args.runs:
-        rows = [row for row in folders.rows(Path(name) / "metrics.jsonl") if "bench" in row]
+        rows = [folders.with_nan(row) for row in folders.rows(Path(name) / "metrics.jsonl") if "bench" in row]
         if not rows:
             raise BadInput(f"--runs {name}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
         runs[name] = {f"step {row['step']}": row["bench"] for row in rows}
@@ -166,8 +168,13 @@ def replay(args: argparse.Namespace) -> Path:
     for number, row in enumerate(given, 1):
         response, problem = first_of(row, "response", "solution"), first_of(row, "group", "id", "problem")
         reference = first_of(row, "tests", "answer", "gold")
-        if not isinstance(response, str) or problem is None or reference is None:
+        if not isinstance(response, str) or problem is None or not isinstance(reference, str | int | float | dict):
             raise BadInput(f'{blame}, row {number}: needs "response", "problem", and "answer" or "tests"')
+        for name, form in OPTIONAL.items():
+            if type(row.get(name, form())) is not form:
+                raise BadInput(
+                    f'{blame}, row {number}: "{name}" is {row[name]!r}; give {form.__name__}, or leave it out'
+                )
         rows.append(
             {
                 "model": row.get("model", "replay"),
@@ -175,7 +182,7 @@ def replay(args: argparse.Namespace) -> Path:
                 "seed": row.get("seed", 0),
                 "problem": str(problem),
                 "response": response,
-                "truncated": bool(row.get("truncated")),
+                "truncated": row.get("truncated", False),
             }
         )
         references.append(reference)
@@ -190,12 +197,12 @@ def replay(args: argparse.Namespace) -> Path:
         data[name] = {**asked, "source": source, "revision": revision, "window": None}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
-    if folder.exists() and any(folder.iterdir()):  # only the same replay may stand there
-        had = folders.settings_in(folder / "settings.json", SETTINGS)["protocol"]
-        refuse_other_settings(settings["protocol"], had, f"the evaluation in {folder} has", "choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_whole(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
-    checkpoint.write_whole(folder / "generations.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    with folders.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
+        if (folder / "settings.json").exists():  # only the same replay may stand there
+            had = folders.settings_in(folder / "settings.json", SETTINGS)["protocol"]
+            refuse_other_settings(settings["protocol"], had, f"the evaluation in {folder} has", "choose another --out")
+        checkpoint.write_json(folder / "settings.json", settings)
+        checkpoint.write_whole(folder / "generations.jsonl", "".join(map(checkpoint.as_json, rows)))
     return folder
 
 
@@ -234,11 +241,11 @@ def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: P
             refuse_other_settings({flag: wanted}, {flag: had}, holder, "choose another --out")
     merged = {kind: {**old[kind], **settings[kind]} for kind in ("protocol", "data", "models")}
     merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    checkpoint.write_whole(path, json.dumps(merged, indent=1) + "\n")
+    checkpoint.write_json(path, merged)
     if not generations.exists():
         return []
     kept = whole_blocks(folders.rows(generations, (*ROW, "block", "response")), sets, protocol)
-    checkpoint.write_whole(generations, "".join(json.dumps(row) + "\n" for row in kept))
+    checkpoint.write_whole(generations, "".join(map(checkpoint.as_json, kept)))
     for row in kept:
         del row["response"]
     return kept

@@ -32,8 +32,8 @@ from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, folders, memory, parallel, report
 from harness.checkpoint import CheckpointError
-from harness.command import NOT_FINITE, RankFailed, RunFailed
-from harness.config import SAVE_SHARE, SAVE_STEPS
+from harness.command import FULL, INTERRUPTS, NOT_FINITE, RankFailed, RunFailed
+from harness.config import MAY_CHANGE, SAVE_SHARE, SAVE_STEPS, flag
 from harness.parallel import Ranks
 from harness.prepare import load_outline, own_prm, set_up, warm_up
 from tasks.benchmarks import Loaded
@@ -76,17 +76,20 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
         task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
     room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
-    digest = digest_of(task.train + task.heldout)
+    args.digest = digest_of(task.train + task.heldout)
     if args.smoke:
         notes.append("smoke test: rewards in training are drawn, whatever a response says")
+    if "pairs" in METHODS[args.method].needs and args.max_tokens <= args.window and not args.smoke:
+        reason = f"--max-tokens {args.max_tokens} lies within one --window of {args.window}"
+        notes.append(f"WARNING: {reason}: a rollout is one span, and all its weights are equal; lower --window")
     if args.smoke and not args.name:
         clear_smoke(args, ranks)
     folder = folders.make_folder(args, ranks)
     with folders.locked(folder, ranks, "--resume"), explained(args, folder, ranks):
         if args.resume:
-            check_problems(args, folder, digest)
+            check_problems(args, folder)
         elif ranks.main:
-            folders.write_config(args, folder, digest)
+            folders.write_config(args, folder)
         if ranks.main:
             if ranks.device.type == "cuda" or args.task != "embedded":
                 notes += memory.notes(predicted, ranks.device, model, folder, args)
@@ -138,6 +141,8 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
             print(way_on(args, folder), file=sys.stderr)
         raise
     except Exception as error:
+        if ranks.main and any(mark in str(error) for mark in FULL):
+            print(way_on(args, folder), file=sys.stderr)
         if args.smoke and ranks.main and not isinstance(error, BadInput):
             print(f"smoke test failed: {failed_phase(error)}", file=sys.stderr)
         raise
@@ -145,27 +150,28 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
 
 @contextmanager
 def interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C inside sets `run.interrupted`, so that the step is finished and saved; a second one ends it at once.
+    """Ctrl-C or SIGTERM inside sets `run.interrupted`: the step is finished and saved. A second Ctrl-C ends it at once.
 
     A process that was started to ignore Ctrl-C goes on ignoring it, and only a main thread hears of it.
     """
 
     def finish_first(signum, frame) -> None:
-        if run.interrupted:
+        if run.interrupted and signum == signal.SIGINT:
             raise KeyboardInterrupt
         run.interrupted = True
         if run.ranks.main:
-            print("\nCtrl-C: this step is finished first; once more ends at once", file=sys.stderr)
+            print("\ninterrupted: this step is finished first; another Ctrl-C ends at once", file=sys.stderr)
 
-    ours = threading.current_thread() is threading.main_thread()
-    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:
-        signal.signal(signal.SIGINT, finish_first)
+    heard = []
+    if threading.current_thread() is threading.main_thread():
+        heard = [number for number in INTERRUPTS if signal.getsignal(number) is signal.default_int_handler]
+    for number in heard:
+        signal.signal(number, finish_first)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in heard:
+            signal.signal(number, signal.default_int_handler)
 
 
 def way_on(args: argparse.Namespace, folder: Path) -> str:
@@ -188,10 +194,10 @@ def failed_phase(error: Exception) -> str:
     return "loading"
 
 
-def check_problems(args: argparse.Namespace, folder: Path, digest: str) -> None:
+def check_problems(args: argparse.Namespace, folder: Path) -> None:
     """Refuse to go on with other problems than those of the run in `folder`; raises BadInput."""
-    had = folders.settings_in(folder / "config.json").get("digest", digest)  # a run may be older than that
-    if had != digest:
+    had = folders.settings_in(folder / "config.json").get("digest", args.digest)  # a run may be older than that
+    if had != args.digest:
         raise BadInput(f"--resume {folder}: --data {args.data} holds other problems now; restore the old ones")
 
 
@@ -227,7 +233,8 @@ def save(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
     started = time.perf_counter()
     parts = run.policy, run.sampler, run.optimizer, run.tokenizer
-    checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep)
+    settings = {name: value for name, value in vars(run.args).items() if name not in ("out", "name", "resume")}
+    checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep, settings)
     run.last_save = time.perf_counter() - started
     run.saving += run.last_save
 
@@ -238,24 +245,28 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
     Raises BadInput, on all ranks alike, before a file is changed.
     """
     path, step = checkpoint.find(Path(run.args.resume))
+    made = checkpoint.report_of(path)
     with parallel.together(run.ranks):
         kept = folders.rows_until(run.folder, step)
         first, *history = kept.get("metrics.jsonl") or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
+        if made["metrics"] and not checkpoint.begins_with(run.folder / "metrics.jsonl", *made["metrics"]):
+            raise BadInput(f"--resume {path}: metrics.jsonl is not that of its {step} steps; restore the file")
     try:
         checkpoint.load(path, run.policy, run.optimizer, run.ranks)
     except CheckpointError as error:
         raise BadInput(f"--resume {path}: {error}; give another checkpoint of this run") from error
-    for group in run.optimizer.param_groups:
-        group["lr"] = run.args.lr  # a flag that a resumed run may change
     parallel.refresh(run.policy, run.sampler, run.ranks)
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
+        for name in sorted(MAY_CHANGE & made["settings"].keys()):
+            if vars(run.args)[name] != made["settings"][name]:
+                print(f"{flag(name)} is {vars(run.args)[name]} now; it was {made['settings'][name]}")
         for old in checkpoint.discard_after(run.folder, step):
             print(f"removed {old}, which comes after it")
         folders.cut_back(run.folder, kept)
-        folders.write_config(run.args, run.folder, digest_of(run.task.train + run.task.heldout))
+        folders.write_config(run.args, run.folder)
     return first["before"], history
 
 

@@ -25,7 +25,6 @@ Left out: tasks without known lines; single tokens; the samples, of which only t
 
 import argparse
 import dataclasses
-import json
 import math
 import sys
 from collections import defaultdict
@@ -66,7 +65,7 @@ from credit.batch import Batch
 from fast.packing import packing_of
 from grpo import Policy
 from harness import folders, tables
-from harness.checkpoint import write_whole
+from harness.checkpoint import write_json
 from harness.command import guarded, parse_args
 from harness.parallel import Ranks
 from harness.prepare import set_up
@@ -90,14 +89,15 @@ def main(argv: list[str] | None = None) -> int:
         args = settings_of_run(flags)
         torch.set_num_threads(args.threads)
         ranks = Ranks(0, 1, torch.device(args.device))
-        folders.make_out(flags.out, ranks)
-        task, model, tokenizer, *_ = set_up(args, ranks)
-        methods = {name: {"method": name} for name in flags.methods}
-        results = measure(args, task, model, tokenizer, task.heldout[: flags.groups], methods, flags.continuations)
-        if not results["mixed_groups"]:
-            raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
-        results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
-        write_whole(flags.out / "advantages.json", json.dumps(results, indent=1) + "\n")
+        with folders.made(flags.out, ranks, "advantages.json"):
+            task, model, tokenizer, *_ = set_up(args, ranks)
+            methods = {name: {"method": name} for name in flags.methods}
+            problems = task.heldout[: flags.groups]
+            results = measure(args, task, model, tokenizer, problems, methods, flags.continuations)
+            if not results["mixed_groups"]:
+                raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
+            results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
+            write_json(flags.out / "advantages.json", results)
         print("\n".join(summary(results)))
         return 0
 

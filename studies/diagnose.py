@@ -23,7 +23,6 @@ spans of a rollout and rollouts of a group depend on each other, so p-values her
 
 import argparse
 import hashlib
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +67,7 @@ from fast.distances import token_distances
 from fast.packing import packing_of
 from grpo import Policy, spread
 from harness import folders, report, tables
-from harness.checkpoint import write_whole
+from harness.checkpoint import write_json, write_whole
 from harness.command import GOES_ON, guarded, parse_args
 from harness.parallel import Ranks
 from harness.prepare import (
@@ -107,7 +106,8 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(args.threads or torch.get_num_threads())
         if flags.samples:
             save_page(flags, page.of_run(flags.samples))
-        else:
+            return 0
+        with folders.made(flags.out, Ranks(0, 1, torch.device(args.device)), "config.json"):
             diagnose(flags, args)
         return 0
 
@@ -123,8 +123,8 @@ def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespac
     args = parse_args([*rest, "--out", str(flags.out)])
     if flags.samples and not flags.html:
         raise BadInput(f"--samples {flags.samples}: is for a page; add --html")
-    if flags.html and (flags.html.is_dir() or (flags.samples and flags.samples.resolve() == flags.html.resolve())):
-        raise BadInput(f"--html {flags.html}: is a folder, or the samples themselves; name a file that ends in .html")
+    if flags.html and flags.html.exists() and (flags.html.suffix != ".html" or not flags.html.is_file()):
+        raise BadInput(f"--html {flags.html}: is something else; name a file that ends in .html")
     if flags.html and not flags.html.parent.is_dir():
         raise BadInput(f"--html {flags.html}: its folder is not there; make it, or name another")
     if flags.rollouts and args.task != "math":
@@ -168,7 +168,7 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
         results |= against_truth(args, task, batches, flags.out, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
-    write_whole(flags.out / "diagnose.json", json.dumps(results, indent=1) + "\n")
+    write_json(flags.out / "diagnose.json", results)
     print("\n".join(summary(args, results)))
     print(f"figures and numbers are in {flags.out}/")
 
@@ -184,9 +184,8 @@ def decided(flags: argparse.Namespace, args: argparse.Namespace) -> dict:
 
 
 def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
-    """Refuse a folder of other samples, and one that cannot be made; raises BadInput."""
-    folders.make_out(flags.out, Ranks(0, 1, torch.device(args.device)))
-    if not (flags.out / "config.json").exists() and not list(flags.out.glob("group-*.json")):
+    """Refuse a folder of other samples; raises BadInput."""
+    if not (flags.out / "config.json").exists():
         return
     had = folders.settings_in(flags.out / "config.json")
     wanted = decided(flags, args)
@@ -224,7 +223,7 @@ def prepare_all(
         sources = task.heldout[: flags.groups]
         print("\n".join(f"  {note}" for note in ready.notes), flush=True)
     reward_model = load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
-    write_whole(flags.out / "config.json", json.dumps(decided(flags, args), indent=1) + "\n")
+    write_json(flags.out / "config.json", decided(flags, args))
     if own_model and not is_warm:
         warm_up(model, tokenizer, task, args, flags.out, ranks)
     if args.task == "embedded" and not flags.prm and args.toy_kind != "recoverable":  # whose steps are not labelled

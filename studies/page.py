@@ -112,7 +112,7 @@ def is_sample(row: dict) -> bool:
 def render(groups: list[list[dict]], title: str) -> str:
     """The page, as text of ASCII characters, of groups of rows as `report.sample_rows` makes them.
 
-    "step" may be None. A row may have "spans", each an `ablations.Closest`. Weights may be negative; those that are
+    "step" may be None. A row may have "spans", each a `shear_settings.Closest`. Weights may be negative; those that are
     None or not finite show as unknown.
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from credit.ablations import Closest
 from credit.batch import Batch, Source
 from credit.salience import answer_places
+from credit.shear_settings import Closest
 from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
 from harness.checkpoint import write_whole
 from harness.evaluation import context_of

@@ -26,6 +26,7 @@ from harness.parallel import Ranks
 from harness.prepare import set_up, warm_up
 from studies import prefixes
 from tasks.problems import BadInput
+from tasks.rows import regular
 
 SEED = 0
 
@@ -85,7 +86,7 @@ def real(path: Path, device: torch.device) -> Iterator[States]:
     """The groups of --states; raises BadInput."""
     of_groups = defaultdict(lambda: ([], []))  # states (T, d) and verdicts of a group's rollouts
     try:
-        with safe_open(path, "pt", device=str(device)) as file:
+        with safe_open(regular(path), "pt", device=str(device)) as file:
             for name in sorted(file.keys()):
                 group, _, side = name.split(".")
                 rollouts, verdicts = of_groups[group]

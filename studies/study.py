@@ -137,7 +137,7 @@ def git(*words: str) -> str:
 
 def rows_of(path: Path) -> list[dict]:
     """The rows that are there."""
-    return folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if path.exists() else []
+    return folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if os.path.lexists(path) else []
 
 
 def refuse_other_code(path: Path, origin: dict) -> None:

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from credit.table import METHODS, needing
+
 WALK = "--toy-kind recoverable --toy-lines 8 --toy-width 64 --warmup-steps 400 --window 6 --stride 3 --steps 24"
-ORDER = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12 oracle-value entropy hapo rsi delta oar-g"
-ORDER += " oar-p prm pure rlsd sdpo hsd attention oracle random grpo-dynamic shear-dynamic grpo-lora arca-lora"
 CHANGED = {
     "shear-mean1": {"method": "shear", "rescale": "mean1"},
     "grpo-wrong-.12": {"method": "grpo", "negative_scale": 0.12},
@@ -20,8 +20,12 @@ CHANGED = {
     "grpo-lora": {"method": "grpo", "lora_rank": 16},
     "arca-lora": {"method": "arca", "lora_rank": 16},
 }
-RULES = {rule: CHANGED.get(rule, {"method": rule}) for rule in ORDER.split()}  # a rule's flags
 ALL = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
+# A rule's flags: the study's first, then the other methods, then what is changed of one.
+RULES = {}
+for rule in [*ALL, *METHODS, *CHANGED]:
+    if rule not in needing("adapter"):  # only by `-lora`
+        RULES[rule] = CHANGED.get(rule, {"method": rule})
 FEW = ["grpo", "shear", "position", "kgae"]
 
 

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
-from tasks.rows import BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows
+from tasks.rows import SURROGATE, BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows
 
 # What a kind of problems asks for, and under which key its problems hold what a response is graded against.
 INSTRUCTIONS = {
@@ -59,7 +59,6 @@ HUB = {
 }
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
 LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
-SURROGATE = re.compile("[\ud800-\udfff]")  # half a pair, which JSON can spell and no tokenizer reads
 
 
 @dataclass(frozen=True)
@@ -157,6 +156,9 @@ def split(
     if len(fitting) < len(problems):
         notes.append(f"{len(problems) - len(fitting):,} problems dropped: prompts of over {max_prompt_tokens} tokens")
     random.Random(f"heldout {seed}").shuffle(fitting)
+    both = {problem["problem"] for problem in fitting[:heldout]} & {problem["problem"] for problem in fitting[heldout:]}
+    if both:
+        notes.append(f"WARNING: {len(both)} problem(s) held out are trained on, too; leave doubles out of --data")
     return replace(task, train=fitting[heldout:], heldout=fitting[:heldout]), notes
 
 
@@ -179,14 +181,17 @@ def choose_template(template: str, model_name: str, tokenizer) -> str:
 
 
 def render(template: str, problem: str, instruction: str, tokenizer) -> str:
-    """The text that the model continues; special tokens are written out in it."""
+    """The text that the model continues; special tokens are written out in it. Raises BadInput."""
     if template == "qwen-math":
         system = f"<|im_start|>system\n{instruction}<|im_end|>\n"
         return f"{system}<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
     content = f"{problem}\n{instruction}"
     if template == "chat":
         messages = [{"role": "user", "content": content}]
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template may raise of every kind; the cause stays attached
+            raise BadInput(f"--template chat: the model's own one fails ({cause(error)}); give plain") from error
     starts = tokenizer.bos_token_id is not None and tokenizer.bos_token_id in tokenizer("")["input_ids"]
     return f"{tokenizer.bos_token if starts else ''}{content}\n"
 

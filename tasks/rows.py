@@ -18,10 +18,14 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+# Half a pair, which JSON can spell and no tokenizer reads; a byte of the command line that is not UTF-8.
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class BadInput(ValueError):
@@ -44,8 +48,16 @@ def lacks(row: dict, needed: str) -> ValueError:
 # ---- local files ----------------------------------------------------------------------------------------------
 
 
+def regular(path: Path) -> Path:
+    """A path to read; raises OSError unless it is a file or a folder: a pipe or a device may never end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("neither a file nor a folder")
+    return path
+
+
 def read_rows(path: Path) -> Iterable[dict]:
     """The rows of a local file or folder. Errors of the libraries are not caught."""
+    regular(path)
     if path.is_dir() or path.suffix == ".parquet":
         return _by_datasets(path)
     if path.suffix == ".csv":  # not by `datasets`, which guesses types: an answer of 007 would be 7
@@ -79,7 +91,7 @@ def json_lines(path: Path) -> list[tuple[int, dict]]:
 
 def _text_of(path: Path) -> str:
     """The text of a file, compressed or not."""
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(regular(path), "rt", encoding="utf-8") as file:
         return file.read()
 
 
@@ -108,7 +120,7 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
     tables = []
     try:
         for path in paths:
-            with open(path, "rb") as file:
+            with open(regular(Path(path)), "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
             tables.append(read_rows(Path(path)))
     except Exception as error:  # libraries raise of every kind; the cause stays attached

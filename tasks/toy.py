@@ -10,10 +10,8 @@ Every operation is invertible mod 10 (`*` only by 3, 7 or 9), so no step can abs
 wrong answer always has a first wrong line, which `first_error` finds together with its kind. That is what no
 real data set offers: credit can be scored against the truth.
 
-    kind="chain"     each definition uses the one before: one valid path (the default)
-    kind="tree"      definitions form a random tree: any order in which values are known is valid
-    kind="shortcut"  tree, and demonstrations fall into lines without work (`d=8`), right 35% of the time
-    kind=Walk(...)   a task of its own, whose wrong turns can be undone (`tasks/walk.py`)
+Each definition uses the one before. `kind` is "chain" for this task; a `Walk(...)` in its place is a task of its own,
+whose wrong turns can be undone (`tasks/walk.py`).
 
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations: they do `*`
 as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
@@ -32,7 +30,6 @@ import torch
 from tqdm import tqdm
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-KINDS = ("chain", "tree", "shortcut")
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
@@ -44,9 +41,6 @@ BOX = re.compile(r"\\boxed\{(\d)\}")
 
 MISCONCEPTION = 0.55  # chance that a demonstration does * as +
 SLIP = 0.05  # chance of another mistake in any other line
-SHORTCUT = 0.15  # chance of a line without work after one with work
-STAY_SHORT = 0.9  # the same after another line without work
-SHORT_RIGHT = 0.35  # chance that a line without work is right
 BATCH = 32  # demonstrations in a batch of supervised learning
 HINT = "\\boxed{{{}}}\n"  # how a prompt tells the answer
 HINT_TOKENS = 4
@@ -67,17 +61,16 @@ def apply(op: str, left: int, right: int) -> int:
 
 def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
     """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 8)."""
-    if kind not in KINDS:
+    if kind != "chain":
         return kind.make_problem(rng, lines)
     operands_of = [[] for _ in range(lines)]
-    for i in reversed(range(lines - 1)):  # downwards, so that a later line with a free operand always exists
-        free = [j for j in range(i + 1, lines) if len(operands_of[j]) < 2]
-        operands_of[i + 1 if kind == "chain" else rng.choice(free)].append(LABELS[i])
+    for i in range(lines - 1):
+        operands_of[i + 1].append(LABELS[i])
     prompt = ""
     values = dict(DIGITS)
     for i, operands in enumerate(operands_of):
         used = len(operands)
-        op = rng.choice("+-" if used == 2 else "+-*")
+        op = rng.choice("+-*")
         while len(operands) < 2:
             operands.append(str(rng.randrange(10)))
         if op == "*":
@@ -111,24 +104,17 @@ def make_problems(count: int, heldout: int, lines: int, kind: str, seed: int) ->
 
 def demonstrate(problem: dict, rng: random.Random, kind: str = "chain", careless: bool = True) -> str:
     """A worked response to a problem; a careless one makes mistakes and goes on from the wrong values."""
-    if kind not in KINDS:
+    if kind != "chain":
         return kind.demonstrate(problem, rng)
     todo = _definitions(problem["problem"])
     values = dict(DIGITS)
     response = ""
-    short = False  # whether the line before has no work
     while todo:
         ready = [label for label, (left, _, right) in todo.items() if left in values and right in values]
         label = rng.choice(ready)
         left, op, right = todo.pop(label)
-        short = kind == "shortcut" and careless and rng.random() < (STAY_SHORT if short else SHORTCUT)
-        if short:
-            result = apply(op, values[left], values[right])
-            values[label] = result if rng.random() < SHORT_RIGHT else (result + rng.randrange(1, 10)) % 10
-            response += f"{label}={values[label]}\n"
-        else:
-            work, values[label] = _work(op, values[left], values[right], rng, careless)
-            response += f"{label}={left}{op}{right}={work}={values[label]}\n"
+        work, values[label] = _work(op, values[left], values[right], rng, careless)
+        response += f"{label}={left}{op}{right}={work}={values[label]}\n"
     return response + rf"\boxed{{{values[label]}}}"
 
 
@@ -220,7 +206,7 @@ def prompt_tokens(lines: int) -> int:
 
 def response_tokens(lines: int, kind: str = "chain") -> int:
     """Length of a full response: 12 tokens a line, the box, its digit, the brace and the end."""
-    return 12 * lines + 4 if kind in KINDS else kind.response_tokens(lines)
+    return 12 * lines + 4 if kind == "chain" else kind.response_tokens(lines)
 
 
 def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
+from tiny import SMALL, byte_tokenizer
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # heard only before transformers imports Triton, if it is there
@@ -72,32 +73,16 @@ def no_curve():
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer, template, two stop ids."""
-    from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
-    symbols = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
-    tokenizer = Qwen2Tokenizer(
-        vocab={symbol: i for i, symbol in enumerate(symbols)},
-        merges=[],
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        extra_special_tokens=["<|im_start|>"],
-    )
+    turns = dict(eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>"])
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
     torch.manual_seed(3)
-    config = Qwen2Config(
-        vocab_size=len(symbols),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=512,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    ids = dict(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0)
+    config = Qwen2Config(**SMALL, **ids, max_position_embeddings=512)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
 

@@ -1,7 +1,4 @@
-"""studies/advantages.py: a planted truth is found, lines end where they should, a run is measured.
-
-Run: pytest tests/test_advantages.py
-"""
+"""studies/advantages.py: a planted truth is found, lines end where they should, a run is measured."""
 
 import argparse
 import json
@@ -16,7 +13,7 @@ from harness.command import parse_args
 from harness.folders import write_config
 from studies.advantages import agreement, lines_of, main, measure, statistics_of, value_of, with_credit
 from tasks import toy
-from tasks.problems import BadInput, Task
+from tasks.problems import Task
 
 PROBLEM = {"problem": "a=3-6;b=3+a;b?\n", "answer": "0"}
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
@@ -129,7 +126,7 @@ def run(taught, tmp_path) -> Path:
     """A run's folder with its configuration and its warmed-up model."""
     folder = tmp_path / "run"
     folder.mkdir()
-    write_config(parse_args([*SIZES, "--method", "grpo"]), folder, "")
+    write_config(parse_args([*SIZES, "--method", "grpo"]), folder)
     (folder / "start").symlink_to(taught)
     return folder
 
@@ -196,13 +193,6 @@ def test_bad_input_is_one_sentence(run, tmp_path, assert_refused, changed, flags
 def test_groups_of_one_side_give_no_numbers(run, tmp_path, assert_refused, monkeypatch):
     """The remedy is more groups."""
     monkeypatch.setattr("studies.prefixes.Prefixes.mixed", False)
-    words = [run, "--start", "--groups", "1", "--out", tmp_path]
+    words = [run, "--start", "--groups", "1", "--out", tmp_path / "out"]
     assert_refused(main, words, "--groups 1: none holds right and wrong rollouts")
-
-
-def test_the_run_must_be_named():
-    """The flags alone are not enough."""
-    from studies.options import advantages_parser
-
-    with pytest.raises(BadInput, match="required: RUN"):
-        advantages_parser().parse_args([])
+    assert_refused(main, [], "required: RUN")

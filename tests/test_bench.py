@@ -1,7 +1,4 @@
-"""studies/bench.py run in process as a user would run it.
-
-Run: pytest tests/test_bench.py
-"""
+"""studies/bench.py run in process as a user would run it."""
 
 import argparse
 from dataclasses import replace

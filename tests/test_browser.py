@@ -13,7 +13,7 @@ import torch
 from test_page import GOOD, HOSTILE, long_group, rollout
 from test_shear import pot_distance
 
-from credit.ablations import Settings, closest_of
+from credit.shear_settings import Settings, closest_of
 from studies import page
 
 
@@ -237,6 +237,13 @@ def test_a_script_that_came_into_the_page_is_stopped(look):
     foreign += "<link rel=stylesheet href=x.css><iframe src=y.html></iframe>"
     shown = look(page.render([[GOOD]], "own").replace("<header>", f"{foreign}<header>", 1))
     assert shown.title() == "own" and shown.locator("section").count() == 1
+
+
+def test_a_group_of_equal_verdicts_says_so(look):
+    """In the place of colours that it does not have."""
+    shown = look(page.render([[{**GOOD, "advantage": 0.0}]], "equal"))
+    assert "with the same verdict: none is reinforced" in shown.locator("#about").text_content()
+    assert shown.locator("#legend").text_content() == ""
 
 
 def test_a_long_group_is_whole_and_findable(look):

@@ -144,7 +144,7 @@ def test_state_is_digested_while_it_is_written(tiny, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(io, "open", noted)  # pathlib's
         patch.setattr(builtins, "open", noted)
-        checkpoint.save(tmp_path, 1, Policy(model, False), model, optimizer, tokenizer, ALONE, 1)
+        checkpoint.save(tmp_path, 1, Policy(model, False), model, optimizer, tokenizer, ALONE, 1, {})
     assert any("/model/" in path for path in read) and not any("/state/" in path for path in read)
     folder, _ = checkpoint.find(tmp_path)
     digests = json.loads((folder / "complete.json").read_text())["files"]
@@ -212,16 +212,8 @@ def lose(run: Path) -> None:
     (run / "checkpoints" / "step-000004" / "state" / ".metadata").unlink()
 
 
-def garble(run: Path) -> None:
-    (run / "checkpoints" / "step-000004" / "complete.json").write_text('{"step": 4')
-
-
 def empty(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
-
-
-def without_config(run: Path) -> None:
-    (run / "config.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -230,9 +222,7 @@ def without_config(run: Path) -> None:
         (shorten, ["damaged", "distcp"]),
         (flip, ["damaged", "distcp", "does not hold what was written"]),
         (lose, ["damaged", ".metadata"]),
-        (garble, ["complete.json cannot be read"]),
         (empty, ["no complete checkpoint"]),
-        (without_config, ["config.json"]),
     ],
 )
 def test_a_missing_or_damaged_checkpoint_is_fatal(harm, names, copied, assert_refused):
@@ -269,6 +259,10 @@ def test_a_run_that_is_older_than_its_flags_names_goes_on(copied, whole):
     group = config.pop("rollouts_per_prompt")
     old = {"batch": prompts["prompts_per_step"] * group, "minibatch": prompts["prompts_per_update"] * group}
     path.write_text(json.dumps({**config, **old, "group": group}))
+    for path in copied.glob("checkpoints/*/complete.json"):
+        complete = json.loads(path.read_text())
+        del complete["settings"], complete["metrics"]
+        path.write_text(json.dumps(complete))
     assert resume(copied / "checkpoints" / "step-000003") == 0
     for name, value in load_file(whole / "model" / "model.safetensors").items():
         assert torch.equal(value, load_file(copied / "model" / "model.safetensors")[name])

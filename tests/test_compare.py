@@ -1,7 +1,4 @@
-"""studies/compare.py: stages in a row, a table of what they left, and what is refused.
-
-Run: pytest tests/test_compare.py
-"""
+"""studies/compare.py: stages in a row, a table of what they left, and what is refused."""
 
 from pathlib import Path
 

@@ -1,7 +1,4 @@
-"""fast/decode.py: the same tokens as `generate` when greedy, the exact softmax when not, and nothing left behind.
-
-Run: pytest tests/test_decode.py
-"""
+"""fast/decode.py: the same tokens as `generate` when greedy, the exact softmax when not, and nothing left behind."""
 
 import itertools
 import math
@@ -9,6 +6,7 @@ import types
 
 import pytest
 import torch
+from tiny import SMALL
 from transformers import (
     GenerationConfig,
     GPT2Config,
@@ -38,19 +36,8 @@ PAD = 39
 def make(family="qwen2", spread=0.5, **options):
     """A small model with weights far from zero: its choices hang on every position and every mask."""
     config, model, special = FAMILIES[family]
-    shape = dict(
-        vocab_size=40,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=spread,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
+    shape = dict(vocab_size=40, max_position_embeddings=128, initializer_range=spread)
+    shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | SMALL | dict(intermediate_size=48)
     return model(config(**{**shape, **special, **options})).eval()
 
 

@@ -1,7 +1,4 @@
-"""Every path of a run on a make-believe GPU (`make_believe.py`), and that it refuses what a GPU would.
-
-Run: pytest tests/test_devices.py
-"""
+"""Every path of a run on a make-believe GPU (`make_believe.py`), and that it refuses what a GPU would."""
 
 import functools
 import gc

@@ -1,7 +1,4 @@
-"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags.
-
-Run: pytest tests/test_diagnose.py
-"""
+"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags."""
 
 import functools
 import json
@@ -14,8 +11,8 @@ import torch
 from scipy.stats import spearmanr
 
 from credit import teacher
-from credit.ablations import Closest
 from credit.measures import around, peak
+from credit.shear_settings import Closest
 from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
 from harness import prepare
@@ -97,6 +94,8 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
     assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx([0.3, -0.1, 0.1])
     gap = figures.rows_where(np.arange(7) != 1, table(rows))  # two strides lie between its neighbours
     assert figures.changes(gap, 1 / 16)[0] == pytest.approx([1 / 16])
+    across = figures.rows_where(np.isin(np.arange(7), [0, 5, 6]), table(rows))  # one ends with 0, the next begins at 1
+    assert figures.changes(across, 0)[0] == pytest.approx([small])
     found = figures.fig_1b_changes(table(rows), tmp_path / "a.png")
     expected = spearmanr([-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1])
     assert found["n"] == 3 and found["spearman"] == pytest.approx(expected.statistic)
@@ -408,7 +407,7 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     for limit, *names in (("40", "has 41 tokens", "raise it"), ("600", "context of 512", "lower it")):
         words = [*flags, "--max-tokens", limit, "--out", tmp_path / limit]
         assert_refused(diagnose.main, words, f"error: --max-tokens {limit}", *names)
-        assert not list((tmp_path / limit).iterdir())
+        assert not (tmp_path / limit).exists()
 
 
 def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, tmp_path, monkeypatch, assert_refused):
@@ -418,7 +417,7 @@ def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, t
     sound = path.read_text()
     path.write_text(sound + sound.replace("1+1", "3+3").replace(TEXT.format(2)[:4], "a" * 600))
     assert_refused(diagnose.main, flags, f"--rollouts {path}: one has", "leave its problem out")
-    assert not list(out.iterdir())
+    assert not out.exists()
     path.write_text(sound)
     monkeypatch.setattr(diagnose, "scored", stop)  # what comes after the groups is not of interest
     assert diagnose.main(flags) == 130 and len(list(out.glob("group-*.json"))) == 1

@@ -1,7 +1,4 @@
-"""eval.py and harness/results.py, run in process as a user would: tables, files, going on, and what train.py writes.
-
-Run: pytest tests/test_eval.py
-"""
+"""eval.py and harness/results.py, run in process as a user would: tables, files, going on, and what train.py writes."""
 
 import json
 import math
@@ -104,7 +101,7 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
     """Neither another temperature, nor other problems, nor other weights of the same name."""
     out = ["--out", str(tmp_path / "out")]
     assert command.main(["--model", models[0], *SMALL, *out]) == 0
-    others = (["--greedy"], "--temperature 0.0: the generations in"), (["--toy-seed", "5"], "--data {'embedded'")
+    others = (["--temperature", "0"], "--temperature 0.0: the gener"), (["--toy-seed", "5"], "--data {'embedded'")
     for flags, words in others:
         assert_refused(command.main, ["--model", models[0], *SMALL, *out, *flags], words)
     toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
@@ -215,8 +212,6 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     [
         ([], "give one of --model, --from, --replay and --runs"),
         (["--model", "M", "--from", "D"], "give one of"),
-        (["--model", "M", "--bench", "gsm8k"], "--bench gsm8k: no such benchmark"),
-        (["--model", "M", "--bench", "math500", "--data", "amc23=f"], "--data amc23=f: give NAME=FILE"),
         (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
         (["--model", "/no/model", *SMALL], "--model /no/model: cannot be loaded (no such folder)"),
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
@@ -248,7 +243,6 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, assert_r
         (["--eval-every", "2"], "needs --bench"),
         (["--bench", "math500"], "needs --eval-every"),
         (["--eval-every", "1", "--bench", "x"], "--bench x: no such"),
-        (["--eval-every", "1", "--bench", "math500", "--bench-data", "y=z"], "--bench-data y=z"),
     ],
 )
 def test_train_refuses_benchmarks_that_it_cannot_ask(flags, words, models, tmp_path, assert_refused):

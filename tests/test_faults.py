@@ -8,19 +8,28 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import eval as evaluation
+import harness.run
 import train
+from grpo import rollout
 from harness import checkpoint, folders, prepare
 from harness.command import guarded
+from studies import bench, compare, diagnose
 
 SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
 SIZES += "--heldout 8 --eval-groups 4 --save-every 1 --keep 9 --steps 2".split()
@@ -77,13 +86,24 @@ def test_damaged_settings_of_a_run_are_named(name, text, copied, capsys):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
-    [(dict(method="ppo"), "method"), (dict(lr=None), "lr"), (dict(seed="x"), "seed"), (dict(steps=[]), "steps")],
+    ("name", "changes", "words"),
+    [
+        ("config.json", dict(lr=None), "lr"),
+        ("config.json", dict(steps=[]), "steps"),
+        ("config.json", dict(method="ppo"), "--method ppo in config.json, shear in its checkpoint; restore the file"),
+        ("config.json", dict(temperature=0.5), "--temperature 0.5"),
+        ("config.json", dict(digest="of others"), "--digest of others"),
+        ("config.json", dict(lr=...), "--lr None"),
+        ("checkpoints/step-000002/complete.json", dict(step=1), "is of step 1, not of its folder's"),
+        ("checkpoints/step-000002/complete.json", dict(ranks=...), "complete.json cannot be read ('ranks')"),
+        ("checkpoints/step-000002/complete.json", dict(metrics=[9, "of another run"]), "is not that of its 2 steps"),
+    ],
 )
-def test_a_config_with_values_that_no_flag_takes_is_refused(changes, words, copied, capsys):
-    """As if they had been given."""
-    path = copied / "run" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+def test_edited_settings_are_refused(name, changes, words, copied, capsys):
+    """What no flag takes, what would change numbers, and what is away (...)."""
+    path = copied / "run" / name
+    values = {**json.loads(path.read_text()), **changes}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
 
 
@@ -132,6 +152,36 @@ def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path,
     assert_says(train, [*usual, *flags], words, tmp_path, capsys)
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to itself"])
+@pytest.mark.parametrize(
+    ("command", "flag", "more"),
+    [
+        (train, "--data", "--model QWEN --max-tokens 9 --out OUT"),
+        (evaluation, "--replay", "--out OUT"),
+        (diagnose, "--rollouts", "--model QWEN --max-tokens 9 --out OUT"),
+        (diagnose, "--samples", "--html OUT.html"),
+        (bench, "--states", ""),
+        (compare, "--rows", "--methods grpo shear"),
+    ],
+)
+def test_only_files_are_read(command, flag, more, kind, qwen_folder, tmp_path, capsys):
+    """A pipe would wait for whoever writes into it, a device might never end."""
+    path = tmp_path / "rows.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    more = more.replace("QWEN", str(qwen_folder)).replace("OUT", str(tmp_path / "new"))
+    assert_says(command, [flag, path, *more.split()], str(path), tmp_path, capsys)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("word", ["--lr=--", "--model=--", "--out=a\udcff"])
+def test_words_that_no_flag_can_take_are_refused(word, tmp_path, capsys):
+    """argparse would make an empty list of `--lr=--`; a path that is not UTF-8 could not be printed."""
+    assert_says(train, [word], word[:6], tmp_path, capsys)
+
+
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
     """And what is on the disk is used; transformers would ask again and again, for half a minute a file."""
     requests = []
@@ -168,6 +218,39 @@ def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
         assert evaluation.main(["--replay", str(file), "--out", str(tmp_path / "new")]) == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--replay FILE --out RUN", "holds other files, and no settings.json; choose another"),
+        ("--model TAUGHT --out RUN", "holds other files, and no settings.json; choose another"),
+        ("--model SPOILED --out NEW", "its weights are not finite"),
+        ("--model TAUGHT --greedy --samples 4 --out NEW", "--samples 4: --greedy gives the same one"),
+    ],
+)
+def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, capsys):
+    """And none is left where nothing was written."""
+    places = {"RUN": copied / "run", "TAUGHT": taught, "NEW": copied / "new"}
+    places |= {"FILE": tmp_path / "rows.jsonl", "SPOILED": shutil.copytree(taught, tmp_path / "spoiled")}
+    places["FILE"].write_text('{"problem": "p", "response": "1", "answer": "1"}\n')
+    weights = load_file(places["SPOILED"] / "model.safetensors")
+    next(iter(weights.values()))[0] = torch.nan
+    save_file(weights, places["SPOILED"] / "model.safetensors", metadata={"format": "pt"})
+    for name, place in places.items():
+        flags = flags.replace(name, str(place))
+    assert_says(evaluation, [*ASK[:6], *flags.split()], words, copied, capsys)
+    assert not places["NEW"].exists()
+
+
+@pytest.mark.parametrize("changes", [dict(model=[]), dict(seed="0"), dict(truncated="no"), dict(answer=["1"])])
+def test_replayed_rows_of_other_types_are_named(changes, tmp_path, capsys):
+    """By their number and key."""
+    row = {"problem": "p", "response": "1", "answer": "1", **changes}
+    (tmp_path / "r.jsonl").write_text(json.dumps(row) + "\n")
+    argv = ["--replay", tmp_path / "r.jsonl", "--out", tmp_path / "new"]
+    words = "row 1: needs" if "answer" in changes else f'row 1: "{next(iter(changes))}" is'
+    assert_says(evaluation, argv, words, tmp_path, capsys)
+
+
 def test_tests_as_json_text_are_tests(tmp_path):
     """A right program is no math answer."""
     tests = json.dumps({"inputs": [""], "outputs": ["1"]})
@@ -192,8 +275,7 @@ def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys)
 
 def test_other_problems_are_refused(copied, monkeypatch, capsys):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
-    path = copied / "run" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "digest": "of others"}))
+    monkeypatch.setattr(harness.run, "digest_of", lambda problems: "of others")
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
 
 
@@ -322,6 +404,9 @@ def test_a_run_that_diverges_names_the_last_good_checkpoint(value, checked, good
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), "the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
         (OSError(errno.EROFS, "Read-only file system", "/x/y"), "/x/y: Read-only"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "of memory; less"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory; less"),
+        (MemoryError(), "out of memory; less"),
     ],
 )
 def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
@@ -330,6 +415,60 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     def work():
         raise error
 
-    assert guarded(work, interrupted="", memory="") == 1
+    assert guarded(work, interrupted="", memory="less") == 1
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize("place", ["harness.checkpoint.save", "harness.report.plot"])
+def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
+    """By --resume, not by the command that began; the trained model is saved before the picture."""
+
+    def fail(*parts):
+        raise OSError(errno.ENOSPC, "No space left on device", "x")
+
+    monkeypatch.setattr(place, fail)
+    shutil.rmtree(copied / "run" / "model")
+    assert train.main(["--resume", str(copied / "run"), "--steps", "3"]) == 1
+    steps = 2 + ("plot" in place)
+    words = f"a checkpoint holds {steps} of 3 steps; go on with: python train.py --resume {copied / 'run'}\n"
+    assert capsys.readouterr().err.startswith(f"{words}error: the disk is full")
+    assert (copied / "run" / "model").exists() == ("plot" in place)
+
+
+def test_numbers_that_are_not_known_are_null(tmp_path):
+    """NaN is no JSON; a resumed run has it again."""
+    folders.append(tmp_path / "metrics.jsonl", [{"before": {}}, {"step": 1, "loss": float("nan")}])
+    assert '"loss": null' in (tmp_path / "metrics.jsonl").read_text()
+    kept = folders.rows_until(tmp_path, 1)
+    assert math.isnan(kept["metrics.jsonl"][1]["loss"])
+    before = contents(tmp_path)
+    folders.cut_back(tmp_path, kept)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("words", [[train.__file__], [evaluation.__file__, "--replay", "x"]])
+def test_ctrl_c_during_imports_is_silent(words, tmp_path):
+    """The first slow import, in its place one that presses it."""
+    (tmp_path / "torch.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    hear = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # whatever this process was told
+    done = subprocess.run([sys.executable, *words], env=environment, preexec_fn=hear, capture_output=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, b"", b"")
+
+
+def test_greedy_decoding_of_a_model_that_is_not_finite_is_an_error(tiny):
+    """As sampling is: argmax would take NaN for a token."""
+    model, tokenizer = tiny
+    next(model.parameters()).data[:] = torch.nan
+    for temperature in (0.0, 1.0):
+        with pytest.raises(RuntimeError, match="probability tensor contains"):
+            rollout(model, tokenizer, ["a=1;a?\n"], 1, max_tokens=2, temperature=temperature)
+
+
+def test_workers_start_below_a_hard_limit_of_memory():
+    """Theirs would exceed it."""
+    ask = "from grading.workers import in_worker; print(in_worker(r'\\frac12', '0.5', 60))"
+    words = ["sh", "-c", 'ulimit -v 3000000 && exec "$0" -c "$1"', sys.executable, ask]
+    done = subprocess.run(words, cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "correct\n", done.stderr

@@ -1,7 +1,4 @@
-"""The house: six files at the root, and imports that run down. Read from the sources' own import lines.
-
-Run: pytest tests/test_house.py
-"""
+"""The house: six files at the root, and imports that run down. Read from the sources' own import lines."""
 
 import ast
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""fast/kernel.py against sinkhorn.py, pair by pair: in Triton's interpreter, or on a GPU where there is one.
-
-Run: pytest tests/test_kernel.py
-"""
+"""fast/kernel.py against sinkhorn.py, pair by pair: in Triton's interpreter, or on a GPU where there is one."""
 
 import dataclasses
 import importlib.util
@@ -11,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from credit.ablations import Settings, group_weights
+from credit.shear_settings import Settings, group_weights
 from sinkhorn import Transport, sinkhorn
 
 ON_GPU = torch.cuda.is_available()

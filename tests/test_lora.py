@@ -1,9 +1,5 @@
-"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model.
+"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model."""
 
-Run: pytest tests/test_lora.py
-"""
-
-import copy
 import shutil
 
 import pytest
@@ -28,20 +24,14 @@ def moved(model, rank: int = 2):
 
 
 def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
-    """Logits to the bit; gradients on the linear layers' adapters only; the same adapter for the same seed."""
+    """Logits to the bit; gradients on the linear layers' adapters only."""
     model, _ = tiny
     ids = torch.randint(0, 20, (2, 9))
     plain = model(ids).logits
-    same, other = copy.deepcopy(model), copy.deepcopy(model)
     lora.add(model, 3, seed=5)
     assert torch.equal(model(ids).logits, plain) and not model.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all(".lora_" in name for name in trained) and len(trained) == 2 * 2 * 7  # A and B, layers, linear maps
-    lora.add(same, 3, seed=5)
-    lora.add(other, 3, seed=6)
-    torch.testing.assert_close(same.state_dict(), model.state_dict(), atol=0, rtol=0)
-    others = other.state_dict()
-    assert any(not torch.equal(weight, others[name]) for name, weight in model.state_dict().items())
 
 
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
@@ -56,6 +46,9 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
         1 / 0  # noqa: B018 - something fails
     assert torch.equal(model(ids).logits, adapted) and not torch.equal(adapted, plain)
     assert trainable == [parameter.requires_grad for parameter in model.parameters()]
+    part = model.model.layers[0].mlp.up_proj
+    expected = part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
+    torch.testing.assert_close(lora.merged(model)["model.layers.0.mlp.up_proj.weight"], expected)  # W + B A, unscaled
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -1,7 +1,4 @@
-"""credit/measures.py: each measure of credit against written-out numbers.
-
-Run: pytest tests/test_measures.py
-"""
+"""credit/measures.py: each measure of credit against written-out numbers."""
 
 import math
 

@@ -1,10 +1,8 @@
-"""harness/memory.py against counts by hand.
-
-Run: pytest tests/test_memory.py
-"""
+"""harness/memory.py against counts by hand."""
 
 import argparse
 import contextlib
+import math
 import weakref
 
 import pytest
@@ -20,15 +18,8 @@ from harness.command import parse_args
 from studies import bench
 from tasks.problems import BadInput
 
-TINY = Qwen2Config(
-    hidden_size=8,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    intermediate_size=16,
-    vocab_size=10,
-    tie_word_embeddings=False,
-)
+SHAPE = dict(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10)
+TINY = Qwen2Config(**SHAPE, intermediate_size=16, tie_word_embeddings=False)
 # q, k, v, o (8 x 8, 8 x 4, 8 x 4, 8 x 8) with biases of q, k, v; gate, up, down; two norms
 LAYER = 64 + 32 + 32 + 64 + (8 + 4 + 4) + 3 * 8 * 16 + 2 * 8
 REST = 2 * 10 * 8 + 8  # embeddings, head, norm
@@ -36,12 +27,9 @@ REST = 2 * 10 * 8 + 8  # embeddings, head, norm
 
 def flags(**changes) -> argparse.Namespace:
     """The paper's recipe, as far as memory depends on it."""
-    recipe = dict(
-        dtype="bfloat16", micro_tokens=16_384, prompts_per_step=64, prompts_per_update=64, rollouts_per_prompt=8
-    )
-    usual = dict(max_tokens=3000, recompute=True, shard_over=0, lora_rank=0, generate_batch=0, decode="generate")
-    usual |= dict(method="grpo")
-    return argparse.Namespace(**{**recipe, **usual, **changes})
+    recipe = dict(dtype="bfloat16", micro_tokens=16_384, prompts_per_step=64, prompts_per_update=64, method="grpo")
+    recipe |= dict(max_tokens=3000, recompute=True, shard_over=0, lora_rank=0, generate_batch=0, decode="generate")
+    return argparse.Namespace(**{**recipe, "rollouts_per_prompt": 8, **changes})
 
 
 def test_parameters_are_those_of_the_model():
@@ -103,9 +91,8 @@ def test_parts_follow_the_flags():
     assert memory.predict(config, flags(method="shear"), 8)["credit"] > eight["credit"] == 0
     # A mini-batch of 8 rollouts, one a rank, fills no pass of 16,384 tokens; a GPU's size bounds the cache.
     assert memory.predict(config, flags(prompts_per_update=1), 8)["backward"] < eight["backward"]
-    assert (
-        memory.predict(config, flags(), 1, room=150)["sampling"] < 150 < memory.predict(config, flags(), 1)["sampling"]
-    )
+    bounded, free = (memory.predict(config, flags(), 1, room=room)["sampling"] for room in (150, math.inf))
+    assert bounded < 150 < free
 
 
 def test_an_adapter_is_all_that_has_moments_and_a_reward_model_stays():
@@ -135,8 +122,7 @@ def test_one_rank_in_float32_has_no_copy():
     plain = memory.predict(TINY, flags(dtype="float32"), 1)
     assert plain["copy"] == plain["gathered"] == plain["reduction"] == 0
     assert memory.predict(TINY, flags(), 1)["copy"] > 0
-    shape = dict(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10)
-    llama = [LlamaConfig(**shape, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
+    llama = [LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
     narrow, wide = (
         memory.predict(config, flags(prompts_per_step=1, max_tokens=3, decode="fast"), 1)["generating"]
         for config in llama
@@ -149,7 +135,7 @@ def test_the_papers_recipe_fits_eight_gpus_of_80_gb():
     parts = memory.predict(bench.architecture("7b"), flags(method="shear"), 8)
     assert 30 < parts["sampling"] < 70 and 30 < parts["training"] < 70
     line = memory.plan_line(parts)
-    assert line.startswith(f"memory a GPU, predicted: sampling {parts['sampling']:.1f} GB, training ")
+    assert line.startswith(f"memory per rank, predicted: sampling {parts['sampling']:.1f} GB, training ")
     assert line.endswith(" of which 26.7 GB stay all the time") and "\n" not in line
 
 

@@ -1,7 +1,4 @@
-"""What `pip install .` installs: one package under a name of its own, in which README's example runs.
-
-Run: pytest tests/test_package.py
-"""
+"""What `pip install .` installs: one package under a name of its own, in which README's example runs."""
 
 import os
 import re

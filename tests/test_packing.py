@@ -1,7 +1,4 @@
-"""fast/packing.py: rollouts packed end to end say what each says alone, and get the gradients of each alone.
-
-Run: pytest tests/test_packing.py
-"""
+"""fast/packing.py: rollouts packed end to end say what each says alone, and get the gradients of each alone."""
 
 import copy
 

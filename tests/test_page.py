@@ -1,7 +1,4 @@
-"""studies/page.py: the page holds what it was given, and hostile text stays text; `test_browser.py` looks at it.
-
-Run: pytest tests/test_page.py
-"""
+"""studies/page.py: the page holds what it was given, and hostile text stays text; `test_browser.py` looks at it."""
 
 import base64
 import hashlib

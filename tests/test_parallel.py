@@ -1,8 +1,6 @@
 """harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
 The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank leaves what it saw.
-
-Run: pytest tests/test_parallel.py
 """
 
 import contextlib
@@ -174,11 +172,8 @@ def test_two_ranks_make_the_update_of_one(two, case):
 def test_what_ranks_share_and_gather(two):
     """Everything once, in the order of the ranks; rank 0's weights everywhere."""
     _, _, seen = two
-    assert (
-        seen["gathered"] == [[0, 0], [1, 1]]
-        and seen["total"] == {"a": 2, "b": 1}
-        and seen["shares"] == [[0, 1], [2, 3, 4]]
-    )
+    assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
+    assert seen["shares"] == [[0, 1], [2, 3, 4]]
     assert seen["broadcast"][0] == seen["broadcast"][1]
 
 

@@ -1,7 +1,4 @@
-"""studies/peers.py: everyone solves the same problem, and the command prints what it measured.
-
-Run: pytest tests/test_peers.py
-"""
+"""studies/peers.py: everyone solves the same problem, and the command prints what it measured."""
 
 import argparse
 

@@ -1,7 +1,4 @@
-r"""credit/prm.py: a score for each step, read where the step ends, and the step of each of the policy's tokens.
-
-Run: pytest tests/test_prm.py
-"""
+r"""credit/prm.py: a score for each step, read where the step ends, and the step of each of the policy's tokens."""
 
 import json
 import random
@@ -9,8 +6,8 @@ import shutil
 
 import pytest
 import torch
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from tiny import SMALL, byte_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit import teacher
 from credit.prm import SEPARATOR, ProcessRewardModel, score_steps
@@ -21,8 +18,7 @@ from tasks.problems import BadInput
 
 CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
-SYMBOLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(ByteLevel.alphabet())]
-SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)
+WORDS = 259  # tokens without <extra_0>
 DEVICE = torch.device("cpu")
 STOP = 2  # <|im_end|>
 
@@ -36,12 +32,11 @@ RESPONSES = [  # text, its steps, the first character of each
 TEXTS = [text for text, _, _ in RESPONSES]
 
 
-def make_tokenizer(separator: bool = True, template: str | None = CHAT) -> Qwen2Tokenizer:
+def make_tokenizer(separator: bool = True, template: str | None = CHAT):
     """Bytes and the tokens of turns, with <extra_0> or without."""
-    vocab = {symbol: i for i, symbol in enumerate(SYMBOLS)}
     extra = ["<|im_start|>", SEPARATOR] if separator else ["<|im_start|>"]
-    tokens = dict(eos_token="<|im_end|>", pad_token="<|endoftext|>", extra_special_tokens=extra)
-    tokenizer = Qwen2Tokenizer(vocab=vocab, merges=[], **tokens)
+    turns = dict(eos_token="<|im_end|>", extra_special_tokens=extra)
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
     tokenizer.chat_template = template
     return tokenizer
 
@@ -57,7 +52,7 @@ def save(folder, model, tokenizer) -> str:
 def folder(tmp_path_factory):
     """A random model in a folder that is laid out, and names its classes, as Qwen2.5-Math-PRM-7B does."""
     torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=len(SYMBOLS) + 1, max_position_embeddings=400, initializer_range=0.3, **SIZES)
+    config = Qwen2Config(vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL)
     path = tmp_path_factory.mktemp("models") / "prm"
     save(path, ProcessRewardModel(config), make_tokenizer())
     about = json.loads((path / "config.json").read_text())
@@ -195,12 +190,12 @@ def test_a_template_that_loses_steps_is_refused(folder, tmp_path):
 
 def test_folders_that_cannot_score_steps_are_refused(folder, tmp_path):
     """Each in a sentence that begins with the flag and the folder."""
-    config = Qwen2Config(vocab_size=len(SYMBOLS) + 1, **SIZES)
+    config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
     model = ProcessRewardModel(config)
-    small = ProcessRewardModel(Qwen2Config(vocab_size=len(SYMBOLS), **SIZES))
+    small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
     folders = {
         str(tmp_path / "missing"): "cannot be loaded",
-        save(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"lacks weights \(score",
+        save(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"not those of its config.json \(score",
         save(tmp_path / "other", model, make_tokenizer(separator=False)): "<extra_0> is not one token",
         save(tmp_path / "plain", model, make_tokenizer(template=None)): "no chat template",
         save(tmp_path / "small", small, make_tokenizer()): "another model's",

@@ -28,7 +28,7 @@ def link():
         names: dict = {}
         exec(source, names)
         inside, outside = socket.socketpair()
-        threading.Thread(target=proxy.serve, args=(inside, names), daemon=True).start()
+        threading.Thread(target=proxy.serve, args=(inside, names, proxy.Printed()), daemon=True).start()
         ends.append(outside)
         return proxy.Link(outside)
 
@@ -78,7 +78,8 @@ def g(): return [Int(1), Color.RED, collections.defaultdict(list, {1: [2]}), col
     assert math.isnan(f())
     back = g()
     assert back == [1, 3, {1: [2]}, {"a": 2, "b": 1}]
-    assert [type(item) for item in back] == [int, int, collections.defaultdict, collections.Counter]
+    assert [type(item) for item in back if item != 3] == [int, collections.defaultdict, collections.Counter]
+    assert isinstance(back[1], int) and back[1].name == "RED"
     assert back[0] != 2
 
 

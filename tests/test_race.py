@@ -1,7 +1,4 @@
-"""fast/race.py against solving every pair with sinkhorn.py, fast/distances.py against float64.
-
-Run: pytest tests/test_race.py
-"""
+"""fast/race.py against solving every pair with sinkhorn.py, fast/distances.py against float64."""
 
 import itertools
 import math

@@ -1,7 +1,4 @@
-"""harness/recipe.py and the protocol: every default of the paper's run, written out, so that none changes unnoticed.
-
-Run: pytest tests/test_recipe.py
-"""
+"""harness/config.py: no default of the paper's run changes unnoticed, as the docs have them all."""
 
 import dataclasses
 import inspect
@@ -11,71 +8,27 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness.protocol import Protocol
 
-from credit.ablations import CHOICES, Settings
-from credit.table import METHODS
+from credit.shear_settings import Settings
+from credit.table import METHODS, options_of
 from fast.race import race_matrix
 from grpo import group_advantages, policy_loss
-from harness import protocol, recipe, tables
+from harness import config, prepare
 from harness.command import parse_args
+from harness.config import Protocol
 from shear import shear_weights
 from sinkhorn import sinkhorn
-from tasks import benchmarks, problems, toy
+from tasks import benchmarks, problems
 from tasks.benchmarks import BENCHMARKS
 
-PAPER = dict(  # `python train.py --model M`, without what depends on the machine: device and dtype
-    **dict(task="math", model="M", data=None, template="auto", seed=0, out="runs", name=None, smoke=False),
-    **dict(method="shear", negative_scale=1.0, rescale="none", lora_rank=0, prm=None),
-    **dict(
-        window=100, stride=25, eps=4.52, eps_unit="raw", reading="value", distance="w1", normalize="group", pool="max"
-    ),
-    **dict(max_iters=100, tol=1e-3, fused=False),
-    **dict(first_threshold=0.03, kgae_lambda=0.95, kgae_width=0.05),
-    **dict(entropy_alpha=0.4, entropy_kappa=2.0, hapo_alpha=0.2, hapo_phi=2.0),
-    **dict(rsi_low=-6.0, rsi_high=0.8, delta_low=0.8, delta_high=1.2, sdpo_mix=0.0, dynamic_sampling=0),
-    **dict(oar_quantile=0.25, oar_beta=1.0, oar_probe="kl", oar_noise=1e-3, arca_floor=1e-6),
-    **dict(pure_temperature=0.1, pure_outcome=1.0, rlsd_mix=0.5, rlsd_steps=50, rlsd_bound=0.2, attention_slope=1.0),
-    **dict(
-        prompts_per_step=512,
-        rollouts_per_prompt=8,
-        max_tokens=3000,
-        temperature=1.0,
-        generate_batch=0,
-        decode="generate",
-    ),
-    **dict(grade_timeout=None, sandbox="auto"),
-    **dict(
-        steps=300, lr=1e-6, prompts_per_update=32, micro_tokens=16_384, clip_low=0.2, clip_high=0.28, max_grad_norm=1.0
-    ),
-    **dict(heldout=64, eval_groups=64, eval_every=0, bench=[], bench_data=[], save_every=None, keep=2, resume=None),
-    **dict(ranks=0, shard_over=0, recompute=True, threads=0, toy_kind="chain", toy_lines=5, warmup_steps=600),
-    **dict(toy_width=128, toy_repair=0.1, toy_luck=0.0, toy_tail=0, track=None, force=False),
-)
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over recompute threads"
 PLAIN += (
     " generate_batch decode fused toy_kind toy_lines warmup_steps track force toy_width toy_repair toy_luck toy_tail"
 )
-EMBEDDED = dict(
-    **dict(
-        task="embedded",
-        model=None,
-        window=12,
-        stride=6,
-        eps=0.05,
-        eps_unit="nbar",
-        prompts_per_step=16,
-        prompts_per_update=4,
-        max_tokens=64,
-        steps=40,
-        lr=1e-4,
-    ),
-    **dict(heldout=512, save_every=10, threads=1, recompute=False),
-)
-SAMPLES = dict(  # a problem, avg@k of Sec. 5.2; the embedded set is ours
-    **dict(aime24=32, aime25=32, amc23=8, math500=1, olympiadbench=1),
-    **{"humaneval": 4, "humaneval+": 4, "mbpp": 4, "mbpp+": 4, "livecodebench": 4, "embedded": 4},
+SETS = dict(  # samples a problem, avg@k of Sec. 5.2, and seconds to grade one; the embedded set is ours
+    **dict(aime24=(32, 5), aime25=(32, 5), amc23=(8, 5), math500=(1, 5), olympiadbench=(1, 5), mbpp=(4, 10)),
+    **{"humaneval": (4, 10), "humaneval+": (4, 30), "mbpp+": (4, 30), "livecodebench": (4, 60), "embedded": (4, 5)},
 )
 
 
@@ -84,44 +37,42 @@ def settings(*argv: str) -> dict:
     return {name: value for name, value in vars(parse_args([*argv])).items() if name not in ("device", "dtype")}
 
 
-def test_every_default_of_the_paper_s_run():
-    """And of the embedded run, which replaces some."""
-    assert settings("--model", "M") == PAPER
-    assert settings("--model", "M", "--task", "code") == PAPER | dict(task="code")
-    assert settings() == PAPER | EMBEDDED
-
-
 def test_the_table_of_the_recipe_is_true():
     """docs/recipe.md has every default of the paper's run, and what the embedded task replaces."""
     text = (Path(__file__).parents[1] / "docs" / "recipe.md").read_text()
-    paper, embedded = text.split("## The embedded task")
-    for part, expected, plain in ((paper, settings("--model", "M"), PLAIN.split()), (embedded, settings(), None)):
+    run, own = settings("--model", "M"), settings()
+    replaced = {name for name in run if run[name] != own[name]}
+    for part, expected, needed in zip(text.split("## The embedded task"), (run, own), (run, replaced), strict=True):
         cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
         written = dict(re.findall(r"`--(\S+) (\S+?)`", " ".join(cells)))
         written = {name.replace("-", "_"): value for name, value in written.items()}
-        assert written == {name: str(expected[name]) for name in written} and len(written) > 12
-        if plain:
-            assert set(written) == set(expected) - set(plain)
-        else:
-            assert set(written) >= {name for name in EMBEDDED if expected[name] != PAPER[name]} - set(PLAIN.split())
+        assert written == {name: str(expected[name]) for name in written}
+        assert set(written) - set(PLAIN.split()) >= set(needed) - set(PLAIN.split())
+    assert settings("--model", "M", "--task", "code") == run | dict(task="code")
 
 
 def test_every_default_of_the_evaluation():
-    """Temperature .1 and 3,000 tokens, each set at the paper's k, with the window of its LiveCodeBench."""
-    args = protocol.parse(["--model", "M"])
+    """Temperature .1 and 3,000 tokens, each set at the paper's k, with the window of its LiveCodeBench.
+
+    Training asks so, too, but with the flags of its own run.
+    """
+    args = config.parse_eval(["--model", "M"])
     expected = dict(temperature=0.1, max_tokens=3000, samples=0, template="auto", block=128)
     expected |= dict(grade_timeout=None, sandbox="auto")
     assert dataclasses.asdict(Protocol()) == expected
     assert {name: getattr(args, name) for name in expected} == expected
-    assert args.seeds == [0] and list(args.lcb_window) == ["2025-02-01", "2025-05-31"]
-    assert {name: each.k for name, each in BENCHMARKS.items()} == SAMPLES
+    assert args.seeds == [0] and benchmarks.WINDOW == ("2025-02-01", "2025-05-31")
+    assert {name: (each.k, each.timeout_s) for name, each in BENCHMARKS.items()} == SETS
+    own = dict(max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process")
+    words = "--model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
+    assert prepare.protocol_of(parse_args(words.split())) == Protocol(**own)
 
 
 def test_functions_for_other_trainers_have_the_same_defaults():
     """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs, but eps, which is in nbar there."""
-    own = PAPER | dict(eps=0.05, eps_unit="nbar")
-    settings = dataclasses.asdict(Settings())
-    assert settings == {name: own[name] for name in settings}
+    own = settings("--model", "M") | options_of("shear") | dict(eps=0.05, eps_unit="nbar")
+    defaults = dataclasses.asdict(Settings())
+    assert defaults == {name: own[name] for name in defaults}
     for function, names in (
         (shear_weights, "window stride eps".split()),
         (race_matrix, "max_iters tol".split()),
@@ -133,13 +84,25 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6
 
 
-def test_what_the_flags_state_once_more_is_what_other_files_have():
-    """Choices of methods, ablations, templates, embedded problems and models: in the same order."""
-    train = {action.dest: action.choices for action in recipe.make_parser()._actions}
-    assert train["method"] == list(METHODS) and {name: train[name] for name in CHOICES} == CHOICES
-    assert train["toy_kind"] == (*toy.KINDS, "recoverable")
-    assert parse_args(["--toy-lines", str(len(toy.LABELS))]).toy_lines == 8
-    assert (benchmarks.WINDOW, tuple(tables.PAPER)) == (protocol.WINDOW, protocol.PAPER)
+def test_methods_and_their_options_are_those_of_the_table():
+    """docs/methods.md has every method, docs/recipe.md every option with its default; others are refused by name."""
+    docs = Path(__file__).parents[1] / "docs"
+    rows = re.findall(r"^\| `(\S+)` \|", (docs / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(METHODS) <= set(rows)
+    written = re.findall(r"`(\w+)=(\S+?)`", (docs / "recipe.md").read_text(encoding="utf-8"))
+    defaults = [(name, str(value)) for method in METHODS for name, value in options_of(method).items()]
+    assert set(written) == set(defaults)
+    for words, message in (
+        ("--method rsi --method-option mix=1", "mix=1: rsi has low, high"),
+        ("--method grpo --method-option low", "low: grpo has no options"),
+        ("--method rsi --method-option low=x", "low=x: must be of type float"),
+        ("--method rlsd --method-option mix=2", "mix=2: must be from 0 to 1"),
+        ("--method rlsd --method-option steps=1.5", "steps=1.5: must be of type int"),
+        ("--method-option distance=w2", "distance=w2: must be one of w1, cosine"),
+        ("--method rsi --method-option low=nan", "low=nan: must be from"),
+    ):
+        with pytest.raises(problems.BadInput, match=f"--method-option {message}"):
+            config.parse_train(words.split())
 
 
 STUDIES = ("compare", "diagnose", "bench")
@@ -181,20 +144,20 @@ def test_help_shows_the_usual_flags_with_the_defaults_of_this_very_command(comma
 
 def test_every_number_has_bounds():
     """All flags refuse what is no number and what is too large; some of them, what is too small."""
-    for action in recipe.make_parser()._actions:
+    for action in config.train_parser()._actions:
         for value in ("nan", "1e3x", "9" * 40, "-" + "9" * 40) if action.type else ():
             with pytest.raises(problems.BadInput, match=action.option_strings[0]):
-                recipe.parse([f"{action.option_strings[0]}={value}"])
+                config.parse_train([f"{action.option_strings[0]}={value}"])
     for flag in (
         *("--window 0", "--eps 0", "--rollouts-per-prompt 1", "--toy-lines -1", "--warmup-steps 0", "--ranks -1"),
         *("--save-every 0", "--keep 0", "--seed -1", "--threads -1", "--clip-low -1", "--grade-timeout 0"),
-        *("--negative-scale -1", "--oar-quantile 2", "--temperature 1e-300"),
+        *("--negative-scale -1", "--temperature 1e-300"),
     ):
         with pytest.raises(problems.BadInput, match=f"{flag}: must be"):
-            recipe.parse(flag.split())
+            config.parse_train(flag.split())
 
 
 def test_a_choice_that_is_nearly_right_is_named():
     """With all choices."""
     with pytest.raises(problems.BadInput, match=r"--method: invalid choice: 'sheer' .*grpo.*; did you mean shear\?"):
-        recipe.parse(["--method", "sheer"])
+        config.parse_train(["--method", "sheer"])

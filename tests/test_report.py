@@ -1,11 +1,9 @@
-"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads.
-
-Run: pytest tests/test_report.py
-"""
+"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads."""
 
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,6 +54,11 @@ def test_step_metrics_are_those_of_the_batch(step):
     assert metrics["weight_std"] == pytest.approx(mixed.std().item())
     assert 0.5 < metrics["ess"] < 1 and metrics["sign_changes"] == 0
     assert metrics["sinkhorn_error"] == 0.5
+    rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
+    one = dataclasses.replace(batch, rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
+    metrics_of_one = report.step_metrics(one, token_advantages, task, problems[:1])
+    assert metrics_of_one["reward"] == pytest.approx(1 / 3) and metrics_of_one["equal_groups"] == 0
+    assert metrics_of_one["infra_errors"] == 1
     unknown = report.step_metrics(batch, token_advantages, dataclasses.replace(task, first_error=None), problems)
     assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     assert (metrics["weight_before"], metrics["weight_after"]) == pytest.approx((0.1, 0.9))
@@ -173,3 +176,22 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert command == "next: python -m studies.diagnose --html credit.html \\"
     assert samples == "        --samples runs/embedded-shear-1/samples.jsonl"
     assert "after" in folders.rows(folder / "metrics.jsonl")[0] and (folder / "curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("reward", "truncated", "no_answer", "words"),
+    [
+        (0.0, 0.9, 0.1, "all rewards are 0, so nothing can be learnt: 90% of responses are cut off"),
+        (0.0, 0.9, 0.1, "raise --max-tokens"),
+        (0.0, 0.1, 0.8, "80% have no answer; change --template"),
+        (0.0, 0.0, 0.0, "give easier problems with --data"),
+        (1.0, 0.0, 0.0, "give harder problems with --data"),
+        (0.5, 0.9, 0.1, ""),
+    ],
+)
+def test_equal_rewards_are_explained(reward, truncated, no_answer, words, capsys):
+    """By what most responses are, with the flag to change."""
+    found = {"truncated": truncated, "no_answer": no_answer}
+    report.print_no_signal(reward, found, SimpleNamespace(smoke=False))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert words in printed and bool(words) == bool(printed)

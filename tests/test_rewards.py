@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import judge
 import pytest
 
 import rewards
@@ -25,7 +26,7 @@ from rewards import Verdict, code_blocks, grade_all, grade_code, grade_math, las
         ("7", "7", "correct"), ("007", "7", "correct"), ("0.50", ".5", "correct"), ("$5$.", "5", "correct"),
         ("-0.0", "0", "correct"), ("-.50", "-0.5", "correct"),
         (r"\dfrac12", r"\frac{1}{2}", "correct"), (r"3 \sqrt{2}", r"\sqrt{18}", "correct"),
-        ("8", "7", "wrong"), ("-5", "5", "wrong"), ("1000000", "1000001", "wrong"),
+        ("8", "7", "wrong"), ("1.05", "1.5", "wrong"), ("-5", "5", "wrong"), ("1000000", "1000001", "wrong"),
         ("9" * 10**6, "9" * 10**6 + "1", "wrong"), ("0.3333333", r"\frac{1}{3}", "wrong"), (r"4\sqrt{2}", "4", "wrong"),
         (r"\frac{", "4", "no_answer"), (r"\unknown{", "4", "no_answer"), ("", "0", "no_answer"),
         ("  ", "0", "no_answer"), ("?", "4", "parse_error"), (".", "0", "parse_error"),
@@ -214,7 +215,9 @@ def test_humaneval_takes_a_function_or_its_body(block):
         ("0.33333333", "0.333333333333", True), ("1e-7 x", "1.0e-07 x", True), ("2", "2.0", True),
         ("3.14 yes", "3.141592653 yes", False), ("0.5", "0.25", False), ("2.0", "2", True),
         ("2.0000000001", "2", False), ("1000001", "1000000", False), ("nan", "0.5", False), ("inf", "1e308", False),
-        ("1_0", "10.0", False), ("1 2", "12", False), (" 1  2", "1 2", True), ("\n1", "1", True), (" a", "a", True),
+        ("1.05", "1.5", False), ("1000.0005", "1000.0", True), ("1000.002", "1000.0", False),
+        ("0.0000005", "0.0", True), ("0.000002", "0.0", False), ("1_0", "10.0", False),
+        ("1 2", "12", False), (" 1  2", "1 2", True), ("\n1", "1", True), (" a", "a", True),
         ("a  b", "a b", False), ("1\n\n2", "1\n2", False), ("YES", "Yes", False), ("", "1", False),
         ("1\n1", "1", False),
     ],
@@ -222,6 +225,13 @@ def test_humaneval_takes_a_function_or_its_body(block):
 def test_outputs_are_compared_line_by_line(text, expected, equal):
     """White space around a line does not count, nor how an integer is written, as in LiveCodeBench's own checker."""
     assert same_output(text, expected) is equal
+
+
+@pytest.mark.parametrize("value, equal", [(1000.0005, True), (1000.002, False), (1000, True), ("1000.0", False)])
+def test_values_of_calls_are_compared_to_a_millionth(value, equal):
+    """Where a float is expected; beside 0, to a millionth of 1."""
+    assert judge.same([value], [1000.0]) is equal
+    assert judge.same(5e-7, 0.0) and not judge.same(2e-6, 0.0) and not judge.same(1.05, 1.5)
 
 
 def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
@@ -238,10 +248,11 @@ def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
 
 def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
     """Programs that sleep or crash change nothing for honest ones between them."""
-    programs = ["print(2)", "import time; time.sleep(60)", "print(int(input()) + 1)", "1 / 0", "print(3)"] * 2
+    programs = ["print(2)", "import time; time.sleep(60)", "print(int(input()) + 1)", "1 / 0", "bytearray(2**31)"] * 2
     texts = [f"```python\n{program}\n```" for program in programs]
     verdicts = grade_all(functools.partial(grade_code, timeout_s=5.0), texts, [STDIO] * len(texts))
-    assert [verdict.reason for verdict in verdicts] == ["correct", "timeout", "correct", "crashed", "wrong"] * 2
+    right, *wrong = (1.0, "correct"), (0.0, "timeout"), (0.0, "crashed"), (0.0, "memory")
+    assert verdicts == [right, wrong[0], right, *wrong[1:]] * 2
     assert grade_all(grade_code, [], []) == []
 
 

@@ -1,20 +1,15 @@
-"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token at a time.
-
-Run: pytest tests/test_salience.py
-"""
+"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token at a time."""
 
 import copy
 
 import pytest
 import torch
-from tokenizers.pre_tokenizers import ByteLevel
-from transformers import Qwen2Tokenizer
+from tiny import byte_tokenizer
 
 import grpo
 from credit import lora, salience
 from credit.salience import Answer, answer_places, char_starts
 from grpo import Policy, Rollouts, score
-from tasks import toy
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",
@@ -35,13 +30,6 @@ def asked(tiny):
     ids, mask = grpo.pad_left([row[::-1] for row in rows], 0, "cpu")
     rollouts = Rollouts(prompt_ids, prompt_mask, ids.flip(1), mask.flip(1), torch.zeros(5).bool(), TEXTS)
     return Policy(model), tokenizer, rollouts
-
-
-def byte_tokenizer(*more: str, merges=()) -> Qwen2Tokenizer:
-    """A token a byte, and `more` that `merges` make."""
-    symbols = ["<|endoftext|>", *sorted(ByteLevel.alphabet()), *more]
-    vocab = {symbol: i for i, symbol in enumerate(symbols)}
-    return Qwen2Tokenizer(vocab=vocab, merges=list(merges), eos_token="<|endoftext|>")
 
 
 def encoded(tokenizer, text: str) -> Rollouts:
@@ -71,7 +59,7 @@ def test_answer_places_of_one_symbol_tokens(asked):
 
 def test_answer_places_where_tokens_hold_more_than_the_answer():
     """Tokens that end in the box's brace, or begin in the answer and run past it, belong to the answer."""
-    tokenizer = byte_tokenizer("{\\", "}}", merges=[("{", "\\"), ("}", "}")])
+    tokenizer = byte_tokenizer(more=("{\\", "}}"), merges=[("{", "\\"), ("}", "}")])
     text = "So é: \\boxed{7} no, \\boxed{\\pi{2}}"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
@@ -231,17 +219,3 @@ def test_attention_is_restored_after_a_failure(asked, monkeypatch):
         salience.attention_entropy(policy, rollouts, micro_tokens=150)
     assert policy.model.config._attn_implementation == "sdpa"
     assert not any(layer.self_attn._forward_hooks for layer in policy.model.model.layers)
-
-
-def test_signals_see_the_whole_model_once_more_without_touching_it(asked):
-    """Scores before and after every signal are the same to the bit."""
-    policy, tokenizer, rollouts = asked
-    limits = dict(temperature=1.0, micro_tokens=100)
-    before = score(policy, rollouts, **limits)
-    answers = answer_places(tokenizer, rollouts)
-    salience.importance_by_gradient(policy, rollouts, answers, noise=1e-3, seed=0, probe="kl", micro_tokens=100)
-    salience.importance_by_masking(policy, rollouts, answers, pad=toy.IDS["<pad>"], probe="kl", micro_tokens=500)
-    salience.attention_entropy(policy, rollouts, micro_tokens=100)
-    after = score(policy, rollouts, **limits)
-    assert torch.equal(before.logp, after.logp) and torch.equal(before.hidden, after.hidden)
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in policy.model.parameters())

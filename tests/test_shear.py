@@ -1,7 +1,4 @@
-"""shear.py and its settings against a slow loop that calls POT; the hooks; the invariances of Algorithm 1.
-
-Run: pytest tests/test_shear.py
-"""
+"""shear.py and its settings against a slow loop that calls POT; the hooks; the invariances of Algorithm 1."""
 
 import functools
 import math
@@ -13,11 +10,19 @@ import ot
 import pytest
 import torch
 
-from credit import ablations
-from credit.ablations import Settings, closest_of, evened_out, group_weights
+from credit import ablations, shear_settings
+from credit.ablations import evened_out, minima
+from credit.shear_settings import Settings, closest_of, group_weights, pair_distances
 from fast import race
-from fast.kernel import fused_race
-from shear import closest_spans, shear_advantages, shear_weights, span_bounds, two_sides
+from shear import (
+    closest_spans,
+    shear_advantages,
+    shear_weights,
+    span_bounds,
+    token_distances,
+    token_weights,
+    two_sides,
+)
 
 SMALL = dict(window=6, stride=3)
 EXACT = dict(eps=0.3, tol=1e-9, max_iters=5000)
@@ -201,16 +206,6 @@ def test_a_rollout_without_mask_is_as_if_absent():
     assert omega[4].abs().max() == 0
 
 
-def test_two_rollouts():
-    """G = 2, the smallest group: the other rollout is the whole opposing set."""
-    hidden, mask, _ = group(7, lengths=(8, 11))
-    correct = torch.tensor([True, False])
-    ours = weights(hidden, mask, correct, **SMALL, **EXACT)
-    torch.testing.assert_close(
-        ours.double(), slow_weights(hidden, mask, correct, eps=0.3, reading="value", **SMALL), atol=2e-6, rtol=0
-    )
-
-
 def test_all_zero_states_give_zero_not_nan():
     """nbar = 0 must not divide 0 by 0."""
     _, mask, correct = group(8)
@@ -241,11 +236,11 @@ def span_pairs(hidden, mask, correct, distance):
     def measure(x, y):
         if distance == "cosine":
             u, v = x.mean(0), y.mean(0)
-            return 1 - u @ v / np.linalg.norm(u) / np.linalg.norm(v)
+            return (1 - u @ v / np.linalg.norm(u) / np.linalg.norm(v)) / nbar
         if distance == "chamfer":
             near = np.mean([min(np.linalg.norm(p - q) for q in y) for p in x])
             return (near + np.mean([min(np.linalg.norm(p - q) for p in x) for q in y])) / 2 / nbar
-        return math.sqrt(max(0.0, kernel(x, x) + kernel(y, y) - 2 * kernel(x, y)))
+        return math.sqrt(max(0.0, kernel(x, x) + kernel(y, y) - 2 * kernel(x, y))) / nbar
 
     omega = torch.zeros(mask.shape, dtype=torch.float64)
     for i, rollout in enumerate(states):
@@ -358,14 +353,18 @@ def test_plain_weights_agree_with_the_slow_loop_at_a_tight_tolerance():
     torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "options, solver",
-    [({}, race.race), (dict(fused=True), fused_race), (dict(reading="cost"), ablations.closest_by_cost)],
-)
-def test_settings_name_the_solver_and_its_limits(options, solver):
-    """Which of three functions training passes to `shear_weights`."""
-    closest = ablations.solver_of(Settings(max_iters=7, tol=0.5, **options))
-    assert closest.func is solver and closest.keywords == dict(max_iters=7, tol=0.5, stats=None)
+@pytest.mark.parametrize("options, solver", [({}, "race"), (dict(fused=True), "fused_race")])
+def test_settings_name_the_solver_and_its_limits(options, solver, monkeypatch):
+    """Training races, with the iterations and the tolerance of the settings."""
+    seen = []
+
+    def noted(costs, right_spans, wrong_spans, eps, **limits):
+        seen.append(limits)
+        return race.race(costs, right_spans, wrong_spans, eps)
+
+    monkeypatch.setattr(shear_settings, solver, noted)
+    group_weights(*group(9), Settings(max_iters=7, tol=0.5, **SMALL, **options))
+    assert seen == [dict(max_iters=7, tol=0.5, stats=None)]
 
 
 def test_statistics_are_of_every_solved_group_and_reading():
@@ -396,8 +395,12 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     scaled = group_weights(3 * hidden, mask, correct, replace(raw, eps=2.1))  # eps in the unit of the distances
     torch.testing.assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
     right, wrong = two_sides(hidden, mask, correct, **SMALL)
-    minima = ablations.span_matrix(right, wrong, raw).amin(1)
-    torch.testing.assert_close(ablations.span_distances(right, wrong, raw)[0], minima, atol=1e-5, rtol=1e-4)
+    costs = token_distances(right.states, wrong.states)
+    solved = minima(pair_distances(hidden, mask, correct, raw), costs, right.spans, wrong.spans, 0.7)
+    if options.get("pool") != "mean":
+        torch.testing.assert_close(
+            ours[right.inside], token_weights(solved[0] / nbar, right.spans), atol=1e-5, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,4 @@
-"""sinkhorn.py against POT, exact optimal transport, closed forms, and its own invariances.
-
-Run: pytest tests/test_sinkhorn.py
-"""
+"""sinkhorn.py against POT, exact optimal transport, closed forms, and its own invariances."""
 
 import doctest
 import itertools
@@ -112,14 +109,6 @@ def test_closed_forms():
     exact = (x.sort().values - y.sort().values).abs().mean()
     near = sinkhorn((x[:, None] - y[None]).abs(), eps=1e-3, max_iters=50_000, tol=1e-6).cost
     assert near.item() == pytest.approx(exact.item(), abs=1e-3 * math.log(8))
-
-
-def test_equal_measures_cost_nothing_but_have_value_eps_log_n():
-    """Far-apart points: W_eps(P, P) -> eps log n while <P, C> -> 0. The two readings differ by that floor."""
-    x = 100 * torch.eye(5, dtype=torch.float64)
-    ours = sinkhorn(torch.cdist(x, x), eps=0.5)
-    assert ours.value.item() == pytest.approx(0.5 * math.log(5), abs=1e-9)
-    assert ours.cost.item() == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-6, 1e-12, 1e-30])

@@ -1,7 +1,4 @@
-"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of problems, verdicts.
-
-Run: pytest tests/test_tasks.py
-"""
+"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of problems, verdicts."""
 
 import csv
 import gzip
@@ -12,11 +9,13 @@ import huggingface_hub
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from harness.resolve import parse_args
 from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from grpo import Rollouts
+from harness.prepare import make_task
 from rewards import grade_code, grade_math
 from tasks import toy
 from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, split, text_task
@@ -34,13 +33,6 @@ def no_traces(tmp_path_factory, monkeypatch):
 def qwen(qwen_folder):
     """A byte-level tokenizer with the marks of turns and a chat template."""
     return AutoTokenizer.from_pretrained(qwen_folder)
-
-
-def split_math(problems, tokenizer, heldout=1, max_prompt_tokens=400, told=False):
-    """`split` of a math task with what a test does not care for."""
-    task = text_task("math", "chat", tokenizer, grade_math)
-    sizes = dict(heldout=heldout, seed=0, max_prompt_tokens=max_prompt_tokens)
-    return split(task, problems, tokenizer, told=told, **sizes)
 
 
 def numbered(count: int) -> list[dict]:
@@ -67,26 +59,23 @@ def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
     assert [tuple(v) for v in verdicts] == [(1, "correct"), (0, "wrong"), (1, "correct"), (0, "truncated")]
 
 
-def test_held_out_problems_are_not_trained_on(qwen):
-    """As many as asked for, drawn by the seed."""
-    task, notes = split_math(numbered(6), qwen, heldout=2)
-    assert (len(task.train), len(task.heldout), notes) == (4, 2, [])
-    assert not {p["answer"] for p in task.train} & {p["answer"] for p in task.heldout}
-
-
-def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen):
-    """Byte-level: a problem of 300 letters exceeds 250 tokens; one of 100 does so where its answer of 60 is told."""
+@pytest.mark.parametrize("method, context, dropped", [("grpo", 259, 1), ("rlsd", 259, 2), ("hsd", 268, 2)])
+def test_prompts_that_leave_no_room_are_dropped_and_counted(method, context, dropped, qwen, tmp_path):
+    """Of over 250 tokens, a byte each: one of 300 letters, or of 100 where its answer of 60 is told; hsd tells more."""
     rows = [*numbered(5), {"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
-    for told, dropped in ((False, 1), (True, 2)):
-        task, notes = split_math(rows, qwen, max_prompt_tokens=250, told=told)
-        assert notes == [f"{dropped} problems dropped: prompts of over 250 tokens"]
-        assert len(task.train) + len(task.heldout) == 7 - dropped
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = "--model M --max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method".split()
+    args = parse_args([*words, method, "--data", str(tmp_path / "x.jsonl")])
+    task, notes = make_task(args, qwen, context)
+    assert f"{dropped} problems dropped: prompts of over 250 tokens" in notes
+    assert (len(task.train), len(task.heldout)) == (5 - dropped, 2)
 
 
 def test_too_few_problems_are_refused(qwen):
     """Nothing would be left to train on."""
+    task, limits = text_task("math", "chat", qwen, grade_math), dict(heldout=6, seed=0, max_prompt_tokens=400)
     with pytest.raises(BadInput, match=r"--task math: 6 of its 6 problems .* not more than --heldout 6"):
-        split_math(numbered(6), qwen, heldout=6)
+        split(task, numbered(6), qwen, told=False, **limits)
 
 
 # ---- templates ------------------------------------------------------------------------------------------------
@@ -383,13 +372,6 @@ def test_published_tests_become_ours(truth, tests, tmp_path):
     assert load_problems("code", str(tmp_path / "x.parquet"))[0] == [{"problem": "Do it.", "tests": tests}]
 
 
-def test_translated_calls_are_graded():
-    """The grader takes them: a right program passes and a wrong one does not."""
-    _, tests = EURUS[3]
-    for value, score in (("[1] if n == 1 else 2", 1), ("n", 0)):
-        assert grade_code(f"```python\ndef f(n, text):\n    return {value}\n```", tests).score == score
-
-
 @pytest.fixture
 def fake_hub(monkeypatch, tmp_path):
     """What the hub is asked for; `rows` is the table that it answers with."""
@@ -424,14 +406,6 @@ def test_errors_about_a_hub_set_name_it(fake_hub):
     fake_hub.rows = [{"question": "a", "level": 1}]
     with pytest.raises(BadInput, match="--task math without --data: hkust-nlp/SimpleRL-Zoo-Data: none of 1 rows"):
         load_problems("math", None)
-
-
-def test_another_count_is_a_loud_note(fake_hub):
-    """The run goes on."""
-    fake_hub.rows = ZOO[:9]
-    problems, notes = load_problems("math", None)
-    assert len(problems) == 9 and len(notes) == 2
-    assert notes[1].startswith("WARNING: 9 problems in hkust-nlp") and "8,523 expected" in notes[1]
 
 
 def test_code_comes_from_the_hub(fake_hub):

@@ -23,7 +23,7 @@ import torch
 from scipy import stats
 from scipy.optimize import linprog
 
-from credit.ablations import Settings, group_weights
+from credit.shear_settings import Settings, group_weights
 from shear import closest_spans, shear_weights, span_bounds
 from sinkhorn import sinkhorn
 

@@ -1,7 +1,4 @@
-"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier.
-
-Run: pytest tests/test_toy.py
-"""
+"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier."""
 
 import random
 
@@ -15,37 +12,35 @@ PROBLEM = {"problem": "a=3-6;b=3+a;c=b*7;c?\n", "answer": "0"}
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\nc=b*7=0*7=0\n\\boxed{0}"
 
 
-def problems(kind: str, count: int = 300, lines: int = 5) -> list[dict]:
-    """Some problems of a kind."""
-    rng = random.Random(kind)
-    return [toy.make_problem(rng, lines, kind) for _ in range(count)]
+def problems(count: int = 300, lines: int = 5) -> list[dict]:
+    """Some problems."""
+    rng = random.Random(0)
+    return [toy.make_problem(rng, lines) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", toy.KINDS)
-def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_verifier_says(kind):
+def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_verifier_says():
     """No error without a wrong line, no wrong answer without an error; both kinds of demonstration occur."""
     rng = random.Random(0)
     wrong, found, starts = 0, 0, set()
-    for problem in problems(kind):
+    for problem in problems():
         box = rf"\boxed{{{problem['answer']}}}"
-        careful = toy.demonstrate(problem, rng, kind, careless=False)
+        careful = toy.demonstrate(problem, rng, careless=False)
         assert careful.endswith(box) and toy.first_error(problem, careful) is None
-        careless = toy.demonstrate(problem, rng, kind)
+        careless = toy.demonstrate(problem, rng)
         error = toy.first_error(problem, careless)
         assert error is not None or careless.endswith(box)
         wrong += not careless.endswith(box)
         found += error is not None
         if error:
             starts.add(error.token)
-            assert error.kind in ("arith", "lookup", "operator", "shortcut")
+            assert error.kind in ("arith", "lookup", "operator")
     assert 150 < wrong <= found < 280  # most are wrong, and few wrong lines leave the answer right
     assert {0, 12} <= starts
 
 
-@pytest.mark.parametrize("kind", toy.KINDS)
-def test_answers_are_those_of_an_independent_evaluation(kind):
+def test_answers_are_those_of_an_independent_evaluation():
     """Python's own arithmetic on the substituted definitions, mod 10; `*` has a literal factor 3, 7 or 9."""
-    for problem in problems(kind):
+    for problem in problems():
         *definitions, query = problem["problem"].strip().split(";")
         values = {}
         for definition in definitions:
@@ -56,8 +51,7 @@ def test_answers_are_those_of_an_independent_evaluation(kind):
         assert str(values[query[0]] % 10) == problem["answer"]
         used = [symbol for definition in definitions for symbol in definition[2:] if symbol in toy.LABELS]
         assert sorted(used) == sorted(values)[:-1]  # every value but the last is used exactly once
-        if kind == "chain":
-            assert used == sorted(used)
+        assert used == sorted(used)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +96,9 @@ def test_a_right_shortcut_is_no_error():
     assert toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None
 
 
-def test_problems_are_seeded_and_held_out_ones_are_not_trained_on():
-    """Same seed, same problems; no prompt on both sides; too small a space gives fewer held-out problems."""
+def test_held_out_problems_are_not_trained_on():
+    """No prompt on both sides; too small a space gives fewer held-out problems."""
     train, heldout = toy.make_problems(2000, 100, 2, "chain", seed=4)
-    assert (train, heldout) == toy.make_problems(2000, 100, 2, "chain", seed=4)
-    assert train != toy.make_problems(2000, 100, 2, "chain", seed=5)[0]
     asked = {problem["problem"] for problem in heldout}
     assert len(asked) == len(heldout) == 100 and not asked & {problem["problem"] for problem in train}
     train, heldout = toy.make_problems(1, 1000, 1, "chain", seed=0)
@@ -134,7 +126,7 @@ def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
 def test_warm_up_teaches_the_format_and_leaves_no_gradient():
     """A few steps bring the loss down; a gradient left behind would leak into the first policy update."""
     model = toy.make_model(2, seed=0)
-    first = toy.warm_up(model, 2, "shortcut", set(), steps=1, seed=0)
-    last = toy.warm_up(model, 2, "shortcut", set(), steps=25, seed=1)
+    first = toy.warm_up(model, 2, "chain", set(), steps=1, seed=0)
+    last = toy.warm_up(model, 2, "chain", set(), steps=25, seed=1)
     assert last < 0.75 * first
     assert all(parameter.grad is None for parameter in model.parameters())

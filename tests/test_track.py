@@ -1,7 +1,4 @@
-"""harness/track.py: metrics reach a tracker under flat names, and a resumed run goes on in it.
-
-Run: pytest tests/test_track.py
-"""
+"""harness/track.py: metrics reach a tracker under flat names, and a resumed run goes on in it."""
 
 import argparse
 import importlib.util

@@ -1,8 +1,6 @@
 """integrations/: SHEAR in TRL's trainer is Algorithm 1 times TRL's own advantages, and with weights of 1 it is GRPO.
 
 What needs two processes runs once. All cases: PYTHONPATH=. python tests/trl_runs.py
-
-Run: pytest tests/test_trl.py
 """
 
 import json

@@ -1,7 +1,4 @@
-"""credit/values.py: values of prefixes and the credit from them, against loops by the formulas and written-out numbers.
-
-Run: pytest tests/test_values.py
-"""
+"""credit/values.py: values of prefixes and credit from them, against loops by the formulas and written-out numbers."""
 
 import argparse
 import math
@@ -11,7 +8,7 @@ import pytest
 import torch
 
 from credit.batch import Batch, Source
-from credit.methods import credit
+from credit.methods import assign_credit
 from credit.values import aligned_distances
 from grpo import Rollouts, Scored, group_advantages, spread
 from harness.command import parse_args
@@ -80,7 +77,7 @@ def slow_kgae(states: list[list], rewards: list[float], window: int, width: floa
 def test_kgae_against_a_loop_by_its_formula(window, decay):
     """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all lengths."""
     batch = batch_of([[1, 0, NAN, 0, 1], [0, 1, 0, 0, 0]])
-    ours = credit("kgae", batch, flags(window=window, kgae_lambda=decay))
+    ours = assign_credit("kgae", batch, flags(window=window, method_option=[f"decay={decay}"]))
     hidden = spread(batch.scored.hidden, batch.rollouts.mask).double()
     for start in (0, 5):
         rows = range(start, start + 5)
@@ -95,14 +92,14 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
 def test_kgae_without_discount_telescopes():
     """At lambda 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
     batch = batch_of([[1, 0, NAN, 0, 1]])
-    ours = credit("kgae", batch, flags(kgae_lambda=1.0))
+    ours = assign_credit("kgae", batch, flags(method_option=["decay=1"]))
     torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
 
 
 def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
     """Values move only where rollouts part: lambda 0 shows the changes alone. One verdict, or equal ones: 0."""
     batch = batch_of([[1, 0, 0, 1], [1, 1, NAN, 1], [NAN, NAN, 0, NAN]])
-    ours = credit("kgae", batch, flags(kgae_lambda=0.0))
+    ours = assign_credit("kgae", batch, flags(method_option=["decay=0"]))
     assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
     assert ours[4:].abs().max() == 0
 
@@ -121,9 +118,9 @@ def test_aligned_distances_are_means_over_what_there_is():
 def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
     """The same numbers in another order, anew with every draw."""
     batch = batch_of([[1, 0, NAN, 0, 1]])
-    shear = credit("shear", batch, flags())
+    shear = assign_credit("shear", batch, flags())
     torch.manual_seed(0)
-    ours, again = credit("shuffle", batch, flags()), credit("shuffle", batch, flags())
+    ours, again = assign_credit("shuffle", batch, flags()), assign_credit("shuffle", batch, flags())
     assert not torch.equal(ours, shear) and not torch.equal(ours, again)
     for row, inside in enumerate(batch.rollouts.mask):
         assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()
@@ -149,7 +146,7 @@ def walk_batch(foreign=None) -> Batch:
 
 def test_oracle_value_against_written_out_numbers():
     """V(0, on) = 2/6, V(1, on) = 1/4, V(1, off) = 1/2, counted over both groups; then 1 on track and 0 off it."""
-    ours = credit("oracle-value", walk_batch(), flags()) * (math.sqrt(7 / 36) + 1e-6)  # std of two 1 and seven 0
+    ours = assign_credit("oracle-value", walk_batch(), flags()) * (math.sqrt(7 / 36) + 1e-6)  # std of two 1 and seven 0
     expected = [
         [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, 0, 0],
         [1 / 2 - 1 / 3, 0, 1 - 1 / 2, 0, 0, 0],
@@ -167,8 +164,8 @@ def test_oracle_value_against_written_out_numbers():
 
 def test_oracle_value_leaves_the_environment_s_decisions_out():
     """Where slips are the environment's, staying on track earns nothing; repairs, and failures of form, count on."""
-    expected = credit("oracle-value", walk_batch(), flags())
-    ours = credit("oracle-value", walk_batch(foreign=lambda problem, text: []), flags())
+    expected = assign_credit("oracle-value", walk_batch(), flags())
+    ours = assign_credit("oracle-value", walk_batch(foreign=lambda problem, text: []), flags())
     for row, token in ((0, 0), (0, 2), (3, 0), (3, 2), (5, 0), (6, 0)):
         expected[row, token] = 0
     torch.testing.assert_close(ours, expected)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from credit.batch import Batch
-from credit.methods import credit
+from credit.methods import assign_credit
 from grpo import Policy, Rollouts, cat_padded, score
 from harness.command import parse_args
 from integrations import trl_shear
@@ -63,12 +64,23 @@ ZERO3 = {
 
 def parity(completions: list[str], **columns) -> list[float]:
     """Right or wrong by the text alone."""
-    return [float(len(text) % 2) for text in completions]
+    return [1.0 if len(text) % 2 else 0.25 for text in completions]
 
 
 def parity_or_none(completions: list[str], **columns) -> list[float | None]:
     """Some have no verdict."""
-    return [None if len(text) % 5 == 0 else float(len(text) % 2) for text in completions]
+    return [None if len(text) % 5 == 0 else score for text, score in zip(completions, parity(completions), strict=True)]
+
+
+def praise(completions: list[str], **columns) -> list[float | None]:
+    """A second reward, the same for all, which is no verdict."""
+    return [None if score is None else 1.0 for score in parity_or_none(completions)]
+
+
+def tools(batch: dict) -> dict:
+    """As if a tool had written every third token of TRL's batch."""
+    ours = torch.arange(batch["completion_mask"].shape[1]) % 3 != 2
+    return batch | {"tool_mask": ours.long().expand_as(batch["completion_mask"])}
 
 
 def make_trainer(kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bool = False, **changes):
@@ -82,7 +94,7 @@ def make_trainer(kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bo
     )
     trainer = kind(
         toy.make_model(2, seed=1),
-        parity_or_none if nones else parity,
+        [parity_or_none, praise] if nones else parity,
         config,
         Dataset.from_list([{"prompt": problem["problem"]} for problem in problems]),
         processing_class=toy.make_tokenizer(),
@@ -121,7 +133,11 @@ def first_batch(rows: int, **case) -> dict:
     """What ours makes of the first generation, for TRL's loss, with "omega" and "verdicts" of its rollouts."""
     batches = []
 
-    class Recorded(ShearGRPOTrainer):
+    class WithTools(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            return tools(super()._generate_and_score_completions(inputs))
+
+    class Recorded(ShearGRPOTrainer, WithTools):
         def _token_weights(self, mask):
             omega = super()._token_weights(mask)
             begin = self.accelerator.process_index * len(omega)
@@ -153,17 +169,20 @@ def check_omega(batches: list[dict]) -> float:
         return cat_padded([batch[name] for batch in batches], left=left)
 
     verdicts = torch.cat([batch["verdicts"] for batch in batches])  # (B,)
-    mask = joined("completion_mask").bool()  # (B, T)
+    completions = joined("completion_mask").bool()  # (B, T)
+    mask = completions & joined("tool_mask").bool()  # (B, T)
     inside = mask & ~verdicts.isnan()[:, None]
     assert (~mask).all(1).any() and verdicts.isnan().any()  # a truncated one, and one without a verdict
     prompts = joined("prompt_ids", left=True), joined("prompt_mask", left=True).bool()
-    rollouts = Rollouts(*prompts, joined("completion_ids"), inside, verdicts.isnan(), [""] * len(verdicts))
+    rollouts = Rollouts(*prompts, joined("completion_ids"), completions, verdicts.isnan(), [""] * len(verdicts))
     scored = score(Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000)
-    batch = Batch(torch.ones_like(verdicts), verdicts, rollouts, scored, GROUP)
+    scored = replace(scored, hidden=scored.hidden[inside[completions]])
+    batch = Batch(torch.ones_like(verdicts), verdicts, replace(rollouts, mask=inside), scored, GROUP)
     options = parse_args(["--window", str(SIZES["window"]), "--stride", str(SIZES["stride"])])
-    expected = credit("shear", batch, options)
+    expected = assign_credit("shear", batch, options)
     assert ((expected > 0) & (expected != 1)).any()
     omega = joined("omega")
+    assert (omega[mask & ~inside] == 1).all()  # no verdict, no weight
     advantages = trl_advantages(verdicts)[:, None] * omega
     errors = [(omega - expected)[inside].abs().max(), (joined("advantages") - advantages)[mask].abs().max()]
     return max(errors).item()

@@ -1,0 +1,172 @@
+"""What depends on --seed, on the step and on the rank, and what must not: problems, weights, noise, updates.
+
+Nothing is sampled here: a stand-in for the sampler notes what it is asked and the next random number, the noise.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+from harness.resolve import parse_args
+from transformers import AutoTokenizer
+
+import train
+from credit import teacher
+from grpo import Rollouts, pad_left
+from harness import evaluation, parallel, prepare
+from harness.parallel import Ranks
+from harness.run import prepared
+from tasks import toy
+from tasks.benchmarks import Loaded
+
+FLAGS = "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --eval-every 1 --bench embedded --temperature .7 "
+FLAGS += "--prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 --dynamic-sampling 2 "
+FLAGS += "--method prm --lora-rank 2"
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+class Asked(NamedTuple):
+    """A call of the sampler."""
+
+    prompts: tuple[str, ...]
+    temperature: float
+    noise: float
+
+
+def texts(problems: list[dict]) -> tuple[str, ...]:
+    """Of each problem."""
+    return tuple(problem["problem"] for problem in problems)
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory):
+    """For seeds 0, 0 and 1: the run, its benchmarks, and what its lessons, which teach nothing, forbid and show."""
+    made, lessons, plain = [], [], toy.demonstrations
+
+    def demonstrations(lines, kind, forbidden, rng):
+        pairs = plain(lines, kind, forbidden, rng)
+        lessons.append((forbidden, texts([problem for problem, _ in pairs])))
+        return pairs
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (toy, teacher):
+            patch.setattr(module, "demonstrations", demonstrations)
+            patch.setattr(module, "teach", lambda model, batch_loss, steps, name: batch_loss().item())
+        for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+            out = str(tmp_path_factory.mktemp("runs"))
+            args = parse_args([*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name])
+            lessons.clear()
+            with prepared(args, ALONE) as (run, sets, _):
+                made.append((run, sets, list(lessons)))
+    return made
+
+
+def test_what_a_run_starts_from_depends_on_its_seed(starts):
+    """And on nothing else: problems, weights, adapter, what is demonstrated. No lesson shows what is held out."""
+    facts = []
+    for run, sets, lessons in starts:
+        weights = dict(run.policy.model.named_parameters())
+        adapter = next(name for name in weights if "lora_A" in name)
+        tensors = weights["model.embed_tokens.weight"], weights[adapter], run.prm[0].score[0].weight
+        (forbidden, warm_up), (forbidden_too, of_rewards) = lessons
+        problems = texts(run.task.train), texts(run.task.heldout), warm_up, of_rewards
+        facts.append([*problems, *(tensor.tolist() for tensor in tensors)])
+        assert forbidden == forbidden_too == set(texts(run.task.heldout))
+        assert texts(sets[0].problems) == texts(run.task.heldout)
+    assert facts[0] == facts[1]
+    assert not [fact for fact, other in zip(facts[0], facts[2], strict=True) if fact == other]
+
+
+def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
+    """On nothing else."""
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps({"problem": str(number), "answer": "1"}) + "\n" for number in range(40)))
+    words = ["--model", qwen_folder, "--data", path, "--heldout", 8, "--eval-groups", 8, "--max-tokens", 9, "--seed"]
+    tokenizer, heldout = AutoTokenizer.from_pretrained(qwen_folder), []
+    for seed in (0, 0, 1):
+        task, _ = prepare.make_task(parse_args([*map(str, words), str(seed)]), tokenizer, 512)
+        heldout.append(texts(task.heldout))
+    assert heldout[0] == heldout[1] != heldout[2]
+
+
+@pytest.fixture
+def asked(starts, monkeypatch):
+    """What a part of a run asks the sampler, given the seed and the rank of two, and which rollouts it learns from.
+
+    All responses are alike, so that no group has a signal, and --dynamic-sampling replaces all of them.
+    """
+    calls, orders, (first, sets, _) = [], [], starts[0]
+
+    def rollout(model, tokenizer, prompts, count, *, temperature, **options):
+        calls.append(Asked(tuple(prompts), temperature, torch.rand(()).item()))
+        encoded = [ids for ids in tokenizer(prompts)["input_ids"] for _ in range(count)]
+        ids = torch.tensor([tokenizer(r"\boxed{3}<eos>")["input_ids"]]).repeat(len(encoded), 1)
+        mask = torch.ones_like(ids).bool()
+        return Rollouts(*pad_left(encoded, 0, "cpu"), ids, mask, ~mask.any(1), [r"\boxed{3}"] * len(ids))
+
+    def backward(run, rollouts, old_logp, token_advantages, minibatch):
+        orders.append(minibatch.tolist())
+        return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0), []
+
+    for module in (train, evaluation):
+        monkeypatch.setattr(module, "rollout", rollout)
+    monkeypatch.setattr(train, "backward", backward)
+    monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
+    monkeypatch.setattr(parallel, "total", lambda sums, ranks: sums)
+
+    def ask(part, *inputs, seed: int = 0, rank: int = 0) -> tuple[list[Asked], list[list[int]]]:
+        """Of this part of seed 0's run, as if it had been given another seed: its problems are the same."""
+        torch.manual_seed(99)  # what was drawn before must not matter
+        calls.clear()
+        orders.clear()
+        args = argparse.Namespace(**{**vars(first.args), "seed": seed})
+        part(replace(first, args=args, ranks=Ranks(rank, 2, ALONE.device)), *inputs)
+        return list(calls), list(orders)
+
+    ask.sets = sets
+    return ask
+
+
+def test_steps_differ_by_seed_step_and_rank(asked):
+    """Noise by all three; problems, also those that replace others, by seed, step and round; updates by two."""
+    places = [(seed, step, rank) for seed in (0, 1) for step in (2, 1, 0) for rank in (0, 1)]
+    seen = {}
+    for seed, step, rank in places:
+        seen[seed, step, rank] = asked(train.train_step, step, seed=seed, rank=rank)
+    rounds = [calls for calls, _ in seen.values()]
+    assert {len(calls) for calls in rounds} == {3} and {call.temperature for calls in rounds for call in calls} == {0.7}
+    for part in ("prompts", "noise"):
+        assert len({getattr(call, part) for calls in rounds for call in calls}) == 3 * len(places), part
+    for seed in (0, 1):
+        drawn = [prompt for step in range(3) for rank in (0, 1) for prompt in seen[seed, step, rank][0][0].prompts]
+        assert len(drawn) == 36 and len(set(drawn)) > 30  # of one epoch, in which a prompt may stand twice
+    assert seen[0, 1, 0] == asked(train.train_step, 1)
+    orders = [seen[place][1] for place in places]
+    assert orders[::2] == orders[1::2] and len({str(order) for order in orders}) == len(places) / 2
+
+
+def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
+    """By seed and rank; greedily first, then at the run's temperature."""
+    noises = set()
+    for seed, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        calls, _ = asked(train.evaluate, 0, seed=seed, rank=rank)
+        assert (calls, []) == asked(train.evaluate, 40, seed=seed, rank=rank)
+        assert [call.temperature for call in calls] == [0.0, 0.7]
+        noises |= {call.noise for call in calls} | {asked(train.train_step, 0, seed=seed, rank=rank)[0][0].noise}
+    assert len(noises) == 12
+
+
+def test_benchmarks_differ_by_seed_and_name_alone(asked):
+    """Not by the step, so that a model's score moves with its weights; nor by what was asked before."""
+    (loaded,) = asked.sets
+    other = replace(loaded, benchmark=replace(loaded.benchmark, name="another"))
+
+    def noise(sets: list[Loaded], step: int, seed: int) -> list[float]:
+        return [call.noise for call in asked(train.on_benchmarks, sets, step, seed=seed)[0]]
+
+    one, two = noise([loaded, other], 1, 0)
+    assert noise([other, loaded], 2, 0) == [two, one]
+    assert len({one, two, *noise([loaded, other], 1, 1)}) == 4
