@@ -116,6 +116,8 @@ class Cuda(TorchFunctionMode):
             device, dtype = device_of(like), like.dtype
         elif name == "to":
             device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if tensor.is_meta and device is None:
+            return tensor.to(dtype)
         if device is None or device.type == device_of(tensor).type:
             device = device_of(tensor)
         else:

@@ -175,7 +175,7 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(run, taught):
         ({"toy_lines": 99}, ["--start"], "--toy-lines 99"),
         ({}, ["--start", "--continuations", "1"], "--continuations 1: must be at least 2"),
         ({}, ["--start", "--methods", "pure"], "'pure'"),
-        ({}, ["--start", "--methods", "grpo", "oracle-value"], "--method oracle-value: values can be counted"),
+        ({}, ["--start", "--methods", "grpo", "oracle-value"], "--method oracle-value needs what each line"),
         (None, ["--start"], "config.json: cannot be read"),
     ],
 )

@@ -250,24 +250,6 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
     assert (copied / "checkpoints" / "step-000004").exists() and checkpoint.find(copied)[1] == 3
 
 
-def test_a_run_that_is_older_than_its_flags_names_goes_on(copied, whole):
-    """Its config.json counts rollouts and has no --eps-unit: the same steps follow, to the bit."""
-    path = copied / "config.json"
-    config = json.loads(path.read_text())
-    del config["eps_unit"]
-    prompts = {name: config.pop(name) for name in ("prompts_per_step", "prompts_per_update")}
-    group = config.pop("rollouts_per_prompt")
-    old = {"batch": prompts["prompts_per_step"] * group, "minibatch": prompts["prompts_per_update"] * group}
-    path.write_text(json.dumps({**config, **old, "group": group}))
-    for path in copied.glob("checkpoints/*/complete.json"):
-        complete = json.loads(path.read_text())
-        del complete["settings"], complete["metrics"]
-        path.write_text(json.dumps(complete))
-    assert resume(copied / "checkpoints" / "step-000003") == 0
-    for name, value in load_file(whole / "model" / "model.safetensors").items():
-        assert torch.equal(value, load_file(copied / "model" / "model.safetensors")[name])
-
-
 def test_a_resumed_run_may_learn_more_slowly(copied):
     """--lr 1e-12 after a divergence: the optimizer's saved rate does not win."""
     assert resume(copied / "checkpoints" / "step-000003", "--lr", "1e-12") == 0

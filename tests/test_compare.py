@@ -86,7 +86,7 @@ def test_the_page_has_what_the_rows_say():
     "flags, words",
     [
         ("--methods shear", "all are compared with grpo; add it"),
-        ("--methods grpo oracle-value", "--method oracle-value: values can be counted"),
+        ("--methods grpo oracle-value", "--method oracle-value needs what each line"),
         ("--seeds 0 0", "--seeds 0 0: 100 and 101 choose the rates"),
         ("--seeds 0 100", "--seeds 0 100: 100 and 101 choose the rates"),
         ("--seed 3", "--seed: the trials set it; leave it out"),

@@ -20,6 +20,7 @@ import train
 from credit import lora
 from grpo import Rollouts, rollout
 from harness import folders, parallel
+from harness.command import parse_args
 from harness.parallel import Ranks, checksum, full, share
 from harness.run import assemble
 from rewards import Verdict
@@ -49,7 +50,7 @@ def grade(response: str, reference) -> Verdict:
 
 def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[str, torch.Tensor], dict]:
     """The change that `train.train_step` makes to each weight, given these rollouts; and its metrics."""
-    args = train.parse_args([*FLAGS, *flags])
+    args = parse_args([*FLAGS, *flags])
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
     task = Task("embedded", problems, problems, None, grade, first_error=lambda problem, response: None)
     model = toy.make_model(2, seed=1).eval()

@@ -31,7 +31,7 @@ def step():
     rewards = torch.tensor([0.0, 0, 1, 0])
     rollouts = Rollouts(ids, mask, ids, mask, torch.tensor([False, False, False, True]), texts)
     scored = Scored(torch.zeros(ids.shape), torch.full(ids.shape, 0.25), torch.zeros(*ids.shape, 2))
-    batch = Batch(group_advantages(rewards, 2), rewards, rollouts, scored, 2, stats={"sinkhorn_error": 0.5})
+    batch = Batch(group_advantages(rewards, 2), rewards, rollouts, scored, 2, logged={"sinkhorn_error": (1.0, 2)})
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
     task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from harness.resolve import parse_args
+from harness.command import parse_args
 from transformers import AutoTokenizer
 
 import train

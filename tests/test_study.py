@@ -55,7 +55,7 @@ def test_rows_of_other_code_and_rates_that_are_not_chosen_are_refused(tmp_path):
     with pytest.raises(BadInput, match="of other code"):
         study.refuse_other_code(path, {"stage": "tune", "code": "another"})
     with pytest.raises(BadInput, match="run the stage tune first"):
-        study.study(study.study_parser().parse_args(["confirm", "--cells", "T2", "--rows", str(path)]))
+        study.study(study.make_parser().parse_args(["confirm", "--cells", "T2", "--rows", str(path)]))
 
 
 def test_a_plan_or_code_that_is_not_committed_is_refused(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import huggingface_hub
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from harness.resolve import parse_args
+from harness.command import parse_args
 from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer

@@ -33,10 +33,11 @@ import train
 from credit import batch as batches
 from credit import shear_settings
 from credit.methods import assign_credit
-from credit.table import METHODS
+from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
 from grpo import Rollouts, Scored
 from harness import checkpoint, config, folders, prepare
+from harness.command import parse_args
 from harness.folders import rows
 from harness.parallel import Ranks
 from harness.run import Run, assemble
@@ -69,7 +70,7 @@ def run(tmp_path, *flags: str) -> int:
 
 def assembled(flags: list[str], folder=None) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    args, ranks = train.parse_args(flags), Ranks(0, 1, torch.device("cpu"))
+    args, ranks = parse_args(flags), Ranks(0, 1, torch.device("cpu"))
     task, model, tokenizer, *_ = prepare.set_up(args, ranks)
     return assemble(args, ranks, task, model, tokenizer, folder)
 
@@ -124,7 +125,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
     assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
     printed = capsys.readouterr().out
     assert "\n 2/2 " in printed and "8 prompts x 8 rollouts" in printed
-    assert folders.free_name(train.parse_args(["--out", str(tmp_path)])) == "embedded-shear-2"  # nothing is overwritten
+    assert folders.free_name(parse_args(["--out", str(tmp_path)])) == "embedded-shear-2"  # nothing is overwritten
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, monkeypatch, capsys):
@@ -369,7 +370,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     verdicts = [Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error"), Verdict(0.0, "wrong")]
     batch = dataclasses.replace(train.as_batch(rollouts, verdicts, 4), scored=scored)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
-    ours = assign_credit("shear", batch, train.parse_args(["--window", "3", "--stride", "3"]))
+    ours = assign_credit("shear", batch, parse_args(["--window", "3", "--stride", "3"]))
     rest = torch.tensor([0, 1, 3])
     alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
@@ -464,11 +465,31 @@ def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, a
 NEEDS = {"arca": "--lora-rank 2", "oracle-value": "--toy-kind recoverable"}
 
 
+def surprisal(batch, args, *, floor: float):
+    """A method of a user's: more on tokens that the policy itself finds unlikely."""
+    mask = batch.rollouts.mask  # (B, T)
+    salience = (floor - batch.scored.logp) * mask  # (B, T)
+    batch.log("salience", salience[mask])
+    return batch.advantages[:, None] * salience * mask.sum(1, keepdim=True) / salience.sum(1, keepdim=True)
+
+
+def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, assert_refused):
+    """It trains two steps, its metric is logged, its option is checked."""
+    option = Option(0.01, "added to every token's -log-probability", 0, 100)
+    entry = Method(f"{__name__}:surprisal", "more on unlikely tokens", options={"floor": option})
+    monkeypatch.setitem(METHODS, "surprisal", entry)
+    flags = ["--task", "embedded", "--model", start, *QUICK, "--smoke", "--method", "surprisal", "--steps", "2"]
+    assert run(tmp_path, *flags, "--method-option", "floor=2", "--name", "mine") == 0
+    _, *steps, _ = rows(tmp_path / "mine" / "metrics.jsonl")
+    assert [step["grad_norm"] > 0 and step["salience"] > 2 for step in steps] == [True, True]
+    assert_refused(train.main, [*flags, "--method-option", "floor=-1"], "--method-option floor=-1: must be from 0")
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_starts_with_the_defaults(method):
     """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's context, too."""
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    assert prepare.set_up(train.parse_args(flags), Ranks(0, 1, torch.device("cpu"))).task.heldout
+    assert prepare.set_up(parse_args(flags), Ranks(0, 1, torch.device("cpu"))).task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(start):
@@ -680,7 +701,6 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--stepz 3", ["--stepz"]),
         ("--stride 13", ["--stride 13", "--window 12"]),
         ("--prompts-per-step 10", ["--prompts-per-step 10", "--prompts-per-update 4"]),
-        ("--batch 64", ["--batch", "--prompts-per-step"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
         ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "165"]),
         ("--max-tokens 65 --method hsd", ["--max-tokens 65", "prompt of 37", "165"]),  # which tells the answer

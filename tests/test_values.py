@@ -19,7 +19,7 @@ NAN = math.nan
 
 def flags(**changes) -> argparse.Namespace:
     """The recipe's, for responses of some ten tokens, but for `changes`."""
-    return argparse.Namespace(**{**vars(parse_args([])), "window": 4, "stride": 2, "kgae_width": 0.3, **changes})
+    return argparse.Namespace(**{**vars(parse_args([])), "window": 4, "stride": 2, **changes})
 
 
 def batch_of(rewards: list[list[float]], longest: int = 11, seed: int = 0) -> Batch:
@@ -77,7 +77,7 @@ def slow_kgae(states: list[list], rewards: list[float], window: int, width: floa
 def test_kgae_against_a_loop_by_its_formula(window, decay):
     """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all lengths."""
     batch = batch_of([[1, 0, NAN, 0, 1], [0, 1, 0, 0, 0]])
-    ours = assign_credit("kgae", batch, flags(window=window, method_option=[f"decay={decay}"]))
+    ours = assign_credit("kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"]))
     hidden = spread(batch.scored.hidden, batch.rollouts.mask).double()
     for start in (0, 5):
         rows = range(start, start + 5)
@@ -90,16 +90,16 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
 
 
 def test_kgae_without_discount_telescopes():
-    """At lambda 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
+    """At decay 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
     batch = batch_of([[1, 0, NAN, 0, 1]])
-    ours = assign_credit("kgae", batch, flags(method_option=["decay=1"]))
+    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
     torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
 
 
 def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
-    """Values move only where rollouts part: lambda 0 shows the changes alone. One verdict, or equal ones: 0."""
+    """Values move only where rollouts part: decay 0 shows the changes alone. One verdict, or equal ones: 0."""
     batch = batch_of([[1, 0, 0, 1], [1, 1, NAN, 1], [NAN, NAN, 0, NAN]])
-    ours = assign_credit("kgae", batch, flags(method_option=["decay=0"]))
+    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
     assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
     assert ours[4:].abs().max() == 0
 
