@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from harness.command import parse_args
 from transformers import AutoTokenizer
 
 import train
 from credit import teacher
 from grpo import Rollouts, pad_left
 from harness import evaluation, parallel, prepare
+from harness.command import parse_args
 from harness.parallel import Ranks
 from harness.run import prepared
 from tasks import toy

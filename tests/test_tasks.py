@@ -9,12 +9,12 @@ import huggingface_hub
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from harness.command import parse_args
 from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from grpo import Rollouts
+from harness.command import parse_args
 from harness.prepare import make_task
 from rewards import grade_code, grade_math
 from tasks import toy
