@@ -2,7 +2,7 @@
 
     rollout           prompts -> G sampled responses each       Rollouts: ids (B, T), mask, texts
     Policy            a causal LM as training sees it: rollouts -> log-probabilities of their tokens
-    score             rollouts -> old log-probabilities, entropies, last hidden states, in one forward
+    log_probs         rollouts -> old log-probabilities, entropies, last hidden states, in one forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
     pack              rollouts of many lengths -> micro-batches of a bounded number of tokens
@@ -24,6 +24,7 @@ Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value fu
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +61,12 @@ class Rollouts:
             [self.texts[row] for row in rows.tolist()],
         )
 
+    def replaced(self, rows: list[int], others: "Rollouts") -> "Rollouts":
+        """The rollouts with `others` in the place of some `rows`."""
+        order = torch.arange(len(self.texts))
+        order[rows] = len(self.texts) + torch.arange(len(rows))
+        return Rollouts.cat([self, others]).take(order)
+
     @property
     def lengths(self) -> list[int]:
         """Prompt and response tokens of each rollout."""
@@ -78,23 +85,13 @@ class Rollouts:
         )
 
 
-@dataclass(frozen=True)
-class Scored:
-    """What the sampling policy says of its own rollouts; all detached."""
+class LogProbs(NamedTuple):
+    """What a policy says of rollouts; all detached."""
 
-    logp: Tensor  # (B, T) float32, log-probability of each sampled token
+    log_probs: Tensor  # (B, T) float32, of each sampled token
     entropies: Tensor  # (B, T) float32, nats, of the distribution each token was drawn from
     # (N, d) model's dtype: last_hidden_state (after the final norm) at each y_t of the mask, end to end; None: not kept
     hidden: Tensor | None
-
-    @classmethod
-    def cat(cls, batches: Sequence["Scored"]) -> "Scored":
-        """The scores of several batches, in order; hidden states if the first has them, as then all do."""
-        return cls(
-            cat_padded([batch.logp for batch in batches]),
-            cat_padded([batch.entropies for batch in batches]),
-            None if batches[0].hidden is None else torch.cat([batch.hidden for batch in batches]),
-        )
 
 
 def spread(values: Tensor, mask: Tensor) -> Tensor:
@@ -324,12 +321,12 @@ def _log_probs_of(head, states: Tensor, tokens: Tensor, temperature: float, deta
 
 
 @torch.no_grad()
-def score(
+def log_probs(
     policy: Policy, rollouts: Rollouts, *, temperature: float, micro_tokens: int, keep_hidden: bool = True
-) -> Scored:
+) -> LogProbs:
     """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
 
-    States of many rollouts fill a memory: score whole groups, some at a time, or without `keep_hidden`.
+    States of many rollouts fill a memory: take whole groups, some at a time, or none with `keep_hidden` false.
     """
     logp = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T) float32
     entropies = torch.zeros_like(logp)  # (B, T) float32
@@ -344,7 +341,7 @@ def score(
             hidden = states.new_empty(int(rollouts.mask.sum()), states.shape[-1])  # (N, d)
         if keep_hidden:
             hidden[places[rows, :width][micro_batch.mask]] = states
-    return Scored(logp, entropies, hidden)
+    return LogProbs(logp, entropies, hidden)
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

@@ -64,9 +64,9 @@ FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
 
 class Verdict(NamedTuple):
-    """`score` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS."""
+    """`reward` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS."""
 
-    score: float | None
+    reward: float | None
     reason: str
 
 
@@ -82,9 +82,9 @@ def infra_error(cause: Exception | str) -> Verdict:
     return verdict("infra_error")
 
 
-def scores_of(verdicts: list[Verdict]) -> np.ndarray:
-    """The scores as (B,) float64, NaN where there is no verdict."""
-    return np.array([np.nan if score is None else score for score, _ in verdicts])
+def rewards_of(verdicts: list[Verdict]) -> np.ndarray:
+    """The rewards as (B,) float64, NaN where there is no verdict."""
+    return np.array([np.nan if reward is None else reward for reward, _ in verdicts])
 
 
 def grade_all(grade: Callable, responses: list[str], references: list) -> list[Verdict]:

@@ -26,7 +26,6 @@ import os
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from harness.config import answer, parse_train
 
@@ -41,10 +40,9 @@ from transformers.utils import logging
 
 from credit import lora
 from credit.batch import Batch, Source
-from credit.measures import effective_weights
 from credit.methods import assign_credit
 from credit.table import METHODS
-from grpo import Rollouts, Scored, cat_padded, group_advantages, policy_loss, rollout, score
+from grpo import Rollouts, log_probs, policy_loss, rollout
 from harness import evaluation, folders, parallel, report
 from harness.checkpoint import whole_folder
 from harness.command import guarded, ranked, resolve
@@ -66,11 +64,8 @@ from harness.run import (
 )
 from harness.tables import mean_and_error
 from harness.track import tracker
-from rewards import Verdict, scores_of
+from rewards import Verdict, rewards_of
 from tasks.benchmarks import Loaded
-
-LATER = 2**20  # steps, which no run takes
-EVALUATION = 2**31  # stands for a step in the seeds of evaluations, before and after alike
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,7 +92,7 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
             after = evaluate(run, args.steps)
         if ranks.main:
             with whole_folder(run.folder / "model") as draft:
-                lora.save(run.sampler, run.tokenizer, draft)
+                lora.save(run.frozen.model, run.tokenizer, draft)
             report.finish(args, run.folder, before, after, history, predicted_gb)
         if args.smoke:
             reload(run)
@@ -133,7 +128,7 @@ def take_steps(run: Run, sets: list[Loaded], history: list[dict], track: Callabl
 
 def begin(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training, and no steps yet."""
-    parallel.refresh(run.policy, run.sampler, run.ranks)
+    parallel.refresh(run.trained, run.frozen.model, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
         folders.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
@@ -147,152 +142,114 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
 
 def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     """One sampling phase and its updates: the line from problems to loss. Returns metrics and samples."""
-    args = run.args
+    args, clock = run.args, report.Clock(run.ranks.device)
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
-    clock = report.Clock(run.ranks.device)
-    groups, replaced = draw_groups(run, step, clock)  # this rank's
-    batch, token_advantages, problems, verdicts = credit_groups(run, groups, step, clock)  # of all ranks
-    updates = update(run, batch.rollouts, batch.scored.logp, token_advantages, step)
-    checksum = parallel.refresh(run.policy, run.sampler, run.ranks)
+    problems = parallel.share(run.task.draw(step, args.prompts_per_step, args.seed), run.ranks)  # this rank's
+    rollouts, verdicts = sample_and_grade(run, problems, args.rollouts_per_prompt, args.temperature, clock)
+    replaced = 0
+    if args.dynamic_sampling:
+        problems, rollouts, verdicts, replaced = resample_equal(run, step, problems, rollouts, verdicts, clock)
+    batch = with_credit(run, Batch.of(rollouts, verdicts, problems, source_of(run, step)), clock)  # A (b,), Eq. (1)
+    batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
+    clock.lap("wait")
+    updates = update(run, batch, step)
+    checksum = parallel.refresh(run.trained, run.frozen.model, run.ranks)
     clock.lap("train")
-    credited = report.step_metrics(batch, token_advantages, run.task, problems)
-    metrics = {"step": step + 1, **report.shares(verdicts), **credited, **updates, "seconds": clock.laps}
+    metrics = {"step": step + 1, **report.step_metrics(batch, run.task), **updates, "seconds": clock.laps}
     if run.ranks.device.type == "cuda":
         metrics["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
         metrics["checksum"] = checksum
     if args.dynamic_sampling:
-        metrics["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(problems)
-    weights = {args.method: effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)}  # (B, T)
-    return metrics, report.sample_rows(step, run.tokenizer, run.task, problems, batch, verdicts, weights)
+        metrics["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(batch.problems)
+    return metrics, report.sample_rows(step, run.tokenizer, run.task, batch, args)
 
 
-@dataclass(frozen=True)
-class Group:
-    """A problem with its rollouts and their verdicts."""
-
-    problem: dict
-    rollouts: Rollouts  # ids, mask (G, T), texts
-    verdicts: list[Verdict]  # G with score, reason
-
-    @property
-    def equal(self) -> bool:
-        """Whether no rewards differ, so that all advantages are 0."""
-        return len({verdict.score for verdict in self.verdicts if verdict.score is not None}) < 2
-
-
-def draw_groups(run: Run, step: int, clock: report.Clock) -> tuple[list[Group], int]:
-    """This rank's groups of a step; how many gave way to others.
-
-    With --dynamic-sampling N, groups of equal rewards give way to those of other problems, at most N times (DAPO,
-    Sec. 3.2 of arXiv 2503.14476; deviates: those that are left stay, so batches keep their size). The other problems
-    are of later epochs, by the step alone, so that a resumed run draws the same.
-    """
+def with_credit(run: Run, batch: Batch, clock: report.Clock) -> Batch:
+    """The batch with log-probabilities and token advantages (B, T), block by block, as only a block's states fit."""
     args = run.args
-
-    def problems_of(step: int) -> list[dict]:
-        return parallel.share(run.task.draw(step, args.prompts_per_step, args.seed), run.ranks)
-
-    groups, replaced = sample_groups(run, problems_of(step), clock, drawn=args.smoke), 0
-    for replacement in range(1, 1 + args.dynamic_sampling):
-        equal = [place for place, group in enumerate(groups) if group.equal]
-        if not equal:
-            break
-        others = problems_of(step + replacement * LATER)[: len(equal)]
-        for place, group in zip(equal, sample_groups(run, others, clock), strict=True):
-            groups[place] = group
-        replaced += len(equal)
-    return groups, replaced
+    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
+    for block in batch.blocks():  # whole groups
+        keep_hidden = "states" in METHODS[args.method].needs
+        scored = log_probs(run.frozen, block.rollouts, **limits, keep_hidden=keep_hidden)
+        block.log_probs, block.entropies, block.hidden = scored  # (b, T), (b, T), (n, d)
+        clock.lap("score")
+        block.token_advantages = assign_credit(args.method, block, args)  # (b, T) <- where methods differ
+        clock.lap("weights")
+    batch.source = None  # it stays on its rank
+    return batch
 
 
-def sample_groups(run: Run, problems: list[dict], clock: report.Clock, drawn: bool = False) -> list[Group]:
-    """G rollouts to each problem with their verdicts.
+def source_of(run: Run, step: int) -> Source:
+    """What a credit method may run passes of, after `step` steps."""
+    return Source(run.frozen, run.tokenizer, run.task, step, run.prm)
 
-    `drawn` verdicts alternate whatever was said, for --smoke: responses cut off so early are never right, and groups
-    of equal rewards would prove neither weights nor updates.
+
+def sample_and_grade(
+    run: Run, problems: list[dict], count: int, temperature: float, clock: report.Clock, drawn: bool = True
+) -> tuple[Rollouts, list[Verdict]]:
+    """`count` responses to each problem, and their verdicts.
+
+    For --smoke, verdicts are `drawn`: they alternate whatever was said, as responses cut off so early are never right,
+    and groups of equal rewards would prove neither weights nor updates.
     """
-    rollouts = sample(run, problems, run.args.rollouts_per_prompt, run.args.temperature)
+    prompts = [run.task.prompt(problem) for problem in problems]
+    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.frozen.model, run.task))
+    rollouts = rollout(run.frozen.model, run.tokenizer, prompts, count, temperature=temperature, **limits)
     clock.lap("generate")
     verdicts = run.task.verdicts(problems, rollouts)
-    if drawn:
+    if run.args.smoke and drawn:
         verdicts = [Verdict(float(row % 2), "drawn") for row in range(len(verdicts))]
     clock.lap("grade")
-    groups = []
-    for problem, rows in zip(problems, torch.arange(len(verdicts)).view(len(problems), -1), strict=True):
-        groups.append(Group(problem, rollouts.take(rows), [verdicts[row] for row in rows.tolist()]))
-    return groups
+    return rollouts, verdicts
 
 
-def credit_groups(
-    run: Run, groups: list[Group], step: int, clock: report.Clock
-) -> tuple[Batch, Tensor, list[dict], list[Verdict]]:
-    """Token advantages (B, T) of the groups of all ranks, with their problems and verdicts, the same on every rank.
+def resample_equal(
+    run: Run, step: int, problems: list[dict], rollouts: Rollouts, verdicts: list[Verdict], clock: report.Clock
+) -> tuple[list[dict], Rollouts, list[Verdict], int]:
+    """Resample groups whose rewards are all equal, up to N times; returns all of them and how many were replaced.
 
-    `step` steps are done.
+    DAPO's dynamic sampling (Sec. 3.2 of arXiv 2503.14476); deviates: those that are left stay, so batches keep their
+    size. The other problems depend on the step and the round alone, so that a resumed run draws the same.
     """
-    args = run.args
-    problems = [group.problem for group in groups]
-    rollouts = Rollouts.cat([group.rollouts for group in groups])  # ids, mask (b, T)
-    verdicts = [verdict for group in groups for verdict in group.verdicts]
-    source = Source(run.scorer, run.tokenizer, run.task, problems, step, run.prm)
-    blocks, token_advantages = [], []
-    for block in as_batch(rollouts, verdicts, args.rollouts_per_prompt, source).split():  # A (b,), Eq. (1)
-        block = replace(block, scored=score_block(run, block.rollouts))  # states (n, d), of a block only
-        clock.lap("score")
-        token_advantages.append(assign_credit(args.method, block, args))  # (b, T) <- where methods differ
-        if not any(earlier.closest for earlier in blocks):
-            block = replace(block, closest=report.closest_in(block, args))
-        clock.lap("weights")
-        blocks.append(block.without_states())
-    of_ranks = parallel.gather((Batch.cat(blocks), cat_padded(token_advantages)), run.ranks)
-    clock.lap("wait")
-    return (
-        Batch.cat([batch for batch, _ in of_ranks]),
-        cat_padded([advantages for _, advantages in of_ranks]),  # (B, T)
-        parallel.gather_items(problems, run.ranks),
-        parallel.gather_items(verdicts, run.ranks),
-    )
+    args, problems, verdicts, replaced = run.args, list(problems), list(verdicts), 0
+    size = args.rollouts_per_prompt
+    for round in range(1, 1 + args.dynamic_sampling):
+        equal = []
+        for group in range(len(problems)):
+            rewards = {verdict.reward for verdict in verdicts[group * size : (group + 1) * size]}
+            if len(rewards - {None}) < 2:
+                equal.append(group)
+        if not equal:
+            break
+        drawn = run.task.draw(step, args.prompts_per_step, args.seed, round)
+        others = parallel.share(drawn, run.ranks)[: len(equal)]
+        new_rollouts, new_verdicts = sample_and_grade(run, others, size, args.temperature, clock, drawn=False)
+        for place, group in enumerate(equal):
+            problems[group] = others[place]
+            verdicts[group * size : (group + 1) * size] = new_verdicts[place * size : (place + 1) * size]
+        rows = [row for group in equal for row in range(group * size, (group + 1) * size)]
+        rollouts = rollouts.replaced(rows, new_rollouts)
+        replaced += len(equal)
+    return problems, rollouts, verdicts, replaced
 
 
-def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
-    """`count` responses to each problem."""
-    prompts = [run.task.prompt(problem) for problem in problems]
-    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.sampler, run.task))
-    return rollout(run.sampler, run.tokenizer, prompts, count, temperature=temperature, **limits)
-
-
-def as_batch(rollouts: Rollouts, verdicts: list[Verdict], group_size: int, source: Source | None = None) -> Batch:
-    """Verdicts become advantages, Eq. (1), and everything goes into the one thing that methods see.
-
-    A rollout without a verdict (score None) loses its mask: it is in no set and in no loss.
-    """
-    rewards = torch.tensor(scores_of(verdicts), device=rollouts.ids.device).float()  # (B,) float32
-    rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
-    return Batch(group_advantages(rewards, group_size), rewards, rollouts, None, group_size, source)
-
-
-def score_block(run: Run, rollouts: Rollouts) -> Scored:
-    """What the sampler says of its rollouts; hidden states only for methods that read them."""
-    limits = dict(temperature=run.args.temperature, micro_tokens=run.args.micro_tokens)
-    return score(run.scorer, rollouts, **limits, keep_hidden="states" in METHODS[run.args.method].needs)
-
-
-def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Tensor, step: int) -> dict[str, float]:
+def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     """The optimizer steps of one batch; mini-batches are whole groups, shuffled by (seed, step)."""
-    groups = list(torch.arange(len(rollouts.texts)).split(run.args.rollouts_per_prompt))
+    groups = list(torch.arange(len(batch.rewards)).split(batch.group_size))
     random.Random(f"minibatches {run.args.seed} {step}").shuffle(groups)
     taken, skipped = [], 0  # metrics of the optimizer steps that were taken; how many were not
     for first in range(0, len(groups), run.args.prompts_per_update):
         minibatch = torch.cat(groups[first : first + run.args.prompts_per_update])
         run.optimizer.zero_grad()
-        metrics, suspects = backward(run, rollouts, old_logp, token_advantages, minibatch)
+        metrics, suspects = backward(run, batch, minibatch)
         if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
             run.optimizer.step()
             run.skipped = 0
             taken.append(metrics)
         else:
             skipped += 1
-            skip(run, step, rollouts, suspects or minibatch.tolist(), metrics)
+            skip(run, step, batch.rollouts, suspects or minibatch.tolist(), metrics)
     run.optimizer.zero_grad()  # or gradients take the room of the next step's rollouts
     if not taken:
         return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), math.nan) | {"skipped": skipped}
@@ -301,35 +258,32 @@ def update(run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Ten
     return {**mean, "abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
-def backward(
-    run: Run, rollouts: Rollouts, old_logp: Tensor, token_advantages: Tensor, minibatch: Tensor
-) -> tuple[dict[str, float], list[int]]:
+def backward(run: Run, batch: Batch, minibatch: Tensor) -> tuple[dict[str, float], list[int]]:
     """The gradients of one mini-batch; returns its metrics, and this rank's rollouts that are not finite.
 
     Every rank holds the whole batch and takes its part of the mini-batch, in equally many micro-batches.
     """
-    args, ranks, lengths = run.args, run.ranks, rollouts.lengths
+    args, ranks, rollouts, lengths = run.args, run.ranks, batch.rollouts, batch.rollouts.lengths
     n_tokens = max(1, int(rollouts.mask[minibatch].sum()))  # one count for the whole optimizer step
-    has_gradient = token_advantages[minibatch].any(1).cpu()  # (b,) false in groups of equal rewards
+    has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,) false in groups of equal rewards
     rows = minibatch[has_gradient]
-    shortest = torch.tensor([min(minibatch.tolist(), key=lambda row: lengths[row])])
+    shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
     suspects = []
-    for micro_batch in parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks, run.policy.pack):
-        idle = not len(micro_batch)  # no work left, but sharded weights need this rank: a pass that counts nothing
-        micro_batch = shortest if idle else micro_batch
-        dealt = rollouts.take(micro_batch)
-        width = dealt.ids.shape[1]
-        logp = run.policy(dealt, args.temperature)  # (b, t)
-        advantages = token_advantages[micro_batch, :width] * (not idle)  # (b, t)
+    dealt = parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks, run.trained.pack, filler=shortest)
+    for micro_batch, weight in dealt:
+        part = rollouts.take(micro_batch)
+        width = part.ids.shape[1]
+        log_probs = run.trained(part, args.temperature)  # (b, t)
+        old_log_probs = batch.log_probs[micro_batch, :width]  # (b, t)
+        advantages = weight * batch.token_advantages[micro_batch, :width]  # (b, t)
         clips = args.clip_low, args.clip_high
-        loss, metrics = policy_loss(logp, old_logp[micro_batch, :width], advantages, dealt.mask, n_tokens, *clips)
+        loss, metrics = policy_loss(log_probs, old_log_probs, advantages, part.mask, n_tokens, *clips)
         (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
-        suspects += micro_batch[~logp.isfinite().all(1).cpu()].tolist()
+        suspects += micro_batch[~log_probs.isfinite().all(1).cpu()].tolist()
         metrics["loss"] = loss.item()
-        if not idle:
-            sums = {name: sums[name] + metrics[name] for name in sums}
-    norm = torch.nn.utils.clip_grad_norm_(run.policy.parameters(), args.max_grad_norm)
+        sums = {name: sums[name] + weight * metrics[name] for name in sums}
+    norm = torch.nn.utils.clip_grad_norm_(run.trained.parameters(), args.max_grad_norm)
     sums = parallel.total(sums, ranks)
     sums["grad_norm"] = parallel.full(norm).item()
     sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))  # over the tokens it was taken of
@@ -345,39 +299,34 @@ def evaluate(run: Run, step: int) -> dict:
     `step` steps are done.
     """
     args, task, ranks = run.args, run.task, run.ranks
-    torch.manual_seed(seed_of(args.seed, EVALUATION, ranks.rank))
-    right = scores_of(sample_and_grade(run, task.heldout, 1, 0.0))
-    problems = task.heldout[: args.eval_groups]
+    clock = report.Clock(ranks.device)
+    torch.manual_seed(seed_of(args.seed, "evaluation", ranks.rank))
+    _, verdicts = sample_and_grade(run, parallel.share(task.heldout, ranks), 1, 0.0, clock, drawn=False)
+    right = rewards_of(parallel.gather_items(verdicts, ranks))  # (problems,)
+    problems = parallel.share(task.heldout[: args.eval_groups], ranks)
+    size = args.rollouts_per_prompt
+    rollouts, verdicts = sample_and_grade(run, problems, size, args.temperature, clock, drawn=False)
     credited = {}
     if task.first_error:
-        clock = report.Clock(ranks.device)
-        groups = sample_groups(run, parallel.share(problems, ranks), clock)
-        batch, token_advantages, _, verdicts = credit_groups(run, groups, step, clock)
-        credited = report.credit_vs_first_error(run.tokenizer, task, problems, batch, token_advantages)
-    else:
-        verdicts = sample_and_grade(run, problems, args.rollouts_per_prompt, args.temperature)
-    scores = scores_of(verdicts)
-    groups = scores.reshape(-1, args.rollouts_per_prompt)
+        batch = with_credit(run, Batch.of(rollouts, verdicts, problems, source_of(run, step)), clock)
+        batch = Batch.cat(parallel.gather(batch, ranks))
+        credited = report.credit_vs_first_error(run.tokenizer, task, batch)
+    verdicts = parallel.gather_items(verdicts, ranks)
+    rewards = rewards_of(verdicts)
+    groups = rewards.reshape(-1, size)
     by_problem = np.nanmean(groups[np.isfinite(groups).any(1)], 1)
     return {
         "greedy": (*mean_and_error(right[np.isfinite(right)]), int(np.isfinite(right).sum())),
-        "sampled": (*mean_and_error(by_problem), int(np.isfinite(scores).sum())),
-        **report.shares(verdicts),
+        "sampled": (*mean_and_error(by_problem), int(np.isfinite(rewards).sum())),
+        **report.shares([verdict.reason for verdict in verdicts]),
         **credited,
     }
 
 
-def sample_and_grade(run: Run, problems: list[dict], count: int, temperature: float) -> list[Verdict]:
-    """Verdicts on `count` responses to each problem, from all ranks."""
-    mine = parallel.share(problems, run.ranks)
-    verdicts = run.task.verdicts(mine, sample(run, mine, count, temperature))
-    return parallel.gather_items(verdicts, run.ranks)
-
-
 def on_benchmarks(run: Run, sets: list[Loaded], step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
-    sampling = sampling_of(run.args, run.sampler)
-    sampler = Sampler(run.sampler, run.tokenizer, run.args.model or "made here", sampling)
+    sampling = sampling_of(run.args, run.frozen.model)
+    sampler = Sampler(run.frozen.model, run.tokenizer, run.args.model or "made here", sampling)
     path = run.folder / "eval" / f"step-{step:06d}.jsonl"
     return evaluation.evaluate_all(sampler, sets, protocol_of(run.args), run.ranks, seed=run.args.seed, path=path)
 

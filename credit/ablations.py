@@ -1,13 +1,12 @@
-"""The paper's ablations of SHEAR (Sec. 5.4.1), as hooks of `shear.shear_weights`.
+"""The paper's ablations of SHEAR (Sec. 5.4.1): what its hooks `closest` and `pool` can be made of.
 
-    minima(pair_distances, ...)    the hook `closest`: the minima of a distance of every pair of spans, one of
-      sinkhorn_distances           W_eps of Eq. (10), by either reading
-      chamfer_distances            the symmetric Chamfer distance
-      cosine_distances             1 - cos of the mean states
-      mmd_distances                the MMD of a Gaussian kernel whose width is a median: the lower one of all distances
-                                   between a token of a right and a token of a wrong rollout of the group
-    mean_weights                   the hook `pool`
-    evened_out                     the other normalisation
+    sinkhorn_distances     the distance of every pair of spans: W_eps of Eq. (10), by either reading
+    chamfer_distances      the symmetric Chamfer distance
+    cosine_distances       1 - cos of the mean states
+    mmd_distances          the MMD of a Gaussian kernel whose width is a median: the lower one of all distances between
+                           a token of a right and a token of a wrong rollout of the group
+    mean_weights           the hook `pool`
+    evened_out             the other normalisation
 
 The paper names its ablations of W1 without formulas; these are ours. All distances are divided by nbar, as it says that
 the variants share the normalisation; "cosine" and "mmd" have no unit, so there nbar only scales.
@@ -28,14 +27,6 @@ DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's roundin
 # Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver holds about
 # six; on a CPU small chunks win because they stay in cache.
 CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
-
-
-def minima(
-    pair_distances: Callable[..., Tensor], costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Alg. 1 line 5 by any distance: (K+,) of the right spans and (K-,) of the wrong ones."""
-    matrix = pair_distances(costs, right_spans, wrong_spans, eps)  # (K+, K-)
-    return matrix.amin(1), matrix.amin(0)
 
 
 def every_pair(costs: Tensor, right_spans: Spans, wrong_spans: Spans, measure: Callable) -> Tensor:

@@ -1,21 +1,36 @@
-"""What a credit method sees: a batch of rollouts with verdicts and scores, and where it may run passes of its own.
+"""What a credit method sees: a batch of rollouts with rewards, and where it may run passes of its own.
 
-`Batch.split` makes blocks of whole groups, as the hidden states of all rollouts would not fit: at 4,096 rollouts of
-3,000 tokens those of a 7B model are 88 GB. Only (B, T) tensors leave a block.
+    Batch.of(rollouts, verdicts, ...)   verdicts become advantages, Eq. (1)
+    batch.blocks()                      some whole groups at a time, for scoring and credit
+    batch.groups()                      the hidden states of one group after the other
+    batch.log(name, values)             a metric
+
+The hidden states of all rollouts would not fit: at 4,096 rollouts of 3,000 tokens those of a 7B model are 88 GB. They
+exist for a block, and only (B, T) tensors leave it.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from credit.prm import RewardModel
-from grpo import Policy, Rollouts, Scored, spread
+from grpo import Policy, Rollouts, cat_padded, group_advantages, spread
+from rewards import Verdict, rewards_of
 from tasks.problems import Task
 
 BLOCK_TOKENS = 2**15  # of responses, whose states exist together: 235 MB at 3,584 bfloat16s
+RESULTS = "log_probs", "entropies", "token_advantages"  # the (B, T) tensors that a block fills
+
+
+class Mean(NamedTuple):
+    """A mean that can be added to others."""
+
+    total: float
+    count: int
 
 
 @dataclass(frozen=True)
@@ -25,73 +40,93 @@ class Source:
     policy: Policy  # that sampled, its weights whole
     tokenizer: object
     task: Task
-    problems: list[dict]  # one a group
     step: int  # steps done
     prm: RewardModel | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """Everything a method may look at; rollouts of a group are adjacent."""
 
-    advantages: Tensor  # (B,) float32, Eq. (1)
-    rewards: Tensor  # (B,) float32, NaN where there is no verdict
     rollouts: Rollouts  # ids, mask (B, T); the mask is empty where there is no verdict
-    scored: Scored | None  # logp, entropies (B, T), hidden (N, d) of a block; None before it is scored
+    rewards: Tensor  # (B,) float32, NaN where there is no verdict
+    advantages: Tensor  # (B,) float32, Eq. (1)
     group_size: int
+    problems: list[dict]  # one per group
+    reasons: list[str]  # of the verdicts
     source: Source | None = None
-    logged: dict[str, tuple[float, int]] = field(default_factory=dict)  # name -> sum, count of what it is a mean of
-    closest: list = field(default_factory=list)  # `shear_settings.closest_of` the first mixed group; filled for samples
+    log_probs: Tensor | None = None  # (B, T) float32, of the policy that sampled
+    entropies: Tensor | None = None  # (B, T) float32, nats
+    hidden: Tensor | None = None  # (N, d) of a block's N response tokens, end to end; None: not kept
+    token_advantages: Tensor | None = None  # (B, T) float32
+    stats: dict = field(default_factory=dict)  # name -> Mean; "closest": of the first group that SHEAR solved
+
+    @classmethod
+    def of(
+        cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict], source: Source | None = None
+    ) -> "Batch":
+        """A batch that nothing was computed of. A rollout without a verdict is in no set and in no loss."""
+        rewards = torch.tensor(rewards_of(verdicts), device=rollouts.ids.device).float()  # (B,)
+        rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
+        group_size = len(verdicts) // len(problems)
+        advantages = group_advantages(rewards, group_size)  # (B,), Eq. (1)
+        reasons = [verdict.reason for verdict in verdicts]
+        return cls(rollouts, rewards, advantages, group_size, list(problems), reasons, source)
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """Several blocks, or ranks, as one, without `source`."""
-        logged = {}
-        for batch in batches:
-            for name, (total, count) in batch.logged.items():
-                sums = logged.get(name, (0.0, 0))
-                logged[name] = sums[0] + total, sums[1] + count
-        return cls(
-            torch.cat([batch.advantages for batch in batches]),
-            torch.cat([batch.rewards for batch in batches]),
+        """The batches of several ranks as one, without `source`."""
+        whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
-            Scored.cat([batch.scored for batch in batches]),
+            torch.cat([batch.rewards for batch in batches]),
+            torch.cat([batch.advantages for batch in batches]),
             batches[0].group_size,
-            logged=dict(sorted(logged.items())),
-            closest=next((batch.closest for batch in batches if batch.closest), []),
+            [problem for batch in batches for problem in batch.problems],
+            [reason for batch in batches for reason in batch.reasons],
         )
+        for name in RESULTS:
+            if getattr(batches[0], name) is not None:
+                setattr(whole, name, cat_padded([getattr(batch, name) for batch in batches]))
+        if batches[0].hidden is not None:
+            whole.hidden = torch.cat([batch.hidden for batch in batches])
+        for batch in batches:
+            whole.add(batch.stats)
+        return whole
 
-    def split(self) -> Iterator["Batch"]:
-        """Blocks of whole groups: as many together as have BLOCK_TOKENS tokens at most, one at least."""
+    def blocks(self) -> Iterator["Batch"]:
+        """As many groups together as have BLOCK_TOKENS tokens at most, one at least; what they are given is kept here.
+
+        A block fills its RESULTS and `hidden`; when the next one is asked for, the states are gone.
+        """
+        for name in RESULTS:
+            setattr(self, name, torch.zeros(self.rollouts.ids.shape, device=self.rewards.device))  # (B, T)
         starts, held = [0], 0  # the first group of each block; tokens of the last block
         for group, tokens in enumerate(self.group_tokens):
             if held and held + tokens > BLOCK_TOKENS:
                 starts.append(group)
                 held = 0
             held += tokens
-        for start, end in pairwise([*starts, len(self.source.problems)]):
+        for start, end in pairwise([*starts, len(self.problems)]):
             rows = torch.arange(start * self.group_size, end * self.group_size)
-            yield replace(
-                self,
-                advantages=self.advantages[rows],
-                rewards=self.rewards[rows],
-                rollouts=self.rollouts.take(rows),
-                source=replace(self.source, problems=self.source.problems[start:end]),
-                logged={},
+            block = Batch(
+                self.rollouts.take(rows),
+                self.rewards[rows],
+                self.advantages[rows],
+                self.group_size,
+                self.problems[start:end],
+                self.reasons[rows[0] : rows[-1] + 1],
+                self.source,
             )
-
-    def log(self, name: str, values: Tensor) -> None:
-        """Log a metric, of which `stats` has the mean over all values: of groups, or of pairs, of all ranks."""
-        self.logged[name] = values.double().sum().item(), values.numel()
-
-    @property
-    def stats(self) -> dict[str, float]:
-        """What was logged, as means."""
-        return {name: total / count for name, (total, count) in self.logged.items()}
+            yield block
+            width = block.rollouts.ids.shape[1]
+            for name in RESULTS:
+                getattr(self, name)[rows, :width] = getattr(block, name)
+            self.add(block.stats)
+            block.hidden = None
 
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
-        for number, states in enumerate(self.scored.hidden.split(self.group_tokens)):  # (n, d), n tokens of a group
+        for number, states in enumerate(self.hidden.split(self.group_tokens)):  # (n, d), n tokens of a group
             group = slice(number * self.group_size, (number + 1) * self.group_size)
             yield group, spread(states, self.rollouts.mask[group])
 
@@ -100,12 +135,27 @@ class Batch:
         """Response tokens of each group."""
         return self.rollouts.mask.sum(1).view(-1, self.group_size).sum(1).tolist()
 
-    def without_states(self) -> "Batch":
-        """What can be kept and sent: without states, and without what stays on its rank."""
-        return replace(self, source=None, scored=replace(self.scored, hidden=None))
+    def log(self, name: str, values: Tensor) -> None:
+        """Log a metric, which is the mean over all values: of groups, or of pairs of spans, of all blocks and ranks."""
+        self.add({name: Mean(values.double().sum().item(), values.numel())})
+
+    def add(self, stats: dict) -> None:
+        """What another block or rank has logged."""
+        for name, value in stats.items():
+            if name not in self.stats:
+                self.stats[name] = value
+            elif isinstance(value, Mean):
+                total, count = self.stats[name]
+                self.stats[name] = Mean(total + value.total, count + value.count)
 
     @property
-    def mixed(self) -> int | None:
+    def metrics(self) -> dict[str, float]:
+        """The means of what was logged."""
+        means = {name: value for name, value in self.stats.items() if isinstance(value, Mean)}
+        return {name: total / count for name, (total, count) in sorted(means.items())}
+
+    @property
+    def first_mixed(self) -> int | None:
         """The first group with right and wrong rollouts, if any."""
         rows = (self.advantages != 0).nonzero().flatten().tolist()
         return rows[0] // self.group_size if rows else None
@@ -115,7 +165,6 @@ class Batch:
         """(B,) bool, the right rollouts."""
         return self.rewards > 0.5
 
-    @property
-    def problems(self) -> list[dict]:
-        """The problem of each rollout."""
-        return [self.source.problems[row // self.group_size] for row in range(len(self.advantages))]
+    def problem_of(self, row: int) -> dict:
+        """The problem of a rollout."""
+        return self.problems[row // self.group_size]

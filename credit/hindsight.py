@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch
-from grpo import pad_id, pad_left, score
+from grpo import log_probs, pad_id, pad_left
 
 
 def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
@@ -30,8 +30,8 @@ def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
     share = mix * max(0.0, 1 - batch.source.step / steps)
     if not share:
         return scale.expand(batch.rollouts.mask.shape)
-    told = [batch.source.task.informed(problem) for problem in batch.problems]
-    ratio = (scale.sign() * (told_logp(batch, told, args) - batch.scored.logp)).exp()  # (B, T)
+    told = [batch.source.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
+    ratio = (scale.sign() * (told_log_probs(batch, told, args) - batch.log_probs)).exp()  # (B, T)
     return scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
 
 
@@ -42,12 +42,13 @@ def sdpo(batch: Batch, args, *, mix: float) -> Tensor:
     is 0 in the paper's main runs, .9 for weak models. Deviates: their A is r - mean r; their prompt, which shows the
     solution below the problem, ours above it (`Task.shown`); and see above.
     """
-    task, told, has_peer = batch.source.task, list(batch.problems), []
+    told, has_peer = [], []
     for row, solutions in enumerate(right_peers(batch)):
         has_peer.append(bool(solutions))
+        told.append(batch.problem_of(row))
         if solutions:
-            told[row] = task.shown(told[row], solutions[0])
-    log_ratio = told_logp(batch, told, args) - batch.scored.logp  # (B, T)
+            told[row] = batch.source.task.shown(told[row], solutions[0])
+    log_ratio = told_log_probs(batch, told, args) - batch.log_probs  # (B, T)
     log_ratio[~torch.tensor(has_peer)] = 0.0
     return mix * batch.advantages[:, None] + (1 - mix) * log_ratio
 
@@ -60,11 +61,11 @@ def hsd(batch: Batch, args) -> Tensor:
     prompt, of which it says that special tokens delimit what is told.
     """
     task, told = batch.source.task, []
-    for problem, solutions in zip(batch.problems, right_peers(batch), strict=True):
-        told.append(task.informed(problem))
+    for row, solutions in enumerate(right_peers(batch)):
+        told.append(task.informed(batch.problem_of(row)))
         if solutions:
             told[-1] = task.shown(told[-1], solutions[int(torch.randint(len(solutions), ()))])
-    return (told_logp(batch, told, args) - batch.scored.logp).expm1()
+    return (told_log_probs(batch, told, args) - batch.log_probs).expm1()
 
 
 def right_peers(batch: Batch) -> list[list[str]]:
@@ -77,11 +78,11 @@ def right_peers(batch: Batch) -> list[list[str]]:
     return found
 
 
-def told_logp(batch: Batch, problems: list[dict], args) -> Tensor:
-    """Log-probabilities (B, T) float32 of the same responses to other problems, one a rollout."""
+def told_log_probs(batch: Batch, problems: list[dict], args) -> Tensor:
+    """Log-probabilities (B, T) float32 of the same responses to other problems, one per rollout."""
     source, rollouts = batch.source, batch.rollouts
     prompts = [source.task.prompt(problem) for problem in problems]
     encoded = source.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     ids, mask = pad_left(encoded, pad_id(source.tokenizer), rollouts.ids.device)
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens, keep_hidden=False)
-    return score(source.policy, replace(rollouts, prompt_ids=ids, prompt_mask=mask), **limits).logp
+    return log_probs(source.policy, replace(rollouts, prompt_ids=ids, prompt_mask=mask), **limits).log_probs

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from credit import prm as process_rewards
 from credit import salience
-from credit.ablations import minima, sinkhorn_distances
+from credit.ablations import sinkhorn_distances
 from credit.batch import Batch
 from credit.measures import effective_weights
-from credit.shear_settings import Settings, group_weights, settings_of
+from credit.shear_settings import ClosestSpans, Settings, group_weights, settings_of
 from credit.table import function_of, options_of
 from fast.distances import token_distances
 from grpo import pad_id
@@ -56,7 +56,7 @@ def own_tokens(batch: Batch) -> Tensor:
         return mask
     mask = mask.clone()
     for row, text in enumerate(batch.rollouts.texts):
-        mask[row, batch.source.task.foreign(batch.problems[row], text)] = False
+        mask[row, batch.source.task.foreign(batch.problem_of(row), text)] = False
     return mask
 
 
@@ -87,7 +87,7 @@ def entropy(batch: Batch, args, *, alpha: float, kappa: float) -> Tensor:
     of each update; here it is that of the rollout, from the distribution that was sampled from, once for all updates.
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    return scale + torch.minimum(alpha * batch.scored.entropies, scale.abs() / kappa)
+    return scale + torch.minimum(alpha * batch.entropies, scale.abs() / kappa)
 
 
 def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
@@ -97,9 +97,9 @@ def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
     may differ.
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    mean, std = group_moments(batch.scored.entropies, batch.rollouts.mask, batch.group_size)
+    mean, std = group_moments(batch.entropies, batch.rollouts.mask, batch.group_size)
     bound = scale.abs() / phi
-    z = (batch.scored.entropies - mean) / std.clamp_min(1e-8)  # (B, T)
+    z = (batch.entropies - mean) / std.clamp_min(1e-8)  # (B, T)
     return scale + alpha * scale.sign() * z.clamp(-bound, bound)
 
 
@@ -109,7 +109,7 @@ def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
     The relative surprisal index (arXiv 2606.31575, Eq. (1)) is 1 where the policy was certain, so such tokens go. Its
     bounds are those for 7B; `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
     """
-    index = 1 + batch.scored.logp / batch.scored.entropies  # (B, T), NaN or -inf where H_t is 0
+    index = 1 + batch.log_probs / batch.entropies  # (B, T), NaN or -inf where H_t is 0
     kept = (index >= low) & (index <= high) & batch.rollouts.mask  # (B, T)
     lengths = batch.rollouts.mask.sum(1, keepdim=True)  # (B, 1)
     return batch.advantages[:, None] * kept * lengths / kept.sum(1, keepdim=True).clamp_min(1)
@@ -122,6 +122,9 @@ def shear(batch: Batch, args, **ablations) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
     stats = defaultdict(list)  # means over pairs of spans, or over groups
     omega = group_by_group(batch, partial(group_weights, settings=settings_of(args, **ablations), stats=stats))
+    if "closest" in stats:
+        of_first, *_ = stats.pop("closest")
+        batch.stats["closest"] = ClosestSpans(*(values.cpu() for values in of_first))
     for name, values in stats.items():
         batch.log(name, torch.cat(values))
     return batch.advantages[:, None] * omega  # Alg. 1 line 18, Step 4
@@ -154,9 +157,9 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
         return omega
     nbar = mean_norm(hidden[mask])
     costs = token_distances(right.states, wrong.states)  # (N+, N-)
-    distances_of = partial(sinkhorn_distances, reading="cost", max_iters=settings.max_iters, tol=settings.tol)
-    eps = settings.eps_over(nbar) * nbar
-    distances = (minima(distances_of, costs, right.spans, wrong.spans, eps)[1] / nbar).tolist()  # K-
+    limits = dict(eps=settings.eps_over(nbar) * nbar, max_iters=settings.max_iters, tol=settings.tol)
+    matrix = sinkhorn_distances(costs, right.spans, wrong.spans, reading="cost", **limits)  # (K+, K-)
+    distances = (matrix.amin(0) / nbar).tolist()  # K-
     omega[wrong.inside] = 0.0
     begin = 0  # of the rollout's spans
     for row, length in enumerate(wrong.inside.sum(1).tolist()):
@@ -176,11 +179,11 @@ def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
     with how much closer v_t lies to the mean of its own side than to the other's, `own_side`. Deviates: a side is one
     of a group, theirs of all prompts of a shard; a response's first token, whose h is the prompt's, has the middle.
     """
-    mask, hidden = batch.rollouts.mask, batch.scored.hidden
+    mask, hidden = batch.rollouts.mask, batch.hidden
     later = mask.clone()  # (B, T) all tokens but the first
     later[:, 0] = False
     states = hidden[later.roll(-1, 1)[mask]].float()  # (n, d) of the tokens before them
-    vectors = (1 - batch.scored.logp[later].exp())[:, None] * states  # (n, d)
+    vectors = (1 - batch.log_probs[later].exp())[:, None] * states  # (n, d)
     own = torch.full(mask.shape, 0.5, device=mask.device)  # (B, T)
     first = 0
     for group in range(0, len(mask), batch.group_size):
@@ -277,7 +280,7 @@ def arca(batch: Batch, args, *, floor: float) -> Tensor:
     """
     source, mask = batch.source, batch.rollouts.mask
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
-    change = salience.adapter_residual(source.policy, batch.rollouts, batch.scored.hidden, **limits)
+    change = salience.adapter_residual(source.policy, batch.rollouts, batch.hidden, **limits)
     change = (change + floor) * mask  # (B, T)
     total = change.sum(1, keepdim=True).clamp_min(floor)  # (B, 1)
     return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
@@ -289,7 +292,7 @@ def arca(batch: Batch, args, *, floor: float) -> Tensor:
 def step_scores(batch: Batch, args) -> list[tuple[Tensor, Tensor]]:
     """For each rollout P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
     source = batch.source
-    questions = [problem["problem"] for problem in batch.problems]
+    questions = [batch.problem_of(row)["problem"] for row in range(len(batch.rewards))]
     return process_rewards.score_steps(
         source.prm, questions, batch.rollouts, source.tokenizer, source.task.step_end, args.micro_tokens
     )
@@ -342,11 +345,11 @@ def min_form(good: Tensor, temperature: float) -> Tensor:
 # ---- controls -------------------------------------------------------------------------------------------------
 
 
-def true_errors(batch: Batch, first_error: Callable, problems: list[dict]) -> Tensor:
+def true_errors(batch: Batch, first_error: Callable) -> Tensor:
     """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 without one, or if A is 0."""
     places = torch.full((len(batch.advantages), 2), -1, device=batch.advantages.device)
     for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
-        error = first_error(problems[row // batch.group_size], batch.rollouts.texts[row])
+        error = first_error(batch.problem_of(row), batch.rollouts.texts[row])
         if error:
             places[row] = places.new_tensor([error.token, error.end])
     return places
@@ -355,7 +358,7 @@ def true_errors(batch: Batch, first_error: Callable, problems: list[dict]) -> Te
 def oracle(batch: Batch, args) -> Tensor:
     """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could give."""
     position = torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)  # (T,)
-    start, end = true_errors(batch, batch.source.task.first_error, batch.source.problems).unbind(1)  # (B,), (B,)
+    start, end = true_errors(batch, batch.source.task.first_error).unbind(1)  # (B,), (B,)
     inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit import lora
-from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, score, spread
+from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, log_probs, pack, spread
 from rewards import box_place
 
 ANSWER_TOKENS = 32  # of an answer, at most, that are probed: their distributions exist all at once
@@ -164,7 +164,7 @@ def adapter_residual(
 ) -> Tensor:
     """||h_adapted - h_base||, (B, T) float32: `hidden` (N, d) against the states without the adapter."""
     with lora.off(policy.model):
-        base = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (N, d)
+        base = log_probs(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (N, d)
     change = []
     for start in range(0, len(base), HEAD_CHUNK):  # or float32 copies of all states would exist at once
         tokens = slice(start, start + HEAD_CHUNK)

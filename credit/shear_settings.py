@@ -4,7 +4,7 @@
     settings_of(args)                                  from the flags
     group_weights(hidden, mask, correct, settings)     omega (G, T) of one group
     pair_distances(hidden, mask, correct, settings)    the function for the distance of every pair of spans
-    closest_of(hidden, mask, correct, settings)        of each span, which opposing one is closest
+    closest_by_rollout(closest, mask, correct, ...)    of each rollout's spans, which opposing ones are closest
 
 The paper's eps is in raw units of distance; `shear_weights` takes it in units of nbar, and so does `Settings` unless
 `eps_unit` is "raw".
@@ -22,9 +22,8 @@ from torch import Tensor
 from credit import ablations
 from credit.table import METHODS
 from fast.distances import token_distances
-from fast.kernel import fused_race
-from fast.race import race, race_matrix
-from shear import EPS, STRIDE, WINDOW, mean_norm, shear_weights, span_bounds, token_weights, two_sides
+from fast.race import race_matrix
+from shear import EPS, STRIDE, WINDOW, Spans, mean_norm, shear_weights, span_bounds, token_weights
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,15 @@ def settings_of(args: argparse.Namespace, **ablations: str) -> Settings:
     return Settings(**{name: getattr(args, name) for name in names}, **ablations)
 
 
+class ClosestSpans(NamedTuple):
+    """Alg. 1 line 5 of a group: for each span of a side, the closest opposing one and its distance over nbar."""
+
+    of_right: Tensor  # (K+,)
+    right_to: Tensor  # (K+,) int64, which wrong span
+    of_wrong: Tensor  # (K-,)
+    wrong_to: Tensor  # (K-,) int64, which right span
+
+
 @torch.no_grad()
 def group_weights(
     hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: dict[str, list] | None = None
@@ -73,7 +81,7 @@ def group_weights(
     """Token weights (G, T) float32 of one group; shapes and errors are those of `shear.shear_weights`.
 
     A `defaultdict(list)` given as `stats` receives tensors: "nbar" and "eps_over_nbar" (1,); of a group that is solved
-    also "sinkhorn_iterations" (pairs,) and "sinkhorn_error" (solved pairs,).
+    also "closest", a `ClosestSpans`, "sinkhorn_iterations" (pairs,) and "sinkhorn_error" (solved pairs,).
     """
     mask, correct = mask.bool(), correct.bool()
     if not mask.any():
@@ -83,12 +91,16 @@ def group_weights(
     if stats is not None:
         stats["nbar"].append(torch.tensor([nbar]))
         stats["eps_over_nbar"].append(torch.tensor([eps]))
-    if settings.races:
-        closest = partial(
-            fused_race if settings.fused else race, max_iters=settings.max_iters, tol=settings.tol, stats=stats
-        )
-    else:
-        closest = partial(ablations.minima, pair_distances(hidden, mask, correct, settings, stats))
+    distances_of = pair_distances(hidden, mask, correct, settings, stats, race=settings.races)
+
+    def closest(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float) -> tuple[Tensor, Tensor]:
+        matrix = distances_of(costs, right_spans, wrong_spans, eps)  # (K+, K-)
+        of_right, right_to = matrix.min(1)
+        of_wrong, wrong_to = matrix.min(0)
+        if stats is not None:
+            stats["closest"].append(ClosestSpans(of_right / nbar, right_to, of_wrong / nbar, wrong_to))
+        return of_right, of_wrong
+
     omega = shear_weights(
         hidden,
         mask,
@@ -104,14 +116,24 @@ def group_weights(
 
 
 def pair_distances(
-    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: dict[str, list] | None = None
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    settings: Settings,
+    stats: dict[str, list] | None = None,
+    race: bool = False,
 ) -> Callable[..., Tensor]:
-    """The function (costs, right_spans, wrong_spans, eps) -> (K+, K-) of a setting: the distance of every pair."""
+    """The function (costs, right_spans, wrong_spans, eps) -> (K+, K-) of a setting: the distance of every pair.
+
+    With `race`, pairs that are no minimum may be infinite.
+    """
+    limits = dict(max_iters=settings.max_iters, tol=settings.tol, stats=stats)
+    if race:
+        return partial(race_matrix, **limits)
+    if settings.distance == "w1":
+        return partial(ablations.sinkhorn_distances, reading=settings.reading, **limits)
     if settings.distance == "chamfer":
         return ablations.chamfer_distances
-    if settings.distance == "w1":
-        limits = dict(max_iters=settings.max_iters, tol=settings.tol)
-        return partial(ablations.sinkhorn_distances, reading=settings.reading, stats=stats, **limits)
     of_means = ablations.cosine_distances if settings.distance == "cosine" else ablations.mmd_distances
     return partial(of_means, hidden[mask & correct[:, None]], hidden[mask & ~correct[:, None]])
 
@@ -127,29 +149,24 @@ class Closest(NamedTuple):
     other_end: int
 
 
-def closest_of(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> list[list[Closest]]:
-    """Of each rollout of a group its spans, none where nothing opposes. Shapes are those of `shear_weights`."""
+def closest_by_rollout(
+    closest: ClosestSpans | None, mask: Tensor, correct: Tensor, window: int, stride: int
+) -> list[list[Closest]]:
+    """Of each rollout of a group, mask (G, T) and correct (G,), its spans; none where nothing was solved."""
     found = [[] for _ in mask]
-    sizes = dict(window=settings.window, stride=settings.stride)
-    right, wrong = two_sides(hidden, mask, correct, **sizes)
-    if right is None:
+    if closest is None:
         return found
-    nbar = mean_norm(hidden[mask])
-    costs = token_distances(right.states, wrong.states)  # (N+, N-)
-    distances_of = pair_distances(hidden, mask, correct, settings)
-    if settings.races:
-        distances_of = partial(race_matrix, max_iters=settings.max_iters, tol=settings.tol)
-    matrix = distances_of(costs, right.spans, wrong.spans, settings.eps_over(nbar) * nbar) / nbar  # (K+, K-)
-    for own, opposing, distances in ((right, wrong, matrix), (wrong, right, matrix.T)):
-        lowest, closest = distances.min(1)
-        lowest, closest = lowest.tolist(), closest.tolist()  # one wait for the device, not one a span
-        others = places(opposing.inside, **sizes)
-        for k, (row, start, end) in enumerate(places(own.inside, **sizes)):
-            found[row].append(Closest(start, end, lowest[k], *others[closest[k]]))
+    right, wrong = (spans_in(mask & side[:, None], window, stride) for side in (correct, ~correct))
+    for own, opposing, distances, indices in (
+        (right, wrong, closest.of_right, closest.right_to),
+        (wrong, right, closest.of_wrong, closest.wrong_to),
+    ):
+        for (row, start, end), distance, index in zip(own, distances.tolist(), indices.tolist(), strict=True):
+            found[row].append(Closest(start, end, distance, *opposing[index]))
     return found
 
 
-def places(inside: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
+def spans_in(inside: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
     """Rollout, first token and token after the last of each span of `shear.spans_of`, in its order."""
     found = []
     for row, length in enumerate(inside.sum(1).tolist()):

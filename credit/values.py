@@ -143,10 +143,10 @@ def oracle_value(batch: Batch, args) -> Tensor:
 
 def decisions_of(batch: Batch) -> dict[int, list[tuple[int, int, str]]]:
     """The first token, the end and the kind of each line that decides, for each rollout with a verdict."""
-    decisions, problems = {}, batch.problems
+    decisions = {}
     for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
         decisions[row] = []
-        for start, end, kind in batch.source.task.lines(problems[row], batch.rollouts.texts[row]):
+        for start, end, kind in batch.source.task.lines(batch.problem_of(row), batch.rollouts.texts[row]):
             if kind in ON_BEFORE:
                 decisions[row].append((start, end, kind))
     return decisions

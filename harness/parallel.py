@@ -140,16 +140,23 @@ def share(items: Sequence, ranks: Ranks) -> Sequence:
 
 
 def deal(
-    rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks, pack: Callable[..., list[Tensor]] = pack
-) -> list[Tensor]:
-    """This rank's part of a mini-batch, as micro-batches of `pack`; what ranks do together is equally full.
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    tokens: int,
+    ranks: Ranks,
+    pack: Callable[..., list[Tensor]] = pack,
+    *,
+    filler: int,
+) -> list[tuple[Tensor, float]]:
+    """This rank's part of a mini-batch, as micro-batches of `pack` of weight 1; what ranks do together is equally full.
 
-    Every rank gets equally many, as sharded ranks must run in step; an empty one stands for a rank without work.
+    Every rank gets equally many, as sharded ranks must run in step: one that has no work left gets the row `filler`,
+    of weight 0.
     """
     micro_batches = pack(rows, lengths, tokens, ranks.world)
     rounds = max(1, -(-len(micro_batches) // ranks.world))
-    mine = micro_batches[ranks.rank :: ranks.world]
-    return mine + [torch.empty(0, dtype=torch.long)] * (rounds - len(mine))
+    mine = [(micro_batch, 1.0) for micro_batch in micro_batches[ranks.rank :: ranks.world]]
+    return mine + [(torch.tensor([filler]), 0.0)] * (rounds - len(mine))
 
 
 def gather(value, ranks: Ranks) -> list:

@@ -21,11 +21,9 @@ from tqdm import tqdm
 from credit.batch import Batch
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
 from credit.methods import true_errors
-from credit.shear_settings import Closest, closest_of, settings_of
-from credit.table import METHODS, options_of
-from grpo import Rollouts, spread
+from credit.shear_settings import Closest, closest_by_rollout
+from grpo import Rollouts
 from harness import folders, tables
-from rewards import Verdict
 from tasks.problems import Task
 
 COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
@@ -76,25 +74,26 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
 
 
-def step_metrics(batch: Batch, token_advantages: Tensor, task: Task, problems: list[dict]) -> dict[str, float]:
+def step_metrics(batch: Batch, task: Task) -> dict[str, float]:
     """What a step says about its rollouts and its credit; where the task knows them, also beside the first errors."""
-    mask, rewards = batch.rollouts.mask, batch.rewards.cpu().numpy()
+    mask, rewards, token_advantages = batch.rollouts.mask, batch.rewards.cpu().numpy(), batch.token_advantages
     groups = rewards.reshape(-1, batch.group_size)
     by_side = {}
     if task.first_error:
-        first_error = true_errors(batch, task.first_error, problems)[:, 0]  # (B,)
+        first_error = true_errors(batch, task.first_error)[:, 0]  # (B,)
         by_side = weight_by_side(effective_weights(token_advantages, batch.advantages, mask), mask, first_error)
     return {
+        **shares(batch.reasons),
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
         "equal_groups": float((batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()),
         "infra_errors": int(np.isnan(rewards).sum()),  # rollouts without a verdict, which left their groups
         "length": mask.sum(1).float().mean().item(),
         "truncated": batch.rollouts.truncated.float().mean().item(),
-        "entropy": batch.scored.entropies[mask].mean().item(),
+        "entropy": batch.entropies[mask].mean().item(),
         **concentration(token_advantages, batch.advantages, mask),
         **by_side,
-        **batch.stats,
+        **batch.metrics,
     }
 
 
@@ -149,46 +148,47 @@ def duration(seconds: float) -> str:
 
 
 def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
-    """Of the first mixed group, each rollout's spans with the closest opposing ones; none without hidden states."""
-    if batch.scored.hidden is None or batch.mixed is None:
+    """For the first group with right and wrong rollouts: each span and its closest opposing span. [] without SHEAR."""
+    if batch.first_mixed is None or "closest" not in batch.stats:
         return []
-    group = slice(batch.mixed * batch.group_size, (batch.mixed + 1) * batch.group_size)
-    states = batch.scored.hidden.split(batch.group_tokens)[batch.mixed]  # (n, d), n tokens of the group
-    mask = batch.rollouts.mask[group]
-    options = options_of(args.method, args.method_option) if "distance" in METHODS[args.method].options else {}
-    return closest_of(spread(states, mask), mask, batch.correct[group], settings_of(args, **options))
+    group = slice(batch.first_mixed * batch.group_size, (batch.first_mixed + 1) * batch.group_size)
+    sides = batch.rollouts.mask[group].cpu(), batch.correct[group].cpu()
+    return closest_by_rollout(batch.stats["closest"], *sides, args.window, args.stride)
 
 
 def sample_rows(
-    step: int, tokenizer, task: Task, problems: list[dict], batch: Batch, verdicts: list, weights: dict[str, Tensor]
+    step: int, tokenizer, task: Task, batch: Batch, args: argparse.Namespace, weights: dict[str, Tensor] | None = None
 ) -> list[dict]:
     """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first.
 
-    weights (B, T) are a method's, by its name.
+    weights (B, T) are methods', by name; if not given, those of the batch's own.
     """
-    group = batch.mixed or 0
+    if weights is None:
+        own = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
+        weights = {args.method: own}  # (B, T)
+    closest = closest_in(batch, args)
+    group = batch.first_mixed or 0
     first = group * batch.group_size
-    problem, rows = problems[group], []
+    problem, rows = batch.problems[group], []
     for row in range(first, first + batch.group_size):
         mask = batch.rollouts.mask[row]  # (T,)
-        text = batch.rollouts.texts[row]
+        text, reward = batch.rollouts.texts[row], batch.rewards[row].item()
         rows.append(
             {
                 "step": step + 1,
                 "problem": problem["problem"],
                 task.reference: problem[task.reference],
                 "response": text,
-                "score": verdicts[row].score,
-                "reason": verdicts[row].reason,
+                "score": None if math.isnan(reward) else reward,
+                "reason": batch.reasons[row],
                 "first_error": task.first_error(problem, text) if task.first_error else None,
                 "advantage": batch.advantages[row].item(),
                 "tokens": tokens_of(tokenizer, batch.rollouts, row),
                 "weights": {name: rounded(of_method[row][mask].tolist()) for name, of_method in weights.items()},
             }
         )
-        if batch.closest:
-            spans = batch.closest[row - first]
-            rows[-1]["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
+        if closest:
+            rows[-1]["spans"] = [span._replace(distance=round(span.distance, 4)) for span in closest[row - first]]
     return rows
 
 
@@ -218,10 +218,10 @@ def tokens_of(tokenizer, rollouts: Rollouts, row: int) -> list[str]:
     return [tokenizer.decode([token]) for token in rollouts.ids[row][rollouts.mask[row]].tolist()]
 
 
-def credit_vs_first_error(tokenizer, task: Task, problems: list[dict], batch: Batch, token_advantages: Tensor) -> dict:
+def credit_vs_first_error(tokenizer, task: Task, batch: Batch) -> dict:
     """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups."""
-    weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
-    wrong_step = true_errors(batch, task.first_error, problems)  # (B, 2)
+    weights = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
+    wrong_step = true_errors(batch, task.first_error)  # (B, 2)
     return {
         "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
         "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
@@ -234,9 +234,9 @@ def print_accuracy(result: dict) -> None:
     print(f"held-out accuracy before: {', '.join(accuracies)}", flush=True)
 
 
-def shares(verdicts: list[Verdict]) -> dict[str, float]:
+def shares(reasons: list[str]) -> dict[str, float]:
     """How many responses have no verdict of right or wrong for these reasons."""
-    return {name: np.mean([reason == name for _, reason in verdicts]).item() for name in ("truncated", "no_answer")}
+    return {name: np.mean([reason == name for reason in reasons]).item() for name in ("truncated", "no_answer")}
 
 
 def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> None:

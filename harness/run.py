@@ -39,6 +39,7 @@ from harness.prepare import load_outline, own_prm, set_up, warm_up
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
+PURPOSES = {"evaluation": 2**31}  # stands for a step, before and after training alike
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 # What a smoke test proves, by the functions that do it.
 PHASES = {"sample": "sample", "verdicts": "grade", "score_block": "credit", "credit": "credit", "update": "update"}
@@ -53,9 +54,8 @@ class Run:
     ranks: Ranks
     task: Task
     tokenizer: object
-    policy: Policy  # trained: float32 weights, sharded where there are several ranks
-    sampler: object  # samples and scores: a whole copy in the dtype of compute, or the policy's own model
-    scorer: Policy  # `sampler` as a policy, for scores and for what a credit method asks
+    trained: Policy  # float32 weights, sharded where there are several ranks
+    frozen: Policy  # what samples and scores: a whole copy in the dtype of compute, or `trained` itself
     optimizer: torch.optim.Optimizer
     folder: Path
     prm: tuple | None = None  # process reward model and its tokenizer
@@ -204,13 +204,13 @@ def check_problems(args: argparse.Namespace, folder: Path) -> None:
 def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None) -> Run:
     """Policy, sampler and optimizer from a model."""
     dtype = getattr(torch, args.dtype)
-    policy, sampler = parallel.shard(model, ranks, dtype, recompute=args.recompute, shard_over=args.shard_over)
+    trained, sampler = parallel.shard(model, ranks, dtype, recompute=args.recompute, shard_over=args.shard_over)
     # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike change little.
     fused = ranks.device.type == "cuda"
-    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=args.lr, weight_decay=0.0, fused=fused)
-    scorer = policy if sampler is policy.model else Policy(sampler, args.recompute, **packing_of(sampler))
-    return Run(args, ranks, task, tokenizer, policy, sampler, scorer, optimizer, folder, prm)
+    parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=0.0, fused=fused)
+    frozen = trained if sampler is trained.model else Policy(sampler, args.recompute, **packing_of(sampler))
+    return Run(args, ranks, task, tokenizer, trained, frozen, optimizer, folder, prm)
 
 
 def due(run: Run, step: int) -> bool:
@@ -232,7 +232,7 @@ def due(run: Run, step: int) -> bool:
 def save(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
     started = time.perf_counter()
-    parts = run.policy, run.sampler, run.optimizer, run.tokenizer
+    parts = run.trained, run.frozen.model, run.optimizer, run.tokenizer
     settings = {name: value for name, value in vars(run.args).items() if name not in ("out", "name", "resume")}
     checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep, settings)
     run.last_save = time.perf_counter() - started
@@ -254,10 +254,10 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         if made["metrics"] and not checkpoint.begins_with(run.folder / "metrics.jsonl", *made["metrics"]):
             raise BadInput(f"--resume {path}: metrics.jsonl is not that of its {step} steps; restore the file")
     try:
-        checkpoint.load(path, run.policy, run.optimizer, run.ranks)
+        checkpoint.load(path, run.trained, run.optimizer, run.ranks)
     except CheckpointError as error:
         raise BadInput(f"--resume {path}: {error}; give another checkpoint of this run") from error
-    parallel.refresh(run.policy, run.sampler, run.ranks)
+    parallel.refresh(run.trained, run.frozen.model, run.ranks)
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
         for name in sorted(MAY_CHANGE & made["settings"].keys()):
@@ -274,12 +274,12 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
 def reload(run: Run) -> None:
     """Prove that the last checkpoint holds what was trained: the weights, set to 0, are read back. Raises RunFailed."""
     path, _ = checkpoint.find(run.folder)
-    weights = [parallel.local(parameter) for parameter in run.policy.parameters()]
+    weights = [parallel.local(parameter) for parameter in run.trained.parameters()]
     kept = [weight.to("cpu", copy=True) for weight in weights]
     for weight in weights:
         weight.zero_()
     try:
-        checkpoint.load(path, run.policy, run.optimizer, run.ranks)
+        checkpoint.load(path, run.trained, run.optimizer, run.ranks)
     except CheckpointError as error:
         raise RunFailed(f"{error}; give another --out") from error
     same = [torch.equal(weight.cpu(), old) for weight, old in zip(weights, kept, strict=True)]
@@ -289,8 +289,9 @@ def reload(run: Run) -> None:
         print("smoke test passed: sample, grade, credit, update, checkpoint, reload")
 
 
-def seed_of(seed: int, step: int, rank: int = 0) -> int:
-    """Random numbers depend on the seed, the step and the rank alone, so methods see the same draws."""
+def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
+    """Random numbers depend on the seed, the step (or what is done besides) and the rank alone: methods see the same."""
+    step = PURPOSES.get(step, step)
     return int(np.random.SeedSequence([seed, step] + [rank] * (rank > 0)).generate_state(1)[0])
 
 
@@ -318,7 +319,7 @@ def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dic
 def check_policy(run: Run, step: int) -> None:
     """Raises RunFailed if the policy's logits are not finite after a step's updates: it could not sample any more."""
     prompt = run.tokenizer(run.task.prompt(run.task.train[0]), return_tensors="pt")["input_ids"]
-    if not run.sampler(prompt.to(run.ranks.device)).logits.isfinite().all():
+    if not run.frozen.model(prompt.to(run.ranks.device)).logits.isfinite().all():
         diverged(run, step, "the policy's logits are not finite after its updates")
 
 

@@ -58,6 +58,7 @@ HUB = {
     "code": ("PRIME-RL/Eurus-2-RL-Data", "train.parquet", 25_276),
 }
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
+ROUND = 2**20  # steps, which no run takes
 LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
 
 
@@ -89,9 +90,12 @@ class Task:
         """The same problem with a right response to it told."""
         return {**problem, "problem": self.solved.format(response) + problem["problem"]}
 
-    def draw(self, step: int, count: int, seed: int) -> list[dict]:
-        """The `count` problems of a step (from 0): consecutive ones of an endless sequence of shuffled epochs."""
-        epoch, start = divmod(step * count, len(self.train))
+    def draw(self, step: int, count: int, seed: int, round: int = 0) -> list[dict]:
+        """The `count` problems of a step (from 0): consecutive ones of an endless sequence of shuffled epochs.
+
+        Those of a `round` above 0, which stand in for some of them, are of epochs that no step reaches.
+        """
+        epoch, start = divmod((step + round * ROUND) * count, len(self.train))
         problems = []
         while len(problems) < start + count:
             shuffled = list(self.train)
