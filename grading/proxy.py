@@ -13,8 +13,8 @@ exceptions are raised in the tests, under their builtin names or as stand-ins of
 enumeration over a builtin type are that type's values outside. Where the tests redirect standard output, they get what
 the candidate prints. Threads of the tests take turns.
 
-An exception that means an end without an error to a loop, to asyncio or to unittest is raised as RuntimeError: all
-checks must run and hold.
+All checks must run and hold: an exception that a loop, asyncio or unittest takes for an end without an error arrives as
+RuntimeError.
 
 Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes in a test, except for
 exceptions. A test that needs these cannot be run: `infra_error`. Also, changing a list that is an attribute changes a
@@ -39,7 +39,7 @@ from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 BUILTINS = vars(builtins) | {"NoneType": type(None)}
 GENERATORS = {"generator": Generator, "async_generator": AsyncGenerator}
-OPEN_ENDS = {"next": StopIteration, "send": StopIteration, "anext": StopAsyncIteration}
+ENDS = {"next": StopIteration, "send": StopIteration, "anext": StopAsyncIteration}
 
 
 class Died(BaseException):
@@ -247,7 +247,9 @@ class Link:
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
                 if keep and operation != "call" and not isinstance(value, Handle):
                     raise TypeError
-            elif is_end(type(error)) and not isinstance(error, OPEN_ENDS.get(operation, ())):
+            elif isinstance(error, StopIteration | StopAsyncIteration) and not isinstance(
+                error, ENDS.get(operation, ())
+            ):
                 error = RuntimeError(type(error).__name__)
             if error is not None:
                 error.candidate = True  # TypeError: the message is forged
@@ -279,6 +281,8 @@ class Link:
     def exception_class(self, classes: list) -> type:
         """The exception class of this lineage: Python's own, or a stand-in below the class of the rest."""
         module, name, number = classes[0]
+        if is_python(module) and (module.startswith("unittest") or name in ("GeneratorExit", "CancelledError")):
+            return RuntimeError  # unittest and asyncio take these for an end without an error
         kind = getattr(sys.modules.get(module), name, None) if is_python(module) else None
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
@@ -336,13 +340,6 @@ class ExceptionClass(type):
         if "_number" in vars(cls):
             return cls._link.ask("call", cls, *args, **options)
         return super().__call__(*args, **options)  # the tests' own class below it
-
-
-def is_end(kind: type) -> bool:
-    """Whether loops, asyncio or unittest take an exception of this class for an end without an error."""
-    ends = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "CancelledError")
-    bases = [base for base in kind.__mro__ if is_python(base.__module__)]
-    return any(base.__name__ in ends or base.__module__.partition(".")[0] == "unittest" for base in bases)
 
 
 def _describe(value) -> dict:

@@ -12,9 +12,9 @@ environment is empty. The working directory is temporary. The whole tree of proc
 The levels differ in what a program can reach:
 
     strict    The program has its own user, mount, pid, network, IPC and host name spaces (`namespaces.py`), whether
-              root starts it or not. It has no network, no System V memory, sees and signals no other process, gets 64 MB of disk, and
-              reads no file but Python's own, its packages and the system's libraries. Root's programs run as a user
-              that does not exist.
+              root starts it or not. It has no network and no System V memory, sees and signals no other process, gets
+              64 MB of disk, and reads no file but Python's own, its packages and the system's libraries. Root's
+              programs run as a user that does not exist.
     process   For kernels and containers that forbid name spaces. Root's programs still run as a user that does not
               exist. Not covered: a program can use the network, read what everybody may read, write where everybody
               may write, fill the disk and leave System V memory behind, and keys in its user's keyrings. If the grader
