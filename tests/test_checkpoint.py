@@ -212,6 +212,10 @@ def lose(run: Path) -> None:
     (run / "checkpoints" / "step-000004" / "state" / ".metadata").unlink()
 
 
+def garble(run: Path) -> None:
+    (run / "checkpoints" / "step-000004" / "complete.json").write_text('{"step": 4')
+
+
 def empty(run: Path) -> None:
     shutil.rmtree(run / "checkpoints")
 
@@ -222,6 +226,7 @@ def empty(run: Path) -> None:
         (shorten, ["damaged", "distcp"]),
         (flip, ["damaged", "distcp", "does not hold what was written"]),
         (lose, ["damaged", ".metadata"]),
+        (garble, ["complete.json cannot be read"]),
         (empty, ["no complete checkpoint"]),
     ],
 )

@@ -682,7 +682,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--batch 64", ["--batch", "--prompts-per-step"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
         ("--max-tokens 140", ["--max-tokens 140", "prompt of 33", "165"]),
-        ("--max-tokens 65 --method hsd", ["--max-tokens 65", "prompt of 37", "165"]),  # which tells the answer
+        ("--max-tokens 65 --method hsd --steps 1 --warmup-steps 1", ["--max-tokens 65", "prompt of 37", "165"]),
         ("--shard-over 2 --model START --toy-lines 2 --task embedded", ["--shard-over 2", "1 ranks"]),
         ("--toy-lines 1 --heldout 300", ["--toy-lines 1", "--heldout 300"]),
         ("--eval-groups 600", ["--eval-groups 600", "--heldout 512"]),
