@@ -187,6 +187,8 @@ def replay(args: argparse.Namespace) -> Path:
             }
         )
         references.append(reference)
+    if not rows:
+        raise BadInput(f"{blame}: holds no rows; give one object a line")
     verdicts = grade_all(partial(grade_either, args), [row["response"] for row in rows], references)
     for row, verdict in zip(rows, verdicts, strict=True):
         row["score"], row["reason"] = (0.0, "truncated") if row.pop("truncated") else verdict

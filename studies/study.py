@@ -61,6 +61,7 @@ CODE = "sinkhorn.py shear.py grpo.py rewards.py train.py credit fast grading har
 HELDOUT = 256  # problems
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 TIMED = 3  # steps
+ROW = {"stage": str, "code": str, "cell": str, "seed": int, "rule": str, "lr": float | int}  # of any trial
 NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
 
 
@@ -123,8 +124,14 @@ def git(*words: str) -> str:
 
 
 def rows_of(path: Path) -> list[dict]:
-    """The rows that are there."""
-    return folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if os.path.lexists(path) else []
+    """The rows that are there; raises BadInput for a file of something else."""
+    if not os.path.lexists(path):
+        return []
+    rows = folders.rows(path, list(ROW))
+    is_row = [all(isinstance(row[name], form) for name, form in ROW.items()) for row in rows]
+    if not all(is_row) or (not rows and path.stat().st_size):
+        raise BadInput(f"--rows {path}, line {1 + is_row.index(False) if rows else 1}: no trial; name another file")
+    return rows
 
 
 def refuse_other_code(path: Path, origin: dict) -> None:
