@@ -37,6 +37,7 @@ from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
 from harness.command import out_of_memory
 from harness.flags import flag
+from harness.folders import settings_in
 from harness.models import config_of
 from harness.parallel import Ranks
 from harness.protocol import Protocol
@@ -45,7 +46,7 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
 from tasks.walk import Environment, kind_of
 
-logging.get_logger("transformers.modeling_utils").setLevel("ERROR")  # its report of weights, beside our one sentence
+logging.set_verbosity_error()  # transformers' reports would stand beside our one sentence
 TEMPLATE_SECONDS = 20  # that a chat template may take
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
@@ -212,7 +213,8 @@ def load_outline(name: str) -> tuple[torch.nn.Module, object]:
         config = AutoConfig.from_pretrained(name, **options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    if not getattr(config.get_text_config(), "num_attention_heads", None):
+    text = config.get_text_config()
+    if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(f"--model {name}: {config.model_type} has no attention, which training needs; give another")
     return model, load_tokenizer("--model", name)
 
@@ -271,6 +273,8 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
     """The policy, in the dtype in which it is stored, and its tokenizer; raises BadInput."""
     policy, tokenizer = load_folder("--model", name, AutoModelForCausalLM, "auto", device)
     check_finite("--model", name, policy)
+    if (Path(name) / "generation_config.json").exists():
+        settings_in(Path(name) / "generation_config.json")  # transformers would do without a damaged one
     try:
         torch.tensor(stop_ids(policy, tokenizer), dtype=torch.long)
     except (TypeError, ValueError) as error:
