@@ -175,10 +175,10 @@ def test_only_files_are_read(command, flag, more, kind, qwen_folder, tmp_path, c
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("word", ["--lr=--", "--model=--", "--out=a\udcff"])
+@pytest.mark.parametrize("word", ["--lr=--", "--model=--", "--out=", "--out=a\udcff"])
 def test_words_that_no_flag_can_take_are_refused(word, tmp_path, capsys):
     """argparse would make an empty list of `--lr=--`; a path that is not UTF-8 could not be printed."""
-    assert_says(train, [word], word[:6], tmp_path, capsys)
+    assert_says(train, [word], word[:4], tmp_path, capsys)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
