@@ -11,6 +11,7 @@ Nothing here, in `harness/recipe.py` and in `harness/protocol.py` imports torch:
 
 import argparse
 import difflib
+import itertools
 import math
 import os
 import re
@@ -45,7 +46,10 @@ class Parser(argparse.ArgumentParser):
             add("--help-all", action="store_true", default=argparse.SUPPRESS, help="all flags")
 
     def parse_known_args(self, args=None, namespace=None):
-        for word in sys.argv[1:] if args is None else args:
+        words = sys.argv[1:] if args is None else args
+        for before, word in itertools.pairwise(["", *words]):
+            if not word or re.fullmatch("--[a-z-]+=", word):  # most often a shell's variable that is not set
+                raise BadInput(f"{(word or before).rstrip('=')}: is empty; give a value, or leave it out")
             if word.endswith("=--"):  # argparse would drop it, and give an empty list
                 self.error(f"{word}: -- is no value")
             if SURROGATE.search(word):

@@ -182,9 +182,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         parser.set_defaults(**SMOKE_EMBEDDED if task == "embedded" else SMOKE)
     args = parser.parse_args(argv)
     parser.help_if_asked(args)
-    for name, value in vars(args).items():
-        if value == "":  # most often a shell's variable that is not set
-            raise BadInput(f"{flag(name)}: is empty; give a value, or leave it out")
     if args.resume:
         return args
     args.task = task

@@ -40,7 +40,7 @@ def resumed(first: argparse.Namespace, argv: list[str] | None) -> argparse.Names
     try:
         path, step = checkpoint.find(Path(first.resume))
         run = path.resolve().parent.parent
-        saved = renamed(settings_in(run / "config.json", ("task", "method", "seed")))
+        saved = renamed(settings_in(run / "config.json", dict(task=str, method=str, seed=int)))
         made = checkpoint.report_of(path)["settings"]
     except ValueError as error:
         raise BadInput(f"--resume {first.resume}: {error}; give a run's folder, or another checkpoint") from error

@@ -73,7 +73,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
     with parallel.together(ranks):
         check_out(args.out)
         if args.model:
-            memory.check(load_outline(args.model)[0].config, args, ranks)
+            memory.check(load_outline(args.model, args.lora_rank)[0].config, args, ranks)
         task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
     room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)

@@ -61,14 +61,14 @@ CODE = "sinkhorn.py shear.py grpo.py rewards.py train.py credit fast grading har
 HELDOUT = 256  # problems
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 TIMED = 3  # steps
+ROW = {"stage": str, "code": str, "cell": str, "seed": int, "rule": str, "lr": float | int}  # of any trial
 NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
-    flags = study_parser().parse_args(argv)
-    return guarded(lambda: study(flags), interrupted=GOES_ON, memory="lower --jobs")
+    return guarded(lambda: study(study_parser().parse_args(argv)), interrupted=GOES_ON, memory="lower --jobs")
 
 
 def study(flags: argparse.Namespace) -> int:
@@ -123,8 +123,13 @@ def git(*words: str) -> str:
 
 
 def rows_of(path: Path) -> list[dict]:
-    """The rows that are there."""
-    return folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if os.path.lexists(path) else []
+    """The rows that are there; raises BadInput for a file of something else."""
+    if not os.path.lexists(path):
+        return []
+    rows = folders.rows(path, ROW)
+    if not rows and path.stat().st_size:
+        raise BadInput(f"--rows {path}: holds no trial; name another file")
+    return rows
 
 
 def refuse_other_code(path: Path, origin: dict) -> None:
