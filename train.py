@@ -193,15 +193,20 @@ def sample_and_grade(
     For --smoke, verdicts are `drawn`: they alternate whatever was said, as responses cut off so early are never right,
     and groups of equal rewards would prove neither weights nor updates.
     """
-    prompts = [run.task.prompt(problem) for problem in problems]
-    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.frozen.model, run.task))
-    rollouts = rollout(run.frozen.model, run.tokenizer, prompts, count, temperature=temperature, **limits)
+    rollouts = sample(run, problems, count, temperature)
     clock.lap("generate")
     verdicts = run.task.verdicts(problems, rollouts)
     if run.args.smoke and drawn:
         verdicts = [Verdict(float(row % 2), "drawn") for row in range(len(verdicts))]
     clock.lap("grade")
     return rollouts, verdicts
+
+
+def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
+    """`count` responses to each problem."""
+    prompts = [run.task.prompt(problem) for problem in problems]
+    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.frozen.model, run.task))
+    return rollout(run.frozen.model, run.tokenizer, prompts, count, temperature=temperature, **limits)
 
 
 def resample_equal(
@@ -274,13 +279,13 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> tuple[dict[str, float
     for micro_batch, weight in dealt:
         part = rollouts.take(micro_batch)
         width = part.ids.shape[1]
-        log_probs = run.trained(part, args.temperature)  # (b, t)
+        new_log_probs = run.trained(part, args.temperature)  # (b, t)
         old_log_probs = batch.log_probs[micro_batch, :width]  # (b, t)
         advantages = weight * batch.token_advantages[micro_batch, :width]  # (b, t)
         clips = args.clip_low, args.clip_high
-        loss, metrics = policy_loss(log_probs, old_log_probs, advantages, part.mask, n_tokens, *clips)
+        loss, metrics = policy_loss(new_log_probs, old_log_probs, advantages, part.mask, n_tokens, *clips)
         (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
-        suspects += micro_batch[~log_probs.isfinite().all(1).cpu()].tolist()
+        suspects += micro_batch[~new_log_probs.isfinite().all(1).cpu()].tolist()
         metrics["loss"] = loss.item()
         sums = {name: sums[name] + weight * metrics[name] for name in sums}
     norm = torch.nn.utils.clip_grad_norm_(run.trained.parameters(), args.max_grad_norm)

@@ -37,14 +37,12 @@ ORDER = "lt le gt ge".split()
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 IN_PLACE = [f"i{name}" for name in ARITHMETIC]
 OTHERS = "eq contains isinstance issubclass getattr divmod type".split()
-DATACLASSES = (
-    "asdict astuple fields is_dataclass replace".split()
-)  # Python's functions, which look at an object's class
+DATACLASSES = "asdict astuple fields is_dataclass replace".split()  # of `dataclasses`; they look at an object's class
 
 
 @functools.cache
 def _loop():
-    """The one event loop inside: locks, queues and asynchronous generators work in the loop of their first use only."""
+    """The one event loop inside: locks, queues and asynchronous generators work in that of their first use only."""
     return importlib.import_module("asyncio").new_event_loop()
 
 

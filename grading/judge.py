@@ -48,9 +48,7 @@ for _module in (math, itertools, functools, collections, fractions, decimal):
 MODULES = {name: name for name in sys.stdlib_module_names | {"numpy"}} | {"np": "numpy"}
 COMPARISONS = {
     "numpy": "allclose array_equiv isclose".split(),
-    "numpy.testing": [
-        f"assert_{name}" for name in "allclose almost_equal array_almost_equal array_equal equal".split()
-    ],
+    "numpy.testing": [f"assert_{n}" for n in "allclose almost_equal array_almost_equal array_equal equal".split()],
 }
 
 
@@ -150,7 +148,7 @@ def of_objects(function: Callable) -> Callable:
 def prepare(text: str) -> None:
     """Load what a test imports and `load` changes."""
     for name in ("dataclasses", "numpy"):
-        if re.search(rf"^\s*(from|import)\b.*\b{name}\b", text, re.M):
+        if re.search(rf"^[ \t]*(from|import)\b.*\b{name}\b", text, re.M):
             with contextlib.suppress(ImportError):  # the test may expect it
                 load(name)
     if "numpy" in sys.modules and re.search(r"\btesting\b", text):

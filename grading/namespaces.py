@@ -25,7 +25,8 @@ CLONE_USER = 0x10000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY = 442, -100, 0x8000, 1
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
-KEYCTL = {"x86_64": 250, "i686": 288, "armv7l": 311, "ppc64le": 271, "s390x": 280}.get(os.uname().machine, 219)
+_KEYCTLS = {"x86": 250, "i": 288, "arm": 311, "ppc": 271, "s390": 280, "mips": 5241, "sparc": 283}
+KEYCTL = next((number for name, number in _KEYCTLS.items() if os.uname().machine.startswith(name)), 219)
 KEYCTL_JOIN_SESSION_KEYRING = 1
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 libc = ctypes.CDLL(None, use_errno=True)

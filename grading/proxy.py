@@ -13,8 +13,8 @@ exceptions are raised in the tests, under their builtin names or as stand-ins of
 enumeration over a builtin type are that type's values outside. Where the tests redirect standard output, they get what
 the candidate prints. Threads of the tests take turns.
 
-An exception that means an end without an error to a loop, to asyncio or to unittest is raised as RuntimeError: all
-checks must run and hold.
+All checks must run and hold: an exception that a loop, asyncio or unittest takes for an end without an error arrives as
+RuntimeError.
 
 Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes in a test, except for
 exceptions. A test that needs these cannot be run: `infra_error`. Also, changing a list that is an attribute changes a
@@ -39,7 +39,7 @@ from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 BUILTINS = vars(builtins) | {"NoneType": type(None)}
 GENERATORS = {"generator": Generator, "async_generator": AsyncGenerator}
-OPEN_ENDS = {"next": StopIteration, "send": StopIteration, "anext": StopAsyncIteration}
+ENDS = {"next": StopIteration, "send": StopIteration, "anext": StopAsyncIteration}
 
 
 class Died(BaseException):
@@ -132,14 +132,18 @@ class Objects:
 
     def describe(self, value) -> dict:
         """As `number`, except for what the outside can have its own of."""
-        number = self.number(value)["handle"]
         if isinstance(value, type) and BUILTINS.get(value.__name__) is value:
             return {"builtin": value.__name__}
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"exception": self.lineage(value)}
         if isinstance(value, BaseException):
             args, fields = encode([list(value.args), vars(value)], self.part)
+            number = None if is_python(type(value).__module__) else self.number(value)["handle"]
+            for error in (value, value.__context__):
+                if error is not None:
+                    error.__traceback__ = None  # `all` would keep what its frames hold
             return {"error": [number, self.lineage(type(value)), args, fields, str(value)[:10_000]]}
+        number = self.number(value)["handle"]
         if isinstance(value, collections.abc.Coroutine):
             return {"coroutine": number}
         if isinstance(value, enum.Enum) and isinstance(value, int | float | str):
@@ -241,9 +245,11 @@ class Link:
             if error is None:
                 value = decode(reply["value"], lambda description: self.resolve(description, origin))
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
-                if keep and operation != "call":
-                    operator.index(value._number)
-            elif is_end(type(error)) and not isinstance(error, OPEN_ENDS.get(operation, ())):
+                if keep and operation != "call" and not isinstance(value, Handle):
+                    raise TypeError
+            elif isinstance(error, StopIteration | StopAsyncIteration) and not isinstance(
+                error, ENDS.get(operation, ())
+            ):
                 error = RuntimeError(type(error).__name__)
             if error is not None:
                 error.candidate = True  # TypeError: the message is forged
@@ -256,20 +262,27 @@ class Link:
             overwrite(old, new)
         return value
 
-    def error(self, number: int, classes: list, args: list, fields: dict, text: str) -> BaseException:
+    def error(self, number: int | None, classes: list, args: list, fields: dict, text: str) -> BaseException:
         """The candidate's exception: of the same builtin class or of a stand-in, with its arguments and attributes."""
         kind = self.exception_class(classes)
-        try:
-            error = type.__call__(kind, *args)
-        except TypeError:  # a class that wants more than it keeps in `args`
-            error = kind.__new__(kind)
+        error = self.others.get(number)
+        if not isinstance(error, kind):
+            try:
+                error = type.__call__(kind, *args)
+            except TypeError:  # a class that wants more than it keeps in `args`
+                error = kind.__new__(kind)
         fields = {name: value for name, value in fields.items() if not name.startswith("__")}
-        vars(error).update(fields, text=text, _number=operator.index(number))
+        vars(error).update(fields, text=text)
+        if number is not None:
+            self.others[number] = error
+            error._number = operator.index(number)
         return error
 
     def exception_class(self, classes: list) -> type:
         """The exception class of this lineage: Python's own, or a stand-in below the class of the rest."""
         module, name, number = classes[0]
+        if is_python(module) and (module.startswith("unittest") or name in ("GeneratorExit", "CancelledError")):
+            return RuntimeError  # unittest and asyncio take these for an end without an error
         kind = getattr(sys.modules.get(module), name, None) if is_python(module) else None
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
@@ -299,10 +312,7 @@ class Link:
             return self.wait(Handle(self, operator.index(content), "result"))
         if kind == "error":
             number, classes, args, fields, text = content
-            if number not in self.others:
-                args, fields = decode(args, self.resolve), decode(fields, self.resolve)
-                self.others[number] = self.error(number, classes, args, fields, text)
-            return self.others[number]
+            return self.error(number, classes, decode(args, self.resolve), decode(fields, self.resolve), text)
         if kind == "member":
             number, value = content
             if number not in self.others:
@@ -332,13 +342,6 @@ class ExceptionClass(type):
         return super().__call__(*args, **options)  # the tests' own class below it
 
 
-def is_end(kind: type) -> bool:
-    """Whether loops, asyncio or unittest take an exception of this class for an end without an error."""
-    ends = ("StopIteration", "StopAsyncIteration", "GeneratorExit", "CancelledError")
-    bases = [base for base in kind.__mro__ if is_python(base.__module__)]
-    return any(base.__name__ in ends or base.__module__.partition(".")[0] == "unittest" for base in bases)
-
-
 def _describe(value) -> dict:
     """How the outside describes an object to the inside."""
     if isinstance(value, Handle):
@@ -348,7 +351,7 @@ def _describe(value) -> dict:
     if BUILTINS.get(getattr(value, "__name__", "")) is value:
         return {"builtin": value.__name__}
     own = getattr(value, "__dict__", {})
-    if "_number" in own and (hasattr(type(value), "stand_in") or "candidate" in own):
+    if "_number" in own and hasattr(type(value), "stand_in"):
         return {"handle": own["_number"]}
     if getattr(value, "cr_code", None) is Link.wait.__code__:
         raise TypeError("a coroutine cannot go back")  # of the candidate, so no fault of the tests

@@ -12,19 +12,20 @@ environment is empty. The working directory is temporary. The whole tree of proc
 The levels differ in what a program can reach:
 
     strict    The program has its own user, mount, pid, network, IPC and host name spaces (`namespaces.py`), whether
-              root starts it or not. It has no network, sees and signals no other process, gets 64 MB of disk, and
-              reads no file but Python's own, its packages and the system's libraries. Root's programs run as a user
-              that does not exist.
+              root starts it or not. It has no network and no System V memory, sees and signals no other process, gets
+              64 MB of disk, and reads no file but Python's own, its packages and the system's libraries. Root's
+              programs run as a user that does not exist.
     process   For kernels and containers that forbid name spaces. Root's programs still run as a user that does not
               exist. Not covered: a program can use the network, read what everybody may read, write where everybody
-              may write, fill the disk and leave System V memory behind. If the grader is not root, a program can also
-              do to your files and processes what you can, and leave keys in your kernel keyring for the next one.
+              may write, fill the disk and leave System V memory behind, and keys in its user's keyrings. If the grader
+              is not root, a program can also do to your files and processes what you can, and its keyrings are yours.
 
 Even `strict` does not cover: holes in the kernel; answers inside an installed Python package; what shared time and
 caches reveal; locks on the shared files of /usr and Python, which others must not wait for; which of these files others
 open (dnotify; inotify and fanotify, too, where a program's name spaces cannot be limited); a virtual machine's own
 sockets (AF_VSOCK); many processes that each use memory up to the limit, although the kernel is asked to kill these
-first when memory is short.
+first when memory is short. If the grader is not root: a program can use up its user's quota of keys while it runs, and
+on older kernels System V memory is not limited.
 
 Left out: cgroups (they need a delegated tree), seccomp filters, languages other than Python, systems other than
 Linux (5.3; strict: 5.12, without root 5.14). Standard library only.

@@ -195,7 +195,8 @@ def report_of(path: Path) -> dict:
     """
     try:
         report = {"settings": {}, "metrics": None, **json.loads((path / "complete.json").read_text(encoding="utf-8"))}
-        numbers = [report["step"], report["ranks"], *(size for size, _ in report["files"].values())]
+        digests = [report["metrics"] or (0, ""), *report["files"].values()]
+        numbers = [report["step"], report["ranks"], *(size for size, _ in digests)]
         if not all(type(number) is int for number in numbers) or not isinstance(report["settings"], dict):
             raise TypeError("values of other types")
         return report

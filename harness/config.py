@@ -13,6 +13,7 @@ run's config.json; the flags in MAY_CHANGE can be overridden. Methods and their 
 import argparse
 import datetime
 import difflib
+import itertools
 import math
 import os
 import re
@@ -83,7 +84,10 @@ class Parser(argparse.ArgumentParser):
             add("--help-all", action="store_true", default=argparse.SUPPRESS, help="all flags")
 
     def parse_known_args(self, args=None, namespace=None):
-        for word in sys.argv[1:] if args is None else args:
+        words = sys.argv[1:] if args is None else args
+        for before, word in itertools.pairwise(["", *words]):
+            if not word or re.fullmatch("--[a-z-]+=", word):  # most often a shell's variable that is not set
+                raise BadInput(f"{(word or before).rstrip('=')}: is empty; give a value, or leave it out")
             if word.endswith("=--"):  # argparse would drop it, and give an empty list
                 self.error(f"{word}: -- is no value")
             if SURROGATE.search(word):
@@ -96,14 +100,10 @@ class Parser(argparse.ArgumentParser):
         try:
             for action in defaults:
                 action.default = argparse.SUPPRESS
-            given = vars(self.parse_args(argv))
+            return vars(self.parse_args(argv))
         finally:
             for action, default in defaults.items():
                 action.default = default
-        for name, value in given.items():
-            if value == "":  # most often a shell's variable that is not set
-                raise BadInput(f"{flag(name)}: is empty; give a value, or leave it out")
-        return given
 
     def defaults(self) -> dict:
         """The default of each flag, by name."""
@@ -337,7 +337,7 @@ def resumed(given: dict, parser: Parser) -> argparse.Namespace:
     try:
         path, step = checkpoint.find(Path(given["resume"]))
         run = path.resolve().parent.parent
-        saved = settings_in(run / "config.json", ("task", "method", "seed"))
+        saved = settings_in(run / "config.json", dict(task=str, method=str, seed=int))
         made = checkpoint.report_of(path)["settings"]
     except ValueError as error:
         raise BadInput(f"--resume {given['resume']}: {error}; give a run's folder, or another checkpoint") from error

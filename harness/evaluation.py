@@ -176,7 +176,7 @@ def row_of(problem: dict, sample: int, text: str, verdict: Verdict, tokens: int,
     return {
         "problem": problem["id"],
         "sample": sample,
-        "score": verdict.score,
+        "score": verdict.reward,
         "reason": verdict.reason,
         "tokens": tokens,
         "limit": limit,

@@ -5,7 +5,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -88,10 +88,15 @@ def write_config(args: argparse.Namespace, folder: Path) -> None:
     write_json(folder / "config.json", {**vars(args), "resume": None, "versions": versions})
 
 
-def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
+def has(value, forms: dict[str, type]) -> bool:
+    """Whether JSON is an object with values of these types."""
+    return isinstance(value, dict) and all(name in value and isinstance(value[name], forms[name]) for name in forms)
+
+
+def rows(path: Path, forms: dict[str, type] | None = None) -> list[dict]:
     """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput, naming the line.
 
-    Every object must have these `keys`.
+    Every object must have values of these `forms`.
     """
     found = []
     try:
@@ -103,23 +108,22 @@ def rows(path: Path, keys: Sequence[str] = ()) -> list[dict]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise BadInput(f"{path}, line {number}: not JSON ({error}); restore or remove the file") from error
-        if not isinstance(row, dict) or not set(keys) <= row.keys():
-            needed = f" with {', '.join(keys)}" if keys else ""
+        if not has(row, forms or {}):
+            needed = f" with {', '.join(forms)} of their types" if forms else ""
             raise BadInput(f"{path}, line {number}: not an object{needed}; restore or remove the file")
         found.append(row)
     return found
 
 
-def settings_in(path: Path, keys: Sequence[str] = ()) -> dict:
-    """The object in a JSON file, which must have these `keys`; raises BadInput."""
+def settings_in(path: Path, forms: dict[str, type] | None = None) -> dict:
+    """The object in a JSON file, which must have values of these `forms`; raises BadInput."""
     try:
         settings = json.loads(regular(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
-    if not isinstance(settings, dict) or not set(keys) <= settings.keys():
-        raise BadInput(
-            f"{path}: not an object with {', '.join(keys) or 'settings'}; restore it, or choose another folder"
-        )
+    if not has(settings, forms or {}):
+        needed = ", ".join(forms or ["settings"])
+        raise BadInput(f"{path}: not an object with {needed} of their types; restore it, or choose another folder")
     return settings
 
 

@@ -14,7 +14,7 @@ from tasks.problems import BadInput
 def config_of(folder: Path) -> dict | None:
     """The configuration of a run of train.py; None for any other folder."""
     try:
-        return settings_in(folder / "config.json", ["toy_lines"])
+        return settings_in(folder / "config.json", {"toy_lines": int})
     except BadInput:  # no folder, or one whose loading will say what is wrong with it
         return None
 

@@ -68,7 +68,6 @@ def launch(count: int, script: str, argv: Sequence[str]) -> int:
 
     The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them, SIGTERM as Ctrl-C.
     """
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGINT"
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     logging.disable(logging.CRITICAL)  # of torch's launcher: the ranks say what is wrong
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
@@ -81,6 +80,7 @@ def launch(count: int, script: str, argv: Sequence[str]) -> int:
         local_addr="localhost",
         run_id=f"{os.getpid()}",
         max_restarts=0,
+        signals_to_handle="SIGINT",
         shutdown_timeout=24 * 3600,  # seconds from Ctrl-C until ranks are killed: they may have a step to finish
     )
     try:

@@ -37,6 +37,7 @@ from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
 from harness.command import out_of_memory
 from harness.config import Protocol, flag
+from harness.folders import settings_in
 from harness.models import config_of
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
@@ -44,7 +45,7 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
 from tasks.walk import Environment, kind_of
 
-logging.get_logger("transformers.modeling_utils").setLevel("ERROR")  # its report of weights, beside our one sentence
+logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
 TEMPLATE_SECONDS = 20  # that a chat template may take
 DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
@@ -65,7 +66,7 @@ def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     """What is loaded, checked: what tells a model without its weights, then problems, then weights. Raises BadInput."""
     check_ranks(args, ranks)
     if args.model:
-        model, tokenizer = load_outline(args.model)
+        model, tokenizer = load_outline(args.model, args.lora_rank)
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed, args.toy_width), toy.make_tokenizer()
     if args.prm:
@@ -105,9 +106,6 @@ def check_architecture(args: argparse.Namespace, model) -> list[str]:
         raise BadInput(
             f"--model {args.model}: its layers have no self_attn; choose another --method than {args.method}"
         )
-    if args.lora_rank and args.model and not lora.fits(model, args.lora_rank):
-        kind = model.config.model_type
-        raise BadInput(f"--model {args.model}: adapters cannot be merged into a {kind} model; leave --lora-rank out")
     notes = []
     if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
         notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
@@ -208,14 +206,21 @@ def hub_answers(name: str) -> bool:
     return True
 
 
-def load_outline(name: str) -> tuple[torch.nn.Module, object]:
-    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load; raises BadInput."""
+def load_outline(name: str, rank: int) -> tuple[torch.nn.Module, object]:
+    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load.
+
+    Raises BadInput, also where no adapter of this rank, if it is not 0, can be trained.
+    """
     with opened("--model", name) as options:
         config = AutoConfig.from_pretrained(name, **options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    if not getattr(config.get_text_config(), "num_attention_heads", None):
+    text = config.get_text_config()
+    if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(f"--model {name}: {config.model_type} has no attention, which training needs; give another")
+    if rank and not lora.fits(model, rank):
+        kind = config.model_type
+        raise BadInput(f"--model {name}: adapters cannot be merged into a {kind} model; leave --lora-rank out")
     return model, load_tokenizer("--model", name)
 
 
@@ -273,6 +278,8 @@ def load_model(name: str, device: torch.device) -> tuple[torch.nn.Module, object
     """The policy, in the dtype in which it is stored, and its tokenizer; raises BadInput."""
     policy, tokenizer = load_folder("--model", name, AutoModelForCausalLM, "auto", device)
     check_finite("--model", name, policy)
+    if (Path(name) / "generation_config.json").exists():
+        settings_in(Path(name) / "generation_config.json")  # transformers would do without a damaged one
     try:
         torch.tensor(stop_ids(policy, tokenizer), dtype=torch.long)
     except (TypeError, ValueError) as error:

@@ -30,9 +30,10 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, grader
 from tasks.rows import from_files
 
-SETTINGS = ("protocol", "data", "models")  # keys of settings.json
+SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of settings.json
+ABOUT = {"k": int, "problems": int, "revision": str}  # of a benchmark in "data"
 OPTIONAL = {"model": str, "benchmark": str, "seed": int, "truncated": bool}  # of a row of --replay
-ROW = ("model", "benchmark", "seed", "problem", "score", "reason")  # keys of a generation
+ROW = dict(model=str, benchmark=str, seed=int, problem=str | int, score=int | float | None, reason=str)  # a generation
 
 
 def show(
@@ -43,6 +44,8 @@ def show(
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
     settings = folders.settings_in(folder / "settings.json", SETTINGS)
+    if not all(folders.has(about, ABOUT) for about in settings["data"].values()):
+        raise BadInput(f"{folder / 'settings.json'}: says too little of its data; restore it, or choose another folder")
     rows = folders.rows(folder / "generations.jsonl", ROW)
     data, generations = settings["data"], {}  # model -> benchmark -> rows
     for row in rows:
@@ -186,6 +189,8 @@ def replay(args: argparse.Namespace) -> Path:
             }
         )
         references.append(reference)
+    if not rows:
+        raise BadInput(f"{blame}: holds no rows; give one object a line")
     verdicts = grade_all(partial(grade_either, args), [row["response"] for row in rows], references)
     for row, verdict in zip(rows, verdicts, strict=True):
         row["score"], row["reason"] = (0.0, "truncated") if row.pop("truncated") else verdict
@@ -244,7 +249,7 @@ def prepare_folder(folder: Path, settings: dict, sets: list[Loaded], protocol: P
     checkpoint.write_json(path, merged)
     if not generations.exists():
         return []
-    kept = whole_blocks(folders.rows(generations, (*ROW, "block", "response")), sets, protocol)
+    kept = whole_blocks(folders.rows(generations, {**ROW, "block": int, "response": str}), sets, protocol)
     checkpoint.write_whole(generations, "".join(map(checkpoint.as_json, kept)))
     for row in kept:
         del row["response"]

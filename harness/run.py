@@ -72,7 +72,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
     with parallel.together(ranks):
         check_out(args.out)
         if args.model:
-            memory.check(load_outline(args.model)[0].config, args, ranks)
+            memory.check(load_outline(args.model, args.lora_rank)[0].config, args, ranks)
         task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
     room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
     predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
@@ -290,7 +290,7 @@ def reload(run: Run) -> None:
 
 
 def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
-    """Random numbers depend on the seed, the step (or what is done besides) and the rank alone: methods see the same."""
+    """Random numbers depend on the seed, the step (or one of PURPOSES) and the rank alone: methods see the same."""
     step = PURPOSES.get(step, step)
     return int(np.random.SeedSequence([seed, step] + [rank] * (rank > 0)).generate_state(1)[0])
 

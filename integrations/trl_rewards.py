@@ -27,4 +27,4 @@ def scores(grade: Callable, completions: list, references: list) -> list[float |
     texts = []
     for completion in completions:
         texts.append(completion if isinstance(completion, str) else completion[-1]["content"])
-    return [verdict.score for verdict in grade_all(grade, texts, references)]
+    return [verdict.reward for verdict in grade_all(grade, texts, references)]

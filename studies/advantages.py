@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     """The settings of a run, `model` being the one that is asked for; raises BadInput."""
-    config = folders.settings_in(flags.run / "config.json", ["task", "toy_lines"])
+    config = folders.settings_in(flags.run / "config.json", dict(task=str, toy_lines=int))
     folder = flags.run / ("start" if flags.start else "model")
     if config["task"] != "embedded":
         raise BadInput(f"{flags.run}: is a run of --task {config['task']}; give one of the embedded task")

@@ -24,7 +24,6 @@ spans of a rollout and rollouts of a group depend on each other, so p-values her
 import argparse
 import hashlib
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from harness.config import Parser, answer, check_flags, natural, positive_int, refuse_other_settings
@@ -61,6 +60,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from credit.batch import Batch
+from credit.methods import assign_credit
 from credit.shear_settings import pair_distances, settings_of
 from credit.table import options_of
 from fast.distances import token_distances
@@ -153,8 +153,8 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     batches, closest, pages = [], [], []
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
         batch = scored(group, policy, task, tokenizer, args, reward_model)
-        batch = replace(batch, closest=report.closest_in(batch, args))
-        closest.append(batch.closest)
+        assign_credit("shear", batch, args)
+        closest.append(report.closest_in(batch, args))
         if group is in_fig_11:
             results["fig_11"] = of_pairs(flags, args, task, batch)
         if flags.html:
@@ -294,7 +294,7 @@ def pair(batch: Batch, row: int, other: int, error: int, args) -> tuple[np.ndarr
     The other's first error begins at `error`, -1 without one.
     """
     rows = [row, other]
-    hidden = spread(batch.scored.hidden, batch.rollouts.mask)[rows]  # (2, T, d)
+    hidden = spread(batch.hidden, batch.rollouts.mask)[rows]  # (2, T, d)
     mask = batch.rollouts.mask[rows]  # (2, T)
     correct = torch.tensor([True, False], device=mask.device)
     right, wrong = two_sides(hidden, mask, correct, args.window, args.stride)
@@ -316,7 +316,7 @@ def page_rows(group: Prefixes, batch: Batch, args: argparse.Namespace, task: Tas
     """
     methods = ("shear", "grpo", "first", "oracle") if task.first_error else ("shear", "grpo")
     weights = {name: weights_of(name, batch, args) for name in methods}  # (G, T) each
-    rows = report.sample_rows(0, tokenizer, task, [group.problem], batch, group.verdicts, weights)
+    rows = report.sample_rows(0, tokenizer, task, batch, args, weights)
     for row in rows:
         row["step"] = None
     return rows

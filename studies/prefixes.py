@@ -30,7 +30,7 @@ from tqdm import tqdm
 from credit.batch import Batch, Source
 from credit.salience import answer_places
 from credit.shear_settings import Closest
-from grpo import Policy, Rollouts, cat_padded, pad_id, pad_left, rollout, score, stop_ids
+from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, rollout, stop_ids
 from harness.checkpoint import write_whole
 from harness.evaluation import context_of
 from harness.prepare import sampling_of
@@ -39,7 +39,6 @@ from rewards import Verdict
 from shear import span_bounds
 from tasks.problems import SURROGATE, BadInput, Task
 from tasks.rows import cause, json_lines
-from train import as_batch
 
 SPANS = ("rollout", "number", "right", "end", "distance", "success")  # columns of the table that figures take
 
@@ -176,7 +175,7 @@ def as_group(args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[
         responses=responses,
         texts=rollouts.texts,
         truncated=rollouts.truncated.tolist(),
-        scores=[verdict.score for verdict in verdicts],
+        scores=[verdict.reward for verdict in verdicts],
         reasons=[verdict.reason for verdict in verdicts],
         ends=ends,
         continued=[],
@@ -209,7 +208,7 @@ def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -
         verdicts = task.verdicts([group.problem] * len(rows), dataclasses.replace(rollouts, texts=texts))
         for place, row in enumerate(rows):
             own = verdicts[place * count : (place + 1) * count]
-            scores[row].append([verdict.score for verdict in own])
+            scores[row].append([verdict.reward for verdict in own])
     return dataclasses.replace(group, continued=scores)
 
 
@@ -221,9 +220,10 @@ def scored(group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_
     device = policy.model.device
     rollouts = as_rollouts(group.prompt, group.responses, group.texts, group.truncated, tokenizer, device)
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
-    source = Source(policy, tokenizer, task, [group.problem], 0, reward_model)
-    batch = as_batch(rollouts, group.verdicts, len(group.texts), source)
-    return dataclasses.replace(batch, scored=score(policy, batch.rollouts, **limits))
+    source = Source(policy, tokenizer, task, 0, reward_model)
+    batch = Batch.of(rollouts, group.verdicts, [group.problem], source)
+    batch.log_probs, batch.entropies, batch.hidden = log_probs(policy, batch.rollouts, **limits)
+    return batch
 
 
 def table_of(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:

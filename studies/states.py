@@ -75,7 +75,7 @@ def embedded(path: str | None, device: torch.device) -> States:
     policy = Policy(model, **packing_of(model))
     batch = Batch.cat([prefixes.scored(group, policy, task, tokenizer, args) for group in sampled])
     mask = batch.rollouts.mask  # (B, T)
-    hidden = spread(batch.scored.hidden, mask)  # (B, T, d)
+    hidden = spread(batch.hidden, mask)  # (B, T, d)
     sizes = f"a step of {len(mask)} rollouts, G {args.rollouts_per_prompt}, T {mask.shape[1]}, d {hidden.shape[-1]}"
     return States(
         f"the embedded model, {sizes}", hidden, mask, batch.correct, args.rollouts_per_prompt, args.window, args.stride

@@ -59,11 +59,12 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 import train
+from credit.batch import Batch
 from credit.table import needing
 from harness import folders, parallel, report
 from harness.command import GOES_ON, guarded, parse_args
 from harness.run import Run, prepared, seed_of
-from rewards import scores_of
+from rewards import rewards_of
 from studies.advantages import measure
 from tasks.problems import BadInput
 
@@ -74,14 +75,14 @@ CODE = "sinkhorn.py shear.py grpo.py rewards.py train.py credit fast grading har
 HELDOUT = 256  # problems
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 TIMED = 3  # steps
+ROW = {"stage": str, "code": str, "cell": str, "seed": int, "rule": str, "lr": float | int}  # of any trial
 NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     logging.disable_progress_bar()
-    flags = make_parser().parse_args(argv)
-    return guarded(lambda: study(flags), interrupted=GOES_ON, memory="lower --jobs")
+    return guarded(lambda: study(make_parser().parse_args(argv)), interrupted=GOES_ON, memory="lower --jobs")
 
 
 def study(flags: argparse.Namespace) -> int:
@@ -136,8 +137,13 @@ def git(*words: str) -> str:
 
 
 def rows_of(path: Path) -> list[dict]:
-    """The rows that are there."""
-    return folders.rows(path, ("stage", "cell", "seed", "rule", "lr")) if os.path.lexists(path) else []
+    """The rows that are there; raises BadInput for a file of something else."""
+    if not os.path.lexists(path):
+        return []
+    rows = folders.rows(path, ROW)
+    if not rows and path.stat().st_size:
+        raise BadInput(f"--rows {path}: holds no trial; name another file")
+    return rows
 
 
 def refuse_other_code(path: Path, origin: dict) -> None:
@@ -175,7 +181,7 @@ def started(args: argparse.Namespace) -> Iterator[Run]:
     ranks = parallel.join(args.device, grouped=args.dtype != "float32")
     try:
         with prepared(args, ranks) as (run, _, _):
-            parallel.refresh(run.policy, run.sampler, ranks)
+            parallel.refresh(run.trained, run.frozen.model, ranks)
             yield run
     finally:
         parallel.leave()
@@ -192,7 +198,7 @@ def run_trial(args: argparse.Namespace, cell: Cell) -> dict:
     with started(args) as run:
         before = located(run, 0)
         steps = [train.train_step(run, step)[0] for step in range(args.steps)]
-        torch.manual_seed(seed_of(args.seed, train.EVALUATION))
+        torch.manual_seed(seed_of(args.seed, "evaluation"))
         sampled = accuracy(run, args.rollouts_per_prompt, args.temperature)
         greedy = accuracy(run, 1, 0.0)
         after = located(run, args.steps)
@@ -205,12 +211,12 @@ def located(run: Run, step: int) -> dict | None:
     """`measures.localisation` of the method's weights in rollouts to held-out problems, where errors are known."""
     if not run.task.first_error:
         return None
-    torch.manual_seed(seed_of(run.args.seed, train.EVALUATION))
+    torch.manual_seed(seed_of(run.args.seed, "evaluation"))
     clock = report.Clock(run.ranks.device)
-    groups = train.sample_groups(run, run.task.heldout[: run.args.eval_groups], clock)
-    batch, token_advantages, problems, _ = train.credit_groups(run, groups, step, clock)
-    found = report.credit_vs_first_error(run.tokenizer, run.task, problems, batch, token_advantages)
-    return found["localisation"]
+    problems, size = run.task.heldout[: run.args.eval_groups], run.args.rollouts_per_prompt
+    rollouts, verdicts = train.sample_and_grade(run, problems, size, run.args.temperature, clock)
+    batch = train.with_credit(run, Batch.of(rollouts, verdicts, problems, train.source_of(run, step)), clock)
+    return report.credit_vs_first_error(run.tokenizer, run.task, batch)["localisation"]
 
 
 def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
@@ -220,7 +226,7 @@ def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
         if not needing_models & {RULES[rule]["method"]} and not NOT_CREDIT & RULES[rule].keys():
             rules[rule] = RULES[rule]
     with started(args) as run:
-        parts = args, run.task, run.sampler, run.tokenizer
+        parts = args, run.task, run.frozen.model, run.tokenizer
         return {"advantages": measure(*parts, run.task.heldout[:GROUPS], rules, CONTINUATIONS)}
 
 
@@ -251,7 +257,9 @@ MEASURES = {
 
 def accuracy(run: Run, count: int, temperature: float) -> float:
     """Share of right ones among `count` responses to each held-out problem."""
-    return float(np.nanmean(scores_of(train.sample_and_grade(run, run.task.heldout, count, temperature))))
+    clock = report.Clock(run.ranks.device)
+    _, verdicts = train.sample_and_grade(run, run.task.heldout, count, temperature, clock)
+    return float(np.nanmean(rewards_of(verdicts)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ SAME = [
     ("0.0833333333333333", r"\frac{1}{12}"), ("0.5", r"\frac12"),
     # small constants: their difference is not nothing
     (r"6.72\times 10^{-5}", ".0000672"), (r"1.5\cdot10^6", "1500000"), ("4^{504.5}", "2^{1009}"),
+    # periodic decimals
+    (r"0.\overline{3}", r"\frac13"), (r"-0.1\overline{6}", r"-\frac16"), (r"x=.\bar3", r"\frac13"),
     # thousands
     ("1,000", "1000"), ("1{,}000{,}000", "1000000"), (r"10,\!080", "10080"), ("1 000", "1000"), (r"10\,080", "10080"),
     (r"10\ 080", "10080"), ("12~345~678", "12345678"), (r"\$32,\!348", "32348"), ("x=1,000", "1000"),
@@ -27,7 +29,9 @@ SAME = [
     # million and its like
     (r"5\text{ hundred}", "500"),
     (r"3\text{ million}", "3000000"), ("3 million", "3000000"), (r"\$2.5\text{ billion}", "2500000000"),
+    (r"12\text{ dozen eggs}", "144"), (r"5\text{ halves}", r"\frac52"), (r"\frac12\text{ million}", "500000"),
     # units, degrees, ordinals
+    (r"6\text{ one-inch cubes}", "6"), (r"5\text{ meters squared}", "5"), (r"5\text{ times}", "5"),
     (r"5\text{ cm}", "5"), ("5", r"5\mbox{ cm}^2"), (r"12\,\mathrm{km/h}", "12"), (r"4\text{ square inches}", "4"),
     ("36 dollars", "36"), ("£36", "36"), (r"\text{36 dollars}", "36"), ("12 square units", "12"), (r"30^\circ", "30"),
     ("30°", r"30^{\circ}"), (r"\frac{270}{7}^\circ", r"\frac{270}7\text{ degrees}"), (r"5^{\text{th}}", "5"),
@@ -37,19 +41,24 @@ SAME = [
     # text, choices and times
     (r"\text{Friday}", "Friday"),
     ("Evelyn", r"\text{Evelyn}"), (r"\textbf{ evelyn}", r"\text{Evelyn}"), ("C", r"\text{(C)}"),
-    (r"\text{C}", r"\text{(C)}"), ("(C)", r"\text{C}"), (r"4:30 \text{ p.m.}", r"\text{4:30 p.m.}"),
+    (r"\text{C}", r"\text{(C)}"), ("(C)", r"\text{C}"), (r"\text{(C) } 12", "C"), ("(B) 5", r"\text{(B)}"),
+    (r"4:30 \text{ p.m.}", r"\text{4:30 p.m.}"),
     (r"4:30\text{ PM}", r"\text{4:30 p.m.}"), ("11:21", "V_{1}:V_{2}=11:21"), ("4 : 3", "4:3"), (r"\frac43", "4:3"),
     # bases
     ("52_8", "52_{8}"), ("52", "52_8"),
     # names before an answer, and equations as answers
     ("x=5", "5"), ("5", "x=5"), ("2x+3", "y = 2x + 3"), ("n^2-n-1", r"m_{\max }=n^{2}-n-1"),
     (r"x=\frac{10}{2}=5", "5"), ("f(2)=5", "5"), ("-2x+4y=6", "x-2y+3=0"), ("xy=1", r"y=\frac1x"),
+    ("5 = x", "5"), (r"\frac12=f(3)", r"\frac12"), (r"\approx 5", "5"), ("x≈2.5", "2.5"), ("f'(x)=2x", "2x"),
+    (r"n\equiv3\pmod 7", r"n \equiv 3 \pmod{7}"), (r"n≡3 (\text{mod } 7)", r"n\equiv 3\pmod 7"),
+    ("f'(x)", r"f^{\prime}(x)"),
     # algebra
     ("(a+5)(b+2)", "ab+2a+5b+10"), (r"\sec^2 y", r"\tan^2 y+1"), (r"\frac{1}{\sqrt2+1}", r"\sqrt2-1"),
     (r"\frac{(2n)!}{n!^2}", r"\binom{2n}{n}"), (r"\frac{1+i}{2}", r"\frac{1}{1-i}"), (r"\dfrac 34", r"\tfrac{3}{4}"),
     # lists, sets, tuples
     ("100, 200", "100,200"),
-    ("5,3,1", "1,3,5"), (r"\{1,3,5\}", "1,3,5"), (r"3 \text{ or } 5", "3,5"), (r"x=1\text{ or }x=-2", "1,-2"),
+    ("5,3,1", "1,3,5"), (r"\{1,3,5\}", "1,3,5"), (r"\{(1,2),(3,4)\}", "(1,2),(3,4)"),
+    (r"3 \text{ or } 5", "3,5"), (r"x=1\text{ or }x=-2", "1,-2"),
     (r"\pm1,\pm7", "1,-1,7,-7"), ("69, 84", "$69$,$84$"), (r"1\pm\sqrt{19}", r"1+\sqrt{19},1-\sqrt{19}"),
     (r"(0,\pm2),(4,\pm23)", "(0,2),(0,-2),(4,23),(4,-23)"), (r"1,2,\ldots,10", r"1,2,\dots,10"),
     # intervals and conditions
@@ -72,14 +81,17 @@ OTHER = [
     (r"\frac{1}{2^{99}}", r"\frac{1}{2^{100}}"), (r"\frac{1}{100!}", r"\frac{1}{101!}"),
     (r"6.7\times10^{-34}", r"6.6\times10^{-34}"), (r"\frac{\sqrt2}{10^{20}}", r"\frac{\sqrt3}{10^{20}}"),
     ("10^{20}+1", "10^{20}"), ("2^{64}-1", "2^{64}"),
+    # periodic decimals
+    (r"0.\overline{3}", "0.3"), (r"0.1\overline{6}", r"\frac{16}{99}"), (r"0.\overline{" + "3" * 10**4 + "}", "0.3"),
     # thousands
     ("1,001", "1000"), ("1 000", "1"), ("1,0", "10"), ("1, 000, 5", "10005"),
     # mixed numbers, and numbers that only stand side by side
     ("73/4", r"\frac{31}{4}"), ("7 3/4", r"\frac{21}{4}"), (r"5\quad 6", "11"), ("5 6", "30"), ("5 6", "5"),
     # million and its like
     (r"5\text{ hundred}", "5"), (r"3\text{ million}", "3"), (r"3\text{ million}", "3000"),
+    (r"5\text{ halves}", "5"), ("12 dozen", "12"), (r"\frac12\text{ million}", r"\frac12"), ("12 thousandths", "12"),
     # units, degrees, ordinals
-    (r"6\text{ cm}", "5"),
+    (r"6\text{ cm}", "5"), (r"5\text{ perhaps six}", "5"), (r"5\text{ squared}", "5"), (r"5\text{ (probably)}", "5"),
     # a letter at the end is no unit
     ("6", "6m"), ("5", "5t"), (r"2\pi", r"2\pi h"), ("2n", "2"),
     # percent
@@ -89,6 +101,7 @@ OTHER = [
     (r"4 \text{ a.m.}", r"4 \text{ p.m.}"),
     (r"\text{Monday}", "Friday"), (r"\text{r}", "R"),
     (r"\text{Evelina}", r"\text{Evelyn}"), (r"\text{Nevely}", r"\text{Evelyn}"), ("D", r"\text{(C)}"),
+    ("(C) 12", "D"), ("(C), (D)", "C"),
     (r"\text{(C) or (D)}", r"\text{(C)}"), (r"4:30 \text{ a.m.}", r"\text{4:30 p.m.}"),
     (r"5:30 \text{ p.m.}", r"\text{4:30 p.m.}"), ("1:00", "12:00"), (r"\text{the correct answer}", "5"), ("x", "5"),
     # bases
@@ -96,15 +109,18 @@ OTHER = [
     # names before an answer, and equations as answers
     ("x=4", "5"), ("x=3", "x=4"), ("x=4", "y=4"), ("0", "x^2+1=0"), ("11a+c", "7=11a+c"), ("x-2y-3=0", "x-2y+3=0"),
     ("x^2+2=0", "x^2+1=0"), ("6=5", "5"), ("x=4=5", "5"), ("1=2=5", "5"), (r"x\ne5", "5"), ("x>5", "5"),
+    ("5=x", "y=5"), ("0=x-5", "0"), (r"5\approx 6", "5"), (r"n\equiv3\pmod 7", r"n\equiv 3\pmod 8"),
+    ("5'", "5"), ("f'(x)", "f(x)"), ("y'+y=0", "y''+y=0"),
     # algebra
     ("(a-5)(b+2)", "ab+2a+5b+10"), (r"\sqrt2+1", r"\sqrt2-1"), ("|x|", "x"), (r"\binom{2n}{n+1}", r"\binom{2n}{n}"),
     (r"\frac{1-i}{2}", r"\frac{1}{1-i}"), ("R-r", "0"), ("R+r", "2r"), ("3/5", r"\frac34"),
     # lists, sets, tuples
     ("1,3", "1,3,5"), ("1,3,5,7", "1,3,5"), ("1,3,6", "1,3,5"), ("16,3,1", "16,3,1,1"), ("-2", "-2,-2"), ("5,6", "5"),
     (r"(0,\pm2)", "(0,2)"), ("(4,2)", "(2,4)"), ("(5,3)", "(4,2)"), ("(1,3),(2,4)", "(1,2),(3,4)"),
-    ("1,5", r"1,\ldots,5"), ("1,2,10", r"1,2,\dots,10"),
+    (r"\{1,-2\}", "(1,-2)"), ("(3,4)", r"\{3,4\}"), ("1,5", r"1,\ldots,5"), ("1,2,10", r"1,2,\dots,10"),
     # intervals and conditions
     (r"x<2\text{ or }x\ge3", r"(-\infty,2)\cup(3,\infty)"), (r"x\le-5", r"(-\infty,-5)"), ("x>-5", r"(-\infty,-5)"),
+    ("[5,5]", "5"), (r"\left[5,5\right]", "5"),
     ("[3,4]", "[3,4)"), ("(3,4]", "[3,4]"), ("(0,1]", "[0,1)"), ("x<3", r"x\le3"),
     # matrices
     (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),

@@ -6,6 +6,7 @@ Run: pytest tests/test_browser.py (needs Chromium or Chrome, and `pip install pl
 import math
 import re
 import shutil
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from test_page import GOOD, HOSTILE, long_group, rollout
 from test_shear import pot_distance
 
-from credit.shear_settings import Settings, closest_of
+from credit.shear_settings import Settings, closest_by_rollout, group_weights
 from studies import page
 
 
@@ -79,7 +80,9 @@ def states_group():
     mask = torch.ones(4, 24, dtype=torch.bool)
     settings = Settings(window=8, stride=4, eps=0.3, tol=1e-5)  # a large eps, as POT takes long near exact transport
     group = []
-    for row, spans in enumerate(closest_of(hidden, mask, correct, settings)):
+    stats = defaultdict(list)
+    group_weights(hidden, mask, correct, settings, stats)
+    for row, spans in enumerate(closest_by_rollout(stats["closest"][0], mask, correct, 8, 4)):
         tokens = [f"{'abcd'[row]}{place} " for place in range(24)]
         omega = [max(span.distance for span in spans if span.start <= place < span.end) for place in range(24)]
         verdict = dict(score=float(correct[row]), advantage=1.0 if correct[row] else -1.0)

@@ -6,7 +6,7 @@ strict level and stay bounded even if it fails: those that fill or kill first lo
 Not in the table, because no grader can tell them from honest programs: an object made for a test of properties, which
 is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`) or multiplied with another such object; an
 argument that is emptied, so that what the test computes from it later is empty, too; text for a test that evaluates its
-candidate's text.
+candidate's text. docs/grading.md lists all of these.
 
 Run: pytest tests/test_cheats.py
 """
@@ -39,6 +39,11 @@ ROOT = {
     "        assert math.fabs(poly(xs, candidate(list(xs)))) < 1e-4\n",
     "entry_point": "f",
 }
+UNITTEST = (
+    "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(3), 5)\n"
+    "r = unittest.TestResult()\nunittest.defaultTestLoader.loadTestsFromTestCase(T).run(r)\nassert r.wasSuccessful()"
+)
+NUMPY = "import numpy as np"
 EQUAL = "class X:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
 LIAR = """class X:
     def __init__(self, *args): self.args = args
@@ -120,6 +125,16 @@ CHEATS = [
     ("stop_iteration", "def f(x): raise StopIteration", asserts("assert all(f(x) == 5 for x in (3, 4))")),
     ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S",
      asserts("assert all(f(x) == 5 for x in [3])")),
+    ("stop_async_iteration", "async def f(x): raise StopAsyncIteration",
+     asserts("class I:\n    def __aiter__(self): return self\n    async def __anext__(self): return await f(1)\n"
+             "async def m():\n    async for v in I(): assert v == 2\nasyncio.run(m())", setup="import asyncio")),
+    ("cancelled_error", "import asyncio\nasync def f(x): raise asyncio.CancelledError",
+     asserts("async def check(): assert await f(3) == 5\n"
+             "async def m():\n    async with asyncio.TaskGroup() as g: g.create_task(check())\nasyncio.run(m())",
+             setup="import asyncio")),
+    ("skip_test", "import unittest\ndef f(x): raise unittest.SkipTest", asserts(UNITTEST)),
+    ("should_stop", "from unittest.case import _ShouldStop\nclass S(_ShouldStop): pass\ndef f(x): raise S",
+     asserts(UNITTEST)),
     ("assertion_error", "def f(x): raise AssertionError", FIVE),
     ("import_error", "def f(x): raise ImportError", FIVE),
     ("syntax_error", "def f(x): raise SyntaxError", FIVE),
@@ -188,6 +203,22 @@ CHEATS = [
     ("coroutine_goes_back", "async def g(x): return x\ndef f(x): return 0", asserts("assert f(g(1)) == 2")),
     ("exception_goes_back", "class E(Exception): pass\ndef g(x): return E\ndef f(x): return 0",
      asserts("assert f(g(1)) == 2")),
+    ("tuple_changes", "import itertools\nc = itertools.count()\nclass T(tuple):\n    _fields = ()\n"
+     "    def __iter__(s): return iter((1,) * next(c))\ndef f(x): return T()", asserts("assert f(3) in [(9,), (1,)]")),
+    ("member", "import enum\nclass C(float, enum.Enum):\n    A = 1.0\n    __eq__ = lambda s, o: True\n"
+     "    __sub__ = __abs__ = lambda s, *o: 0.0\ndef f(x): return C.A", asserts("assert abs(f(3) - 5) < 1e-6")),
+    ("error", "class E(Exception):\n    __eq__ = lambda s, o: True\n    __sub__ = __abs__ = lambda s, *o: 0.0\n"
+     "def f(x): return E()", asserts("assert f(3) == 5 or abs(f(3) - 5) < 1e-6")),
+    # what numpy finds close
+    ("empty_list", "def f(x): return []", asserts("assert np.allclose(f(3), 2.33)", setup=NUMPY)),
+    ("empty_list_of_one", "def f(x): return ()", asserts("assert np.isclose([2.33], f(3)).all()", setup=NUMPY)),
+    ("number_for_empty", "def f(x): return 7.5", asserts("assert allclose(f(3), [])")),
+    ("empty_list_testing", "def f(x): return []", asserts("np.testing.assert_allclose(f(3), 2.33)", setup=NUMPY)),
+    ("empty_array_testing", "import numpy as np\ndef f(x): return np.zeros(0)",
+     asserts("from numpy.testing import assert_equal\nassert_equal(f(3), 2.33)")),
+    ("length_changes", "class X:\n    n = 2\n    def __len__(s): return max(s.n, 0)\n    def __getitem__(s, i):\n"
+     "        s.n -= 1\n        if i >= s.n: raise IndexError\n        return 1.0\ndef f(x): return [X()]",
+     asserts("assert np.allclose(f(3), 2.33)", setup=NUMPY)),
     # instances of a class where the tests call a function
     ("area", AREA, asserts("assert abs(Area(2) - 12.56) < 1e-6")),
     ("area_swapped", AREA, asserts("assert abs(12.56 - Area(2)) < 1e-6")),
@@ -205,6 +236,12 @@ CHEATS = [
     ("area_is_float", AREA.replace("Area:", "Area(float):"), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
     ("area_returns_itself", AREA.replace("o: 0.0", "o: self"), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
     ("area_allclose", AREA, asserts("assert np.allclose(Area(2), 12.56)", setup="import numpy as np")),
+    ("area_format", AREA.replace("o: 0.0", "o: self") + "    __format__ = lambda self, spec: '0.00'",
+     asserts("assert f'{Area(2) - 12.56:.2f}' == '0.00'")),
+    ("area_divmod", AREA + "    __divmod__ = lambda self, o: (0, 0)\n    __mod__ = __floordiv__ = lambda self, o: 0",
+     asserts("assert divmod(Area(2), 12)[1] == 0")),
+    ("area_member", "import enum\nclass C(enum.IntEnum): A = 0\nclass Area:\n    def __init__(s, r): s.c = C.A\n"
+     "    __sub__ = lambda s, o: C.A", asserts("a = Area(2)\na.c\nassert abs(a - 12.56) < 1e-6")),
     ("power", LIAR, asserts("assert abs(X(2.0) ** 2 - 2.0) < 1e-6")),
     ("power_equal", LIAR, asserts("assert X(4) ** 2 == 4")),
     ("float_of_class_that_changes",
@@ -226,7 +263,17 @@ CHEATS = [
     ("patched_isclose", "import math\nmath.isclose = lambda *a: True\nfrom math import isclose\ndef f(x): return 0",
      asserts("assert isclose(f(3), 5)")),
     ("own_allclose", "def allclose(*a): return True\ndef f(x): return 0", asserts("assert allclose(f(3), 5)")),
+    ("own_isclose_of_objects", "def isclose(*a): return True\nclass X: pass\ndef f(x): return X()",
+     asserts("assert isclose(f(3), 5)", "assert isclose(f(3), f(4))")),
+    ("own_lcm", "from math import gcd\ndef lcm(a, b): return 0", asserts("assert lcm(4, 6) == 24 // gcd(4, 6)")),
+    ("own_fraction", "class Fraction: pass\ndef f(x): return x + x",
+     asserts("assert f(Fraction(1, 4)) == Fraction(1, 2)")),
+    ("own_all", "def all(x): return 1", asserts("assert all(f(x) for x in [1])")),
+    ("own_map", "def map(*x): return [5]", asserts("assert list(map(lambda x: f(x), [1])) == [5]")),
     # what the tests cannot hand back
+    ("type_of_none_goes_back", "def f(x): return None", asserts("assert f(type(f(3))) == 5")),
+    ("error_of_tests_goes_back", "def f(x): return None",
+     asserts("try: r = f(3)[0]\nexcept Exception as e: r = e\nassert f(r) == 5")),
     ("json_error_goes_back", "import json\ndef f(x): return json.JSONDecodeError",
      asserts("import json\nassert f(f(3)) == 5")),
     ("socket_error_goes_back", "import socket\ndef f(x): return socket.gaierror",
@@ -268,9 +315,12 @@ CHEATS = [
     ("decimal_bomb", reply("{'value': {'Decimal': '1E999999999999999999'}}"), asserts("assert int(f(3)) % 7 == 5")),
     ("decimal_snan", reply("{'value': {'Decimal': 'sNaN'}}"), CALL),
     ("big_fraction", reply("{'value': {'Fraction': [{'int': 'f' * 10**4}, 0]}}"), FIVE),
-    ("raise_nothing", reply("{'raise': [[], [], {}, '']}"), FIVE),
-    ("raise_print", reply("{'raise': [[['builtins', 'print']], [], {}, '']}"), FIVE),
-    ("raise_object", reply("{'raise': [[['a', 'b\\0'], ['builtins', 'Exception']], [], {}, '']}"), FIVE),
+    ("raise_nothing", reply("{'raise': {'error': [1, [], [], {}, '']}}"), FIVE),
+    ("raise_print", reply("{'raise': {'error': [None, [['builtins', 'print', 1]], [], {}, '']}}"), FIVE),
+    ("raise_object", reply("{'raise': {'error': [1, [['a', 'b\\0', 2], ['builtins', 'Exception', 3]], [], {}, '']}}"),
+     FIVE),
+    ("raise_number", reply("{'raise': 5}"), asserts("try: f(3)\nexcept Exception: pass")),
+    ("member_of_list", reply("{'value': {'member': [1, [5]]}}"), FIVE),
     ("plain_true", reply("{'value': True}"), CALL),
     ("helper", "x = 1", {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}),
     ("after_wrong", reply("{'value': 0, 'after': [[5]] * 9}"), LIST),
@@ -360,7 +410,7 @@ def grade_all_cheats(folder: Path) -> None:
         return grade_code(response, cheat[2], timeout_s=timeout_s, level="strict")
 
     verdicts = grade_all(grade, responses, CHEATS)
-    scores = {cheat[0]: verdict.score for cheat, verdict in zip(CHEATS, verdicts, strict=True)}
+    scores = {cheat[0]: verdict.reward for cheat, verdict in zip(CHEATS, verdicts, strict=True)}
     (folder / "scores.json").write_text(json.dumps(scores))
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny import made_batch
 
 import grpo
 from credit import hindsight, lora, methods, salience
@@ -16,7 +17,7 @@ from credit.methods import assign_credit, first_weights, true_errors
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings, group_weights
 from credit.table import METHODS, needing
-from grpo import Policy, Rollouts, Scored, group_advantages, score
+from grpo import Policy, Rollouts, group_advantages, log_probs
 from harness.command import parse_args
 from harness.prepare import embedded_task
 from tasks import toy
@@ -40,13 +41,13 @@ def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
     rollouts = Rollouts(None, None, torch.zeros(count, 10).long(), mask, torch.zeros(count).bool(), [""] * count)
     entropies = torch.rand(count, 10, generator=generator)
     hidden = torch.rand(count, 10, 6, generator=generator)[mask]
-    return Batch(group_advantages(rewards, size), rewards, rollouts, Scored(0 * entropies, entropies, hidden), size)
+    return made_batch(rewards, rollouts, size, log_probs=0 * entropies, entropies=entropies, hidden=hidden)
 
 
 def with_entropies(batch: Batch, entropies: torch.Tensor, mask: torch.Tensor) -> Batch:
     """The same advantages over responses of other lengths and entropies."""
     rollouts = replace(batch.rollouts, mask=mask.bool())
-    return replace(batch, rollouts=rollouts, scored=replace(batch.scored, entropies=entropies))
+    return replace(batch, rollouts=rollouts, entropies=entropies)
 
 
 def with_source(batch: Batch, **changes) -> Batch:
@@ -78,10 +79,10 @@ def told(tiny, monkeypatch) -> Batch:
     rollouts = rollouts_of(tokenizer, [problem["problem"] for problem in problems for _ in range(4)], texts)
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
-    scored = score(policy, rollouts, temperature=1.0, micro_tokens=300)
+    scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
     monkeypatch.setattr(methods.process_rewards, "score_steps", score_lines)
-    source = Source(policy, tokenizer, task, problems, 3, prm=())
-    return Batch(group_advantages(rewards, 4), rewards, rollouts, scored, 4, source)
+    source = Source(policy, tokenizer, task, 3, prm=())
+    return made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
 
 
 def rollouts_of(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
@@ -114,7 +115,7 @@ def wider(batch: Batch, by: int) -> Batch:
     def pad(values, left=0, right=by, fill=3):
         return torch.nn.functional.pad(values, (left, right), value=fill)
 
-    old, scores = batch.rollouts, batch.scored
+    old = batch.rollouts
     rollouts = replace(
         old,
         prompt_ids=pad(old.prompt_ids, by, 0),
@@ -122,18 +123,22 @@ def wider(batch: Batch, by: int) -> Batch:
         ids=pad(old.ids),
         mask=pad(old.mask, fill=False),
     )
-    return replace(batch, rollouts=rollouts, scored=Scored(pad(scores.logp), pad(scores.entropies), scores.hidden))
+    return replace(batch, rollouts=rollouts, log_probs=pad(batch.log_probs), entropies=pad(batch.entropies))
 
 
 def reordered(batch: Batch, order: list[int]) -> Batch:
     """Other groups first, other rollouts first within them."""
-    rows, old = torch.tensor(order), batch.scored
-    hidden = grpo.spread(old.hidden, batch.rollouts.mask)[rows][batch.rollouts.mask[rows]]
-    scored = Scored(old.logp[rows], old.entropies[rows], hidden)
-    groups = [row // batch.group_size for row in order[:: batch.group_size]]
-    source = replace(batch.source, problems=[batch.source.problems[group] for group in groups])
-    rollouts = batch.rollouts.take(rows)
-    return Batch(batch.advantages[rows], batch.rewards[rows], rollouts, scored, batch.group_size, source)
+    rows = torch.tensor(order)
+    return replace(
+        batch,
+        rollouts=batch.rollouts.take(rows),
+        rewards=batch.rewards[rows],
+        advantages=batch.advantages[rows],
+        problems=[batch.problem_of(row) for row in order[:: batch.group_size]],
+        log_probs=batch.log_probs[rows],
+        entropies=batch.entropies[rows],
+        hidden=grpo.spread(batch.hidden, batch.rollouts.mask)[rows][batch.rollouts.mask[rows]],
+    )
 
 
 # ---- every method ---------------------------------------------------------------------------------------------
@@ -203,15 +208,18 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     torch.manual_seed(5)
     whole = assign_credit(method, told, flags(method))
-    blocks = list(told.split())
-    assert [block.source.problems for block in blocks] == [[problem] for problem in told.source.problems]
-    for number, block in enumerate(blocks):
-        rows = slice(4 * number, 4 * number + 4)
-        scored = score(block.source.policy, block.rollouts, temperature=1.0, micro_tokens=300)
-        ours = assign_credit(method, replace(block, scored=scored), flags(method))
-        assert block.rollouts.texts == told.rollouts.texts[rows]
-        ours = torch.nn.functional.pad(ours, (0, whole.shape[1] - ours.shape[1]))
-        torch.testing.assert_close(ours, whole[rows], atol=2e-5, rtol=1e-4)
+    batch, seen = replace(told, hidden=None), []
+    for number, block in enumerate(batch.blocks()):
+        scored = log_probs(block.source.policy, block.rollouts, temperature=1.0, micro_tokens=300)
+        block.log_probs, block.entropies, block.hidden = scored
+        block.token_advantages = assign_credit(method, block, flags(method))
+        assert block.problems == [told.problems[number]]
+        assert block.rollouts.texts == told.rollouts.texts[4 * number : 4 * number + 4]
+        seen.append(block)
+    assert len(seen) == 2 and batch.hidden is None and [block.hidden for block in seen] == [None, None]
+    torch.testing.assert_close(batch.token_advantages, whole, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(batch.log_probs, told.log_probs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(batch.entropies, told.entropies, atol=1e-5, rtol=0)
 
 
 # ---- the door -------------------------------------------------------------------------------------------------
@@ -244,10 +252,10 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
     batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
     ours = assign_credit("shear", batch, flags("shear"))
     mask = batch.rollouts.mask
-    hidden = grpo.spread(batch.scored.hidden, mask)
+    hidden = grpo.spread(batch.hidden, mask)
     omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
-    assert 1 <= batch.stats["sinkhorn_iterations"] <= 100 and batch.stats["sinkhorn_error"] >= 0
+    assert 1 <= batch.metrics["sinkhorn_iterations"] <= 100 and batch.metrics["sinkhorn_error"] >= 0
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------
@@ -280,7 +288,7 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
 def test_hapo_of_equal_entropies_is_grpo():
     """No deviation, no bend, no NaN."""
     batch = batch_of([[1, 0, 0, 1]])
-    flat = replace(batch, scored=replace(batch.scored, entropies=torch.full_like(batch.scored.entropies, 0.3)))
+    flat = replace(batch, entropies=torch.full_like(batch.entropies, 0.3))
     torch.testing.assert_close(
         assign_credit("hapo", flat, flags()), assign_credit("grpo", flat, flags()), atol=1e-4, rtol=0
     )
@@ -291,7 +299,7 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
     entropies = torch.tensor([0.5, 0.5, 2, 2, 0]).repeat(2, 1)
     batch = with_entropies(batch_of([[1, 0]]), entropies, torch.ones(2, 5))
     logp = torch.tensor([-3.55, -3.5, -0.6, -0.38, 0]).repeat(2, 1)
-    batch = replace(batch, scored=replace(batch.scored, logp=logp))
+    batch = replace(batch, log_probs=logp)
     expected = batch.advantages[:, None] * torch.tensor([0, 2.5, 2.5, 0, 0])
     torch.testing.assert_close(assign_credit("rsi", batch, flags()), expected)
     assert (
@@ -303,8 +311,8 @@ def test_delta_against_a_float64_loop():
     """DelTA's steps 0 to 5 with one refinement, token by token, on the second of two groups; their mean weight is 1."""
     batch = batch_of([[1, 1, 0], [0, 1, 0]])
     logp = -torch.rand(batch.rollouts.mask.shape) * 3
-    batch = replace(batch, scored=replace(batch.scored, logp=logp))
-    hidden = grpo.spread(batch.scored.hidden, batch.rollouts.mask).double()
+    batch = replace(batch, log_probs=logp)
+    hidden = grpo.spread(batch.hidden, batch.rollouts.mask).double()
     sides, vectors = {True: [], False: []}, {}
     for row in (3, 4, 5):
         for t in range(1, int(batch.rollouts.mask[row].sum())):
@@ -392,12 +400,12 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkey
 
 def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
     """log-ratios .1 and -9 of right and wrong rollouts; lam .5 at step 0, .25 at 25, 0 from step 50 on."""
-    delta = torch.full_like(told.scored.logp, 0.1)
+    delta = torch.full_like(told.log_probs, 0.1)
     delta[:, 1::2] = -9
-    monkeypatch.setattr(hindsight, "told_logp", lambda *inputs: told.scored.logp + delta)
+    monkeypatch.setattr(hindsight, "told_log_probs", lambda *inputs: told.log_probs + delta)
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
         if not share:  # the teacher is not asked
-            monkeypatch.setattr(hindsight, "told_logp", None)
+            monkeypatch.setattr(hindsight, "told_log_probs", None)
         weights = weights_of("rlsd", with_source(told, step=step))
         right, wrong = weights[0], weights[1]
         up, down = torch.tensor([0.1, -0.1]).exp()
@@ -408,7 +416,7 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
 def test_told_logp_is_that_of_the_same_response_after_another_prompt(told):
     """Prompts of other lengths, the responses' ids untouched."""
     problems = [{"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)]
-    ours = hindsight.told_logp(told, problems, flags(temperature=0.7, micro_tokens=100))
+    ours = hindsight.told_log_probs(told, problems, flags(temperature=0.7, micro_tokens=100))
     tokenizer, rollouts = told.source.tokenizer, told.rollouts
     for row, problem in enumerate(problems):
         response = rollouts.ids[row][rollouts.mask[row]]
@@ -421,23 +429,23 @@ def test_told_logp_is_that_of_the_same_response_after_another_prompt(told):
 def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
     """Rollouts 0 and 3 are right. SDPO shows the first other one, HSD any, after the answer; log-ratio and ratio."""
     texts, prompts = told.rollouts.texts, []
-    delta = torch.linspace(-1, 1, told.scored.logp.shape[1]).expand_as(told.scored.logp)
+    delta = torch.linspace(-1, 1, told.log_probs.shape[1]).expand_as(told.log_probs)
 
     def told_logp(batch, problems, args):
         prompts.append([problem["problem"] for problem in problems])
-        return told.scored.logp + delta
+        return told.log_probs + delta
 
-    monkeypatch.setattr(hindsight, "told_logp", told_logp)
+    monkeypatch.setattr(hindsight, "told_log_probs", told_logp)
     inside, scale = told.rollouts.mask, told.advantages[:, None]
     ours = assign_credit("sdpo", told, flags(method_option=["mix=.25"]))
     torch.testing.assert_close(ours[:4], (0.25 * scale + 0.75 * delta * inside)[:4] * inside[:4])
     assert ours[4:].abs().max() == 0  # nobody to learn from
     for _ in range(20):
         torch.testing.assert_close(assign_credit("hsd", told, flags()), (delta.exp() - 1) * inside)
-    first, second = (problem["problem"] for problem in told.source.problems)
+    first, second = (problem["problem"] for problem in told.problems)
     right = [texts[0] + "\n", texts[3] + "\n"]
     assert prompts[0] == [right[1] + first, right[0] + first, right[0] + first, right[0] + first] + [second] * 4
-    answers = [f"\\boxed{{{problem['answer']}}}\n" for problem in told.source.problems]
+    answers = [f"\\boxed{{{problem['answer']}}}\n" for problem in told.problems]
     of_wrong = {shown[1] for shown in prompts[1:]}
     assert of_wrong == {right[0] + answers[0] + first, right[1] + answers[0] + first}  # twenty draws see both
     assert prompts[1][0] == right[1] + answers[0] + first and prompts[1][4:] == [answers[1] + second] * 4
@@ -495,9 +503,9 @@ def test_groups_with_one_verdict_or_none_get_no_credit(method, told):
     """Nothing to compare: no NaN, and no division by the deviation of a single rollout. (hsd compares nothing.)"""
     rewards = torch.tensor([1.0, torch.nan, torch.nan, torch.nan] + [torch.nan] * 4)
     rollouts = replace(told.rollouts, mask=told.rollouts.mask & ~rewards.isnan()[:, None])
-    scored = replace(told.scored, hidden=grpo.spread(told.scored.hidden, told.rollouts.mask)[rollouts.mask])
+    hidden = grpo.spread(told.hidden, told.rollouts.mask)[rollouts.mask]
     advantages = group_advantages(rewards, 4)
-    batch = replace(told, rewards=rewards, advantages=advantages, rollouts=rollouts, scored=scored)
+    batch = replace(told, rewards=rewards, advantages=advantages, rollouts=rollouts, hidden=hidden)
     for rescale in ("none", "mean1"):
         assert assign_credit(method, batch, flags(method, rescale=rescale)).abs().max() == 0
 
@@ -527,15 +535,14 @@ def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
 
 def test_true_errors_and_the_oracle(told):
     """Wrong rollouts keep A on their first wrong step alone, and where none is known on every token."""
-    tokenizer, problem = told.source.tokenizer, told.source.problems[0]
+    tokenizer, problem = told.source.tokenizer, told.problems[0]
     careful = toy.demonstrate(problem, toy.random.Random(0), careless=False)
     digit = str((int(careful[11 - 1]) + 1) % 10)
     texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
     rollouts = rollouts_of(tokenizer, [problem["problem"]] * 4, texts)
     rewards = torch.tensor([1.0, 0, 0, 1])
-    source = replace(told.source, problems=[problem])
-    batch = replace(told, advantages=group_advantages(rewards, 4), rewards=rewards, rollouts=rollouts, source=source)
-    places = true_errors(batch, source.task.first_error, source.problems)
+    batch = made_batch(rewards, rollouts, 4, problems=[problem], source=told.source)
+    places = true_errors(batch, told.source.task.first_error)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
     weights = weights_of("oracle", batch)
     assert weights[1].tolist() == [1] * 12 + [0] * 16

@@ -87,10 +87,10 @@ def metrics_of(folder) -> list[dict]:
 def test_a_step_with_every_method(run, method):
     """From rollouts to moved weights, in float32."""
     run.args.method = method
-    before = [parameter.clone() for parameter in run.policy.parameters()]
+    before = [parameter.clone() for parameter in run.trained.parameters()]
     metrics, _ = train.train_step(run, 0)
     assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
-    for old, new in zip(before, run.policy.parameters(), strict=True):
+    for old, new in zip(before, run.trained.parameters(), strict=True):
         assert new.device == CUDA and not torch.equal(old, new)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import grpo
 from fast import packing
-from grpo import Policy, Rollouts, cat_padded, group_advantages, policy_loss, rollout, score, stop_ids
+from grpo import Policy, Rollouts, cat_padded, group_advantages, log_probs, policy_loss, rollout, stop_ids
 from harness.parallel import Ranks, deal, moved
 
 PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
@@ -132,21 +132,21 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     model, _ = any_positions
     rollouts = sampled(any_positions)
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
-    scored = score(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
+    scored = log_probs(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
     hidden = grpo.spread(scored.hidden, rollouts.mask)  # (B, T, d)
     for row in range(8):
         prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]
         response = rollouts.ids[row][mask]
         with torch.no_grad():
             output = model(torch.cat([prompt, response])[None], output_hidden_states=True)
-        log_probs = (output.logits[0, len(prompt) - 1 : -1] / 0.8).log_softmax(-1)
-        expected = log_probs[torch.arange(len(response)), response]
-        torch.testing.assert_close(scored.logp[row][mask], expected, atol=2e-5, rtol=0)
-        entropy = torch.distributions.Categorical(logits=log_probs).entropy()
+        all_log_probs = (output.logits[0, len(prompt) - 1 : -1] / 0.8).log_softmax(-1)
+        expected = all_log_probs[torch.arange(len(response)), response]
+        torch.testing.assert_close(scored.log_probs[row][mask], expected, atol=2e-5, rtol=0)
+        entropy = torch.distributions.Categorical(logits=all_log_probs).entropy()
         torch.testing.assert_close(scored.entropies[row][mask], entropy, atol=2e-5, rtol=0)
         states = output.hidden_states[-1][0, len(prompt) :]
         torch.testing.assert_close(hidden[row][mask], states, atol=2e-5, rtol=0)
-    assert not scored.hidden.requires_grad and not scored.logp.requires_grad
+    assert not scored.hidden.requires_grad and not scored.log_probs.requires_grad
 
 
 @pytest.mark.parametrize("micro_batch, left, right", [(1, 0, 0), (2, 0, 0), (8, 0, 0), (2, 3, 5)])
@@ -156,8 +156,8 @@ def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, le
     model, _ = tiny
     torch.manual_seed(5)
     rollouts = sampled(tiny)
-    scored = score(Policy(model), rollouts, temperature=1.0, micro_tokens=1000)
-    old_logp = scored.logp + 0.2 * torch.randn_like(scored.logp)  # so that some ratios are clipped
+    scored = log_probs(Policy(model), rollouts, temperature=1.0, micro_tokens=1000)
+    old_logp = scored.log_probs + 0.2 * torch.randn_like(scored.log_probs)  # so that some ratios are clipped
     advantages = torch.randn(8, rollouts.ids.shape[1]) if per_token else torch.randn(8)
 
     def gradient(rollouts, old_logp, advantages, micro_batch, trim):
@@ -210,7 +210,7 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     tiny[0].get_output_embeddings().register_forward_hook(lambda head, inputs, logits: seen.append(logits.shape[0]))
     rollouts = sampled(tiny)
     seen.clear()
-    score(Policy(tiny[0]), rollouts, temperature=1.0, micro_tokens=1000)
+    log_probs(Policy(tiny[0]), rollouts, temperature=1.0, micro_tokens=1000)
     logp = Policy(tiny[0])(rollouts, 1.0)
     logp.sum().backward()
     assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())  # scoring, forward, again in backward
@@ -354,12 +354,13 @@ def test_scores_and_gradients_on_a_gpu_are_those_on_a_cpu(tiny):
     rollouts, found = sampled(tiny), []
     for device in ("cpu", "cuda"):
         model, part = tiny[0].to(device), moved(rollouts, torch.device(device))
-        scored = score(Policy(model), part, temperature=0.8, micro_tokens=150)
+        scored = log_probs(Policy(model), part, temperature=0.8, micro_tokens=150)
         logp = Policy(model, recompute=True)(part, 0.8)
-        loss, _ = policy_loss(logp, scored.logp + 0.1, torch.ones(8, device=device), part.mask, int(part.mask.sum()))
+        old, ones = scored.log_probs + 0.1, torch.ones(8, device=device)
+        loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
         model.zero_grad()
         loss.backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        found.append([each.cpu() for each in (scored.logp, scored.entropies, scored.hidden, gradient)])
+        found.append([each.cpu() for each in (scored.log_probs, scored.entropies, scored.hidden, gradient)])
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-3)

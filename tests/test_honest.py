@@ -160,6 +160,8 @@ HONEST = [
     ("console", f"{F}python\n{SUM}\n{F}\n{F}pycon\n>>> f(3)\n{F}\n{F}\n>>> f(3)\n{F}\n", SCRIPT),
     ("usage", f"{F}python\ndef f(x): return x\n{F}\nUsage:\n{F}python\nprint(f(3))\n{F}\n", call(([3], 3))),
     ("cut_then_whole", f"<think>\n{F}python\nx = [\n</think>\n{F}python\n{SUM}\n{F}", SCRIPT),
+    ("tag", f"<answer>{F}python\n{SUM}\n{F}</answer>", SCRIPT),
+    ("tags", f"<think></think> <answer>{F}\n{SUM}\n{F} </answer>\n", SCRIPT),
     ("as_a_helper", "class Solution:\n    def merge(self, a, b): return sorted(a + prod(b) * [deepcopy(0)])",
      {"fn_name": "merge", "inputs": [[[2, 1], [2]]], "outputs": [[0, 0, 1, 2]]}),
     # HumanEval
@@ -199,6 +201,15 @@ HONEST = [
              setup="import datetime as d")),
     ("named_tuple", "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
      asserts("assert f().x == 1 and f() == (1, 2)")),
+    ("empty", "import numpy as np\ndef f(x): return np.array(x) * 2.0",
+     asserts("assert np.allclose(f([]), []) and not np.allclose(f([]), 1)\nnp.testing.assert_equal(f([1]), [2])\n"
+             "np.testing.assert_equal({'a': [1, [2]]}, {'a': [1, [2]]})", setup="import numpy as np")),
+    ("threads", "def f(x): return x * x",
+     asserts("from concurrent.futures import ThreadPoolExecutor as P\n"
+             "with P(8) as p: assert list(p.map(f, range(200))) == [i * i for i in range(200)]")),
+    ("redirect_stdout", "import os, sys\ndef f(x):\n    print(x)\n    os.write(sys.stdout.fileno(), b'5')\n"
+     "    return x", asserts("f(4)\nb = io.StringIO()\nwith contextlib.redirect_stdout(b): assert f('a') == 'a'\n"
+             "assert b.getvalue() == 'a\\n'", setup="import io, contextlib")),
     # plain data of functions with a capital letter
     ("area", "def Area(r): return 3.14 * r * r",
      asserts("assert abs(Area(2) - 12.56) < 1e-6 and 12 < Area(2) < 13 and f'{Area(2):.1f}' == '12.6'",
@@ -229,6 +240,14 @@ HONEST = [
      asserts("assert product([1, 2, 3]) == 6", "assert even(2)")),
     ("own_gcd", "def gcd(a, b): return b if a == 0 else gcd(b % a, a)\ndef lcm(a, b): return a * b // gcd(a, b)",
      asserts("assert lcm(4, 6) == 12 and gcd(4, 6) == 2")),
+    ("own_dist", "class P:\n    def __init__(s, x): s.x = x\ndef dist(a, b): return abs(a.x - b.x)",
+     asserts("assert dist(P(1), P(3)) == 2")),
+    ("own_lcm", "from math import gcd\ndef lcm(a, b): return a * b // gcd(a, b)",
+     asserts("assert lcm(4, 6) == 24 // gcd(4, 6)")),
+    ("reduce", "from functools import *\ndef f(x): return [x, x]",
+     asserts("assert reduce(lambda a, b: a + b, f(3)) == 6")),
+    ("named_filter", "def filter(x, y): return [i for i in x if i > y]",
+     asserts("for x, y in [([1, 5], 2)]:\n    assert filter(x, y) == [5]")),
     ("counter", "from collections import Counter\ndef f(s): return Counter(s)",
      asserts("assert f('aab')['z'] == 0", "assert f('aab').most_common(1) == [('a', 2)]")),
     ("default_dict", "from collections import defaultdict\ndef f(): return defaultdict(list)",
@@ -240,6 +259,20 @@ HONEST = [
     ("closure", "def f(n): return lambda x: x + n", asserts("g = f(5)\nassert g(3) == 8 and f(1)(2) == 3")),
     ("generator", "def f(n): yield from range(n)",
      asserts("assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0")),
+    ("generator_type", "def f(n):\n    while n: n -= yield n",
+     asserts("import inspect, types\ng = f(5)\nassert inspect.isgenerator(g) and type(g) is types.GeneratorType",
+             "assert next(g) == 5 and g.send(2) == 3",
+             "try:\n    g.send(3)\n    assert False\nexcept StopIteration:\n    pass")),
+    ("async_generator", "import asyncio\nasync def f(n):\n    for i in range(n):\n        await asyncio.sleep(0)\n"
+     "        yield i",
+     asserts("import asyncio\nasync def m(): return [x async for x in f(3)]\nassert asyncio.run(m()) == [0, 1, 2]")),
+    ("async_class", "import asyncio\nclass Q:\n    async def __aenter__(self):\n        self.q = asyncio.Queue(1)\n"
+     "        return self\n    async def __aexit__(self, *e): self.q = None\n"
+     "    async def put(self, x): await self.q.put(x)\n    def __aiter__(self): return self\n"
+     "    async def __anext__(self):\n        if self.q.empty(): raise StopAsyncIteration\n"
+     "        return await self.q.get()",
+     asserts("import asyncio\nasync def m():\n    async with Q() as q:\n        await q.put(1)\n"
+             "        assert [x async for x in q] == [1]\n    assert q.q is None\nasyncio.run(m())")),
     ("long_generator", "def f(n): return (i for i in range(n))", asserts("assert sum(f(3000)) == 4498500")),
     ("coroutine", "async def f(x): return x + 1", asserts("import asyncio\nassert asyncio.run(f(1)) == 2")),
     ("long_list", "def f(n): return list(range(n))", asserts("assert f(100000) == list(range(100000))")),
@@ -269,6 +302,13 @@ HONEST = [
     ("error_unicode", "def f(x): return x.decode()", raises("f(b'\\xff')", "UnicodeDecodeError")),
     ("error_frozen", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int",
      raises("P(1).x = 2", "AttributeError")),
+    ("error_built", "class E(ValueError):\n    def __init__(self, code): self.code = code\n"
+     "    def hint(self): return self.code + 1\ndef f(x): return x.code if isinstance(x, E) else E(str(x))",
+     asserts("assert E(5).code == 5 and E(5).hint() == 6 and isinstance(E(5), ValueError) and type(E(5)) is E",
+             "assert f(E(5)) == 5 and isinstance(f(1), E) and f(KeyError('a')).code == \"'a'\"",
+             "class M(E): pass\ntry:\n    raise M(3)\nexcept E as e:\n    assert e.args == (3,)")),
+    ("error_cancelled", "class CancelledError(Exception): pass\ndef f(x): raise CancelledError(x)",
+     raises("f(1)", "CancelledError", "e.args == (1,)")),
     # classes
     ("vector", VECTOR, asserts(
         "assert V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) * 3 == 3 * V(1, 2) == -V(-3, -6)",
@@ -339,6 +379,28 @@ HONEST = [
     ("enum", "import enum\nclass C(enum.Enum):\n    R = 1\n    G = 2\ndef f(): return C.R",
      asserts("assert f() is C.R == C(1) == C['R'] and f().name == 'R' and f().value == 1 "
              "and [c.name for c in C] == ['R', 'G']")),
+    ("int_enum", "import enum\nclass C(enum.IntEnum):\n    A = 1\n    B = 2\n"
+     "    def up(self): return C(self.value + 1)\ndef f(c): return c.name",
+     asserts("assert C.A.name == 'A' and C.B.value == 2 and C.A < C.B and C(1) is C.A and C.A.up() is C['B']",
+             "assert f(C.A) == 'A' and C.A in C and isinstance(C.A, C) and type(C.A) is C and C.A == 1")),
+    ("str_enum", "import enum\nclass C(str, enum.Enum):\n    A = 'a'\n"
+     "    def __str__(self): return 'it is ' + self.value",
+     asserts("assert [c.value for c in C] == ['a'] and C.A.upper() == 'A' and f'{C.A}' == str(C('a')) == 'it is a'")),
+    ("operators", "class T:\n    def __init__(s, x): s.x = x\n    def __format__(s, k): return f'{s.x:{k}}C'\n"
+     "    def __divmod__(s, o): return T(s.x // o.x), s.x % o.x\n    def __reversed__(s): return iter([3, s.x])\n"
+     "    def __floordiv__(s, o): return T(s.x // o)\n    def __mod__(s, o): return T(s.x % o)\n"
+     "    def __eq__(s, o): return s.x == o.x",
+     asserts("assert f'{T(3):.1f}' == '3.0C' and list(reversed(T(2))) == [3, 2]",
+             "q, r = divmod(T(7), T(2))\nassert q == T(3) and r == 1 and divmod(T(7), 2) == (T(3), T(1))",
+             "import copy\na = T([1])\nb = copy.copy(a)\nb.x = 2\nassert a.x == [1] == copy.deepcopy(a).x")),
+    ("class_of", "class A: pass\nclass B(A): pass",
+     asserts("assert B().__class__.__name__ == type(B()).__name__ == 'B' and type(B()) is B is not A",
+             "assert type(3) is int == (3).__class__ and type(A) is not A")),
+    ("typed_dict", "from typing import TypedDict\nclass M(TypedDict): a: int", asserts("assert M(a=1) == {'a': 1}")),
+    ("asdict", "from dataclasses import dataclass\n@dataclass\nclass I: z: int\n@dataclass\nclass P:\n    i: I",
+     asserts("from dataclasses import asdict, fields, replace\nassert asdict(P(I(2))) == {'i': {'z': 2}}",
+             "assert [f.name for f in fields(P)] == ['i'] and replace(I(1), z=4) == I(4)")),
+    ("none_type", "def f(x): return type(x)", asserts("assert f(None) is type(None) and f(type(None)) is type")),
     ("singleton", "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or super().__new__(cls)\n"
      "        return cls.one", asserts("assert S() is S()", "S().v = 3\nassert S().v == 3")),
     ("nested_class", "class Tree:\n    class Node:\n        def __init__(self, v): self.v = v\n"

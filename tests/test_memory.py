@@ -13,8 +13,10 @@ from transformers import LlamaConfig, Qwen2Config
 
 import grpo
 import train
+from credit.batch import Batch
 from harness import memory, parallel, report
 from harness.command import parse_args
+from rewards import Verdict
 from studies import bench
 from tasks.problems import BadInput
 
@@ -209,16 +211,18 @@ def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
     with LiveBytes() as live:
         ranks = parallel.join("cpu", grouped=False)
         run = bench.make_run(argparse.Namespace(no_optimizer=False), args, ranks, config, None)
-        for parameter in run.policy.parameters():
+        for parameter in run.trained.parameters():
             parameter.grad = torch.zeros_like(parameter)
         run.optimizer.step()  # which makes AdamW's moments
         run.optimizer.zero_grad()
         live.peak = 0
         problems = [{"problem": number} for number in range(2)]
         clock = report.Clock(ranks.device)
-        batch, credit, *_ = train.credit_groups(run, train.sample_groups(run, problems, clock, drawn=True), 1, clock)
+        verdicts = [Verdict(row % 2.0, "drawn") for row in range(16)]
+        batch = Batch.of(train.sample(run, problems, 8, 1.0), verdicts, problems, train.source_of(run, 1))
+        batch = train.with_credit(run, batch, clock)
         sampling, live.peak = live.peak, 0
-        train.update(run, batch.rollouts, batch.scored.logp, credit, 1)
+        train.update(run, batch, 1)
     resident = predicted["weights"] + predicted["moments"]
     assert 0.95 < 1e9 * (resident + max(predicted["scoring"], predicted["credit"])) / sampling < 1.3
     assert 0.95 < 1e9 * predicted["training"] / live.peak < 1.3

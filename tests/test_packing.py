@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from credit import lora
 from fast import packing
 from fast.packing import packing_of
-from grpo import Policy, Rollouts, score, spread
+from grpo import Policy, Rollouts, log_probs, spread
 
 LENGTHS = [(3, 17), (9, 1), (1, 30), (12, 8), (5, 23), (2, 2), (7, 11), (4, 0)]  # of prompt and response
 
@@ -64,11 +64,11 @@ def test_scores_are_those_of_one_rollout_at_a_time(ragged):
     """Log-probabilities, entropies and states, by micro-batches in an order of their own."""
     plain = make()
     model = copy.deepcopy(plain)
-    ours = score(Policy(model, **packing_of(model)), ragged, temperature=0.7, micro_tokens=70)
+    ours = log_probs(Policy(model, **packing_of(model)), ragged, temperature=0.7, micro_tokens=70)
     for row in range(8):
-        alone = score(Policy(plain), ragged.take(torch.tensor([row])), temperature=0.7, micro_tokens=70)
+        alone = log_probs(Policy(plain), ragged.take(torch.tensor([row])), temperature=0.7, micro_tokens=70)
         length = LENGTHS[row][1]
-        torch.testing.assert_close(ours.logp[row, :length], alone.logp[0, :length], atol=1e-5, rtol=0)
+        torch.testing.assert_close(ours.log_probs[row, :length], alone.log_probs[0, :length], atol=1e-5, rtol=0)
         torch.testing.assert_close(ours.entropies[row, :length], alone.entropies[0, :length], atol=1e-5, rtol=0)
         states = spread(ours.hidden, ragged.mask)[row, :length]
         torch.testing.assert_close(states, alone.hidden, atol=1e-5, rtol=0)

@@ -68,13 +68,13 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
 
     train.sample, kept = given, train.sample
     try:
-        before = {name: full(p).detach().clone() for name, p in run.policy.named_parameters()}
+        before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
         metrics, _ = train.train_step(run, 0)
     finally:
         train.sample = kept
-    changes = {name: full(p).detach() - before[name] for name, p in run.policy.named_parameters()}
-    sampled = dict(run.sampler.named_parameters())
-    for name, p in run.policy.model.named_parameters():
+    changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
+    sampled = dict(run.frozen.model.named_parameters())
+    for name, p in run.trained.model.named_parameters():
         assert torch.equal(full(p).to(sampled[name].dtype), sampled[name])  # the sampler holds what was trained
     return changes, {name: metrics[name] for name in metrics if name != "seconds"}
 

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import made_batch
 
-from credit.batch import Batch
-from grpo import Rollouts, Scored, group_advantages
+from credit.batch import Mean
+from grpo import Rollouts, group_advantages
 from harness import folders, report
 from harness.command import parse_args
-from rewards import Verdict, grade_math
+from rewards import grade_math
 from tasks import toy
 from tasks.problems import Task
 
@@ -30,23 +31,24 @@ def step():
     mask = torch.ones_like(ids).bool()
     rewards = torch.tensor([0.0, 0, 1, 0])
     rollouts = Rollouts(ids, mask, ids, mask, torch.tensor([False, False, False, True]), texts)
-    scored = Scored(torch.zeros(ids.shape), torch.full(ids.shape, 0.25), torch.zeros(*ids.shape, 2))
-    batch = Batch(group_advantages(rewards, 2), rewards, rollouts, scored, 2, logged={"sinkhorn_error": (1.0, 2)})
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
+    parts = dict(problems=problems, reasons=["wrong", "wrong", "correct", "truncated"])
+    parts |= dict(entropies=torch.full(ids.shape, 0.25), stats={"sinkhorn_error": Mean(1.0, 2)})
+    batch = made_batch(rewards, rollouts, 2, **parts)
     task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)
     weights[2], weights[3, :12], weights[3, 12:] = 0.5, 0.1, 0.9
-    return tokenizer, task, problems, batch, weights
+    batch.token_advantages = weights * batch.advantages[:, None]
+    return tokenizer, task, batch, weights
 
 
 def test_step_metrics_are_those_of_the_batch(step):
     """Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers pass; sides of
     the first error are the mixed group's alone, and none where the task does not know it.
     """
-    _, task, problems, batch, weights = step
+    _, task, batch, weights = step
     task = dataclasses.replace(task, first_error=lambda problem, text: toy.FirstError(12, "final", 16))
-    token_advantages = weights * batch.advantages[:, None]
-    metrics = report.step_metrics(batch, token_advantages, task, problems)
+    metrics = report.step_metrics(batch, task)
     assert metrics["reward"] == 0.25 and metrics["solved"] == 0.5 and metrics["equal_groups"] == 0.5
     assert metrics["length"] == 16 and metrics["truncated"] == 0.25 and metrics["entropy"] == 0.25
     mixed = weights[2:]
@@ -56,19 +58,21 @@ def test_step_metrics_are_those_of_the_batch(step):
     assert metrics["sinkhorn_error"] == 0.5
     rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
     one = dataclasses.replace(batch, rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
-    metrics_of_one = report.step_metrics(one, token_advantages, task, problems[:1])
+    one.problems = batch.problems[:1]
+    metrics_of_one = report.step_metrics(one, task)
     assert metrics_of_one["reward"] == pytest.approx(1 / 3) and metrics_of_one["equal_groups"] == 0
     assert metrics_of_one["infra_errors"] == 1
-    unknown = report.step_metrics(batch, token_advantages, dataclasses.replace(task, first_error=None), problems)
+    unknown = report.step_metrics(batch, dataclasses.replace(task, first_error=None))
     assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     assert (metrics["weight_before"], metrics["weight_after"]) == pytest.approx((0.1, 0.9))
 
 
 def test_samples_are_of_the_first_mixed_group(step):
     """With verdicts, the true first error, and one weight a token."""
-    tokenizer, task, problems, batch, weights = step
-    verdicts = [Verdict(0.0, "wrong")] * 2 + [Verdict(1.0, "correct"), Verdict(0.0, "wrong")]
-    right, wrong = report.sample_rows(6, tokenizer, task, problems, batch, verdicts, {"shear": weights})
+    tokenizer, task, batch, weights = step
+    args = parse_args([])
+    right, wrong = report.sample_rows(6, tokenizer, task, batch, args, {"shear": weights})
+    assert report.sample_rows(6, tokenizer, task, batch, args) == [right, wrong]
     assert (right["response"], right["reason"], right["first_error"]) == (RIGHT, "correct", None)
     assert (wrong["response"], wrong["score"], wrong["first_error"]) == (WRONG, 0.0, (0, "arith", 12))
     assert wrong["step"] == 7 and "".join(wrong["tokens"]) == WRONG + "<eos>"
@@ -77,7 +81,7 @@ def test_samples_are_of_the_first_mixed_group(step):
 
 def test_example_marks_the_line_of_the_first_error(step):
     """Mean weight of each line; a rollout whose error is its first token has no "before" and is not shown."""
-    tokenizer, _, _, batch, weights = step
+    tokenizer, _, batch, weights = step
     lines = report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, 13]))
     assert lines == ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     assert report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, -1])) == []

@@ -68,7 +68,7 @@ def test_nothing_in_a_box_is_run(tmp_path):
     """Python in a box stays text."""
     target = tmp_path / "made"
     verdict = grade_math(rf"\boxed{{__import__('os').mkdir('{target}')}}", "1")
-    assert verdict.score == 0.0 and not target.exists()
+    assert verdict.reward == 0.0 and not target.exists()
 
 
 def test_workers_serve_many_threads_and_are_replaced_when_they_die():
@@ -219,7 +219,8 @@ def test_humaneval_takes_a_function_or_its_body(block):
         ("0.0000005", "0.0", True), ("0.000002", "0.0", False), ("1_0", "10.0", False),
         ("1 2", "12", False), (" 1  2", "1 2", True), ("\n1", "1", True), (" a", "a", True),
         ("a  b", "a b", False), ("1\n\n2", "1\n2", False), ("YES", "Yes", False), ("", "1", False),
-        ("1\n1", "1", False),
+        ("1\n1", "1", False), ("101", "00101", False), ("7.5", "007.5", False), ("100000", "1e5", False),
+        ("1e5 x", "1e5  x", False), ("100000.0", "1e+05", True), ("0.5 5", "0.50 5.0", True),
     ],
 )  # fmt: skip
 def test_outputs_are_compared_line_by_line(text, expected, equal):

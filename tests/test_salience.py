@@ -9,7 +9,7 @@ from tiny import byte_tokenizer
 import grpo
 from credit import lora, salience
 from credit.salience import Answer, answer_places, char_starts
-from grpo import Policy, Rollouts, score
+from grpo import Policy, Rollouts, log_probs
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",
@@ -175,12 +175,12 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
     plain = copy.deepcopy(policy.model)
     lora.add(policy.model, 2, seed=0)
     limits = dict(temperature=1.0, micro_tokens=100)
-    hidden = score(policy, rollouts, **limits).hidden
+    hidden = log_probs(policy, rollouts, **limits).hidden
     assert salience.adapter_residual(policy, rollouts, hidden, **limits).abs().max() == 0
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-    hidden = score(policy, rollouts, **limits).hidden
+    hidden = log_probs(policy, rollouts, **limits).hidden
     ours = salience.adapter_residual(policy, rollouts, hidden, **limits)
     for row in range(5):
         ids, offset = whole(rollouts, row)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from grading import sandbox
+from grading import namespaces, sandbox
 from grading.sandbox import Output, SandboxError, run_program
 
 
@@ -134,6 +134,23 @@ print(libc.mount(b"none", b"/", None, 32 | 4096, None), libc.umount2(b"/tmp", 2)
     with server:
         text = run(program, strict)[0].text
     assert text == "False False False\n['1', '2']\nno network\n-1 -1 -1\n"
+
+
+def test_a_program_has_its_own_group_and_keys(level):
+    """`kill(0)` reaches its own processes, whoever runs it, and no session keyring is used twice."""
+    keyring = f"libc.syscall({namespaces.KEYCTL}, 0, -3, 0)"  # KEYCTL_GET_KEYRING_ID
+    program = f"import ctypes, os; libc = ctypes.CDLL(None); print(os.getpgrp() in (1, os.getpid()), {keyring})"
+    outputs = [output.text.split() for output in run(program, level, "", "")]
+    assert [group for group, _ in outputs] == ["True", "True"]
+    keyrings = [int(keyring) for _, keyring in outputs] + [namespaces.libc.syscall(namespaces.KEYCTL, 0, -3, 0)]
+    assert max(keyrings) < 0 or len(set(keyrings)) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="older kernels let only root forbid it")
+def test_a_strict_program_has_no_system_v_objects(strict):
+    """Neither memory, nor messages, nor semaphores, which no limit counts."""
+    calls = "libc.shmget(0, 4096, 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)"
+    assert run(f"import ctypes; libc = ctypes.CDLL(None); print({calls})", strict) == [Output("ok", "-1 -1 -1\n")]
 
 
 def test_inputs_share_nothing(level):

@@ -68,7 +68,7 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
     """And on nothing else: problems, weights, adapter, what is demonstrated. No lesson shows what is held out."""
     facts = []
     for run, sets, lessons in starts:
-        weights = dict(run.policy.model.named_parameters())
+        weights = dict(run.trained.model.named_parameters())
         adapter = next(name for name in weights if "lora_A" in name)
         tensors = weights["model.embed_tokens.weight"], weights[adapter], run.prm[0].score[0].weight
         (forbidden, warm_up), (forbidden_too, of_rewards) = lessons
@@ -107,7 +107,7 @@ def asked(starts, monkeypatch):
         mask = torch.ones_like(ids).bool()
         return Rollouts(*pad_left(encoded, 0, "cpu"), ids, mask, ~mask.any(1), [r"\boxed{3}"] * len(ids))
 
-    def backward(run, rollouts, old_logp, token_advantages, minibatch):
+    def backward(run, batch, minibatch):
         orders.append(minibatch.tolist())
         return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0), []
 

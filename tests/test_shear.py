@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from credit import ablations, shear_settings
-from credit.ablations import evened_out, minima
-from credit.shear_settings import Settings, closest_of, group_weights, pair_distances
+from credit.ablations import evened_out
+from credit.shear_settings import Settings, closest_by_rollout, group_weights, pair_distances
 from fast import race
 from shear import (
     closest_spans,
@@ -111,12 +111,20 @@ def test_weights_agree_with_the_slow_loop(reading):
     torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
 
 
+def closest_spans_of(hidden, mask, correct, settings: Settings) -> list[list]:
+    """What a solve of a group leaves for the page."""
+    stats = defaultdict(list)
+    group_weights(hidden, mask, correct, settings, stats)
+    found = stats["closest"][0] if stats["closest"] else None
+    return closest_by_rollout(found, mask, correct, settings.window, settings.stride)
+
+
 @pytest.mark.parametrize("reading", ["value", "cost"])
 def test_the_closest_opposing_span_is_the_one_that_pot_finds(reading):
     """Its rollout, its place and its distance; one rollout is empty and two are below the window."""
     hidden, mask, correct = group(lengths=(17, 12, 4, 0, 9))
     settings = Settings(window=6, stride=3, eps=0.3, reading=reading, max_iters=3000, tol=1e-6)
-    found = closest_of(hidden, mask, correct, settings)
+    found = closest_spans_of(hidden, mask, correct, settings)
     states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
     nbar = np.mean([np.linalg.norm(h) for rollout in states for h in rollout])
     for row, spans in enumerate(found):
@@ -130,7 +138,7 @@ def test_the_closest_opposing_span_is_the_one_that_pot_finds(reading):
                         measured.append((pot_distance(*pair, 0.3 * nbar, reading) / nbar, other, s, e))
             lowest, *place = min(measured)
             assert closest == place and distance == pytest.approx(lowest, abs=1e-4)
-    assert closest_of(hidden, mask, torch.ones(5, dtype=torch.bool), settings) == [[], [], [], [], []]
+    assert closest_spans_of(hidden, mask, torch.ones(5, dtype=torch.bool), settings) == [[], [], [], [], []]
 
 
 def test_default_tolerance_is_close_to_the_limit():
@@ -353,17 +361,16 @@ def test_plain_weights_agree_with_the_slow_loop_at_a_tight_tolerance():
     torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("options, solver", [({}, "race"), (dict(fused=True), "fused_race")])
-def test_settings_name_the_solver_and_its_limits(options, solver, monkeypatch):
+def test_settings_name_the_solver_and_its_limits(monkeypatch):
     """Training races, with the iterations and the tolerance of the settings."""
     seen = []
 
     def noted(costs, right_spans, wrong_spans, eps, **limits):
         seen.append(limits)
-        return race.race(costs, right_spans, wrong_spans, eps)
+        return race.race_matrix(costs, right_spans, wrong_spans, eps)
 
-    monkeypatch.setattr(shear_settings, solver, noted)
-    group_weights(*group(9), Settings(max_iters=7, tol=0.5, **SMALL, **options))
+    monkeypatch.setattr(shear_settings, "race_matrix", noted)
+    group_weights(*group(9), Settings(max_iters=7, tol=0.5, **SMALL))
     assert seen == [dict(max_iters=7, tol=0.5, stats=None)]
 
 
@@ -396,11 +403,9 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     torch.testing.assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
     right, wrong = two_sides(hidden, mask, correct, **SMALL)
     costs = token_distances(right.states, wrong.states)
-    solved = minima(pair_distances(hidden, mask, correct, raw), costs, right.spans, wrong.spans, 0.7)
+    solved = pair_distances(hidden, mask, correct, raw)(costs, right.spans, wrong.spans, 0.7).amin(1)
     if options.get("pool") != "mean":
-        torch.testing.assert_close(
-            ours[right.inside], token_weights(solved[0] / nbar, right.spans), atol=1e-5, rtol=1e-4
-        )
+        torch.testing.assert_close(ours[right.inside], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

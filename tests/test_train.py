@@ -10,11 +10,10 @@ import shlex
 import shutil
 import signal
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import SMALL
+from tiny import SMALL, made_batch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -35,7 +34,7 @@ from credit import shear_settings
 from credit.methods import assign_credit
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
-from grpo import Rollouts, Scored
+from grpo import Rollouts, log_probs
 from harness import checkpoint, config, folders, prepare
 from harness.command import parse_args
 from harness.folders import rows
@@ -73,6 +72,17 @@ def assembled(flags: list[str], folder=None) -> Run:
     args, ranks = parse_args(flags), Ranks(0, 1, torch.device("cpu"))
     task, model, tokenizer, *_ = prepare.set_up(args, ranks)
     return assemble(args, ranks, task, model, tokenizer, folder)
+
+
+def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
+    """(B, T) of the policy that sampled, as training takes them."""
+    return log_probs(run.frozen, rollouts, temperature=run.args.temperature, micro_tokens=2000).log_probs
+
+
+def credited(run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: torch.Tensor) -> batches.Batch:
+    """What `train.update` takes, with rewards of 0."""
+    size = run.args.rollouts_per_prompt
+    return made_batch(torch.zeros(len(old)), rollouts, size, log_probs=old, token_advantages=token_advantages)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +180,7 @@ def test_the_phase_that_failed_is_ours():
 
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
     """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place only."""
-    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     monkeypatch.setattr(shear_settings, "shear_weights", lambda hidden, mask, correct, **options: mask.float())
     flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4", "--steps", "2"]
     for method in ("grpo", "shear"):
@@ -194,17 +204,17 @@ def test_updates_are_those_of_a_written_out_loop(start):
     run = assembled(["--task", "embedded", "--model", start, *QUICK, *flags.split()])
     run.args.micro_tokens = 150  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
-    reference = copy.deepcopy(run.policy.model).double()
+    reference = copy.deepcopy(run.trained.model).double()
     rollouts = train.sample(run, run.task.train[:6], 4, 1.0)
     mask, ragged = rollouts.mask, rollouts.mask.sum(1)
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
-    old_logp = train.score_block(run, rollouts).logp
-    torch.testing.assert_close(old_logp, run.policy(rollouts, 0.7), atol=1e-4, rtol=0)  # scored as it is trained
+    old_logp = old_log_probs(run, rollouts)
+    torch.testing.assert_close(old_logp, run.trained(rollouts, 0.7), atol=1e-4, rtol=0)  # scored as it is trained
     old_logp += 0.4 * torch.randn(mask.shape, generator=generator)
     token_advantages = torch.randn(mask.shape, generator=generator) * mask
     token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
-    metrics = train.update(run, rollouts, old_logp, token_advantages, step=2)
+    metrics = train.update(run, credited(run, rollouts, old_logp, token_advantages), step=2)
 
     groups = list(torch.arange(24).split(4))
     random.Random("minibatches 0 2").shuffle(groups)
@@ -233,14 +243,14 @@ def test_updates_are_those_of_a_written_out_loop(start):
                 corrected = (second / (1 - 0.999**update)).sqrt()
                 weight -= 1e-2 * first / (1 - 0.9**update) / (corrected + 1e-3)
     assert min(norms) > 0.1 and metrics["grad_norm"] == pytest.approx(sum(norms) / 3, rel=1e-5)
-    for ours, expected in zip(run.policy.model.parameters(), weights, strict=True):
+    for ours, expected in zip(run.trained.model.parameters(), weights, strict=True):
         torch.testing.assert_close(ours.double(), expected, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("broken", [{1}, {0, 1, 2, 3, 4, 5}])
 def test_updates_that_are_not_finite_are_skipped(broken, tmp_path, start, monkeypatch, capsys):
     """One: counted, written down, the run goes on with finite weights. Three in a row: the run ends with status 1."""
-    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     calls, plain = iter(range(100)), train.policy_loss
 
     def sometimes(*inputs):
@@ -267,31 +277,30 @@ def test_a_skipped_update_leaves_weights_and_moments_alone(start):
     """To the bit, as if the mini-batch had not been."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4", "--lr", "1"])
     rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
-    before = {name: value.clone() for name, value in run.policy.state_dict().items()}
+    before = {name: value.clone() for name, value in run.trained.state_dict().items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "skip", lambda *inputs: None)
-        metrics = train.update(
-            run, rollouts, torch.full(rollouts.ids.shape, torch.nan), torch.ones(rollouts.ids.shape), 0
-        )
+        ones = torch.ones(rollouts.ids.shape)
+        metrics = train.update(run, credited(run, rollouts, torch.nan * ones, ones), 0)
     assert metrics["skipped"] == 1
-    assert all(torch.equal(value, before[name]) for name, value in run.policy.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in run.trained.state_dict().items())
     assert not run.optimizer.state
 
 
 def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
     """Groups of equal rewards leave forward and backward, not the token count; the gradient is the same."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
-    run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0)
+    run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
     rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
-    old_logp = train.score_block(run, rollouts).logp
+    old_logp = old_log_probs(run, rollouts)
     some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
     seen = []
-    run.policy.register_forward_hook(lambda policy, inputs, output: seen.append(len(inputs[0].texts)))
-    first = train.update(run, rollouts, old_logp, some, 0)
+    run.trained.register_forward_hook(lambda policy, inputs, output: seen.append(len(inputs[0].texts)))
+    first = train.update(run, credited(run, rollouts, old_logp, some), 0)
     assert seen == [16]
-    again = train.update(run, rollouts, old_logp, some + 1e-30, 0)
+    again = train.update(run, credited(run, rollouts, old_logp, some + 1e-30), 0)
     assert seen == [16, 32] and first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
-    assert train.update(run, rollouts, old_logp, 0 * some, 0)["grad_norm"] == 0
+    assert train.update(run, credited(run, rollouts, old_logp, 0 * some), 0)["grad_norm"] == 0
 
 
 def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
@@ -366,9 +375,9 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     mask = torch.ones(4, 6).bool()
     rollouts = Rollouts(None, None, torch.zeros(4, 6).long(), mask, torch.zeros(4).bool(), [""] * 4)
     hidden = torch.randn(4, 6, 3)
-    scored = Scored(torch.zeros(4, 6), torch.zeros(4, 6), hidden[[0, 1, 3]].flatten(0, 1))
     verdicts = [Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error"), Verdict(0.0, "wrong")]
-    batch = dataclasses.replace(train.as_batch(rollouts, verdicts, 4), scored=scored)
+    batch = batches.Batch.of(rollouts, verdicts, [{}])
+    batch.hidden = hidden[[0, 1, 3]].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
     ours = assign_credit("shear", batch, parse_args(["--window", "3", "--stride", "3"]))
     rest = torch.tensor([0, 1, 3])
@@ -380,30 +389,31 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
     """A group, two, or all together: the same token advantages and log-probabilities; states never leave a block."""
     flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "5"]
-    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-    monkeypatch.setattr(train, "scores_of", lambda verdicts: np.arange(len(verdicts)) % 2.0)
-    score, seen, found = train.score_block, [], []
+    monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    seen, found = [], []
 
-    def noted(run, rollouts):
-        scored = score(run, rollouts)
+    def noted(policy, rollouts, **options):
+        scored = log_probs(policy, rollouts, **options)
         assert len(scored.hidden) == rollouts.mask.sum() <= max(batches.BLOCK_TOKENS, 8 * run.args.max_tokens)
         seen.append(len(rollouts.texts))
         return scored
 
-    monkeypatch.setattr(train, "score_block", noted)
+    monkeypatch.setattr(train, "log_probs", noted)
     run = assembled([*flags, "--prompts-per-update", "1"])
+    problems = run.task.train[:5]
+    verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * 8 * run.args.max_tokens, 2**20):
         monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
-        clock = train.report.Clock(torch.device("cpu"))
-        found.append(train.credit_groups(run, train.sample_groups(run, run.task.train[:5], clock), 0, clock)[:2])
-        assert found[-1][0].scored.hidden is None
+        batch = batches.Batch.of(train.sample(run, problems, 8, 1.0), verdicts, problems, train.source_of(run, 0))
+        found.append(train.with_credit(run, batch, train.report.Clock(torch.device("cpu"))))
+        assert batch.hidden is None and batch.source is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
-    for batch, token_advantages in found[1:]:
-        torch.testing.assert_close(token_advantages, found[0][1], atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(batch.scored.logp, found[0][0].scored.logp, atol=1e-5, rtol=0)
-        assert batch.rollouts.texts == found[0][0].rollouts.texts
-    assert found[0][1].abs().max() > 0.01
+    for batch in found[1:]:
+        torch.testing.assert_close(batch.token_advantages, found[0].token_advantages, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(batch.log_probs, found[0].log_probs, atol=1e-5, rtol=0)
+        assert batch.rollouts.texts == found[0].rollouts.texts
+    assert found[0].token_advantages.abs().max() > 0.01
 
 
 def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
@@ -424,16 +434,21 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
         run.args.dynamic_sampling = most
         torch.manual_seed(0)
         drawn.clear()
-        asked.append((train.draw_groups(run, 2, train.report.Clock(torch.device("cpu"))), list(drawn)))
-    (plain, none), (_, some), (groups, more), (again, _) = (found for found, _ in asked)
-    assert (none, some, more) == (0, 3, 3 + 1) and [group.problem for group in plain] == run.task.draw(2, 8, 0)
+        clock, problems = train.report.Clock(torch.device("cpu")), run.task.draw(2, 8, 0)
+        sampled = train.sample_and_grade(run, problems, 4, 1.0, clock)
+        asked.append((train.resample_equal(run, 2, problems, *sampled, clock), list(drawn)))
+    (plain, _, _, none), (*_, some), (problems, rollouts, verdicts, more), (_, same, *_) = (found for found, _ in asked)
+    assert (none, some, more) == (0, 3, 3 + 1) and plain == run.task.draw(2, 8, 0)
     first, second, third = asked[2][1]
     assert [len(second[0]), len(third[0])] == [3, 1]
     come_from = [(first, 0), (second, 0), (first, 2), (third, 0), (first, 4), (second, 2), (first, 6), (first, 7)]
-    for group, same, ((problems, texts), place) in zip(groups, again, come_from, strict=True):
-        assert group.problem == same.problem == problems[place]
-        assert group.rollouts.texts == same.rollouts.texts == texts[4 * place : 4 * place + 4]
-        assert [verdict.score for verdict in group.verdicts] == [1.0, 0.0, 1.0, 0.0]
+    assert rollouts.texts == same.texts
+    for group, ((of_problems, texts), place) in enumerate(come_from):
+        rows = slice(4 * group, 4 * group + 4)
+        assert problems[group] == of_problems[place] and rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
+        decoded = run.tokenizer.batch_decode(rollouts.ids[rows], skip_special_tokens=True)
+        assert [text.strip() for text in decoded] == [text.strip() for text in rollouts.texts[rows]]
+        assert [verdict.reward for verdict in verdicts[rows]] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, assert_refused):
@@ -468,7 +483,7 @@ NEEDS = {"arca": "--lora-rank 2", "oracle-value": "--toy-kind recoverable"}
 def surprisal(batch, args, *, floor: float):
     """A method of a user's: more on tokens that the policy itself finds unlikely."""
     mask = batch.rollouts.mask  # (B, T)
-    salience = (floor - batch.scored.logp) * mask  # (B, T)
+    salience = (floor - batch.log_probs) * mask  # (B, T)
     batch.log("salience", salience[mask])
     return batch.advantages[:, None] * salience * mask.sum(1, keepdim=True) / salience.sum(1, keepdim=True)
 
@@ -492,25 +507,23 @@ def test_every_method_starts_with_the_defaults(method):
     assert prepare.set_up(parse_args(flags), Ranks(0, 1, torch.device("cpu"))).task.heldout
 
 
-def test_grpo_does_not_keep_hidden_states(start):
+def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
     """At the paper's sizes they are 11 GB that nothing would read."""
-    flags = ["--task", "embedded", "--model", start, *QUICK]
-    for method, kept in (("grpo", False), ("shear", True)):
-        run = assembled([*flags, "--method", method])
-        rollouts = train.sample(run, run.task.train[:1], 8, 1.0)
-        hidden = train.score_block(run, rollouts).hidden
-        assert hidden.shape == (rollouts.mask.sum(), 128) if kept else hidden is None
+    hidden = []
 
+    def noted(*inputs, **options):
+        scored = log_probs(*inputs, **options)
+        hidden.append(scored.hidden)
+        return scored
 
-def test_what_ranks_send_is_light():
-    """Hidden states stay where they are, also in a pickle, which holds all that a view is a view of."""
-    mask = torch.ones(4, 6).bool()
-    rollouts = Rollouts(None, None, torch.zeros(4, 6).long(), mask, torch.zeros(4).bool(), [""] * 4)
-    scored = Scored(torch.zeros(4, 6), torch.zeros(4, 6), torch.randn(24, 10_000))
-    batch = dataclasses.replace(
-        train.as_batch(rollouts, [Verdict(1.0, "correct")] * 4, 4), scored=scored
-    ).without_states()
-    assert len(pickle.dumps(batch)) < 10_000 and batch.scored.hidden is None
+    monkeypatch.setattr(train, "log_probs", noted)
+    for method in ("grpo", "shear"):
+        run = assembled(["--task", "embedded", "--model", start, *QUICK, "--method", method])
+        problems, verdicts = run.task.train[:1], [Verdict(1.0, "correct")] * 8
+        rollouts = train.sample(run, problems, 8, 1.0)
+        batch = batches.Batch.of(rollouts, verdicts, problems, train.source_of(run, 0))
+        train.with_credit(run, batch, train.report.Clock(torch.device("cpu")))
+    assert hidden[0] is None and hidden[1].shape == (rollouts.mask.sum(), 128)
 
 
 def test_weights_are_loaded_straight_to_the_device(qwen_folder, monkeypatch):
@@ -662,7 +675,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
 
     Status 130, and the command that goes on.
     """
-    monkeypatch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     plain, pressed = train.backward, []
 
     def press(*inputs):

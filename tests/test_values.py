@@ -6,11 +6,12 @@ import statistics
 
 import pytest
 import torch
+from tiny import made_batch
 
 from credit.batch import Batch, Source
 from credit.methods import assign_credit
 from credit.values import aligned_distances
-from grpo import Rollouts, Scored, group_advantages, spread
+from grpo import Rollouts, spread
 from harness.command import parse_args
 from tasks.problems import Task
 
@@ -36,7 +37,7 @@ def batch_of(rewards: list[list[float]], longest: int = 11, seed: int = 0) -> Ba
     hidden = hidden.flatten(0, 1)[mask]
     rollouts = Rollouts(None, None, torch.zeros(count, longest).long(), mask, torch.zeros(count).bool(), [""] * count)
     zeros = torch.zeros(count, longest)
-    return Batch(group_advantages(rewards, size), rewards, rollouts, Scored(zeros, zeros, hidden), size)
+    return made_batch(rewards, rollouts, size, log_probs=zeros, entropies=zeros, hidden=hidden)
 
 
 def slow_kgae(states: list[list], rewards: list[float], window: int, width: float, decay: float) -> list[list[float]]:
@@ -78,7 +79,7 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
     """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all lengths."""
     batch = batch_of([[1, 0, NAN, 0, 1], [0, 1, 0, 0, 0]])
     ours = assign_credit("kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"]))
-    hidden = spread(batch.scored.hidden, batch.rollouts.mask).double()
+    hidden = spread(batch.hidden, batch.rollouts.mask).double()
     for start in (0, 5):
         rows = range(start, start + 5)
         states = [hidden[row][batch.rollouts.mask[row]].tolist() for row in rows]
@@ -140,8 +141,7 @@ def walk_batch(foreign=None) -> Batch:
     task = Task("walk", [], [], str, str, lines=lines_of, foreign=foreign)
     mask = (torch.arange(6) < 6).repeat(10, 1) & ~rewards.isnan()[:, None]
     rollouts = Rollouts(None, None, torch.zeros(10, 6).long(), mask, torch.zeros(10).bool(), texts)
-    source = Source(None, None, task, [{}, {}], 0)
-    return Batch(group_advantages(rewards, 5), rewards, rollouts, None, 5, source)
+    return made_batch(rewards, rollouts, 5, source=Source(None, None, task, 0))
 
 
 def test_oracle_value_against_written_out_numbers():

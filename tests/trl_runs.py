@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from credit.batch import Batch
 from credit.methods import assign_credit
-from grpo import Policy, Rollouts, cat_padded, score
+from grpo import Policy, Rollouts, cat_padded, log_probs
 from harness.command import parse_args
 from integrations import trl_shear
 from integrations.trl_shear import ShearGRPOTrainer
@@ -175,9 +175,10 @@ def check_omega(batches: list[dict]) -> float:
     assert (~mask).all(1).any() and verdicts.isnan().any()  # a truncated one, and one without a verdict
     prompts = joined("prompt_ids", left=True), joined("prompt_mask", left=True).bool()
     rollouts = Rollouts(*prompts, joined("completion_ids"), completions, verdicts.isnan(), [""] * len(verdicts))
-    scored = score(Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000)
-    scored = replace(scored, hidden=scored.hidden[inside[completions]])
-    batch = Batch(torch.ones_like(verdicts), verdicts, replace(rollouts, mask=inside), scored, GROUP)
+    scored = log_probs(Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000)
+    ones, groups = torch.ones_like(verdicts), len(verdicts) // GROUP
+    batch = Batch(replace(rollouts, mask=inside), verdicts, ones, GROUP, [{}] * groups, [""] * len(verdicts))
+    batch.hidden = scored.hidden[inside[completions]]
     options = parse_args(["--window", str(SIZES["window"]), "--stride", str(SIZES["stride"])])
     expected = assign_credit("shear", batch, options)
     assert ((expected > 0) & (expected != 1)).any()
