@@ -146,6 +146,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
     problems = parallel.share(run.task.draw(step, args.prompts_per_step, args.seed), run.ranks)  # this rank's
     rollouts, verdicts = sample_and_grade(run, problems, args.rollouts_per_prompt, args.temperature, clock)
+    if args.smoke:  # responses cut off so early are never right, and equal rewards would prove nothing
+        verdicts = [Verdict(row % 2.0, "drawn") for row in range(len(verdicts))]
     replaced = 0
     if args.dynamic_sampling:
         problems, rollouts, verdicts, replaced = resample_equal(run, step, problems, rollouts, verdicts, clock)
@@ -186,18 +188,12 @@ def source_of(run: Run, step: int) -> Source:
 
 
 def sample_and_grade(
-    run: Run, problems: list[dict], count: int, temperature: float, clock: report.Clock, drawn: bool = True
+    run: Run, problems: list[dict], count: int, temperature: float, clock: report.Clock
 ) -> tuple[Rollouts, list[Verdict]]:
-    """`count` responses to each problem, and their verdicts.
-
-    For --smoke, verdicts are `drawn`: they alternate whatever was said, as responses cut off so early are never right,
-    and groups of equal rewards would prove neither weights nor updates.
-    """
+    """`count` responses to each problem, and their verdicts."""
     rollouts = sample(run, problems, count, temperature)
     clock.lap("generate")
     verdicts = run.task.verdicts(problems, rollouts)
-    if run.args.smoke and drawn:
-        verdicts = [Verdict(float(row % 2), "drawn") for row in range(len(verdicts))]
     clock.lap("grade")
     return rollouts, verdicts
 
@@ -229,7 +225,7 @@ def resample_equal(
             break
         drawn = run.task.draw(step, args.prompts_per_step, args.seed, round)
         others = parallel.share(drawn, run.ranks)[: len(equal)]
-        new_rollouts, new_verdicts = sample_and_grade(run, others, size, args.temperature, clock, drawn=False)
+        new_rollouts, new_verdicts = sample_and_grade(run, others, size, args.temperature, clock)
         for place, group in enumerate(equal):
             problems[group] = others[place]
             verdicts[group * size : (group + 1) * size] = new_verdicts[place * size : (place + 1) * size]
@@ -306,11 +302,11 @@ def evaluate(run: Run, step: int) -> dict:
     args, task, ranks = run.args, run.task, run.ranks
     clock = report.Clock(ranks.device)
     torch.manual_seed(seed_of(args.seed, "evaluation", ranks.rank))
-    _, verdicts = sample_and_grade(run, parallel.share(task.heldout, ranks), 1, 0.0, clock, drawn=False)
+    _, verdicts = sample_and_grade(run, parallel.share(task.heldout, ranks), 1, 0.0, clock)
     right = rewards_of(parallel.gather_items(verdicts, ranks))  # (problems,)
     problems = parallel.share(task.heldout[: args.eval_groups], ranks)
     size = args.rollouts_per_prompt
-    rollouts, verdicts = sample_and_grade(run, problems, size, args.temperature, clock, drawn=False)
+    rollouts, verdicts = sample_and_grade(run, problems, size, args.temperature, clock)
     credited = {}
     if task.first_error:
         batch = with_credit(run, Batch.of(rollouts, verdicts, problems, source_of(run, step)), clock)

@@ -237,17 +237,19 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 128]
     rows = list(range(1, 38))
     for world in (1, 2, 3, 8):
-        dealt = [
-            deal(rows, lengths, 128, Ranks(rank, world, torch.device("cpu")), packing.pack) for rank in range(world)
-        ]
+        dealt = []
+        for rank in range(world):
+            ranks = Ranks(rank, world, torch.device("cpu"))
+            dealt.append(deal(rows, lengths, 128, ranks, packing.pack, filler=0))
         assert len({len(batches) for batches in dealt}) == 1
-        assert sorted(row for batches in dealt for batch in batches for row in batch.tolist()) == rows
+        assert sorted(row for batches in dealt for batch, weight in batches if weight for row in batch.tolist()) == rows
         for together in zip(*dealt, strict=True):
-            tokens = [sum(lengths[row] for row in batch.tolist()) for batch in together]
+            tokens = [int(weight) * sum(lengths[row] for row in batch.tolist()) for batch, weight in together]
             assert max(tokens) - min(tokens) < 60 or max(tokens) == 128
-    one, other = (deal([0, 1, 2], [9, 9, 9], 9, Ranks(rank, 2, torch.device("cpu"))) for rank in range(2))
-    assert sorted([[len(batch) for batch in one], [len(batch) for batch in other]]) == [[1, 0], [1, 1]]
-    assert [len(batch) for batch in deal([], [], 9, Ranks(0, 2, torch.device("cpu")))] == [0]
+    one, other = (deal([0, 1, 2], [9, 9, 9], 9, Ranks(rank, 2, torch.device("cpu")), filler=2) for rank in range(2))
+    assert sorted([[weight for _, weight in one], [weight for _, weight in other]]) == [[1, 0], [1, 1]]
+    ((batch, weight),) = deal([], [9, 9], 9, Ranks(0, 2, torch.device("cpu")), filler=1)
+    assert batch.tolist() == [1] and weight == 0
 
 
 def test_the_number_generated_at_a_time_can_be_a_function(tiny):

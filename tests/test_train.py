@@ -309,9 +309,9 @@ def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
     run.task = dataclasses.replace(run.task, first_error=None)
     asked, scores = [], [[1.0, 0.0, None, 1.0], [1, 1, 0, None, None, None, None, None] + [0] * 8 + [None] * 8]
 
-    def sample_and_grade(run, problems, count, temperature):
+    def sample_and_grade(run, problems, count, temperature, clock):
         asked.append((problems, count, temperature))
-        return [Verdict(score, "known") for score in scores[len(asked) - 1]]
+        return None, [Verdict(score, "known") for score in scores[len(asked) - 1]]
 
     monkeypatch.setattr(train, "sample_and_grade", sample_and_grade)
     result = train.evaluate(run, 0)
@@ -437,7 +437,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
         clock, problems = train.report.Clock(torch.device("cpu")), run.task.draw(2, 8, 0)
         sampled = train.sample_and_grade(run, problems, 4, 1.0, clock)
         asked.append((train.resample_equal(run, 2, problems, *sampled, clock), list(drawn)))
-    (plain, _, _, none), (*_, some), (problems, rollouts, verdicts, more), (_, same, *_) = (found for found, _ in asked)
+    (plain, _, _, none), (*_, some), (problems, rollouts, graded, more), (_, same, *_) = (found for found, _ in asked)
     assert (none, some, more) == (0, 3, 3 + 1) and plain == run.task.draw(2, 8, 0)
     first, second, third = asked[2][1]
     assert [len(second[0]), len(third[0])] == [3, 1]
@@ -446,9 +446,9 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
     for group, ((of_problems, texts), place) in enumerate(come_from):
         rows = slice(4 * group, 4 * group + 4)
         assert problems[group] == of_problems[place] and rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
-        decoded = run.tokenizer.batch_decode(rollouts.ids[rows], skip_special_tokens=True)
-        assert [text.strip() for text in decoded] == [text.strip() for text in rollouts.texts[rows]]
-        assert [verdict.reward for verdict in verdicts[rows]] == [1.0, 0.0, 1.0, 0.0]
+        assert [verdict.reward for verdict in graded[rows]] == [1.0, 0.0, 1.0, 0.0]
+        for ids, mask, text in zip(rollouts.ids[rows], rollouts.mask[rows], rollouts.texts[rows], strict=True):
+            assert run.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
 
 
 def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, assert_refused):
