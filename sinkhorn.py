@@ -7,12 +7,12 @@ The log-domain iteration starts from f = g = 0 and alternates two "softmins" ove
     f_i = -eps log sum_j b_j exp((g_j - C_ij) / eps)
     g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)         plan  P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)
 
-Two numbers are called "the Sinkhorn distance" in the wild. Both are here, each under its own name:
+Two numbers are called "the Sinkhorn distance" in the wild. Both are here, by POT's names:
 
-    value   <a, f> + <b, g>    Eq. (10) itself, the paper's. A lower bound of W_eps after every g-update.
-    cost    <P, C>             the "sharp" reading, POT's `sinkhorn2`. It leaves the KL term out.
+    value           <a, f> + <b, g>    Eq. (10) itself, the paper's. A lower bound of W_eps after every g-update.
+    value_linear    <P, C>             the cost of the plan, "sharp", POT's `sinkhorn2`. It leaves the KL term out.
 
-At the optimum W1 <= value <= W1 + eps log n and 0 <= cost - W1 <= eps log n (Lemma 1).
+At the optimum W1 <= value <= W1 + eps log n and 0 <= value_linear - W1 <= eps log n (Lemma 1).
 
 What is left out: gradients (SHEAR's weights are constants for autograd, so everything runs under no_grad),
 debiasing, and eps-scaling or warm starts (every pair starts from 0, so results do not depend on an order).
@@ -30,9 +30,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Transport:
-    """What `sinkhorn` found. Leading dimensions `...` are those of its `cost` argument."""
+    """What `sinkhorn` found. Leading dimensions `...` are those of its argument C."""
 
-    matrix: Tensor  # (..., n, m) the cost matrix C, 0 where a mass is 0
+    C: Tensor  # (..., n, m) the cost matrix, 0 where a mass is 0
     a: Tensor  # (..., n)
     b: Tensor  # (..., m)
     eps: float
@@ -47,21 +47,22 @@ class Transport:
         return (self.a * f).sum(-1) + (self.b * g).sum(-1)
 
     @property
-    def cost(self) -> Tensor:
-        """(...,) <P, C>, the transport cost of the plan without the KL term."""
-        return (self.plan() * self.matrix).sum((-2, -1))
+    def value_linear(self) -> Tensor:
+        """(...,) <P, C>, the cost of the plan without the KL term."""
+        return (self.plan * self.C).sum((-2, -1))
 
+    @property
     def plan(self) -> Tensor:
         """(..., n, m) the coupling P, computed when asked for."""
         f, g = self.potentials
-        log_density = (f[..., :, None] + g[..., None, :] - self.matrix) / self.eps
+        log_density = (f[..., :, None] + g[..., None, :] - self.C) / self.eps
         plan = (log_density + self.a.log()[..., :, None] + self.b.log()[..., None, :]).exp()
         return torch.minimum(plan, self.b[..., None, :])  # true of P; at a tiny eps rounding alone exceeds it
 
 
 @torch.no_grad()
 def sinkhorn(
-    cost: Tensor,
+    C: Tensor,
     a: Tensor | None = None,
     b: Tensor | None = None,
     *,
@@ -71,8 +72,8 @@ def sinkhorn(
 ) -> Transport:
     """Solve Eq. (10) for every cost matrix of a batch.
 
-    cost (..., n, m); masses a (..., n) and b (..., m), uniform if not given, each summing to 1; a mass of 0
-    is padding and contributes exactly nothing, whatever its costs are. `eps` is absolute, in units of `cost`.
+    C (..., n, m), the costs; masses a (..., n) and b (..., m), uniform if not given, each summing to 1; a mass of 0
+    is padding and contributes exactly nothing, whatever its costs are. `eps` is absolute, in units of C.
     A problem stops at marginal error `tol` (L1, relative to the total mass 1) or after `max_iters`
     iterations; from then on it no longer changes, so a result does not depend on its batch beyond rounding.
     float64 stays float64, every other dtype becomes float32; the device is the input's. Where eps is below
@@ -84,20 +85,20 @@ def sinkhorn(
         raise ValueError(f"eps must be positive, got {eps}")
     if max_iters < 1:
         raise ValueError(f"max_iters must be at least 1, got {max_iters}")
-    dtype = torch.float64 if cost.dtype == torch.float64 else torch.float32
-    *batch, n, m = cost.shape
-    a = _masses(a, (*batch, n), cost.device, dtype)
-    b = _masses(b, (*batch, m), cost.device, dtype)
+    dtype = torch.float64 if C.dtype == torch.float64 else torch.float32
+    *batch, n, m = C.shape
+    a = _masses(a, (*batch, n), C.device, dtype)
+    b = _masses(b, (*batch, m), C.device, dtype)
     support = (a[..., :, None] > 0) & (b[..., None, :] > 0)
-    matrix = cost.to(dtype).masked_fill(~support, 0.0)  # (..., n, m)
+    C = C.to(dtype).masked_fill(~support, 0.0)  # (..., n, m)
     # The problems lie along the last dimension: reductions over short rows are slow, over long ones they are not.
-    scaled = (matrix.reshape(-1, n, m).permute(1, 2, 0) / eps).contiguous()  # (n, m, N) C / eps
+    scaled = (C.reshape(-1, n, m).permute(1, 2, 0) / eps).contiguous()  # (n, m, N) C / eps
     if not scaled.isfinite().all():
         raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
     f, g, error, iterations = _iterate(scaled, a.reshape(-1, n).T, b.reshape(-1, m).T, max_iters, tol)
     f = (eps * f.T).reshape(a.shape).masked_fill(a == 0, 0.0)
     g = (eps * g.T).reshape(b.shape).masked_fill(b == 0, 0.0)
-    return Transport(matrix, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
+    return Transport(C, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
 
 
 def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):

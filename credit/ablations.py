@@ -11,8 +11,8 @@
 The paper names its ablations of W1 without formulas; these are ours. All distances are divided by nbar, as it says that
 the variants share the normalisation; "cosine" and "mmd" have no unit, so there nbar only scales.
 
-The reading "cost" of Eq. (10), <P, C>, has no floor and vanishes on shared prefixes. It has no bounds to race with, so
-every pair is solved.
+The reading "cost" of Eq. (10), <P, C>, `value_linear` in sinkhorn.py, has no floor and vanishes on shared prefixes. It
+has no bounds to race with, so every pair is solved.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def sinkhorn_distances(
         if stats is not None:
             stats["sinkhorn_iterations"].append(solved.iterations)
             stats["sinkhorn_error"].append(solved.error)
-        return getattr(solved, reading).clamp_min(0.0)  # rounding can leave -1e-9
+        return (solved.value if reading == "value" else solved.value_linear).clamp_min(0.0)  # rounding can leave -1e-9
 
     return every_pair(costs, right_spans, wrong_spans, measure)
 

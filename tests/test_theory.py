@@ -120,10 +120,10 @@ def solved(request):
 def test_lemma_1_both_readings_lie_between_w1_and_w1_plus_eps_log_n(solved):
     """W1 <= <P, C> <= W_eps <= W1 + eps log min(n, m). Fails if `value` had another KL term, or the plan were poor."""
     transport, exact, points = solved
-    plan, independent = transport.plan(), transport.a[..., :, None] * transport.b[..., None, :]
+    plan, independent = transport.plan, transport.a[..., :, None] * transport.b[..., None, :]
     divergence = (plan * (plan / independent).log()).sum((-2, -1))
-    torch.testing.assert_close(transport.value, transport.cost + transport.eps * divergence, rtol=0, atol=1e-7)
-    cost, value = transport.cost.numpy() - exact, transport.value.numpy() - exact
+    torch.testing.assert_close(transport.value, transport.value_linear + transport.eps * divergence, rtol=0, atol=1e-7)
+    cost, value = transport.value_linear.numpy() - exact, transport.value.numpy() - exact
     assert ((cost > 0) & (cost < value) & (value <= transport.eps * math.log(min(points)))).all()
 
 
@@ -133,15 +133,15 @@ def test_lemma_1_upper_bound_is_attained_by_a_span_and_itself():
     far = torch.tensor(euclidean(np.arange(n)[:, None], np.arange(n)[:, None]))
     transport = sinkhorn(far, eps=eps, max_iters=1000, tol=1e-9)
     assert transport.value.item() == pytest.approx(eps * math.log(n), abs=1e-9)
-    assert transport.cost.item() == pytest.approx(0, abs=1e-9)
+    assert transport.value_linear.item() == pytest.approx(0, abs=1e-9)
 
 
 def test_lemma_1_fails_for_the_entropy_form(solved):
     """<P, C> - eps H(P) lies below W1, so Eq. (10) needs KL to the product. Fails if the two forms were one."""
     transport, exact, _ = solved
-    plan = transport.plan()
+    plan = transport.plan
     entropy = -(plan * plan.log()).sum((-2, -1))
-    assert ((transport.cost - transport.eps * entropy).numpy() < exact).all()
+    assert ((transport.value_linear - transport.eps * entropy).numpy() < exact).all()
 
 
 def test_assumption_a3_rate_holds_in_three_dimensions_and_fails_in_one():
