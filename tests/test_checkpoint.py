@@ -158,7 +158,7 @@ def test_state_is_digested_while_it_is_written(tiny, tmp_path, monkeypatch):
 def saved_steps(monkeypatch, seconds: float, steps: int, save_every: int | None = None) -> list[int]:
     """When a run whose steps take a second each saves checkpoints that take `seconds`, by a clock of the test's own."""
     args = argparse.Namespace(steps=steps, save_every=save_every, keep=2)
-    parts = dict.fromkeys(("task", "tokenizer", "policy", "sampler", "scorer", "optimizer", "folder"))
+    parts = dict.fromkeys(("task", "tokenizer", "trained", "frozen", "optimizer", "folder"))
     run = harness.run.Run(args=args, ranks=ALONE, started=0.0, **parts)
     clock = SimpleNamespace(now=0.0)
     saved = []
