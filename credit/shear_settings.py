@@ -22,7 +22,6 @@ from torch import Tensor
 from credit import ablations
 from credit.table import METHODS
 from fast.distances import token_distances
-from fast.kernel import fused_race
 from fast.race import race, race_matrix
 from shear import EPS, STRIDE, WINDOW, mean_norm, shear_weights, span_bounds, token_weights, two_sides
 
@@ -41,7 +40,6 @@ class Settings:
     pool: str = "max"  # over the spans that cover a token
     max_iters: int = 100  # of Sinkhorn, a pair
     tol: float = 1e-3  # marginal error at which a pair stops
-    fused: bool = False  # the Triton kernel, on a GPU
 
     def __post_init__(self):
         span_bounds(0, self.window, self.stride)  # raises for these, also where nothing is to be solved
@@ -62,7 +60,7 @@ class Settings:
 
 def settings_of(args: argparse.Namespace, **ablations: str) -> Settings:
     """SHEAR's settings, from the flags and the options of the method `shear`."""
-    names = "window stride eps eps_unit max_iters tol fused".split()
+    names = "window stride eps eps_unit max_iters tol".split()
     return Settings(**{name: getattr(args, name) for name in names}, **ablations)
 
 
@@ -84,9 +82,7 @@ def group_weights(
         stats["nbar"].append(torch.tensor([nbar]))
         stats["eps_over_nbar"].append(torch.tensor([eps]))
     if settings.races:
-        closest = partial(
-            fused_race if settings.fused else race, max_iters=settings.max_iters, tol=settings.tol, stats=stats
-        )
+        closest = partial(race, max_iters=settings.max_iters, tol=settings.tol, stats=stats)
     else:
         closest = partial(ablations.minima, pair_distances(hidden, mask, correct, settings, stats))
     omega = shear_weights(

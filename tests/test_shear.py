@@ -353,8 +353,7 @@ def test_plain_weights_agree_with_the_slow_loop_at_a_tight_tolerance():
     torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
 
 
-@pytest.mark.parametrize("options, solver", [({}, "race"), (dict(fused=True), "fused_race")])
-def test_settings_name_the_solver_and_its_limits(options, solver, monkeypatch):
+def test_settings_name_the_limits_of_the_race(monkeypatch):
     """Training races, with the iterations and the tolerance of the settings."""
     seen = []
 
@@ -362,8 +361,8 @@ def test_settings_name_the_solver_and_its_limits(options, solver, monkeypatch):
         seen.append(limits)
         return race.race(costs, right_spans, wrong_spans, eps)
 
-    monkeypatch.setattr(shear_settings, solver, noted)
-    group_weights(*group(9), Settings(max_iters=7, tol=0.5, **SMALL, **options))
+    monkeypatch.setattr(shear_settings, "race", noted)
+    group_weights(*group(9), Settings(max_iters=7, tol=0.5, **SMALL))
     assert seen == [dict(max_iters=7, tol=0.5, stats=None)]
 
 
