@@ -94,11 +94,6 @@ def score_steps(
     return results
 
 
-def weights_gb(prm: RewardModel | None) -> float:
-    """What the model's weights take, in 1e9 bytes; 0 without one."""
-    return sum(weight.nbytes for weight in prm[0].parameters()) / 1e9 if prm else 0.0
-
-
 def find_steps(text: str, step_end: str) -> list[tuple[int, str]]:
     """Where each step of a text begins, and its text. White space is no step; a text of nothing else is one, empty."""
     steps, start = [], 0

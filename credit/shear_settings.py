@@ -40,7 +40,6 @@ class Settings:
     pool: str = "max"  # over the spans that cover a token
     max_iters: int = 100  # of Sinkhorn, a pair
     tol: float = 1e-3  # marginal error at which a pair stops
-    fused: bool = False  # the Triton kernel, on a GPU
 
     def __post_init__(self):
         span_bounds(0, self.window, self.stride)  # raises for these, also where nothing is to be solved
@@ -61,7 +60,7 @@ class Settings:
 
 def settings_of(args: argparse.Namespace, **ablations: str) -> Settings:
     """SHEAR's settings, from the flags and the options of the method `shear`."""
-    names = "window stride eps eps_unit max_iters tol fused".split()
+    names = "window stride eps eps_unit max_iters tol".split()
     return Settings(**{name: getattr(args, name) for name in names}, **ablations)
 
 

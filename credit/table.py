@@ -5,8 +5,8 @@
     options_of(name, given)              its options, those given as NAME=VALUE and the defaults of the others
     needing(word)                        the names of the methods that need something
 
-Everything else asks this table: the flags and their help, what is refused, what memory is predicted, which prompts must
-fit, what the studies compare. It imports no torch, so that `--help` answers at once.
+Everything else asks this table: the flags and their help, what is refused, which prompts must fit, what the studies
+compare. It imports no torch, so that `--help` answers at once.
 
 To add a method, write a function `f(batch, args, **options)` from a `credit.batch.Batch` and the flags to token
 advantages (B, T), and enter it here. It is then a choice of `--method`, and its options are those of `--method-option`.
@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 NEEDS = {
     "states": "the last layer's hidden states, which are kept for it",
     "pairs": "matrices of the distances between states of a group",
-    "gradient": "a backward pass of the model",
-    "masking": "a forward pass for each token",
     "attention": "the attention weights of a layer `self_attn`",
     "adapter": "a LoRA adapter",
     "prm": "a process reward model",
@@ -136,12 +134,10 @@ METHODS = {
     "oar-g": Method(
         "credit.methods:oar_g",
         "the answer's sensitivity to a token, by gradients",
-        ("box", "gradient"),
+        ("box",),
         options=OAR | {"noise": Option(1e-3, "standard deviation of the noise on embeddings", TINY, LARGE)},
     ),
-    "oar-p": Method(
-        "credit.methods:oar_p", "the answer's sensitivity to a token, by masking", ("box", "masking"), options=OAR
-    ),
+    "oar-p": Method("credit.methods:oar_p", "the answer's sensitivity to a token, by masking", ("box",), options=OAR),
     "arca": Method(
         "credit.methods:arca",
         "how far a LoRA adapter moves the token's state",

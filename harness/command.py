@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import torch
 
-from fast import kernel
 from harness import parallel
 from harness.config import parse_train
 from harness.parallel import Ranks
@@ -42,8 +41,6 @@ def resolve(args: argparse.Namespace) -> argparse.Namespace:
     if args.task == "embedded" and not args.max_tokens:
         args.max_tokens = toy.response_tokens(args.toy_lines, kind_of(args))
     resolve_machine(args, half=args.task != "embedded")
-    if args.fused and not (args.device == "cuda" and kernel.available() and args.window <= kernel.LONGEST):
-        raise BadInput(f"--fused: needs a GPU, Triton and a --window up to {kernel.LONGEST}; leave it out")
     if args.task == "code":
         check_sandbox(args.sandbox)
     return args

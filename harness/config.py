@@ -265,7 +265,6 @@ def train_parser() -> Parser:
     add("--eps-unit", choices=("nbar", "raw"), default="raw", help="nbar: the group's mean hidden-state norm")
     add("--max-iters", type=positive_int, default=100, help="Sinkhorn iterations at most")
     add("--tol", type=positive, default=1e-3, help="marginal error at which a pair of spans stops")
-    add("--fused", action="store_true", help="one Triton kernel on a GPU (experimental: never run on one)")
     add = parser.add_argument_group("rollouts").add_argument
     add("--prompts-per-step", type=number(int, 1, 10**5), default=512, help="problems of a sampling phase")
     add("--rollouts-per-prompt", type=number(int, 2, 4096), default=8, help="size of a group, G")

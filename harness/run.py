@@ -5,7 +5,6 @@ assemble(args, ranks, task, model, ...) -> Run: policy, sampler, scorer, optimiz
 explained(args, ...), interruptible(run) -> what Ctrl-C does, and what is said then
 due(run, step)                          -> whether a checkpoint is to be saved now
 save(run, step), restore(run)           -> checkpoints, and everything as it was at one of them
-reload(run)                             -> the end of a smoke test
 """
 
 import argparse
@@ -16,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from credit import lora, prm
+from credit import lora
 from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts
@@ -41,9 +39,6 @@ from tasks.problems import BadInput, Task, digest_of
 
 PURPOSES = {"evaluation": 2**31}  # stands for a step, before and after training alike
 PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
-# What a smoke test proves, by the functions that do it.
-PHASES = {"sample": "sample", "verdicts": "grade", "score_block": "credit", "credit": "credit", "update": "update"}
-PHASES |= {"refresh": "update", "save": "checkpoint", "reload": "reload"}
 
 
 @dataclass
@@ -74,8 +69,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
         if args.model:
             memory.check(load_outline(args.model, args.lora_rank)[0].config, args, ranks)
         task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
-    room, reward_gb = memory.size_gb(ranks.device), prm.weights_gb(reward_model)
-    predicted = memory.predict(model.config, args, ranks.world, room, reward_gb)
+    predicted = memory.predict(model.config, args, ranks.world, memory.room_gb(ranks.device))
     args.digest = digest_of(task.train + task.heldout)
     if args.smoke:
         notes.append("smoke test: rewards in training are drawn, whatever a response says")
@@ -92,7 +86,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
             folders.write_config(args, folder)
         if ranks.main:
             if ranks.device.type == "cuda" or args.task != "embedded":
-                notes += memory.notes(predicted, ranks.device, model, folder, args)
+                notes += memory.notes(predicted, ranks.device, folder, args.keep)
             report.print_plan(args, folder, notes)
         if args.task == "embedded" and not args.model and not args.resume:
             warm_up(model, tokenizer, task, args, folder, ranks)
@@ -117,10 +111,8 @@ def clear_smoke(args: argparse.Namespace, ranks: Ranks) -> None:
     """A smoke test takes no run's name: its folder is `smoke`, without what the last one left; raises BadInput."""
     args.name = "smoke"
     folder = Path(args.out) / args.name
-    if not parallel.from_main(folder.exists(), ranks):
-        return
-    with folders.locked(folder, ranks, "--out"), parallel.together(ranks):
-        if ranks.main:
+    with parallel.together(ranks):
+        if ranks.main and folder.exists():
             if not folders.settings_in(folder / "config.json").get("smoke"):
                 raise BadInput(f"--smoke: {folder} is the folder of another run; give a --name")
             shutil.rmtree(folder)
@@ -128,7 +120,7 @@ def clear_smoke(args: argparse.Namespace, ranks: Ranks) -> None:
 
 @contextmanager
 def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """What a run leaves that ends early: after Ctrl-C, how to go on; of a smoke test, the part that failed.
+    """Says after Ctrl-C and on a full disk how to go on.
 
     A folder without a step's rows goes again, if this run made it: its name is free.
     """
@@ -143,8 +135,6 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
     except Exception as error:
         if ranks.main and any(mark in str(error) for mark in FULL):
             print(way_on(args, folder), file=sys.stderr)
-        if args.smoke and ranks.main and not isinstance(error, BadInput):
-            print(f"smoke test failed: {failed_phase(error)}", file=sys.stderr)
         raise
 
 
@@ -184,14 +174,6 @@ def way_on(args: argparse.Namespace, folder: Path) -> str:
     steps = checkpoint.step_of(checkpoints[-1])
     command = f"python train.py --resume {shlex.quote(str(folder))}"
     return f"a checkpoint holds {steps} of {args.steps} steps; go on with: {command}"
-
-
-def failed_phase(error: Exception) -> str:
-    """Which part of a smoke test raised this error."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):  # from the outermost: libraries have such names, too
-        if frame.f_code.co_name in PHASES:
-            return PHASES[frame.f_code.co_name]
-    return "loading"
 
 
 def check_problems(args: argparse.Namespace, folder: Path) -> None:
@@ -268,25 +250,6 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         folders.cut_back(run.folder, kept)
         folders.write_config(run.args, run.folder)
     return first["before"], history
-
-
-@torch.no_grad()
-def reload(run: Run) -> None:
-    """Prove that the last checkpoint holds what was trained: the weights, set to 0, are read back. Raises RunFailed."""
-    path, _ = checkpoint.find(run.folder)
-    weights = [parallel.local(parameter) for parameter in run.trained.parameters()]
-    kept = [weight.to("cpu", copy=True) for weight in weights]
-    for weight in weights:
-        weight.zero_()
-    try:
-        checkpoint.load(path, run.trained, run.optimizer, run.ranks)
-    except CheckpointError as error:
-        raise RunFailed(f"{error}; give another --out") from error
-    same = [torch.equal(weight.cpu(), old) for weight, old in zip(weights, kept, strict=True)]
-    if not all(parallel.gather(all(same), run.ranks)):
-        raise RunFailed(f"{path} does not hold the weights that were trained; give another --out")
-    if run.ranks.main:
-        print("smoke test passed: sample, grade, credit, update, checkpoint, reload")
 
 
 def seed_of(seed: int, step: int | str, rank: int = 0) -> int:

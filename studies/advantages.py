@@ -77,7 +77,7 @@ from tasks.toy import SYMBOL
 
 RESAMPLES = 1000  # of the bootstrap
 # Settings of a run that say nothing of its problems, its sampling or the options of credit methods.
-OTHERS = MAY_CHANGE | set("task model out name method prm lora_rank smoke fused dtype".split())
+OTHERS = MAY_CHANGE | set("task model out name method prm lora_rank smoke dtype".split())
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,70 +1,36 @@
-"""Measure, on this machine, what the parts of training cost against what they could cost at best.
+"""SHEAR's distances beside other solvers of the same problem: one command, one run, ratios side by side.
 
-    python -m studies.bench  # SHEAR's distances beside their peers, see peers.py
-    python -m studies.bench --step  # a step of Qwen2.5-Math-7B's shape, SHEAR beside GRPO
-    python -m studies.bench --step --size 1.5b  # the 1.5B's shape, with its optimizer
-    python -m studies.bench --step --size tiny --tokens 32 --problems 4 --group 4  # seconds on a CPU
+    python -m studies.bench  # a step of the embedded model, and synthetic groups
+    python -m studies.bench --states states.safetensors  # and groups of states: groupN.rolloutK.right or .wrong
+    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16  # the sizes of a GPU
 
-`--step` times the functions that `train.py` trains with, phase by phase, on one rank: `sample_groups` (generate),
-`credit_groups` (score, weights), `update` and `parallel.refresh`. Any flag of `train.py` that is not fixed
-here can be added; the defaults are the paper's recipe. The step differs from one of a run in four ways:
+Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group after
+group as in training. A peer gets the ready-made cost blocks of full spans, in batches as large as ours. It solves at
+most `--pairs` pairs of 100 x 100 tokens, or as many entries; its seconds are scaled to all pairs. This favours peers.
 
-  - Weights are random, in the published architecture. No stop token is looked for, and all responses have --tokens
-    tokens. In a run lengths vary, and a phase waits for the longest response.
-  - Prompts are random ids. Verdicts are drawn, half of each group right: the most that weights and update can cost.
-  - Random states are alike at all distances, so Sinkhorn takes fewer iterations than on text. The mean is printed.
-  - `--no-optimizer` replaces AdamW, whose two moments take 8 bytes a parameter, by SGD of rate 0, which keeps nothing.
+A round measures each solver once, so that a drift of the machine affects all. Ratios are of one round, reported as
+median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours) or of pairs (peers),
+against `sinkhorn.py` in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs.
 
-Ceilings are measured in the same run: a large matrix product in the dtype of compute, and a copy on the device.
-Generating reads all weights once a token, and keys and values, which is held against the copy. Scoring counts 2 FLOP a
-parameter and token, training 6 (recomputation is not counted); both are held against the matrix product.
+The floor is the larger of two times that this machine cannot go below. One is to read the states, and to write and read
+the costs once, at the rate of a copy. The other is to compute the products between states, one exponential an entry of
+each tile, and two multiply-adds an entry and iteration of our race, at the float32 rates of a matrix product and `exp`.
 """
 
 import argparse
-import math
-import os
-import random
 import sys
-import tempfile
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
-from harness.config import Parser, answer, check_flags, number
+from harness.config import Parser, answer, number
 
 
 def bench_parser() -> Parser:
-    """Of `studies.bench`, as it was called."""
-    return step_parser() if "--step" in sys.argv else peers_parser()
-
-
-def step_parser() -> Parser:
-    """Of `studies.bench --step`."""
-    about = (
-        "Measure a step of training, SHEAR beside GRPO. --size tiny --tokens 32 --problems 4 --group 4 takes seconds "
-        "on two CPU cores; the other sizes are for a GPU, where a step may take minutes."
-    )
-    epilog = "Flags of train.py that are not fixed here can be added."
-    parser = Parser(prog="python -m studies.bench --step", description=about, epilog=epilog, allow_abbrev=False)
-    add = parser.add_argument
-    add("--step", action="store_true", help="the table of a full training step, SHEAR beside GRPO")
-    add("--size", choices=("7b", "1.5b", "tiny"), default="7b", help="architecture, with random weights")
-    add("--problems", type=number(int, 1, 4096), default=64, help="of the step; the recipe has 512")
-    add("--group", type=number(int, 2, 256), default=8, help="rollouts a problem")
-    add("--tokens", type=number(int, 1, 3896), default=1000, help="of every response")
-    add("--no-optimizer", action="store_true", help="leave AdamW and its moments out")
-    return parser
-
-
-def peers_parser() -> Parser:
     """Of `studies.bench`."""
     about = (
         "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores, and two to three "
         "more to make the embedded model without --model."
     )
-    epilog = "--step measures a step of training instead: see python -m studies.bench --step --help"
-    parser = Parser(prog="python -m studies.bench", description=about, epilog=epilog)
+    parser = Parser(prog="python -m studies.bench", description=about)
     add = parser.add_argument
     add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
     add("--model", help="a folder of the embedded task's model; if not given, one is made and warmed up")
@@ -79,278 +45,359 @@ def peers_parser() -> Parser:
     return parser
 
 
-answer(__name__, lambda: check_flags(bench_parser()))  # before what takes seconds to import
+answer(__name__, lambda: bench_parser().parse_args())  # before what takes seconds to import
 
+import datetime
+import itertools
+import os
+import platform
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import geomloss
+import numpy as np
+import ot.batch
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, Qwen2Config
+from torch import Tensor
+from tqdm import tqdm
 
-import train
-from fast.decode import token_bytes
-from harness import memory, parallel, report
-from harness.command import guarded, parse_args
-from harness.run import Run, assemble, seed_of
-from studies.machine import ceilings, hardware
-from tasks.problems import BadInput, Task
+from credit.shear_settings import Settings
+from fast.distances import token_distances
+from fast.race import CHUNK_ENTRIES, race
+from harness import tables
+from harness.command import guarded
+from shear import Side, mean_norm, two_sides
+from sinkhorn import sinkhorn
+from studies.states import States, embedded, real, synthetic
+from tasks.problems import BadInput
 
-CONTEXT = 4096  # positions of Qwen2.5-Math
-SIZES = {  # its published shapes, and a small one
-    "7b": dict(hidden_size=3584, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
-               intermediate_size=18_944, vocab_size=152_064, tie_word_embeddings=False),
-    "1.5b": dict(hidden_size=1536, num_hidden_layers=28, num_attention_heads=12, num_key_value_heads=2,
-                 intermediate_size=8960, vocab_size=151_936, tie_word_embeddings=True),
-    "tiny": dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                 intermediate_size=128, vocab_size=512, tie_word_embeddings=False),
-}  # fmt: skip
-METHODS = ("shear", "grpo")
-STEP = 1  # whose random numbers all measured steps draw
-RECIPE = dict(problems=512, group=8, per_update=32)  # of the paper's step: prompts, rollouts a prompt, prompts
-SHORTEST, LONGEST = 100, 200  # tokens of a prompt, which are about 150 on average
-FIXED = "--method --model --task --resume --smoke --prompts-per-step --max-tokens --data"  # flags of train.py
-
-
-class MemoryClock(report.Clock):
-    """Seconds of each phase, and the largest memory that its tensors held."""
-
-    def __init__(self, device: torch.device):
-        super().__init__(device)
-        self.peaks = {}
-        if device.type == "cuda":
-            report.peak_gb()  # forgets what came before
-
-    def lap(self, name: str) -> None:
-        super().lap(name)
-        if self.device.type == "cuda":
-            self.peaks[name] = report.peak_gb()
-
-
-class Ids:
-    """A tokenizer whose prompts are token ids already, and whose texts are empty. It has no stop token."""
-
-    pad_token_id = 0
-    eos_token_id = chat_template = None
-    added_tokens_encoder: ClassVar[dict] = {}
-
-    def decode(self, ids) -> str:
-        return ""
-
-
-@dataclass
-class Measured:
-    """One step of one method."""
-
-    seconds: dict[str, float]  # by phase, in order
-    peaks: dict[str, float]  # GB by phase; empty on a CPU
-    tokens: dict[str, int]  # that a phase computes with
-    work: dict[str, tuple[float, str]]  # the least bytes or FLOP of a phase, and the rate that bounds it
-    metrics: dict[str, float]  # of the update, and Sinkhorn's mean iterations
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
-    def share(self, phase: str, rates: dict[str, float]) -> str:
-        """A phase's rate as a share of its ceiling; empty where it has none."""
-        if phase not in self.work:
-            return ""
-        amount, ceiling = self.work[phase]
-        return f"{amount / max(self.seconds[phase], 1e-3) / rates[ceiling]:.1%} {ceiling}"
-
-    def cells(self, phase: str, rates: dict[str, float]) -> str:
-        """A phase's cells: seconds, share of the step, tokens a second, share of the ceiling."""
-        seconds = self.seconds[phase]
-        speed = f"{self.tokens[phase] / max(seconds, 1e-3):,.0f}" if phase in self.tokens else ""
-        return f" {seconds:.2f} | {seconds / self.total:.1%} | {speed} | {self.share(phase, rates)} |"
+LARGEST = 2**31  # entries of a synthetic group's states, and of its costs between tokens: 8 GB each
+EPS = Settings.eps  # costs are in units of nbar
+CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
+TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they are checked against
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    argv = sys.argv[1:] if argv is None else argv
     transformers.utils.logging.disable_progress_bar()
-    if "--step" in argv:
-        work, remedy = measure_step, "lower --problems, --micro-tokens or --generate-batch"
-    else:
-        from studies import peers  # here, as a step needs neither POT nor GeomLoss
-
-        work, remedy = partial(peers.measure_peers, peers_parser()), "lower --tokens, --width or --group"
-    return guarded(partial(work, argv), interrupted="interrupted", memory=remedy)
+    return guarded(
+        partial(measure_groups, argv), interrupted="interrupted", memory="lower --tokens, --width or --group"
+    )
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, argparse.Namespace]]:
-    """This command's flags, and the configuration of a run of each method; raises BadInput."""
-    parser = step_parser()
-    flags, others = parser.parse_with_others(argv, FIXED, "is fixed here")
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise BadInput("--step measures one rank; start it without torchrun")
-    per_update = math.gcd(flags.problems, RECIPE["per_update"])  # it divides the step
-    sizes = f"--prompts-per-step={flags.problems} --prompts-per-update={per_update} --rollouts-per-prompt={flags.group}"
-    argv = f"--task=math --model={flags.size} --max-tokens={flags.tokens} {sizes}".split() + others
-    return flags, {method: parse_args([*argv, f"--method={method}"]) for method in METHODS}
-
-
-def measure_step(argv: list[str]) -> int:
-    """Measure and print; each result is printed as soon as it is there, since a step may take minutes."""
-    flags, by_method = parse(argv)
-    args = by_method["shear"]
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    ranks = parallel.join(args.device, grouped=args.dtype != "float32")
-    print(hardware(ranks.device, args.dtype))
-    rates = ceilings(ranks.device, getattr(torch, args.dtype))
-    figures = f"{rates['matmul'] / 1e12:.3g} TFLOP/s, copy {rates['copy'] / 1e12:.3g} TB/s"
-    print(f"ceilings: matrix product in {args.dtype} {figures}")
-    config, room = architecture(flags.size), memory.size_gb(ranks.device)
-    predicted = memory.predict(config, args, ranks.world, room)
-    if flags.no_optimizer:
-        moments = predicted["moments"]
-        for name in ("moments", "sampling", "training", "total"):
-            predicted[name] -= moments
-    print(memory.plan_line(predicted), flush=True)
-    if predicted["training"] > room:
-        print("training takes more than this GPU has: add --no-optimizer, or choose a smaller --size", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        run = make_run(flags, args, ranks, config, Path(folder))
-        problems = draw(flags.problems, config.vocab_size)
-        # A step of SHEAR at full length, or the first method measured would pay for every shape that is new.
-        print(f"warm-up, not counted: {one_step(run, problems).total:.1f} s", flush=True)
-        steps = {}
-        for method in reversed(METHODS):
-            run.args = by_method[method]
-            steps[method] = one_step(run, problems)
-            print(f"step 1, {method}: {steps[method].total:.1f} s", flush=True)
-    lines = table(steps, rates) + memory_table(steps, predicted) + notes(flags, args, steps)
-    print("\n".join(lines))
+def measure_groups(argv: list[str] | None) -> int:
+    """Measure all groups and print a table of each. Returns 0; raises BadInput."""
+    flags = parse(argv)
+    warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
+    device = torch.device(flags.device)
+    print(hardware(device), flush=True)
+    rates = ceilings(device)
+    for states in groups(flags, device):
+        print(f"\nmeasuring {states.name}", flush=True)  # which may take minutes
+        print("\n".join(table(states, flags, rates)), flush=True)
     return 0
 
 
-def architecture(size: str) -> Qwen2Config:
-    """The model's configuration."""
-    rope = {"rope_type": "default", "rope_theta": 10_000.0}
-    return Qwen2Config(**SIZES[size], max_position_embeddings=CONTEXT, rope_parameters=rope)
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags; raises BadInput."""
+    parser = bench_parser()
+    on_gpu = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096, device="cuda")
+    on_cpu = dict(tokens=[300], width=[896], group=[8], pairs=256, device="cpu")
+    device = parser.parse_args(argv).device or ("cuda" if torch.cuda.is_available() else "cpu")
+    parser.set_defaults(**on_gpu if device == "cuda" else on_cpu)
+    flags = parser.parse_args(argv)
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
+    for size, tokens, width in itertools.product(flags.group, flags.tokens, flags.width):
+        entries = max(size * tokens * width, (size * tokens // 2) ** 2)
+        if entries > LARGEST:
+            sizes = f"--group {size} --tokens {tokens} --width {width}"
+            raise BadInput(f"{sizes}: a group takes {entries * 4 / 1e9:.0f} GB; lower one of them")
+    return flags
 
 
-def make_run(flags: argparse.Namespace, args: argparse.Namespace, ranks: parallel.Ranks, config, folder: Path) -> Run:
-    """What `train.py` assembles, of a model made here."""
-    torch.manual_seed(args.seed)
-    with torch.device(ranks.device):  # made where it is used, in the dtype of compute: 7.6B in float32 take 30 GB
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype))
-    model.eval()
-    model.generation_config.eos_token_id = None
-    task = Task("math", [], [], lambda problem: problem["problem"], None)  # grades nothing: verdicts are drawn
-    run = assemble(args, ranks, task, model, Ids(), folder)
-    if flags.no_optimizer:
-        run.optimizer = torch.optim.SGD(run.policy.parameters(), lr=0.0, foreach=False)
-    parallel.refresh(run.policy, run.sampler, ranks)
-    return run
+def groups(flags: argparse.Namespace, device: torch.device) -> Iterator[States]:
+    """The groups to measure, one after the other. Those of a file are read before anything is measured."""
+    from_file = list(real(flags.states, device)) if flags.states else []
+    yield embedded(flags.model, device)
+    for size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
+        yield synthetic(size, tokens, width, device)
+    yield from from_file
 
 
-def draw(count: int, vocabulary: int) -> list[dict]:
-    """Problems of ragged random prompts."""
-    rng = random.Random("prompts")
-    return [{"problem": rng.choices(range(1, vocabulary), k=rng.randint(SHORTEST, LONGEST))} for _ in range(count)]
+# ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place --------------------
 
 
-def one_step(run: Run, problems: list[dict]) -> Measured:
-    """`train.train_step`, with a lap for the refresh and without its files."""
-    torch.manual_seed(seed_of(run.args.seed, STEP))
-    clock = MemoryClock(run.ranks.device)
-    groups = train.sample_groups(run, problems, clock, drawn=True)
-    batch, token_advantages, *_ = train.credit_groups(run, groups, STEP, clock)
-    metrics = train.update(run, batch.rollouts, batch.scored.logp, token_advantages, STEP)
-    clock.lap("train")
-    parallel.refresh(run.policy, run.sampler, run.ranks)
-    clock.lap("refresh")
-    prompts = batch.rollouts.prompt_mask.sum(1).tolist()  # tokens
-    sampled = int(batch.rollouts.mask.sum())
-    assert sampled == len(prompts) * run.args.max_tokens, "a response has stopped early"
-    seen = sampled + sum(prompts)
-    tokens = {"generate": sampled, "score": seen, "weights": sampled, "train": seen}
-    return Measured(clock.laps, clock.peaks, tokens, work_of(run, prompts), metrics | batch.stats)
+class Pairs(NamedTuple):
+    """Some pairs of spans, in units of nbar. `x` and `y` are their states, for a solver that computes costs itself."""
+
+    costs: Tensor  # (P, n, m) float32
+    a: Tensor  # (P, n)
+    b: Tensor  # (P, m)
+    x: Tensor  # (P, n, d)
+    y: Tensor  # (P, m, d)
 
 
-def work_of(run: Run, prompts: list[int]) -> dict[str, tuple[float, str]]:
-    """The least bytes or FLOP of a phase, and the rate that bounds it; `prompts` are lengths in tokens.
+def plain_sinkhorn(pairs: Pairs) -> Tensor:
+    """`sinkhorn.py`; each pair has its own stop."""
+    return sinkhorn(pairs.costs, pairs.a, pairs.b, eps=EPS).value
 
-    Generating reads all weights once a token for each --generate-batch, if not given once for all rollouts, and each
-    rollout's keys and values.
-    """
-    tokens = run.args.max_tokens
-    itemsize = run.sampler.dtype.itemsize
-    parameters = run.sampler.num_parameters()
-    batches = math.ceil(len(prompts) / (run.args.generate_batch or len(prompts)))
-    contexts = sum(prompt * tokens + tokens * (tokens - 1) // 2 for prompt in prompts)  # summed over decoded tokens
-    bytes_read = batches * tokens * itemsize * parameters + contexts * token_bytes(run.sampler.config, itemsize)
-    seen = sum(prompts) + len(prompts) * tokens
+
+def pot_batch(pairs: Pairs) -> Tensor:
+    """POT's batch solver, 50 iterations in the log domain."""
+    options = dict(reg=EPS, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach")
+    return ot.batch.solve_batch(pairs.costs, a=pairs.a, b=pairs.b, **options).value
+
+
+def pot_loop(pairs: Pairs) -> Tensor:
+    """`ot.sinkhorn`, which `ot.sinkhorn2` calls, pair by pair with our limits; Eq. (10) of its plan."""
+    options = dict(method="sinkhorn_log", numItermax=Settings.max_iters, stopThr=Settings.tol)
+    values = []
+    for costs, a, b in zip(pairs.costs, pairs.a, pairs.b, strict=True):
+        plan = ot.sinkhorn(a, b, costs, EPS, **options)
+        density = plan / (a[:, None] * b)
+        values.append((plan * costs).sum() + EPS * torch.xlogy(plan, density).sum())
+    return torch.stack(values)
+
+
+def geomloss_batch(pairs: Pairs) -> Tensor:
+    """GeomLoss, annealed to the same eps. It computes the costs itself."""
+    loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=EPS, debias=False, backend="tensorized")
+    return loss(pairs.a, pairs.x, pairs.b, pairs.y)
+
+
+def exact_loop(pairs: Pairs) -> Tensor:
+    """`ot.emd2` pair by pair, on a CPU: W1 itself."""
+    a = pairs.a.double().cpu().numpy()
+    b = pairs.b.double().cpu().numpy()
+    costs = pairs.costs.double().cpu().numpy()
+    return torch.tensor([ot.emd2(a[p], b[p], costs[p]) for p in range(len(costs))])
+
+
+def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Tensor:
+    """The first `count` pairs, in batches as large as ours. On a CPU these stay in cache, which halves POT's time."""
+    at_once = max(1, CHUNK_ENTRIES.get(pairs.costs.device.type, 2**19) // pairs.costs[0].numel())
+    values = []
+    for start in range(0, count, at_once):
+        end = min(start + at_once, count)
+        values.append(solve(Pairs(*[tensor[start:end] for tensor in pairs])))
+    return torch.cat(values)
+
+
+PEERS = {  # and which share of --pairs each solves; on a GPU loops solve few, as each pair takes milliseconds
+    "every pair, sinkhorn.py": (plain_sinkhorn, dict(cpu=1.0, cuda=1.0)),
+    "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, dict(cpu=1.0, cuda=1.0)),
+    "POT `ot.sinkhorn`, a loop": (pot_loop, dict(cpu=1 / 8, cuda=1 / 128)),
+    "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, dict(cpu=1 / 4, cuda=1 / 4)),
+    "POT `ot.emd2`, a loop, exact": (exact_loop, dict(cpu=1 / 2, cuda=1 / 128)),
+}
+
+
+def two_sided(states: States) -> list[tuple[Side, Side]]:
+    """The right and the wrong side of each group that has both."""
+    sides = []
+    for start in range(0, len(states.mask), states.group_size):
+        group = slice(start, start + states.group_size)
+        hidden, mask, correct = states.hidden[group], states.mask[group], states.correct[group]
+        right, wrong = two_sides(hidden, mask, correct, states.window, states.stride)
+        if right is not None:
+            sides.append((right, wrong))
+    return sides
+
+
+def full_pairs(sides: list[tuple[Side, Side]], count: int) -> Pairs:
+    """The first `count` pairs of spans without padding, group after group."""
+    of_groups = []
+    for right, wrong in sides:
+        full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
+        k, l = full.nonzero()[:count].T  # noqa: E741 - the paper's letters
+        of_groups.append(pairs_of(right, wrong, k, l))
+        count -= len(k)
+    tensors = []
+    for name in Pairs._fields:
+        tensors.append(torch.cat([getattr(pairs, name) for pairs in of_groups]))
+    return Pairs(*tensors)
+
+
+def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: E741
+    """The pairs of the right spans `k` (P,) and the wrong spans `l` (P,), with ready-made costs."""
+    nbar = mean_norm(torch.cat([right.states, wrong.states]))
+    i = right.spans.tokens[k]  # (P, n)
+    j = wrong.spans.tokens[l]  # (P, m)
+    costs = token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]] / nbar  # (P, n, m)
+    x = right.states[i].float() / nbar  # (P, n, d)
+    y = wrong.states[j].float() / nbar  # (P, m, d)
+    return Pairs(costs, right.spans.mass[k], wrong.spans.mass[l], x, y)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------
+
+
+class Solver(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    solve: Callable[[], Tensor]
+    pairs: int  # of spans, that it solves
+    error: str
+
+
+def ours(states: States, stats: dict[str, list] | None = None) -> Tensor:
+    """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of all groups,)."""
+    limits = dict(max_iters=Settings.max_iters, tol=Settings.tol, stats=stats)
+    distances = []
+    for right, wrong in two_sided(states):
+        nbar = mean_norm(torch.cat([right.states, wrong.states]))
+        costs = token_distances(right.states, wrong.states)  # (N+, N-)
+        distances.append(race(costs, right.spans, wrong.spans, EPS * nbar, **limits)[0] / nbar)
+    return torch.cat(distances)
+
+
+def true_values(pairs: Pairs) -> Tensor:
+    """(P,) float64, Eq. (10)."""
+    return sinkhorn(pairs.costs.double(), pairs.a.double(), pairs.b.double(), eps=EPS, **TRUTH).value
+
+
+def relative_error(values: Tensor, truth: Tensor) -> str:
+    """The largest one, of the first values (P,), whose truth (checked,) is given."""
+    count = min(len(values), len(truth))
+    return f"{(values[:count].to(truth) / truth[:count] - 1).abs().max().item():.0e}"
+
+
+def solvers_of(states: States, most: float, total: int) -> list[Solver]:
+    """Ours, which solves all `total` pairs, then the peers, which solve `most` pairs at most; raises BadInput."""
+    sides, device = two_sided(states), states.mask.device
+    pairs = full_pairs(sides, int(most))
+    if not len(pairs.costs):
+        raise BadInput(f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out")
+    right, wrong = sides[0]
+    columns = len(wrong.spans.tokens)  # K-
+    rows = min(len(right.spans.tokens), max(1, CHECKED // columns))
+    index = torch.arange(rows * columns, device=device)  # whole rows of pairs, whose minima are known
+    minima = true_values(pairs_of(right, wrong, index // columns, index % columns)).view(rows, columns).amin(1)
+    solve = partial(ours, states)
+    solvers = [Solver("ours", solve, total, relative_error(solve(), minima))]
+    truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
+    for name, (function, shares) in PEERS.items():
+        count = min(len(pairs.costs), max(1, int(most * shares[device.type])))
+        solve = partial(in_batches, function, pairs, count)
+        error = "-" if function is exact_loop else relative_error(solve(), truth)
+        solvers.append(Solver(name, solve, count, error))
+    return solvers
+
+
+def measure(solve: Callable[[], Tensor], device: torch.device) -> tuple[float, float]:
+    """Seconds of a call and the GB it takes on a GPU, after a call that does not count."""
+    timed(solve, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()  # 0 without a GPU
+    seconds = timed(solve, device)
+    return seconds, (torch.cuda.max_memory_allocated() - held) / 1e9
+
+
+def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
+    """Seconds of a group, ratios to ours, errors and memory."""
+    sides, device, stats = two_sided(states), states.mask.device, defaultdict(list)
+    ours(states, stats)
+    iterations = torch.cat(stats["sinkhorn_iterations"])  # (pairs,)
+    solved = len(torch.cat(stats["sinkhorn_error"]))
+    total = len(iterations)
+    tile = sides[0][0].spans.tokens.shape[1] ** 2
+    solvers = solvers_of(states, flags.pairs * 100**2 / tile, total)
+    seconds = np.zeros((flags.rounds, len(solvers)))
+    gb = np.zeros((flags.rounds, len(solvers)))
+    for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
+        for column, solver in enumerate(solvers):
+            once, gb[turn, column] = measure(solver.solve, device)
+            seconds[turn, column] = once * total / solver.pairs  # of all pairs
+    medians = np.median(seconds, 0)
+    ratios = seconds / seconds[:, :1]
+    rows = []
+    for column, solver in enumerate(solvers):
+        times = ratios[:, column]
+        rows.append(
+            {
+                "": solver.name,
+                "s a group": f"{medians[column] / len(sides):.3g}",
+                "times ours": f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})" if column else "",
+                "pairs measured": f"{solver.pairs:,}",
+                "largest error": solver.error,
+                "GB": f"{gb[:, column].max():.2f}" if device.type == "cuda" else "-",
+            }
+        )
+    least, bound = floor(sides, iterations, rates)
+    share = {"s a group": f"{least / len(sides):.2g}", "times ours": f"{least / medians[0]:.3f}"}
+    rows.append(dict.fromkeys(rows[0], "") | {"": f"floor: {bound}"} | share)
+    about = (
+        f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: {len(sides)}; "
+        f"{solved / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a pair"
+    )
+    return [about, *tables.markdown(rows)]
+
+
+def floor(sides: list[tuple[Side, Side]], iterations: Tensor, rates: dict[str, float]) -> tuple[float, str]:
+    """The least seconds for all pairs on this machine, and which bound sets them; iterations (pairs,)."""
+    moved = products = 0
+    for right, wrong in sides:
+        rows, columns, width = len(right.states), len(wrong.states), right.states.shape[1]
+        moved += (rows + columns) * width * right.states.element_size() + 2 * 4 * rows * columns
+        products += 2 * rows * columns * width
+    tile = sides[0][0].spans.tokens.shape[1] ** 2
+    multiply_adds = products + 4 * tile * iterations.sum().item()
+    compute = multiply_adds / rates["matmul"] + tile * len(iterations) / rates["exp"]
+    copy = moved / rates["copy"]
+    return (copy, "copy") if copy > compute else (compute, "compute")
+
+
+# ---- the machine ----------------------------------------------------------------------------------------------
+
+
+def hardware(device: torch.device) -> str:
+    """What it was measured on, with what, and when."""
+    if device.type == "cuda":
+        name = f"{torch.cuda.get_device_name(device)}, {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
+    else:
+        name = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, python {platform.python_version()}"
+    return f"{name}; float32; {versions}; {datetime.date.today()}"
+
+
+def ceilings(device: torch.device) -> dict[str, float]:
+    """FLOP/s of a large matrix product, exponentials/s, bytes/s of a copy, read and written; in float32."""
+    cuda = device.type == "cuda"
+    size = 8192 if cuda else 512
+    a, b = torch.randn(2, size, size, device=device)
+    numbers = torch.randn(2**22, device=device)
+    source = torch.zeros(2**31 if cuda else 2**26, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
     return {
-        "generate": (bytes_read, "copy"),
-        "score": (2 * parameters * seen, "matmul"),
-        "train": (6 * parameters * seen, "matmul"),
+        "matmul": 2 * size**3 / seconds_of(lambda: a @ b, device),
+        "exp": len(numbers) / seconds_of(lambda: numbers.exp(), device),
+        "copy": 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device),
     }
 
 
-def table(steps: dict[str, Measured], rates: dict[str, float]) -> list[str]:
-    """Time by phase, and what follows from it."""
-    shear, grpo = steps["shear"], steps["grpo"]
-    heads = "".join(f" {method}: s | share | tokens/s | of the ceiling |" for method in METHODS)
-    lines = ["", f"| phase |{heads}", "|---|" + "---|" * 4 * len(METHODS)]
-    changes = []
-    for phase in shear.seconds:
-        lines.append(f"| {phase} |" + shear.cells(phase, rates) + grpo.cells(phase, rates))
-        change = (shear.seconds[phase] - grpo.seconds[phase]) / grpo.total
-        if abs(change) >= 0.0005:
-            changes.append(f"{phase} {change:+.1%}")
-    totals = ""
-    for step in (shear, grpo):
-        totals += f" {step.total:.2f} | 100% | {step.tokens['generate'] / step.total:,.0f} | |"
-    overhead = (shear.total - grpo.total) / grpo.total
-    largest = max(shear.seconds, key=shear.seconds.get)
-    bottleneck = f"{largest}, {shear.seconds[largest] / shear.total:.0%} of SHEAR's step"
-    if largest in shear.work:
-        bottleneck += f", at {shear.share(largest, rates).replace(' ', ' of the ')} ceiling"
-    return [
-        *lines,
-        f"| step |{totals}",
-        "",
-        f"SHEAR's overhead over GRPO: {overhead:+.1%} of the step ({', '.join(changes)}).",
-        f"Next bottleneck: {bottleneck}.",
-    ]
+def seconds_of(call, device: torch.device) -> float:
+    """Median seconds of a call, after those that do not count; fewer on a CPU, where nothing is claimed."""
+    aside, counted = (3, 10) if device.type == "cuda" else (1, 3)
+    seconds = [timed(call, device) for _ in range(aside + counted)]
+    return median(seconds[aside:])
 
 
-def memory_table(steps: dict[str, Measured], predicted: dict[str, float]) -> list[str]:
-    """The largest memory of each phase, of both methods, beside what `memory.predict` said."""
-    lines = ["", "| memory, GB | measured | predicted |", "|---|---|---|"]
-    for phase, names in (("sampling", ("generate", "score", "weights")), ("training", ("train",))):
-        measured = "not on a CPU"
-        if steps["shear"].peaks:
-            peaks = {name: max(step.peaks[name] for step in steps.values()) for name in names}
-            listed = ", ".join(f"{name} {peak:.1f}" for name, peak in peaks.items())
-            measured = f"{max(peaks.values()):.1f} ({listed})"
-        lines.append(f"| {phase} | {measured} | {predicted[phase]:.1f} |")
-    return lines
-
-
-def notes(flags: argparse.Namespace, args: argparse.Namespace, steps: dict[str, Measured]) -> list[str]:
-    """What a reader of the tables has to know."""
-    tokens, iterations = steps["shear"].tokens, steps["shear"].metrics.get("sinkhorn_iterations")
-    rollouts = flags.problems * flags.group
-    lines = [
-        "",
-        f"- {flags.problems} problems x {flags.group} responses of {flags.tokens} tokens, all forced to this length; "
-        f"prompts of {(tokens['score'] - tokens['generate']) / rollouts:.0f} on average; random weights; verdicts "
-        f"drawn, every group mixed; {args.prompts_per_update} prompts an update; {args.micro_tokens} tokens a forward "
-        "pass.",
-        "- tokens/s: responses; prompts, too, where they are computed with (score, train).",
-    ]
-    if iterations is not None:
-        lines.append(f"- Sinkhorn: {iterations:.0f} iterations a pair of spans, on random states; text differs.")
-    if flags.no_optimizer:
-        lines.append("- AdamW is left out, its memory and its time (--no-optimizer).")
-    share = rollouts / (RECIPE["problems"] * RECIPE["group"])
-    if share != 1:
-        lines.append(f"- A share, {share:.1%} of the recipe's 512 x 8 rollouts: its seconds are not a whole step's.")
-    if any(step.metrics["skipped"] for step in steps.values()):
-        lines.append("- Some updates were not finite and were skipped: distrust the training time.")
-    return lines
+def timed(call, device: torch.device) -> float:
+    """Seconds of one call."""
+    started = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

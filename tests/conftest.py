@@ -16,9 +16,6 @@ import torch
 from filelock import FileLock
 from tiny import SMALL, byte_tokenizer
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # heard only before transformers imports Triton, if it is there
-
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -1,106 +1,149 @@
-"""studies/bench.py run in process as a user would run it."""
+"""studies/bench.py: everyone solves the same problem, and the command prints what it measured."""
 
 import argparse
-from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from harness import memory
+from harness.command import parse_args
 from studies import bench
+from studies.states import embedded, synthetic
+
+CPU = torch.device("cpu")
 
 
-def test_a_step_prints_its_table(capsys):
-    """Every phase of both methods, shares that sum to 1, memory, overhead, bottleneck, and what was left out."""
-    small = "--step --size tiny --tokens 12 --problems 2 --group 4 --threads 1 --window 6 --stride 3".split()
-    assert bench.main([*small, "--device", "cpu"]) == 0
+@pytest.fixture
+def small(monkeypatch):
+    """A little group in the embedded model's place, and a truth that is soon found."""
+    states = synthetic(4, 26, 8, CPU)._replace(window=6, stride=3)
+    monkeypatch.setattr(bench, "embedded", lambda path, device: states._replace(name="embedded"))
+    monkeypatch.setattr(bench, "TRUTH", dict(max_iters=500, tol=1e-5))
+    monkeypatch.setattr(bench, "seconds_of", lambda call, device: 1.0)
+    return states
+
+
+def test_all_peers_solve_eq_10(small, monkeypatch):
+    """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by up to eps log w."""
+    [(right, wrong)] = bench.two_sided(small)
+    pairs = bench.full_pairs([(right, wrong)], 10**9)
+    full_right, full_wrong = (int((side.spans.mass > 0).all(1).sum()) for side in (right, wrong))
+    count = full_right * full_wrong
+    assert pairs.costs.shape == (count, 6, 6)
+    monkeypatch.setitem(bench.CHUNK_ENTRIES, "cpu", 300)  # batches of 8 pairs
+    values = {name: bench.in_batches(solve, pairs, count) for name, (solve, _) in bench.PEERS.items()}
+    exact = values.pop("POT `ot.emd2`, a loop, exact").float()
+    ours = values["every pair, sinkhorn.py"]
+    assert len(values) == 4
+    for value in values.values():
+        torch.testing.assert_close(value.float(), ours, rtol=1e-2, atol=0)
+    assert (exact <= ours * 1.001).all() and (ours <= exact + bench.EPS * 1.8).all()  # log 6 = 1.79
+
+
+def test_the_command_prints_tables(small, tmp_path, capsys):
+    """A table a group; an error of ours that is rounding, and a floor."""
+    sides = ("right", "wrong", "right")
+    states = {f"group3.rollout{k}.{side}": torch.randn(120 + k, 8) for k, side in enumerate(sides)}
+    save_file(states, tmp_path / "states.safetensors")
+    flags = "--tokens 20 --width 8 --group 4 --pairs 8 --rounds 1 --device cpu"
+    assert bench.main([*flags.split(), "--states", str(tmp_path / "states.safetensors")]) == 0
     printed = capsys.readouterr().out
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines() if line.startswith("|")]
-    table = {row[0]: row[1:] for row in rows}
-    phases = ("generate", "grade", "score", "weights", "wait", "train", "refresh")
-    for column in (1, 5):
-        assert sum(float(table[phase][column].rstrip("%")) for phase in phases) == pytest.approx(100, abs=0.5)
-    assert table["generate"][3].endswith("copy") and table["train"][3].endswith("matmul")
-    assert table["sampling"][0] == "not on a CPU" and float(table["training"][1]) >= 0
-    for said in ("torch", "ceilings", "overhead", "Next bottleneck", "every group mixed", "A share", "Sinkhorn"):
-        assert said in printed
+    rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("| ours")]
+    assert len(rows) == 3 and all(float(row[4]) < 1e-3 and row[5].strip() == "-" for row in rows)
+    assert printed.count("POT `ot.batch.solve_batch`") == 3 and printed.count("floor: ") == 3
+    assert "states.safetensors group3, 2 right, 1 wrong, T 122, w 100, s 25: 8 pairs, mixed groups: 1" in printed
 
 
-def test_a_step_in_bfloat16_is_the_sharded_one(capsys, monkeypatch):
-    """FSDP over a mesh of one, a whole copy that samples, no optimizer: the path of a GPU, and its notes."""
-    small = "--step --size tiny --tokens 6 --problems 1 --group 2 --threads 1 --window 6 --stride 3".split()
-    one_step, measured = bench.one_step, []
-
-    def recorded(run, problems):
-        measured.append((run.args.method, run.args.max_tokens))
-        return one_step(run, problems)
-
-    monkeypatch.setattr(bench, "one_step", recorded)
-    assert bench.main([*small, "--device", "cpu", "--dtype", "bfloat16", "--no-optimizer"]) == 0
-    printed = capsys.readouterr().out
-    # The warm-up is at full length, too: no method pays for shapes that are new.
-    assert measured == [("shear", 6), ("grpo", 6), ("shear", 6)]
-    assert "AdamW is left out" in printed and "step 1, shear" in printed
-
-
-def test_rates_are_shares_of_the_ceilings():
-    """Of each phase's work, by hand; and what follows from seconds."""
-    seconds = dict(generate=2.0, score=1.0, train=3.0, refresh=0.5)
-    work = {"generate": (4e9, "copy"), "score": (3e10, "matmul"), "train": (9e10, "matmul")}
-    step = bench.Measured(seconds, {}, dict(generate=100, score=150, train=150), work, {})
-    rates = {"matmul": 1e12, "copy": 8e9}
-    assert step.share("generate", rates) == "25.0% copy"
-    assert step.share("score", rates) == step.share("train", rates) == "3.0% matmul"
-    assert step.share("refresh", rates) == ""
-    slower = replace(step, seconds={**seconds, "score": 4.0})
-    lines = "\n".join(bench.table({"shear": slower, "grpo": step}, rates))
-    assert "overhead over GRPO: +46.2% of the step (score +46.2%)" in lines
-    assert "Next bottleneck: score, 42% of SHEAR's step, at 0.8% of the matmul ceiling." in lines
-
-
-@pytest.mark.parametrize(("at_a_time", "batches"), [(0, 1), (2, 1), (1, 2)])
-def test_the_work_of_a_step_is_counted_by_hand(at_a_time, batches):
-    """Two rollouts of three tokens after prompts of 5 and 7: contexts 5, 6, 7 and 7, 8, 9; weights once a batch."""
-    config = bench.architecture("tiny")
-    model = bench.AutoModelForCausalLM.from_config(config)
-    parameters = memory.parameters(config)[0]
-    run = argparse.Namespace(sampler=model, args=argparse.Namespace(max_tokens=3, generate_batch=at_a_time))
-    work = bench.work_of(run, [5, 7])
-    keys_and_values = 4 * 2 * 2 * 2 * 16
-    assert work["generate"] == (batches * 3 * 4 * parameters + (5 + 6 + 7 + 7 + 8 + 9) * keys_and_values, "copy")
-    assert work["score"] == (2 * parameters * (5 + 7 + 6), "matmul")  # 2 and 6 FLOP a parameter and token
-    assert work["train"] == (6 * parameters * (5 + 7 + 6), "matmul")
+def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
+    """With the task's own spans."""
+    monkeypatch.setattr(
+        "studies.states.parse_args",
+        lambda argv: parse_args([*argv, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()]),
+    )
+    states = embedded(taught, CPU)
+    assert states.correct.any() and not states.correct.all() and (states.window, states.stride) == (12, 6)
+    assert states.hidden.shape[:2] == states.mask.shape
 
 
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("--step --size huge", "--size"),
-        ("--step --problems 0", "--problems 0"),
-        ("--step --problems 1000000000", "--problems 1000000000: must be at least 1 and at most 4096"),
-        ("--step --tokens 5000", "--tokens 5000"),
-        ("--step --group 1", "--group 1"),
-        ("--step --group 1000000000", "--group 1000000000: must be at least 2 and at most 256"),
-        ("--step --method grpo", "--method: is fixed"),
-        ("--step --stride 200", "--stride 200"),
-        ("--step --bogus 3", "--bogus"),
+        ("--rounds 0", "--rounds 0"),
+        ("--tokens 0", "--tokens 0"),
+        ("--tokens 100000000", "--tokens 100000000: must be at least 1 and at most 16384"),
+        ("--width 100000000", "--width 100000000: must be at least 1 and at most 16384"),
+        ("--group 100000000", "--group 100000000: must be at least 2 and at most 256"),
+        ("--pairs 100000000", "--pairs 100000000: must be at least 8 and at most 16384"),
+        ("--rounds 100000000", "--rounds 100000000: must be at least 1 and at most 1000"),
+        ("--tokens 9 16384 --group 2 256", "--group 256 --tokens 16384 --width"),
+        ("--group 1", "--group 1"),
+        ("--pairs 7", "--pairs 7"),
+        ("--states nowhere.safetensors", "--states nowhere.safetensors"),
+        ("--bogus 3", "--bogus"),
     ],
 )
-def test_bad_flags_are_one_sentence(argv, said, assert_refused):
-    """Status 2, and the flag is named."""
-    assert_refused(bench.main, argv.split(), said)
+def test_bad_flags_are_one_sentence(argv, said, small, assert_refused):
+    """Status 2, and the flag is named, before anything is measured."""
+    assert "|" not in assert_refused(bench.main, argv.split(), said)
 
 
-def test_torchrun_is_refused(monkeypatch, assert_refused):
-    """The table is of one rank."""
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert_refused(bench.main, ["--step", "--size", "tiny"], "torchrun")
+def test_a_pair_is_measured_however_wide_the_spans(small):
+    """`--pairs` counts pairs of 100 x 100, of which wide ones have many."""
+    flags = argparse.Namespace(pairs=8, rounds=1)
+    states = synthetic(2, 150, 4, CPU)._replace(window=120, stride=30)
+    lines = bench.table(states, flags, dict(matmul=1.0, exp=1.0, copy=1.0))
+    assert sum("| 4 " in line or "| 1 " in line for line in lines) >= 4
 
 
-@pytest.mark.parametrize("name", ["attention", "passes", "race"])
-def test_probes_of_a_gpu_are_rehearsed(name, monkeypatch, capsys):
-    """With tiny shapes: what fails here would fail there, where time is short."""
-    monkeypatch.setenv("DEVICE", "cpu")
-    monkeypatch.setattr("torch.backends.cuda.enable_cudnn_sdp", lambda enabled: None)
-    from studies import gpu_probe
+@pytest.mark.parametrize(
+    ("sides", "said"),
+    [
+        (("right", "right"), "group0 holds an empty rollout, or those of one side only"),
+        (("right", "wrong"), "no span of 100 tokens is full on both sides"),
+    ],
+)
+def test_states_that_cannot_be_measured_are_one_sentence(sides, said, small, tmp_path, assert_refused):
+    """A group of one side, and responses without a whole span."""
+    path = tmp_path / "states.safetensors"
+    save_file({f"group0.rollout{k}.{side}": torch.randn(9 - 5 * k, 8) for k, side in enumerate(sides)}, path)
+    assert_refused(bench.main, ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()], said)
 
-    assert gpu_probe.main(name) == 0 and name in capsys.readouterr().out
+
+def saved(path, right, wrong):
+    """A file of one group, of a right and a wrong rollout."""
+    save_file({"group0.rollout0.right": right, "group0.rollout1.wrong": wrong}, path)
+
+
+RANDOM = torch.arange(960.0).sin().view(120, 8)
+FAULTS = {  # what is wrong with --states: how the file is made, what is said
+    "no safetensors": (lambda path: path.write_bytes(bytes(range(256)) * 9), "header"),
+    "an empty file": (lambda path: path.write_bytes(b""), "header"),
+    "no tensors": (lambda path: save_file({}, path), "holds no tensors"),
+    "a name": (lambda path: save_file({"group0": RANDOM}, path), "name tensors groupN.rolloutK.right or .wrong"),
+    "one number": (lambda path: saved(path, torch.tensor(1.0), torch.tensor(2.0)), "(T, d)"),
+    "one dimension": (lambda path: saved(path, RANDOM[:, 0].clone(), RANDOM[:, 0].clone()), "(T, d)"),
+    "three dimensions": (lambda path: saved(path, RANDOM.view(120, 2, 4), RANDOM.view(120, 2, 4).clone()), "(T, d)"),
+    "two widths": (lambda path: saved(path, RANDOM, RANDOM[:, :7].clone()), "of one width"),
+    "no width": (lambda path: saved(path, RANDOM[:, :0].clone(), RANDOM[:, :0].clone()), "of one width"),
+    "integers": (lambda path: saved(path, RANDOM.long(), RANDOM.long()), "floats of 16 bits"),
+    "8 bits": (lambda path: saved(path, RANDOM.to(torch.float8_e4m3fn), RANDOM), "floats of 16 bits"),
+    "NaN": (lambda path: saved(path, RANDOM / 0 * 0, RANDOM), "finite"),
+    "beyond float32": (lambda path: saved(path, RANDOM * 1e38, RANDOM), "finite"),
+    "all equal": (lambda path: saved(path, torch.ones(120, 8), torch.ones(120, 8)), "not all equal"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_a_file_of_states_are_one_sentence(fault, small, tmp_path, assert_refused):
+    """Status 2, file and fault are named, before anything is measured."""
+    make, said = FAULTS[fault]
+    make(path := tmp_path / "states.safetensors")
+    words = ["--states", path, *"--tokens --pairs 16 --rounds 1 --device cpu".split()]
+    assert "|" not in assert_refused(bench.main, words, f"error: --states {path}: ", said)
+
+
+def test_states_of_two_precisions_are_measured(small, tmp_path, capsys):
+    """Halves beside floats, as before."""
+    saved(tmp_path / "states.safetensors", RANDOM.half(), RANDOM.flip(0).contiguous())
+    flags = ["--states", str(tmp_path / "states.safetensors"), *"--tokens --pairs 8 --rounds 1 --device cpu".split()]
+    assert bench.main(flags) == 0 and "1 right, 1 wrong" in capsys.readouterr().out

@@ -70,7 +70,7 @@ def test_no_file_imports_itself_in_a_circle():
 
 
 def test_what_few_need_is_imported_where_it_is_needed():
-    """`datasets` takes a second; POT and GeomLoss are for the table of peers, which a step's bench does without."""
+    """`datasets` takes a second; POT and GeomLoss are for the table of `studies.bench`."""
     at_once = {
         path.relative_to(ROOT).as_posix(): names_in(ast.parse(path.read_text(encoding="utf-8")).body)
         for path in SOURCES
@@ -79,8 +79,7 @@ def test_what_few_need_is_imported_where_it_is_needed():
     def need(package: str) -> set[str]:
         return {path for path, names in at_once.items() if package in {name.split(".")[0] for name in names}}
 
-    assert need("datasets") == {"integrations/train_trl.py"} and need("ot") == need("geomloss") == {"studies/peers.py"}
-    assert not any("studies.peers" in names for names in at_once.values())
+    assert need("datasets") == {"integrations/train_trl.py"} and need("ot") == need("geomloss") == {"studies/bench.py"}
 
 
 def test_the_paper_s_files_import_what_the_paper_needs():

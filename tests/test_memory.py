@@ -1,64 +1,80 @@
-"""harness/memory.py against counts by hand."""
+"""harness/memory.py against counts by hand, and the table of docs/real-models.md against its snippet."""
 
 import argparse
 import contextlib
 import math
+import re
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import grpo
 import train
 from credit.batch import Batch
 from harness import memory, parallel, report
 from harness.command import parse_args
+from harness.run import assemble
 from rewards import Verdict
-from studies import bench
-from tasks.problems import BadInput
+from tasks.problems import BadInput, Task
 
+PAGE = (Path(__file__).parents[1] / "docs" / "real-models.md").read_text(encoding="utf-8")
 SHAPE = dict(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10)
 TINY = Qwen2Config(**SHAPE, intermediate_size=16, tie_word_embeddings=False)
 # q, k, v, o (8 x 8, 8 x 4, 8 x 4, 8 x 8) with biases of q, k, v; gate, up, down; two norms
 LAYER = 64 + 32 + 32 + 64 + (8 + 4 + 4) + 3 * 8 * 16 + 2 * 8
 REST = 2 * 10 * 8 + 8  # embeddings, head, norm
+TOTAL = 3 * LAYER + REST
+WHOLE = 2 * REST + 3 * LAYER  # that FSDP gathers
 
 
 def flags(**changes) -> argparse.Namespace:
     """The paper's recipe, as far as memory depends on it."""
-    recipe = dict(dtype="bfloat16", micro_tokens=16_384, prompts_per_step=64, prompts_per_update=64, method="grpo")
+    recipe = dict(dtype="bfloat16", micro_tokens=16_384, prompts_per_step=64, out="runs", model="M", force=False)
     recipe |= dict(max_tokens=3000, recompute=True, shard_over=0, lora_rank=0, generate_batch=0, decode="generate")
     return argparse.Namespace(**{**recipe, "rollouts_per_prompt": 8, **changes})
 
 
-def test_parameters_are_those_of_the_model():
+@pytest.fixture(scope="module")
+def documented() -> dict:
+    """The names of the snippet of docs/real-models.md, `large` and `small` of them; and what it has `printed`."""
+    printed = []
+    names = {"print": printed.append, "printed": printed}
+    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
+    return names
+
+
+def test_the_table_is_what_its_snippet_prints(documented):
+    """Row by row."""
+    assert documented["printed"] == re.findall(r"GPU.* \| ([\d.]+ \| [\d.]+ \| [\d.]+) \|\n", PAGE)
+    assert len(documented["printed"]) == 5
+
+
+def test_parameters_are_those_of_the_model(documented):
     """By hand for a tiny one; the published counts for the real shapes; tied weights count once."""
-    assert memory.parameters(TINY) == (3 * LAYER + REST, LAYER, REST, 3 * LAYER + REST)
-    assert memory.parameters(bench.architecture("7b"))[0] == 7_615_616_512
-    assert memory.parameters(bench.architecture("1.5b"))[0] == 1_543_714_304
+    assert memory.parameters(TINY) == (TOTAL, TOTAL, WHOLE)
+    assert memory.parameters(documented["large"])[0] == 7_615_616_512
+    assert memory.parameters(documented["small"])[0] == 1_543_714_304
 
 
 def test_parts_are_those_counted_by_hand():
     """Each part of a tiny model on four ranks."""
     args = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44, micro_tokens=1000)
     parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, args, 4).items()}
-    total = 3 * LAYER + REST
-    assert (parts["weights"], parts["moments"], parts["gradients"]) == (total, 2 * total, total)
-    assert parts["copy"] == 2 * total
+    assert (parts["weights"], parts["moments"], parts["gradients"]) == (TOTAL, 2 * TOTAL, TOTAL)
+    assert parts["copy"] == 2 * TOTAL and parts["checkpoint"] == (4 + 2 + 8) * TOTAL
     # 8 rollouts a rank, 300 tokens each, aligned to 304; keys and values of 3 layers, one head of 4 numbers; logits
     cache = 304 * 2 * 3 * 1 * 4 * 2 + 16 * 10
     assert parts["generating"] == 8 * (cache + 256 * (6 * 8 + 3 * 16) * 2)  # prompts of all rows at once
     assert parts["backward"] == 3 * 1000 * 8 * 2 + max(1000 * (11 * 8 + 7 * 16) * 2, 3 * 4 * grpo.HEAD_CHUNK * 10)
-    assert parts["gathered"] == 2 * (2 * REST + 3 * LAYER)
-    assert parts["reduction"] == 4 * LAYER * 5 / 4
-    assert parts["credit"] == 0
-    always = parts["weights"] + parts["moments"] + parts["copy"]
-    assert parts["sampling"] == always + max(parts["generating"], parts["scoring"])
-    passing = max(parts["backward"], parts["reduction"])
-    assert parts["training"] == always + parts["gradients"] + parts["gathered"] + passing
+    assert parts["gathered"] == 2 * WHOLE
+    assert parts["resident"] == parts["weights"] + parts["moments"] + parts["copy"]
+    assert parts["sampling"] == parts["resident"] + max(parts["generating"], parts["scoring"])
+    assert parts["training"] == parts["resident"] + parts["gradients"] + parts["gathered"] + parts["backward"]
     assert parts["total"] == max(parts["sampling"], parts["training"])
 
 
@@ -79,9 +95,9 @@ def test_generating_holds_cache_and_prefill(changes, expected):
     assert round(memory.predict(TINY, args, 4)["generating"] * 1e9) == expected
 
 
-def test_parts_follow_the_flags():
+def test_parts_follow_the_flags(documented):
     """Ranks divide what is sharded and nothing else; --shard-over bounds that; the other flags change their part."""
-    config = bench.architecture("7b")
+    config = documented["large"]
     eight, four = (memory.predict(config, flags(), world) for world in (8, 4))
     for name in ("weights", "moments", "gradients", "generating"):
         assert four[name] == pytest.approx(2 * eight[name])
@@ -90,39 +106,23 @@ def test_parts_follow_the_flags():
     assert memory.predict(config, flags(shard_over=4), 8)["weights"] == four["weights"]
     assert memory.predict(config, flags(generate_batch=16), 8)["generating"] == pytest.approx(eight["generating"] / 4)
     assert memory.predict(config, flags(recompute=False), 8)["backward"] > 5 * eight["backward"]
-    assert memory.predict(config, flags(method="shear"), 8)["credit"] > eight["credit"] == 0
-    # A mini-batch of 8 rollouts, one a rank, fills no pass of 16,384 tokens; a GPU's size bounds the cache.
-    assert memory.predict(config, flags(prompts_per_update=1), 8)["backward"] < eight["backward"]
-    bounded, free = (memory.predict(config, flags(), 1, room=room)["sampling"] for room in (150, math.inf))
-    assert bounded < 150 < free
+    bounded, free = (memory.predict(config, flags(), 1, room)["sampling"] for room in (150, math.inf))
+    assert bounded < 150 < free  # a GPU's size bounds the cache
 
 
-def test_an_adapter_is_all_that_has_moments_and_a_reward_model_stays():
-    """Rank 2 beside every linear map: 2 (in + out) numbers each. A process reward model adds its size, no more."""
+def test_an_adapter_is_all_that_has_moments():
+    """Rank 2 beside every linear map: 2 (in + out) numbers each."""
     adapter = 3 * 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)  # layers; q, k, v, o, gate, up, down
-    assert memory.parameters(TINY, 2) == (3 * LAYER + REST + adapter, LAYER + adapter // 3, REST, adapter)
+    assert memory.parameters(TINY, 2) == (TOTAL + adapter, adapter, WHOLE + adapter)
     parts = memory.predict(TINY, flags(lora_rank=2), 4)
     assert parts["moments"] == pytest.approx(2 * adapter / 1e9) and parts["gradients"] == parts["moments"] / 2
-    assert parts["weights"] == pytest.approx((3 * LAYER + REST + adapter) / 1e9)
-    config = bench.architecture("7b")
-    plain = memory.predict(config, flags(), 8)
-    larger = memory.predict(config, flags(method="prm"), 8, reward_gb=14.0)
-    for phase in ("sampling", "training"):
-        assert larger[phase] == pytest.approx(plain[phase] + 14)
-
-
-@pytest.mark.parametrize("method", ["shear", "first", "oar-g", "oar-p", "attention"])
-def test_a_method_s_own_passes_are_counted(method):
-    """For the others credit takes what scoring takes."""
-    config = bench.architecture("7b")
-    assert memory.predict(config, flags(method=method), 8)["credit"] > 1
-    assert memory.predict(config, flags(method="hapo"), 8)["credit"] == 0
+    assert parts["weights"] == pytest.approx((TOTAL + adapter) / 1e9)
 
 
 def test_one_rank_in_float32_has_no_copy():
-    """It trains the model that samples; nothing is gathered or reduced. Head sizes of their own are read."""
+    """It trains the model that samples; nothing is gathered. Head sizes of their own are read."""
     plain = memory.predict(TINY, flags(dtype="float32"), 1)
-    assert plain["copy"] == plain["gathered"] == plain["reduction"] == 0
+    assert plain["copy"] == plain["gathered"] == 0
     assert memory.predict(TINY, flags(), 1)["copy"] > 0
     llama = [LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
     narrow, wide = (
@@ -132,33 +132,38 @@ def test_one_rank_in_float32_has_no_copy():
     assert wide - narrow == pytest.approx(8 * 264 * 2 * 3 * 4 * 2 / 1e9)  # 256 + 3 tokens, aligned
 
 
-def test_the_papers_recipe_fits_eight_gpus_of_80_gb():
-    """7.6B parameters with AdamW; and what the plan says."""
-    parts = memory.predict(bench.architecture("7b"), flags(method="shear"), 8)
+@pytest.mark.parametrize("room, warnings", [((80, 999), 0), ((40, 999), 1), ((40, 300), 2)])
+def test_the_plan_of_the_papers_recipe(room, warnings, documented, monkeypatch):
+    """7.6B parameters with AdamW fit eight GPUs of 80 GB; what the plan says, and where it warns."""
+    for name, gb in zip(("room_gb", "free_gb"), room, strict=True):
+        monkeypatch.setattr(memory, name, lambda place, gb=gb: gb)
+    parts = memory.predict(documented["large"], flags(), 8)
     assert 30 < parts["sampling"] < 70 and 30 < parts["training"] < 70
-    line = memory.plan_line(parts)
-    assert line.startswith(f"memory per rank, predicted: sampling {parts['sampling']:.1f} GB, training ")
-    assert line.endswith(" of which 26.7 GB stay all the time") and "\n" not in line
+    first, disk, *others = memory.notes(parts, torch.device("cuda"), None, 2)
+    assert first.startswith(f"memory a rank, predicted: sampling {parts['sampling']:.1f} GB, training ")
+    assert first.endswith(" of which 26.7 GB stay all the time") and disk.startswith(
+        "a checkpoint takes 107 GB; 2 stay"
+    )
+    assert len(others) == warnings and all(line.startswith("WARNING") for line in others)
 
 
 @pytest.mark.parametrize(
     "device, changes, rooms, names",
     [
-        ("cuda", {}, dict(size_gb=80), ["--model M", "137.1 GB", "80.0 GB a GPU", "give --lora-rank 16 or 4 GPUs"]),
-        ("cuda", {}, dict(size_gb=140), []),  # too little for activations: a warning of the plan's
-        ("cpu", {}, dict(machine_gb=999), ["--model M", "7.6 billion parameters on a CPU", "at most 2 billion"]),
-        ("cpu", dict(force=True), dict(machine_gb=1), []),
-        ("cpu", dict(force=True), dict(machine_gb=999, free_gb=100), ["--out runs", "107 GB", "100 GB of the disk"]),
+        ("cuda", {}, dict(room_gb=80), ["--model M", "137.1 GB", "80.0 GB", "--lora-rank 16, more GPUs or"]),
+        ("cuda", {}, dict(room_gb=140), []),  # too little for activations: a warning of the plan's
+        ("cpu", {}, dict(room_gb=999), ["--model M", "7.6 billion parameters on a CPU", "at most 2 billion"]),
+        ("cpu", dict(force=True), dict(room_gb=1), []),
+        ("cpu", dict(force=True), dict(room_gb=999, free_gb=100), ["--out runs", "107 GB", "100 GB of the disk"]),
     ],
 )
-def test_what_can_never_fit_is_refused(device, changes, rooms, names, monkeypatch):
-    """7.6B parameters: 18 bytes each on one GPU. The smallest change is named; --force goes on, but needs a disk."""
+def test_what_can_never_fit_is_refused(device, changes, rooms, names, documented, monkeypatch):
+    """7.6B parameters: 18 bytes each on one GPU. The remedies are named; --force goes on, but needs a disk."""
     for name, room in (dict(free_gb=999) | rooms).items():
-        monkeypatch.setattr(memory, name, lambda place=None, room=room: room)
-    args = flags(**(dict(model="M", out="runs", force=False) | changes))
+        monkeypatch.setattr(memory, name, lambda place, room=room: room)
     ranks = parallel.Ranks(0, 1, torch.device(device))
     with pytest.raises(BadInput) if names else contextlib.nullcontext() as refused:
-        memory.check(bench.architecture("7b"), args, ranks)
+        memory.check(documented["large"], flags(**changes), ranks)
     for name in names:
         assert name in str(refused.value)
 
@@ -197,20 +202,20 @@ class LiveBytes(TorchDispatchMode):
     ],
 )
 def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
-    """A step of SHEAR in float32 on one rank, of full-length rollouts: .95 to 1.3 times its largest moment."""
+    """A step of GRPO in float32 on one rank, of full-length rollouts: .95 to 1.3 times its largest moment."""
     config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False)
     sizes = "--prompts-per-step 2 --prompts-per-update 2 --max-tokens 100 --micro-tokens 1424"
-    args = parse_args(f"--task math --model x --device cpu --dtype float32 {recompute} {sizes}".split())
+    args = parse_args(f"--task math --method grpo --model x --device cpu --dtype float32 {recompute} {sizes}".split())
     prompts = torch.randint(1, 500, (16, memory.PROMPT))
     ones = torch.ones(16, args.max_tokens).bool()
     responses = torch.randint(1, 500, ones.shape)
     rollouts = grpo.Rollouts(prompts, torch.ones_like(prompts).bool(), responses, ones, ones[:, 0], [""] * 16)
     monkeypatch.setattr(train, "sample", lambda *inputs: rollouts)
-    monkeypatch.setitem(memory.CHUNK_ENTRIES, "cuda", memory.CHUNK_ENTRIES["cpu"])
     predicted = memory.predict(config, args, 1)
     with LiveBytes() as live:
         ranks = parallel.join("cpu", grouped=False)
-        run = bench.make_run(argparse.Namespace(no_optimizer=False), args, ranks, config, None)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        run = assemble(args, ranks, Task("math", [], [], None, None), model, None, None)
         for parameter in run.trained.parameters():
             parameter.grad = torch.zeros_like(parameter)
         run.optimizer.step()  # which makes AdamW's moments
@@ -223,6 +228,5 @@ def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
         batch = train.with_credit(run, batch, clock)
         sampling, live.peak = live.peak, 0
         train.update(run, batch, 1)
-    resident = predicted["weights"] + predicted["moments"]
-    assert 0.95 < 1e9 * (resident + max(predicted["scoring"], predicted["credit"])) / sampling < 1.3
+    assert 0.95 < 1e9 * (predicted["resident"] + predicted["scoring"]) / sampling < 1.3
     assert 0.95 < 1e9 * predicted["training"] / live.peak < 1.3

@@ -361,7 +361,7 @@ def test_plain_weights_agree_with_the_slow_loop_at_a_tight_tolerance():
     torch.testing.assert_close(ours.double(), slow, atol=2e-6, rtol=0)
 
 
-def test_settings_name_the_solver_and_its_limits(monkeypatch):
+def test_settings_name_the_limits_of_the_race(monkeypatch):
     """Training races, with the iterations and the tolerance of the settings."""
     seen = []
 
