@@ -229,8 +229,8 @@ def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
     order = (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]  # (b, S), used places first
     ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1).gather(1, order)
-    inside = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(1, order)
-    return ids, inside, {}
+    is_response = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(1, order)
+    return ids, is_response, {}
 
 
 def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1) -> list[Tensor]:
@@ -278,9 +278,9 @@ class Policy(torch.nn.Module):
         With `details`, for scoring, also entropies (b, T) float32 and hidden states (n, d) of the n response tokens.
         Token y_t is predicted from the state one position before it, and *is* the state at its own position.
         """
-        ids, inside, told = self.lay_out(rollouts)  # (b, S), (b, S); (1, N) if packed
-        states = self.model.base_model(input_ids=ids, use_cache=False, **told).last_hidden_state  # (b, S, d)
-        before = states[:, :-1][inside[:, 1:]]  # (n, d)
+        ids, is_response, model_kwargs = self.lay_out(rollouts)  # (b, S), (b, S); (1, N) if packed
+        states = self.model.base_model(input_ids=ids, use_cache=False, **model_kwargs).last_hidden_state  # (b, S, d)
+        before = states[:, :-1][is_response[:, 1:]]  # (n, d)
         head = self.model.get_output_embeddings()
         tokens = rollouts.ids[rollouts.mask]  # (n,)
         logp, entropies = [], []
@@ -294,7 +294,7 @@ class Policy(torch.nn.Module):
         logp = zeros.masked_scatter(rollouts.mask, torch.cat(logp))
         if not details:
             return logp
-        return logp, zeros.masked_scatter(rollouts.mask, torch.cat(entropies)), states[inside]
+        return logp, zeros.masked_scatter(rollouts.mask, torch.cat(entropies)), states[is_response]
 
 
 def layers_of(model) -> list[torch.nn.Module]:

@@ -68,7 +68,7 @@ class Spans(NamedTuple):
 class Side(NamedTuple):
     """The right or the wrong rollouts of a group."""
 
-    inside: Tensor  # (G, T) bool, their tokens
+    mask: Tensor  # (G, T) bool, their tokens
     states: Tensor  # (N, d), of these tokens, end to end
     spans: Spans
 
@@ -86,17 +86,17 @@ def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
     return [(start, min(start + window, length)) for start in starts]
 
 
-def spans_of(inside: Tensor, window: int, stride: int) -> Spans:
-    """The spans of all rollouts of a side, inside (G, T) bool. No span crosses from one rollout into the next."""
+def spans_of(mask: Tensor, window: int, stride: int) -> Spans:
+    """The spans of all rollouts of a side, mask (G, T) bool. No span crosses from one rollout into the next."""
     starts, ends, offset = [], [], 0
-    for length in inside.sum(1).tolist():
+    for length in mask.sum(1).tolist():
         for start, end in span_bounds(length, window, stride):
             starts.append(offset + start)
             ends.append(offset + end)
         offset += length
-    starts = torch.tensor(starts, device=inside.device)[:, None]  # (K, 1)
-    ends = torch.tensor(ends, device=inside.device)[:, None]  # (K, 1)
-    tokens = starts + torch.arange(min(window, inside.shape[1]), device=inside.device)  # (K, n)
+    starts = torch.tensor(starts, device=mask.device)[:, None]  # (K, 1)
+    ends = torch.tensor(ends, device=mask.device)[:, None]  # (K, 1)
+    tokens = starts + torch.arange(min(window, mask.shape[1]), device=mask.device)  # (K, n)
     mass = (tokens < ends) / (ends - starts)  # (K, n)
     return Spans(torch.minimum(tokens, ends - 1), mass)
 
@@ -107,10 +107,10 @@ def two_sides(
     """Eq. (4): right and wrong rollouts oppose each other. Shapes are those of `shear_weights`; None without both."""
     sides = []
     for members in (correct, ~correct):
-        inside = mask & members[:, None]  # (G, T)
-        if not inside.any():
+        own = mask & members[:, None]  # (G, T)
+        if not own.any():
             return None, None
-        sides.append(Side(inside, hidden[inside], spans_of(inside, window, stride)))
+        sides.append(Side(own, hidden[own], spans_of(own, window, stride)))
     return sides[0], sides[1]
 
 
@@ -149,9 +149,9 @@ def closest_spans(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: fl
 
 def token_weights(distances: Tensor, spans: Spans) -> Tensor:
     """Alg. 1 line 14, Step 3: the largest distance among the spans that cover a token, (K,) -> (N,)."""
-    inside = spans.mass > 0  # (K, n)
-    tokens = spans.tokens[inside]  # (M,) one entry for each token of each span
-    covering = distances[:, None].expand_as(inside)[inside]  # (M,)
+    real = spans.mass > 0  # (K, n), no padding
+    tokens = spans.tokens[real]  # (M,) one entry for each token of each span
+    covering = distances[:, None].expand_as(real)[real]  # (M,)
     omega = distances.new_zeros(int(tokens.max()) + 1)  # (N,)
     return omega.scatter_reduce(0, tokens, covering, "amax", include_self=False)
 
@@ -185,8 +185,8 @@ def shear_weights(
     nbar = mean_norm(hidden[mask])  # Alg. 1 line 10, Step 2
     costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
     of_right, of_wrong = closest(costs, right.spans, wrong.spans, eps * nbar)  # Alg. 1 line 5, Step 1
-    omega[right.inside] = pool(of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
-    omega[wrong.inside] = pool(of_wrong / nbar, wrong.spans)
+    omega[right.mask] = pool(of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
+    omega[wrong.mask] = pool(of_wrong / nbar, wrong.spans)
     return omega
 
 

@@ -119,9 +119,9 @@ def mmd_distances(
 
 def mean_weights(distances: Tensor, spans: Spans) -> Tensor:
     """`shear.token_weights` with the mean over the covering spans in the place of the largest."""
-    inside = spans.mass > 0  # (K, n)
-    covering = distances[:, None].expand_as(inside)[inside]  # (M,)
-    tokens = spans.tokens[inside]  # (M,)
+    real = spans.mass > 0  # (K, n), no padding
+    covering = distances[:, None].expand_as(real)[real]  # (M,)
+    tokens = spans.tokens[real]  # (M,)
     return distances.new_zeros(int(tokens.max()) + 1).scatter_reduce(0, tokens, covering, "mean", include_self=False)
 
 

@@ -160,9 +160,9 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
     limits = dict(eps=settings.eps_over(nbar) * nbar, max_iters=settings.max_iters, tol=settings.tol)
     matrix = sinkhorn_distances(costs, right.spans, wrong.spans, reading="cost", **limits)  # (K+, K-)
     distances = (matrix.amin(0) / nbar).tolist()  # K-
-    omega[wrong.inside] = 0.0
+    omega[wrong.mask] = 0.0
     begin = 0  # of the rollout's spans
-    for row, length in enumerate(wrong.inside.sum(1).tolist()):
+    for row, length in enumerate(wrong.mask.sum(1).tolist()):
         bounds = span_bounds(length, window, stride)
         far = [k for k in range(len(bounds)) if distances[begin + k] > threshold]
         begin += len(bounds)

@@ -165,10 +165,10 @@ def closest_by_rollout(
     return found
 
 
-def spans_in(inside: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
+def spans_in(mask: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
     """Rollout, first token and token after the last of each span of `shear.spans_of`, in its order."""
     found = []
-    for row, length in enumerate(inside.sum(1).tolist()):
+    for row, length in enumerate(mask.sum(1).tolist()):
         for start, end in span_bounds(length, window, stride):
             found.append((row, start, end))
     return found

@@ -1,7 +1,7 @@
 """No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
 
     packing_of(model)  -> the hooks, or none for a model that is not known to pack
-    packed(rollouts)   -> ids (1, N), inside (1, N), and what the model is told besides    in the place of end_to_end
+    packed(rollouts)   -> ids (1, N), is_response (1, N), further arguments of the model   in the place of end_to_end
     pack(rows, ..)     -> micro-batches, as few as can be and equally full                 in the place of grpo.pack
 
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there are (docs/speed.md).
@@ -68,16 +68,16 @@ def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
     """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b = 1 and S = N."""
     used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
     ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1)[used]  # (N,)
-    inside = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1)[used]  # (N,)
+    is_response = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1)[used]  # (N,)
     places = (used.cumsum(1) - 1)[used]  # (N,) 0, 1, .. of each rollout
     starts = torch.nn.functional.pad(used.sum(1).cumsum(0), (1, 0)).int()  # (b + 1,)
-    told = dict(
+    model_kwargs = dict(
         position_ids=places[None],
         segments=Segments(starts, rollouts.lengths),
         # A mask of four dimensions is taken as it is. Without one, transformers would make N x N of the positions.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
     )
-    return ids[None], inside[None], told
+    return ids[None], is_response[None], model_kwargs
 
 
 def packed_attention(

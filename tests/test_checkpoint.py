@@ -159,6 +159,7 @@ def saved_steps(monkeypatch, seconds: float, steps: int, save_every: int | None 
     """When a run whose steps take a second each saves checkpoints that take `seconds`, by a clock of the test's own."""
     args = argparse.Namespace(steps=steps, save_every=save_every, keep=2)
     parts = dict.fromkeys(("task", "tokenizer", "trained", "frozen", "optimizer", "folder"))
+    parts["frozen"] = SimpleNamespace(model=None)
     run = harness.run.Run(args=args, ranks=ALONE, started=0.0, **parts)
     clock = SimpleNamespace(now=0.0)
     saved = []

@@ -405,7 +405,7 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     costs = token_distances(right.states, wrong.states)
     solved = pair_distances(hidden, mask, correct, raw)(costs, right.spans, wrong.spans, 0.7).amin(1)
     if options.get("pool") != "mean":
-        torch.testing.assert_close(ours[right.inside], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
