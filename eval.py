@@ -33,7 +33,6 @@ from harness.config import Protocol, answer, parse_eval
 ARGS = answer(__name__, parse_eval)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
 import torch
-from transformers.utils import logging
 
 from harness import evaluation, folders, parallel, prepare, results, tables
 from harness.command import GOES_ON, guarded, ranked, resolve_machine
@@ -47,7 +46,6 @@ from tasks.problems import BadInput, choose_template
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    logging.disable_progress_bar()
 
     def work() -> int:
         args = ARGS or parse_eval(argv)

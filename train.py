@@ -22,7 +22,6 @@ arise, `prm/` (the embedded task's reward model) and nonfinite.jsonl (rollouts o
 
 import argparse
 import math
-import os
 import random
 import sys
 from collections.abc import Callable
@@ -31,29 +30,24 @@ from harness.config import answer, parse_train
 
 ARGS = answer(__name__, parse_train)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
-import numpy as np
 import torch
-from huggingface_hub.utils import enable_progress_bars
 from torch import Tensor
 from tqdm import tqdm
-from transformers.utils import logging
 
-from credit import lora
 from credit.batch import Batch, Source
-from credit.methods import assign_credit
-from credit.table import METHODS
+from credit.methods import assign_credit, keeps_states
 from grpo import Rollouts, log_probs, policy_loss, rollout
-from harness import evaluation, folders, parallel, report
-from harness.checkpoint import whole_folder
+from harness import parallel, report
 from harness.command import guarded, ranked, resolve
-from harness.evaluation import Sampler
 from harness.parallel import Ranks
-from harness.prepare import protocol_of, sampling_of
+from harness.prepare import sampling_of
 from harness.run import (
     Run,
     check_policy,
     due,
+    finish,
     interruptible,
+    on_benchmarks,
     prepared,
     restore,
     sampling_after,
@@ -61,17 +55,11 @@ from harness.run import (
     seed_of,
     skip,
 )
-from harness.tables import mean_and_error
-from harness.track import tracker
 from rewards import Verdict, rewards_of
-from tasks.benchmarks import Loaded
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after Ctrl-C."""
-    logging.disable_progress_bar()
-    if os.environ.get("RANK", "0") == "0" and sys.stderr.isatty():
-        enable_progress_bars()  # of downloads alone, which may take an hour
 
     def work() -> int:
         args = resolve(ARGS or parse_train(argv))
@@ -83,46 +71,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
     """A run, from its plan to its last evaluation; returns the exit status."""
-    with prepared(args, ranks) as (run, sets, predicted_gb):
+    with prepared(args, ranks) as run:
         before, history = restore(run) if args.resume else begin(run)
-        with interruptible(run), tracker(args, run.folder, ranks.main) as track:
-            take_steps(run, sets, history, track)
+        with interruptible(run), report.step_log(args, run.folder, ranks.main) as log:
+            take_steps(run, history, log)
         with sampling_after(run, args.steps):
             after = evaluate(run, args.steps)
-        if ranks.main:
-            with whole_folder(run.folder / "model") as draft:
-                lora.save(run.frozen.model, run.tokenizer, draft)
-            report.finish(args, run.folder, before, after, history, predicted_gb)
-            if args.smoke:
-                print("smoke test passed: sample, grade, credit, update, checkpoint")
+        finish(run, before, after, history)
     return 0
-
-
-def take_steps(run: Run, sets: list[Loaded], history: list[dict], track: Callable[[dict], None]) -> None:
-    """The steps that are not in `history` yet, each with its rows; after Ctrl-C the last whole one is saved."""
-    args, ranks, folder = run.args, run.ranks, run.folder
-    table = report.StepTable(args.steps)
-    todo = range(len(history), args.steps)
-    for step in tqdm(todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None):
-        with sampling_after(run, step):
-            metrics, samples = train_step(run, step)
-        check_policy(run, step)
-        if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
-            with sampling_after(run, step + 1):
-                metrics["bench"] = on_benchmarks(run, sets, step + 1)
-        history.append(metrics)
-        if ranks.main:
-            folders.append(folder / "metrics.jsonl", [metrics])
-            folders.append(folder / "samples.jsonl", samples)
-            tqdm.write(table.row(metrics))
-            if step == 1 and metrics["reward"] == history[0]["reward"]:
-                report.print_no_signal(metrics["reward"], metrics, args)
-            track(metrics)
-        interrupted = any(parallel.gather(run.interrupted, ranks))  # all ranks end after the same step
-        if interrupted or due(run, step + 1):
-            save(run, step + 1)
-        if interrupted:
-            raise KeyboardInterrupt
 
 
 def begin(run: Run) -> tuple[dict, list[dict]]:
@@ -130,10 +86,28 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
     parallel.refresh(run.trained, run.frozen.model, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
-        folders.append(run.folder / "metrics.jsonl", [{"before": report.summary(before)}])
-        report.print_accuracy(before)
-        report.print_no_signal(before["sampled"][0], before, run.args)
+        report.start(run.args, run.folder, before)
     return before, []
+
+
+def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], None]) -> None:
+    """The steps that are not in `history` yet, each with its rows; after Ctrl-C the last whole one is saved."""
+    args = run.args
+    todo = range(len(history), args.steps)
+    for step in tqdm(todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None):
+        with sampling_after(run, step):
+            metrics, samples = train_step(run, step)
+        check_policy(run, step)
+        if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
+            with sampling_after(run, step + 1):
+                metrics["bench"] = on_benchmarks(run, step + 1)
+        history.append(metrics)
+        log(metrics, samples)
+        interrupted = any(parallel.gather(run.interrupted, run.ranks))  # all ranks end after the same step
+        if interrupted or due(run, step + 1):
+            save(run, step + 1)
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 # ---- one step -------------------------------------------------------------------------------------------------
@@ -171,8 +145,7 @@ def with_credit(run: Run, batch: Batch, clock: report.Clock) -> Batch:
     args = run.args
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     for block in batch.blocks():  # whole groups
-        keep_hidden = "states" in METHODS[args.method].needs
-        scored = log_probs(run.frozen, block.rollouts, **limits, keep_hidden=keep_hidden)
+        scored = log_probs(run.frozen, block.rollouts, **limits, keep_hidden=keeps_states(args.method))
         block.log_probs, block.entropies, block.hidden = scored  # (b, T), (b, T), (n, d)
         clock.lap("score")
         block.token_advantages = assign_credit(args.method, block, args)  # (b, T) <- where methods differ
@@ -309,26 +282,10 @@ def evaluate(run: Run, step: int) -> dict:
     credited = {}
     if task.first_error:
         batch = with_credit(run, Batch.of(rollouts, verdicts, problems, source_of(run, step)), clock)
-        batch = Batch.cat(parallel.gather(batch, ranks))
-        credited = report.credit_vs_first_error(run.tokenizer, task, batch)
+        credited = report.credit_vs_first_error(run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)))
     verdicts = parallel.gather_items(verdicts, ranks)
-    rewards = rewards_of(verdicts)
-    groups = rewards.reshape(-1, size)
-    by_problem = np.nanmean(groups[np.isfinite(groups).any(1)], 1)
-    return {
-        "greedy": (*mean_and_error(right[np.isfinite(right)]), int(np.isfinite(right).sum())),
-        "sampled": (*mean_and_error(by_problem), int(np.isfinite(rewards).sum())),
-        **report.shares([verdict.reason for verdict in verdicts]),
-        **credited,
-    }
-
-
-def on_benchmarks(run: Run, sets: list[Loaded], step: int) -> dict[str, dict]:
-    """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
-    sampling = sampling_of(run.args, run.frozen.model)
-    sampler = Sampler(run.frozen.model, run.tokenizer, run.args.model or "made here", sampling)
-    path = run.folder / "eval" / f"step-{step:06d}.jsonl"
-    return evaluation.evaluate_all(sampler, sets, protocol_of(run.args), run.ranks, seed=run.args.seed, path=path)
+    accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, size))
+    return {**accuracies, **report.shares([verdict.reason for verdict in verdicts]), **credited}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 
 import torch
+import transformers
+from huggingface_hub.utils import enable_progress_bars
 
 from harness import parallel
 from harness.config import parse_train
@@ -69,6 +71,9 @@ class RankFailed(RuntimeError):
 def guarded(work: Callable[[], int], *, interrupted: str, memory: str) -> int:
     """The status of `work()`. `interrupted` is said after Ctrl-C; `memory` says how to take less of it."""
     rank = os.environ.get("RANK", "0")
+    transformers.utils.logging.disable_progress_bar()
+    if rank == "0" and sys.stderr.isatty():
+        enable_progress_bars()  # of downloads alone, which may take an hour
     # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
     sys.stdout.reconfigure(line_buffering=True, errors="replace")
 

@@ -10,6 +10,8 @@ import math
 import shlex
 import textwrap
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from credit.methods import true_errors
 from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
 from harness import folders, tables
+from harness.track import tracker
 from tasks.problems import Task
 
 COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
@@ -228,10 +231,42 @@ def credit_vs_first_error(tokenizer, task: Task, batch: Batch) -> dict:
     }
 
 
-def print_accuracy(result: dict) -> None:
-    """Held-out accuracies before training, with standard errors."""
-    accuracies = [f"{name} {tables.percent(*result[name][:2])}%" for name in ("greedy", "sampled")]
-    print(f"held-out accuracy before: {', '.join(accuracies)}", flush=True)
+def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float, float, int]]:
+    """Mean, standard error and number of verdicts: of (problems,) rewards, and (problems, G) clustered by problem."""
+    graded = np.isfinite(sampled)
+    by_problem = np.nanmean(sampled[graded.any(1)], 1)
+    return {
+        "greedy": (*tables.mean_and_error(greedy[np.isfinite(greedy)]), int(np.isfinite(greedy).sum())),
+        "sampled": (*tables.mean_and_error(by_problem), int(graded.sum())),
+    }
+
+
+def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
+    """The evaluation before training: a row, and held-out accuracies with standard errors."""
+    folders.append(folder / "metrics.jsonl", [{"before": summary(before)}])
+    shown = [f"{name} {tables.percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
+    print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
+    print_no_signal(before["sampled"][0], before, args)
+
+
+@contextmanager
+def step_log(args: argparse.Namespace, folder: Path, main: bool) -> Iterator[Callable[[dict, list[dict]], None]]:
+    """The function that writes down a step's metrics and samples: rows, a line of the table, --track."""
+    table, rewards = StepTable(args.steps), []
+    with tracker(args, folder, main) as track:
+
+        def log(metrics: dict, samples: list[dict]) -> None:
+            if not main:
+                return
+            folders.append(folder / "metrics.jsonl", [metrics])
+            folders.append(folder / "samples.jsonl", samples)
+            tqdm.write(table.row(metrics))
+            rewards.append(metrics["reward"])
+            if metrics["step"] == 2 and len(set(rewards)) == 1:
+                print_no_signal(metrics["reward"], metrics, args)
+            track(metrics)
+
+        yield log
 
 
 def shares(reasons: list[str]) -> dict[str, float]:

@@ -28,12 +28,13 @@ from credit import lora
 from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts
-from harness import checkpoint, folders, memory, parallel, report
-from harness.checkpoint import CheckpointError
+from harness import checkpoint, evaluation, folders, memory, parallel, report
+from harness.checkpoint import CheckpointError, whole_folder
 from harness.command import FULL, INTERRUPTS, NOT_FINITE, RankFailed, RunFailed
 from harness.config import MAY_CHANGE, SAVE_SHARE, SAVE_STEPS, flag
+from harness.evaluation import Sampler
 from harness.parallel import Ranks
-from harness.prepare import load_outline, own_prm, set_up, warm_up
+from harness.prepare import load_outline, own_prm, protocol_of, sampling_of, set_up, warm_up
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
@@ -54,6 +55,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     folder: Path
     prm: tuple | None = None  # process reward model and its tokenizer
+    sets: list[Loaded] = field(default_factory=list)  # of --bench
+    predicted_gb: float = 0.0  # memory of a GPU
     skipped: int = 0  # updates in a row that were not finite
     started: float = field(default_factory=time.perf_counter)  # seconds, when this process had all parts
     saving: float = 0.0  # seconds that this process has spent on checkpoints
@@ -62,8 +65,8 @@ class Run:
 
 
 @contextmanager
-def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list[Loaded], float]]:
-    """The run, the sets of --bench, and the predicted memory of a GPU in GB; everything goes to the run's folder."""
+def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
+    """The run, in its folder: loaded or made, checked, its plan printed."""
     with parallel.together(ranks):
         check_out(args.out)
         if args.model:
@@ -94,7 +97,9 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[tuple[Run, list
             reward_model = own_prm(model, task, args, folder, ranks)
         if args.lora_rank:
             lora.add(model, args.lora_rank, args.seed)
-        yield assemble(args, ranks, task, model, tokenizer, folder, reward_model), sets, predicted["total"]
+        run = assemble(args, ranks, task, model, tokenizer, folder, reward_model)
+        run.sets, run.predicted_gb = sets, predicted["total"]
+        yield run
 
 
 def check_out(out: str) -> None:
@@ -219,6 +224,25 @@ def save(run: Run, step: int) -> None:
     checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep, settings)
     run.last_save = time.perf_counter() - started
     run.saving += run.last_save
+
+
+def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
+    """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
+    sampling = sampling_of(run.args, run.frozen.model)
+    sampler = Sampler(run.frozen.model, run.tokenizer, run.args.model or "made here", sampling)
+    path = run.folder / "eval" / f"step-{step:06d}.jsonl"
+    return evaluation.evaluate_all(sampler, run.sets, protocol_of(run.args), run.ranks, seed=run.args.seed, path=path)
+
+
+def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
+    """The trained model and the last words of a run."""
+    if not run.ranks.main:
+        return
+    with whole_folder(run.folder / "model") as draft:
+        lora.save(run.frozen.model, run.tokenizer, draft)
+    report.finish(run.args, run.folder, before, after, history, run.predicted_gb)
+    if run.args.smoke:
+        print("smoke test passed: sample, grade, credit, update, checkpoint")
 
 
 def restore(run: Run) -> tuple[dict, list[dict]]:

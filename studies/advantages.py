@@ -59,7 +59,6 @@ answer(__name__, lambda: make_parser().parse_args())  # before what takes second
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers.utils import logging
 
 from credit.batch import Batch
 from fast.packing import packing_of
@@ -82,7 +81,6 @@ OTHERS = MAY_CHANGE | set("task model out name method prm lora_rank smoke dtype"
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    logging.disable_progress_bar()
 
     def work() -> int:
         flags = make_parser().parse_args(argv)

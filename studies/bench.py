@@ -85,7 +85,6 @@ TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they a
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    transformers.utils.logging.disable_progress_bar()
     return guarded(
         partial(measure_groups, argv), interrupted="interrupted", memory="lower --tokens, --width or --group"
     )

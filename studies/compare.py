@@ -50,7 +50,6 @@ def make_parser() -> Parser:
 
 answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
 
-from transformers.utils import logging
 
 from harness import folders, tables
 from harness.command import GOES_ON, guarded, parse_args
@@ -63,7 +62,6 @@ OURS = "--method --seed --lr --heldout --name --out --resume --prm"  # flags of 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    logging.disable_progress_bar()
     return guarded(lambda: compare(argv), interrupted=GOES_ON, memory="lower --jobs or --micro-tokens")
 
 

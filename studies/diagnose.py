@@ -57,7 +57,6 @@ answer(__name__, lambda: check_flags(make_parser()))  # before what takes second
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers.utils import logging
 
 from credit.batch import Batch
 from credit.methods import assign_credit
@@ -99,7 +98,6 @@ PAPER = {"position": -0.96, "changes": -0.42, "auc_near": 0.64, "auc_far": 0.99,
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    logging.disable_progress_bar()
 
     def work() -> int:
         flags, args = parse(argv)

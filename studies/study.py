@@ -56,7 +56,6 @@ answer(__name__, lambda: make_parser().parse_args())  # before what takes second
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers.utils import logging
 
 import train
 from credit.batch import Batch
@@ -81,7 +80,6 @@ NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    logging.disable_progress_bar()
     return guarded(lambda: study(make_parser().parse_args(argv)), interrupted=GOES_ON, memory="lower --jobs")
 
 
@@ -180,7 +178,7 @@ def started(args: argparse.Namespace) -> Iterator[Run]:
     torch.set_num_threads(args.threads or torch.get_num_threads())
     ranks = parallel.join(args.device, grouped=args.dtype != "float32")
     try:
-        with prepared(args, ranks) as (run, _, _):
+        with prepared(args, ranks) as run:
             parallel.refresh(run.trained, run.frozen.model, ranks)
             yield run
     finally:

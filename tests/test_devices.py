@@ -62,7 +62,7 @@ def run(start, tmp_path_factory):
         patch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
         folder = tmp_path_factory.mktemp("runs")
         args = parse_args([*f"{MODEL} {STEPS} --method prm".split(), "--model", start, "--out", str(folder)])
-        with prepared(args, Ranks(0, 1, CUDA)) as (run, _, _):
+        with prepared(args, Ranks(0, 1, CUDA)) as run:
             yield run
 
 

@@ -73,7 +73,7 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     )
     flags = f"--task embedded {sizes} --method arca --lora-rank 2 --steps 2".split()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+        patch.setattr("credit.batch.group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
         assert train.main([*flags, "--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]) == 0
         shutil.copytree(tmp_path / "whole", tmp_path / "cut")
         shutil.rmtree(tmp_path / "cut" / "model")

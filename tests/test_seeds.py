@@ -59,8 +59,8 @@ def starts(tmp_path_factory):
             out = str(tmp_path_factory.mktemp("runs"))
             args = parse_args([*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name])
             lessons.clear()
-            with prepared(args, ALONE) as (run, sets, _):
-                made.append((run, sets, list(lessons)))
+            with prepared(args, ALONE) as run:
+                made.append((run, run.sets, list(lessons)))
     return made
 
 
@@ -117,13 +117,13 @@ def asked(starts, monkeypatch):
     monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
     monkeypatch.setattr(parallel, "total", lambda sums, ranks: sums)
 
-    def ask(part, *inputs, seed: int = 0, rank: int = 0) -> tuple[list[Asked], list[list[int]]]:
+    def ask(part, *inputs, seed: int = 0, rank: int = 0, sets=sets) -> tuple[list[Asked], list[list[int]]]:
         """Of this part of seed 0's run, as if it had been given another seed: its problems are the same."""
         torch.manual_seed(99)  # what was drawn before must not matter
         calls.clear()
         orders.clear()
         args = argparse.Namespace(**{**vars(first.args), "seed": seed})
-        part(replace(first, args=args, ranks=Ranks(rank, 2, ALONE.device)), *inputs)
+        part(replace(first, args=args, ranks=Ranks(rank, 2, ALONE.device), sets=sets), *inputs)
         return list(calls), list(orders)
 
     ask.sets = sets
@@ -165,7 +165,7 @@ def test_benchmarks_differ_by_seed_and_name_alone(asked):
     other = replace(loaded, benchmark=replace(loaded.benchmark, name="another"))
 
     def noise(sets: list[Loaded], step: int, seed: int) -> list[float]:
-        return [call.noise for call in asked(train.on_benchmarks, sets, step, seed=seed)[0]]
+        return [call.noise for call in asked(train.on_benchmarks, step, seed=seed, sets=sets)[0]]
 
     one, two = noise([loaded, other], 1, 0)
     assert noise([other, loaded], 2, 0) == [two, one]
