@@ -1,6 +1,5 @@
 """A run's metrics on a dashboard as well: `--track wandb`, `trackio` or `tensorboard`.
 
-    check_installed(name)                          raises BadInput where the tracker's package is missing
     with tracker(args, folder, main) as track:     on the main rank; does nothing on others, or without --track
         track(metrics)                             the numbers of a step, the nested ones as `seconds/generate`
 
@@ -15,7 +14,6 @@ Left out: the evaluations before and after training, samples, weights.
 """
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,13 +22,6 @@ from pathlib import Path
 from tasks.rows import BadInput, cause
 
 PROJECT = "shear"
-
-
-def check_installed(name: str) -> None:
-    """Raises BadInput where a tracker's package is missing; imports nothing."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None:  # no origin: a folder of this name, such as wandb makes where it is used
-        raise BadInput(f"--track {name}: the package {name} is not installed; pip install {name}, or leave it out")
 
 
 @contextmanager

@@ -179,7 +179,8 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     command, samples = lines[-3:-1]  # one command in two lines
     assert command == "next: python -m studies.diagnose --html credit.html \\"
     assert samples == "        --samples runs/embedded-shear-1/samples.jsonl"
-    assert "after" in folders.rows(folder / "metrics.jsonl")[0] and (folder / "curve.png").exists()
+    assert [set(row) for row in folders.rows(folder / "metrics.jsonl")] == [{"before"}, {"after"}]
+    assert (folder / "curve.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.track import check_installed, tracker
+from harness.config import check_installed
+from harness.track import tracker
 from tasks.problems import BadInput
 
 ROW = {"step": 2, "reward": 0.5, "seconds": {"generate": 1.5}, "bench": {"aime24": {"mean": 0.25, "note": "no number"}}}
