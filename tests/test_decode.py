@@ -79,8 +79,7 @@ def seen():
         def note(module, args, kwargs):
             mask = kwargs["attention_mask"]
             shapes.append((mask.shape[0], mask.shape[2], mask.shape[3]))
-            if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):  # asking waits
-                assert mask.any(-1).all(), "a query that sees nothing is 0 / 0"
+            assert mask.any(-1).all(), "a query that sees nothing is 0 / 0"
 
         shapes = []
         handles.append(model.base_model.register_forward_pre_hook(note, with_kwargs=True))
@@ -100,15 +99,11 @@ def poisoned():
     torch.use_deterministic_algorithms(False)
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_is_generate_s(family, device, small, seen):
+def test_greedy_is_generate_s(family, small, seen):
     """Token by token, for prompts of 1 to 11 tokens, over five borders of a bucket, with two stop ids."""
-    model = make(family).to(device)
-    ids, mask = (x.to(device) for x in prompts([11, 1, 4, 7, 11, 2], extra=3))
+    model = make(family)
+    ids, mask = prompts([11, 1, 4, 7, 11, 2], extra=3)
     free = generated(model, ids, mask, 40, [])
     assert torch.equal(greedy(model, ids, mask, 40, []), free)
     stops = [int(free[0, 20]), int(free[2, 9])]
@@ -193,20 +188,18 @@ def chi_square(counts, expected) -> None:
     assert degrees > 8 and value < degrees + 5 * math.sqrt(2 * degrees), (value, degrees)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_tokens_are_drawn_from_the_softmax(device):
+def test_tokens_are_drawn_from_the_softmax():
     """First token, second token, and the two together, against exact products at temperature 0.7."""
-    model, draws, count = make(spread=0.12, vocab_size=16).to(device), 20_000, 16
-    ids, mask = (part.to(device) for part in prompts([3, 2]))
+    model, draws, count = make(spread=0.12, vocab_size=16), 20_000, 16
+    ids, mask = prompts([3, 2])
     ids = ids % count
     out = decode(
         model, ids[1].repeat(draws, 1), mask[1].repeat(draws, 1), max_tokens=2, temperature=0.7, stops=[], pad=0
     )
     prompt = ids[1, 1:]
-    pairs = torch.cat([prompt.repeat(count, 1), torch.arange(count, device=device)[:, None]], 1)  # (16, 3) all
+    pairs = torch.cat([prompt.repeat(count, 1), torch.arange(count)[:, None]], 1)  # (16, 3) all
     with torch.no_grad():
-        log_probs = (model(pairs).logits[:, -2:] / 0.7).log_softmax(-1).double().cpu()  # (16, 2, 16)
-    out = out.cpu()
+        log_probs = (model(pairs).logits[:, -2:] / 0.7).log_softmax(-1).double()  # (16, 2, 16)
     first, second = log_probs[0, 0].exp(), log_probs[:, 1].exp()
     joint = first[:, None] * second  # (16, 16)
     assert first.max() > 2 * first.min() and (second[0] - second[1]).abs().max() > 0.02
@@ -305,19 +298,3 @@ def test_rows_that_fit_by_hand():
     assert rows_that_fit(model, 100, int(7.01 * (row + 4 * 90 * 336) / 0.8), prompt=90) == 7
     cache = Decoding(make("qwen3"), *prompts([60]), 40, 0.0, [], PAD).cache
     assert sum(buffer.nbytes for buffers in cache.layers for buffer in buffers) == 104 * 512
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_replayed_noise_is_the_softmax_at_every_step():
-    """Chi-square of each replayed column's tokens, whose distribution is the same at every step, and of neighbours."""
-    model, draws = make(vocab_size=16).cuda(), 20_000
-    bias = torch.linspace(-1, 1, 16, device="cuda")
-    model.lm_head.register_forward_hook(lambda head, inputs, logits: torch.zeros_like(logits) + bias)
-    ids, mask = (part.cuda() for part in prompts([4]))
-    rows = (ids % 16).repeat(draws, 1), mask.repeat(draws, 1)
-    out = decode(model, *rows, max_tokens=12, temperature=0.7, stops=[], pad=0).cpu()  # step 1 is the warm-up
-    expected = (bias.double() / 0.7).softmax(-1).cpu()
-    for column in out.unbind(1):
-        chi_square(column.bincount(minlength=16), draws * expected)
-    pairs = out[:, -2] * 16 + out[:, -1]
-    chi_square(pairs.bincount(minlength=256), draws * (expected[:, None] * expected).flatten())

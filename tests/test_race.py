@@ -91,17 +91,6 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("name", CASES)
-def test_minima_on_a_gpu_are_those_on_a_cpu(name):
-    """The same group on both."""
-    (costs, *spans, eps), *_ = problem(name)
-    on_gpu = [Spans(*(part.cuda() for part in each)) for each in spans]
-    found = race(costs.cuda(), *on_gpu, eps, **LIMITS)
-    for ours, expected in zip(found, race(costs, *spans, eps, **LIMITS), strict=True):
-        torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
-
-
 @pytest.mark.parametrize("name", ["nearly tied", "ragged"])
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""

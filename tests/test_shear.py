@@ -294,20 +294,6 @@ def test_rollout_normalisation_leaves_dust_alone():
     assert ours[:2].max() == 0 and ours[2].min() > 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, dict(reading="cost"), dict(distance="chamfer"), dict(normalize="rollout")])
-def test_weights_on_a_gpu_are_those_on_a_cpu(options, dtype):
-    """The fast hooks and the ablations on both, and the plain functions."""
-    hidden, mask, correct = group(9)
-    hidden = hidden.to(dtype)
-    expected = weights(hidden, mask, correct, **SMALL, **options)
-    ours = weights(hidden.cuda(), mask.cuda(), correct.cuda(), **SMALL, **options)
-    plain = shear_weights(hidden.cuda(), mask.cuda(), correct.cuda(), **SMALL)
-    torch.testing.assert_close(plain.cpu(), shear_weights(hidden, mask, correct, **SMALL), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(ours.cpu(), expected, atol=1e-5, rtol=1e-4)
-
-
 def test_mean_pooling_is_the_mean_over_covering_spans():
     """pool="mean" lies between a token's spans; a token under a single span has that span's distance."""
     hidden, mask, correct = group(11, lengths=(9, 9, 9, 9, 9))

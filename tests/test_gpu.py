@@ -1,0 +1,201 @@
+"""What a GPU computes, against the CPU or against the plain way on the same GPU: `pytest -m gpu` on a fresh node.
+
+**Not run on a GPU yet**, only with DEVICE = "cpu": no graph is captured, `varlen_attn` is SDPA, a CPU meets itself.
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_decode import FAMILIES, PAD, chi_square, generated, greedy, make, prompts
+from test_grpo import sampled
+from test_race import CASES, LIMITS, problem
+from test_shear import SMALL, group, weights
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import train
+from credit.table import METHODS
+from fast import decode, packing
+from fast.race import race
+from grpo import Policy, Rollouts, log_probs, pad_left, policy_loss
+from harness.parallel import local, moved
+from shear import Spans, shear_weights
+
+DEVICE = torch.device("cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    pytest.mark.usefixtures("no_curve"),
+]
+RUN = f"--task embedded --smoke --decode fast --device {DEVICE.type} --name run"
+NEEDS = {"arca": "--lora-rank 2", "oracle-value": "--toy-kind recoverable --decode generate"}
+
+
+def to_device(*tensors: Tensor) -> list[Tensor]:
+    """The same tensors on DEVICE."""
+    return [tensor.to(DEVICE) for tensor in tensors]
+
+
+def relative(ours: Tensor, expected: Tensor) -> float:
+    """Relative L2 error."""
+    return ((ours.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_minima_of_the_race_are_those_of_a_cpu(name):
+    """The same group on both."""
+    (costs, right, wrong, eps), *_ = problem(name)
+    found = race(costs.to(DEVICE), Spans(*to_device(*right)), Spans(*to_device(*wrong)), eps, **LIMITS)
+    for ours, expected in zip(found, race(costs, right, wrong, eps, **LIMITS), strict=True):
+        torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, dict(reading="cost"), dict(distance="chamfer"), dict(normalize="rollout")])
+def test_weights_are_those_of_a_cpu(options, dtype):
+    """The fast hooks and the ablations on both, and the plain functions."""
+    hidden, mask, correct = group(9)
+    hidden = hidden.to(dtype)
+    there = to_device(hidden, mask, correct)
+    expected = weights(hidden, mask, correct, **SMALL, **options)
+    torch.testing.assert_close(weights(*there, **SMALL, **options).cpu(), expected, atol=1e-5, rtol=1e-4)
+    plain = shear_weights(hidden, mask, correct, **SMALL)
+    torch.testing.assert_close(shear_weights(*there, **SMALL).cpu(), plain, atol=1e-5, rtol=1e-4)
+
+
+def test_scores_and_gradients_are_those_of_a_cpu(tiny):
+    """One batch of rollouts, scored and differentiated on both, in float32 without TF32."""
+    rollouts, found = sampled(tiny), []
+    for device in (torch.device("cpu"), DEVICE):
+        model, part = copy.deepcopy(tiny[0]).to(device), moved(rollouts, device)
+        scored = log_probs(Policy(model), part, temperature=0.8, micro_tokens=150)
+        logp = Policy(model, recompute=True)(part, 0.8)
+        old, ones = scored.log_probs + 0.1, torch.ones(8, device=device)
+        loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
+        loss.backward()
+        gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        found.append([tensor.cpu() for tensor in (scored.log_probs, scored.entropies, scored.hidden, gradient)])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-3)
+
+
+def wide_model() -> Qwen2ForCausalLM:
+    """Two layers with grouped heads of 128, and random weights so large that tokens differ."""
+    shape = dict(hidden_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    torch.manual_seed(1)
+    config = Qwen2Config(**shape, intermediate_size=128, vocab_size=512, initializer_range=0.1)
+    return Qwen2ForCausalLM(config).eval().to(DEVICE)
+
+
+def rows_of(lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Random tokens of these lengths, padded on the left: ids (B, P) and mask (B, P)."""
+    return pad_left([torch.randint(1, 512, (length,)).tolist() for length in lengths], 0, DEVICE)
+
+
+def passes(policy: Policy, micro_batches: list[Rollouts]) -> list[Tensor]:
+    """Log-probabilities (N,) of all response tokens, and the gradient of a loss over them."""
+    log_probs = []
+    for micro_batch in micro_batches:
+        logp = policy(micro_batch, 1.0)  # (b, t)
+        advantages = torch.arange(logp.shape[1], device=DEVICE).sin().expand_as(logp)
+        loss, _ = policy_loss(logp, logp.detach() - 0.1, advantages, micro_batch.mask, n_tokens=1000)
+        loss.backward()
+        log_probs.append(logp.detach()[micro_batch.mask])
+    return [torch.cat(log_probs), torch.cat([parameter.grad.float().flatten() for parameter in policy.parameters()])]
+
+
+def test_packed_rollouts_are_padded_ones():
+    """Against one rollout at a time in float32: equal in float32; by `varlen_attn` in bfloat16 as good as padded."""
+    ids, mask = rows_of([300, 2, 128, 129, 1, 640, 77, 255])
+    truncated = torch.zeros(8, dtype=torch.bool, device=DEVICE)
+    rollouts = Rollouts(*rows_of([5, 60, 33, 150, 1, 99, 17, 8]), ids.flip(1), mask.flip(1), truncated, [""] * 8)
+    half = wide_model().bfloat16()
+    whole = copy.deepcopy(half).float()
+    expected = passes(Policy(copy.deepcopy(whole)), [rollouts.take(torch.tensor([row])) for row in range(8)])
+    padded_half = passes(Policy(copy.deepcopy(half), recompute=True), [rollouts])
+    packed_half = passes(Policy(half, True, **packing.packing_of(half)), [rollouts])
+    packed = passes(Policy(whole, True, **packing.packing_of(whole)), [rollouts])
+    for exact, *both, values in zip(packed, packed_half, padded_half, expected, strict=True):
+        ours, usual = (relative(half, values) for half in both)
+        assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_generate_and_of_a_cpu(family, monkeypatch):
+    """By graphs over several buckets, with two stop ids; the first tokens are also those of a CPU."""
+    monkeypatch.setattr(decode, "BUCKET", 8)
+    model, inputs = make(family), prompts([11, 1, 4, 7, 11, 2], extra=3)
+    on_cpu = generated(model, *inputs, 8, [])
+    model.to(DEVICE)
+    inputs = to_device(*inputs)
+    free = generated(model, *inputs, 40, [])
+    assert torch.equal(free[:, :8].cpu(), on_cpu) and torch.equal(greedy(model, *inputs, 40, []), free)
+    stops = [int(free[0, 20]), int(free[2, 9])]
+    assert torch.equal(greedy(model, *inputs, 40, stops), generated(model, *inputs, 40, stops))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_graphs_are_steps(temperature, monkeypatch):
+    """In bfloat16 over many graphs and dropped rows: two runs with graphs agree, greedy ones also with one without."""
+    monkeypatch.setattr(decode, "BUCKET", 64)
+    model = wide_model().bfloat16()
+    ids, mask = rows_of([3 + 7 * row % 90 for row in range(48)])
+    limits, outputs = dict(max_tokens=300, temperature=temperature, stops=[40, 41], pad=PAD), []
+    for capture_on in ((), ("cuda",), ("cuda",)):
+        monkeypatch.setattr(decode, "CAPTURE_ON", capture_on)
+        torch.manual_seed(7)
+        outputs.append(decode.decode(model, ids, mask, **limits))
+    assert torch.equal(outputs[1], outputs[2])
+    assert temperature or torch.equal(outputs[0], outputs[1])  # sampled noise has other offsets in a graph
+
+
+def test_replayed_noise_is_the_softmax_at_every_step():
+    """Chi-square of each replayed column's tokens, whose distribution is the same at every step, and of neighbours."""
+    model, draws = make(vocab_size=16).to(DEVICE), 20_000
+    bias = torch.linspace(-1, 1, 16, device=DEVICE)
+    model.lm_head.register_forward_hook(lambda head, inputs, logits: torch.zeros_like(logits) + bias)
+    ids, mask = to_device(*prompts([4]))
+    rows = (ids % 16).repeat(draws, 1), mask.repeat(draws, 1)
+    out = decode.decode(model, *rows, max_tokens=12, temperature=0.7, stops=[], pad=0).cpu()  # step 1 is the warm-up
+    expected = (bias.double() / 0.7).softmax(-1).cpu()
+    for column in out.unbind(1):
+        chi_square(column.bincount(minlength=16), draws * expected)
+    pairs = out[:, -2] * 16 + out[:, -1]
+    chi_square(pairs.bincount(minlength=256), draws * (expected[:, None] * expected).flatten())
+
+
+def steps_of(out: Path, flags: str) -> list[dict]:
+    """The steps' metrics after `train.py` in this process."""
+    assert train.main([*flags.split(), "--out", str(out)]) == 0
+    rows = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "step" in row]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_takes_a_step(method, tmp_path):
+    """Sampled, graded, credited and trained; a smoke test draws the rewards, so that each group has both."""
+    [step] = steps_of(tmp_path, f"{RUN} --warmup-steps 1 --steps 1 --method {method} {NEEDS.get(method, '')}")
+    assert step["grad_norm"] > 0 and step["skipped"] == 0
+
+
+def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
+    """In bfloat16 each step moves the weights from a ratio of 1; --resume restores weights and moments to the bit."""
+    kept, save, restore = {}, train.save, train.restore
+
+    def keep(run, key) -> None:
+        tensors = []
+        for parameter in run.optimizer.param_groups[0]["params"]:
+            tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
+        kept[key] = [local(tensor).to("cpu", copy=True) for tensor in tensors]
+
+    monkeypatch.setattr(train, "save", lambda run, step: (save(run, step), keep(run, step)))
+    monkeypatch.setattr(train, "restore", lambda run: (restore(run), keep(run, "restored"))[0])
+    steps = steps_of(tmp_path, f"{RUN} --dtype bfloat16 --lr 1e-3")
+    again = steps_of(tmp_path, f"--resume {tmp_path}/run/checkpoints/step-000002 --device {DEVICE.type}")
+    assert len(steps) == len(again) == 4 and len({step["checksum"] for step in steps}) == 4
+    assert max(step["abs_log_ratio"] for step in steps + again) < 1e-2
+    assert again[2]["entropy"] == pytest.approx(steps[2]["entropy"], rel=0.05)  # sampled by the restored weights
+    assert all(torch.equal(ours, old) for ours, old in zip(kept["restored"], kept[2], strict=True))
