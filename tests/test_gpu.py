@@ -4,7 +4,6 @@
 """
 
 import copy
-import json
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from credit.table import METHODS
 from fast import decode, packing
 from fast.race import race
 from grpo import Policy, Rollouts, log_probs, pad_left, policy_loss
+from harness import folders
 from harness.parallel import local, moved
 from shear import Spans, shear_weights
 
@@ -167,11 +167,10 @@ def test_replayed_noise_is_the_softmax_at_every_step():
     chi_square(pairs.bincount(minlength=256), draws * (expected[:, None] * expected).flatten())
 
 
-def steps_of(out: Path, flags: str) -> list[dict]:
+def steps_of(out: Path, flags: str, resume: list[str] = ()) -> list[dict]:
     """The steps' metrics after `train.py` in this process."""
-    assert train.main([*flags.split(), "--out", str(out)]) == 0
-    rows = [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if "step" in row]
+    assert train.main([*flags.split(), *(resume or ["--out", str(out)])]) == 0
+    return [row for row in folders.rows(out / "run" / "metrics.jsonl") if "step" in row]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -194,7 +193,8 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "save", lambda run, step: (save(run, step), keep(run, step)))
     monkeypatch.setattr(train, "restore", lambda run: (restore(run), keep(run, "restored"))[0])
     steps = steps_of(tmp_path, f"{RUN} --dtype bfloat16 --lr 1e-3")
-    again = steps_of(tmp_path, f"--resume {tmp_path}/run/checkpoints/step-000002 --device {DEVICE.type}")
+    resume = ["--resume", f"{tmp_path}/run/checkpoints/step-000002"]
+    again = steps_of(tmp_path, f"--device {DEVICE.type}", resume)
     assert len(steps) == len(again) == 4 and len({step["checksum"] for step in steps}) == 4
     assert max(step["abs_log_ratio"] for step in steps + again) < 1e-2
     assert again[2]["entropy"] == pytest.approx(steps[2]["entropy"], rel=0.05)  # sampled by the restored weights
