@@ -193,8 +193,7 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "save", lambda run, step: (save(run, step), keep(run, step)))
     monkeypatch.setattr(train, "restore", lambda run: (restore(run), keep(run, "restored"))[0])
     steps = steps_of(tmp_path, f"{RUN} --dtype bfloat16 --lr 1e-3")
-    resume = ["--resume", f"{tmp_path}/run/checkpoints/step-000002"]
-    again = steps_of(tmp_path, f"--device {DEVICE.type}", resume)
+    again = steps_of(tmp_path, f"--device {DEVICE.type}", ["--resume", f"{tmp_path}/run/checkpoints/step-000002"])
     assert len(steps) == len(again) == 4 and len({step["checksum"] for step in steps}) == 4
     assert max(step["abs_log_ratio"] for step in steps + again) < 1e-2
     assert again[2]["entropy"] == pytest.approx(steps[2]["entropy"], rel=0.05)  # sampled by the restored weights
