@@ -46,7 +46,7 @@ from grpo import Rollouts, log_probs, policy_loss, rollout
 from harness import evaluation, folders, parallel, report
 from harness.checkpoint import whole_folder
 from harness.command import guarded, ranked, resolve
-from harness.evaluation import Sampler
+from harness.evaluation import Sampler, mean_and_error
 from harness.parallel import Ranks
 from harness.prepare import protocol_of, sampling_of
 from harness.run import (
@@ -62,7 +62,6 @@ from harness.run import (
     seed_of,
     skip,
 )
-from harness.tables import mean_and_error
 from harness.track import tracker
 from rewards import Verdict, rewards_of
 from tasks.benchmarks import Loaded

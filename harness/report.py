@@ -23,11 +23,12 @@ from credit.measures import concentration, effective_weights, localisation, weig
 from credit.methods import true_errors
 from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
-from harness import folders, tables
+from harness import folders
 from tasks.problems import Task
 
 COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
 WIDTH = 88  # columns of what is printed; only a path may force more
+TABLE_WIDTH = 100  # columns of a table
 HEADER_EVERY = 20  # rows of steps
 # A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and standard deviation.
 COLUMNS = " reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step"
@@ -123,7 +124,8 @@ class StepTable:
         if rare:
             lines.append(" " * (self.width + 2) + "  ".join(rare))
         if "bench" in m:
-            lines.append(wrapped(f"on benchmarks: {tables.short(m['bench'])}"))
+            means = [f"{name} {percent(each['mean'], each['error'])}" for name, each in m["bench"].items()]
+            lines.append(wrapped(f"on benchmarks: {', '.join(means)}"))
         left = self.steps - m["step"]
         if len(self.seconds) == 2 and left:
             lines.append(f"about {duration(left * sum(self.seconds) / 2)} left")
@@ -230,7 +232,7 @@ def credit_vs_first_error(tokenizer, task: Task, batch: Batch) -> dict:
 
 def print_accuracy(result: dict) -> None:
     """Held-out accuracies before training, with standard errors."""
-    accuracies = [f"{name} {tables.percent(*result[name][:2])}%" for name in ("greedy", "sampled")]
+    accuracies = [f"{name} {percent(*result[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(accuracies)}", flush=True)
 
 
@@ -256,7 +258,7 @@ def print_ends(before: dict, after: dict) -> None:
     """Held-out accuracies before and after training; where the first error is known, how well the weights find it."""
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
-        first, last = tables.percent(*before[name][:2]), tables.percent(*after[name][:2])
+        first, last = percent(*before[name][:2]), percent(*after[name][:2])
         print(f"{name + ' accuracy, %':27}{first:>14}{last:>14}")
     if before.get("localisation") or after.get("localisation"):
         unknown = dict.fromkeys(("auc", "auc_position"), math.nan)  # where no group was mixed
@@ -317,3 +319,38 @@ def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespac
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)  # below: hides no curve
     figure.savefig(path, dpi=120)
+
+
+# ---- tables: Markdown that fits a terminal --------------------------------------------------------------------
+
+
+def percent(value: float, error: float | None = None) -> str:
+    """35.2 or 35.2 ± 1.4; a dash for what is not known."""
+    if math.isnan(value):
+        return "-"
+    if error is None:
+        return f"{100 * value:.1f}"
+    return f"{100 * value:.1f} ± " + ("-" if math.isnan(error) else f"{100 * error:.1f}")
+
+
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    lines = [{name: name for name in widths}, {name: "-" * width for name, width in widths.items()}, *rows]
+    return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
+
+
+def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
+    """A table and its legend. Columns beyond TABLE_WIDTH go into further tables, which repeat the first one."""
+    first, *others = rows[0]
+    parts = [[first]]
+    for name in others:
+        wider = [{column: row[column] for column in (*parts[-1], name)} for row in rows]
+        if len(markdown(wider)[0]) > TABLE_WIDTH and len(parts[-1]) > 1:
+            parts.append([first])
+        parts[-1].append(name)
+    lines = []
+    for part in parts:
+        lines += markdown([{column: row[column] for column in part} for row in rows])
+        lines.append("")  # or what follows would be a row
+    return [*lines, *legend, ""] if legend else lines
