@@ -26,6 +26,7 @@ from pathlib import Path
 
 from credit.table import METHODS, NEEDS, options_of
 from grading import sandbox
+from harness.paper_tables import PAPER
 from tasks.rows import SURROGATE, BadInput
 
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
@@ -467,7 +468,12 @@ def eval_parser() -> Parser:
     add = parser.add_argument_group("table").add_argument
     unbiased = "pass@K besides, unbiased; K samples at least"
     add("--pass-at", type=positive_int, nargs="+", default=[], metavar="K", help=unbiased)
-    add("--paper", metavar="MODEL", help="whose numbers to print beside; if not given: by the model's name")
+    add(
+        "--paper",
+        choices=PAPER,
+        metavar="MODEL",
+        help="whose numbers to print beside; if not given: by the model's name",
+    )
     add("--select", choices=("best",), help="every checkpoint of the runs, and the best, chosen on the test sets")
     add = parser.add_argument_group("embedded task, if not given: as the model's run has them").add_argument
     add("--toy-kind", choices=("chain", "recoverable"), help="shape of the little programs")

@@ -1,6 +1,8 @@
-"""Evaluating a model on the sets of `tasks/benchmarks.py`.
+"""Evaluating a model on a benchmark: graded generations, and the numbers that they give.
 
-    evaluate(sampler, loaded, Protocol(), ranks)  # a row a generation, with its verdict
+    evaluate_benchmark(sampler, loaded, Protocol(), ranks)   a row a generation, with its verdict
+    summarise(rows)                                          means, errors and shares of a model on a benchmark
+    paired_difference(rows, others)                          how two models differ, problem by problem
 
 **Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction as in training.
 A response that is cut off scores 0, as in training. Where prompt and limit exceed the model's context, the limit of
@@ -9,13 +11,24 @@ that problem is lower (each row says its own); it is not left out.
 **Order.** Problems go in blocks, and random numbers depend on (seed, benchmark, block) alone: not on what ran
 before, and not on the number of processes, which take the blocks in turn. So whole blocks are what is kept.
 
-Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row has one), half-finished blocks.
+**Numbers.** A row has "problem", "seed", "score" (1, 0, or None where it could not be graded) and "reason".
+  - avg@k is the mean over problems of a problem's mean score. Samples of one problem are alike, so its error is
+    clustered: the standard deviation of the problems' means, by the root of their number. Pooling the samples instead
+    would make it too small, by up to the root of k. It measures which problems were asked; what sampling adds is in it.
+  - pass@k is the unbiased estimator 1 - C(n - c, k) / C(n, k), for c right ones of n samples.
+  - Several seeds also give the mean and the standard deviation (ddof 1) of the seeds' own avg@k.
+  - Samples that could not be graded are in no mean; they are counted.
+
+Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row has one), half-finished blocks,
+bootstrap, corrections for many comparisons.
 """
 
+import contextlib
 import itertools
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,18 +37,24 @@ import torch
 from tqdm import tqdm
 
 from grpo import rollout
-from harness import parallel, tables
+from harness import parallel
 from harness.config import Protocol
-from harness.folders import append
+from harness.folders import append, has
 from harness.parallel import Ranks
-from rewards import Verdict
+from rewards import Verdict, grade_all
 from tasks import toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, digest_of, grader, text_task
+from tasks.rows import from_files
+
+NUMBER = int | float
+ROW = dict(model=str, benchmark=str, seed=int, problem=str, score=NUMBER | None, reason=str)  # a generation's types
+REPLAYED = dict(model=str, benchmark=str, seed=int, problem=str | NUMBER, response=str, truncated=bool)
+REPLAYED["reference"] = str | NUMBER | dict
 
 
 class Sampler(NamedTuple):
-    """Who answers, and how fast: what is evaluated."""
+    """The model that answers, and how fast."""
 
     model: torch.nn.Module
     tokenizer: object
@@ -43,7 +62,10 @@ class Sampler(NamedTuple):
     options: dict  # of `grpo.rollout`, as `prepare.sampling_of` returns them
 
 
-def evaluate(
+# ---- sampling and grading -------------------------------------------------------------------------------------
+
+
+def evaluate_benchmark(
     sampler: Sampler,
     loaded: Loaded,
     protocol: Protocol,
@@ -51,17 +73,17 @@ def evaluate(
     *,
     seeds: Sequence[int] = (0,),
     done: Iterable[dict] = (),
-    write: Callable[[list[dict]], None] | None = None,
+    path: Path | None = None,
+    columns: dict | None = None,
 ) -> list[dict]:
-    """Generations with their verdicts, on every rank: those of the blocks in `done`, and the others, made now.
+    """Graded generations, on every rank: those of the blocks in `done`, and the others, made now.
 
-    `write` gets the rows of some blocks as soon as they are made, on rank 0.
+    Rank 0 appends new rows, which begin with `columns`, to the file `path` as soon as they are made.
     """
     task = as_task(loaded, protocol, sampler.tokenizer, sampler.name)
     benchmark, blocks, rows = loaded.benchmark.name, blocks_of(loaded, protocol), list(done)
     have = {(row["seed"], row["block"]) for row in rows}
-    wanted = itertools.product(seeds, range(len(blocks)))
-    todo = [place for place in wanted if place not in have]
+    todo = [key for key in itertools.product(seeds, range(len(blocks))) if key not in have]
     total = len(loaded.problems) * samples_of(loaded, protocol) * len(seeds)
     bar = tqdm(total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None)
     with bar:
@@ -72,28 +94,28 @@ def evaluate(
                 state = np.random.SeedSequence([seed, number, *benchmark.encode()])
                 torch.manual_seed(int(state.generate_state(1)[0]))
                 for row in graded_block(sampler, task, loaded, blocks[number], protocol):
-                    made.append({"benchmark": benchmark, "seed": seed, "block": number, **row})
+                    made.append({**(columns or {}), "benchmark": benchmark, "seed": seed, "block": number, **row})
             made = parallel.gather_items(made, ranks)
-            if write and ranks.main:
-                write(made)
+            if path and ranks.main:
+                append(path, made)
             rows += made
             bar.update(len(made))
-            bar.set_postfix_str("score " + tables.percent(*tables.avg_at_k(rows)))
+            bar.set_postfix_str("score " + percent(*avg_at_k(rows)))
     return rows
 
 
 def evaluate_all(
     sampler: Sampler, sets: list[Loaded], protocol: Protocol, ranks: Ranks, *, seed: int, path: Path
 ) -> dict[str, dict]:
-    """The numbers of a table on each of several sets; generations go to the file `path`, which is begun anew."""
+    """`summarise` of the model on each of several sets; generations go to the file `path`, which is begun anew."""
     if ranks.main:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
     results = {}
     for loaded in sets:
-        rows = evaluate(sampler, loaded, protocol, ranks, seeds=[seed], write=partial(append, path))
+        rows = evaluate_benchmark(sampler, loaded, protocol, ranks, seeds=[seed], path=path)
         source = {"revision": loaded.revision, "window": loaded.window}
-        results[loaded.benchmark.name] = {**tables.summarise(rows), **source}
+        results[loaded.benchmark.name] = {**summarise(rows), **source}
     return results
 
 
@@ -106,6 +128,17 @@ def blocks_of(loaded: Loaded, protocol: Protocol) -> list[list[dict]]:
 def samples_of(loaded: Loaded, protocol: Protocol) -> int:
     """Responses to a problem."""
     return protocol.samples or loaded.benchmark.k
+
+
+def whole_blocks(rows: list[dict], sets: list[Loaded], protocol: Protocol) -> list[dict]:
+    """The rows of the blocks that were finished; those of sets that are not in `sets` count as finished."""
+    sizes = {}  # rows of a whole block
+    for loaded in sets:
+        for number, block in enumerate(blocks_of(loaded, protocol)):
+            sizes[loaded.benchmark.name, number] = len(block) * samples_of(loaded, protocol)
+    keys = [(row["model"], row["seed"], row["benchmark"], row["block"]) for row in rows]
+    counts = Counter(keys)
+    return [row for row, key in zip(rows, keys, strict=True) if counts[key] == sizes.get(key[2:], counts[key])]
 
 
 def about(loaded: Loaded, protocol: Protocol) -> dict:
@@ -122,20 +155,17 @@ def about(loaded: Loaded, protocol: Protocol) -> dict:
 
 
 def as_task(loaded: Loaded, protocol: Protocol, tokenizer, name: str) -> Task:
-    """The benchmark as training sees problems: prompts, and verdicts by the same graders. Raises BadInput.
+    """The benchmark as training sees problems: prompts in the template of the model `name`, and the same graders.
 
-    The template is that of the model `name`.
+    Raises BadInput for the embedded set and another model's tokenizer.
     """
     kind = loaded.benchmark.kind
-    timeout_s = protocol.grade_timeout or loaded.benchmark.timeout_s
-    grade = grader(kind, timeout_s, protocol.sandbox)
-    if kind == "embedded":
-        if len(tokenizer) != len(toy.SYMBOLS):
-            remedy = f"{name} is not a model of the embedded task; give other benchmarks"
-            raise BadInput(f"--bench embedded: {remedy}")
-        return Task(kind, [], [], lambda problem: problem["problem"], grade)
-    template = choose_template(protocol.template, name, tokenizer)
-    return text_task(kind, template, tokenizer, grade)
+    grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
+    if kind != "embedded":
+        return text_task(kind, choose_template(protocol.template, name, tokenizer), tokenizer, grade)
+    if len(tokenizer) != len(toy.SYMBOLS):
+        raise BadInput(f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks")
+    return Task(kind, [], [], lambda problem: problem["problem"], grade)
 
 
 def context_of(model) -> float:
@@ -144,14 +174,16 @@ def context_of(model) -> float:
 
 
 def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol) -> list[dict]:
-    """Graded responses to each problem of a block, in order; problems with one length limit are sampled together."""
+    """Graded responses to each problem of a block, in order; problems with one length limit are sampled together.
+
+    Where a problem has no tests, its responses have no verdict, even if they were cut off.
+    """
     samples = samples_of(loaded, protocol)
     encoded = sampler.tokenizer([task.prompt(problem) for problem in problems], add_special_tokens=False)["input_ids"]
-    by_limit = {}  # tokens of a response -> places of problems
+    by_limit = defaultdict(list)  # tokens of a response -> places of problems
     for place, ids in enumerate(encoded):
         room = context_of(sampler.model) - len(ids)
-        limit = max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))
-        by_limit.setdefault(limit, []).append(place)
+        by_limit[max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))].append(place)
     rows = [[] for _ in problems]
     for limit, places in sorted(by_limit.items()):
         together = [problems[place] for place in places]
@@ -165,20 +197,145 @@ def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[di
             verdicts = task.verdicts(together, rollouts)
         for number, text in enumerate(texts):
             place = places[number // samples]
-            generation = problems[place], number % samples, text, verdicts[number], lengths[number], limit
-            rows[place].append(row_of(*generation))
-    return [row for of_problem in rows for row in of_problem]
+            verdict = Verdict(None, "infra_error") if problems[place].get("fault") else verdicts[number]
+            rows[place].append(
+                {
+                    "problem": problems[place]["id"],
+                    "sample": number % samples,
+                    "score": verdict.reward,
+                    "reason": verdict.reason,
+                    "tokens": lengths[number],
+                    "limit": limit,
+                    "response": text,
+                }
+            )
+    return list(itertools.chain.from_iterable(rows))
 
 
-def row_of(problem: dict, sample: int, text: str, verdict: Verdict, tokens: int, limit: int) -> dict:
-    """A generation, for a file; without a verdict where the problem has no tests, even if it was cut off."""
-    verdict = Verdict(None, "infra_error") if problem.get("fault") else verdict
-    return {
-        "problem": problem["id"],
-        "sample": sample,
-        "score": verdict.reward,
-        "reason": verdict.reason,
-        "tokens": tokens,
-        "limit": limit,
-        "response": text,
+def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
+    """The rows of a file of `--replay`, with verdicts on them, and what its sets are; raises BadInput.
+
+    A line has "response" or "solution", and "answer" or "gold" (math) or "tests" (code); "group" or "id" or "problem"
+    tells problems apart; optional are "model", "benchmark", "seed" and "truncated".
+    """
+    source, revision, lines = from_files([path], f"--replay {path}")
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = {
+            "model": line.get("model", "replay"),
+            "benchmark": line.get("benchmark", "replay"),
+            "seed": line.get("seed", 0),
+            "problem": line.get("group", line.get("id", line.get("problem"))),
+            "response": line.get("response", line.get("solution")),
+            "truncated": line.get("truncated", False),
+            "reference": line.get("tests", line.get("answer", line.get("gold"))),
+        }
+        if not has(row, REPLAYED):
+            needed = 'needs "response", "problem", and "answer" or "tests"; other keys have their usual types'
+            raise BadInput(f"--replay {path}, row {number}: {needed}")
+        rows.append({**row, "problem": str(row["problem"])})
+
+    def grade(response: str, reference) -> Verdict:
+        if isinstance(reference, str) and reference.lstrip().startswith("{"):  # tests as JSON text
+            with contextlib.suppress(ValueError, RecursionError):
+                reference = json.loads(reference)
+        if isinstance(reference, dict):
+            return grader("code", timeout_s, level)(response, reference)
+        return grader("math", timeout_s, level)(response, str(reference))
+
+    verdicts = grade_all(grade, [row["response"] for row in rows], [row.pop("reference") for row in rows])
+    sets = {}
+    for row, verdict in zip(rows, verdicts, strict=True):
+        row["score"], row["reason"] = (0.0, "truncated") if row.pop("truncated") else verdict
+        sets.setdefault(row["benchmark"], []).append(row)
+    data = {}
+    for name, of_set in sets.items():
+        k = max(Counter((row["model"], row["seed"], row["problem"]) for row in of_set).values())
+        problems = len({row["problem"] for row in of_set})
+        data[name] = dict(k=k, problems=problems, source=source, revision=revision, window=None)
+    return rows, data
+
+
+# ---- estimators -----------------------------------------------------------------------------------------------
+
+
+def by_problem(rows: list[dict]) -> dict[str, list[float]]:
+    """The scores of each problem, without those that could not be graded."""
+    scores = defaultdict(list)
+    for row in rows:
+        if row["score"] is not None:
+            scores[row["problem"]].append(row["score"])
+    return scores
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of independent values and its standard error; NaN where there are none, or one."""
+    if not len(values):
+        return math.nan, math.nan
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), error
+
+
+def avg_at_k(rows: list[dict]) -> tuple[float, float]:
+    """Mean score and its standard error, clustered by problem."""
+    return mean_and_error([float(np.mean(scores)) for scores in by_problem(rows).values()])
+
+
+def pass_at_k(right: int, samples: int, k: int) -> float:
+    """The chance that k of these samples, drawn without putting back, hold a right one."""
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
+    """What a table says of one model on one benchmark; `passes` are the k of pass@k, over problems with k samples."""
+    graded = [row for row in rows if row["score"] is not None]
+    reasons = Counter(row["reason"] for row in graded)
+    problems = by_problem(rows).values()
+    mean, error = avg_at_k(rows)
+    result = {
+        "mean": mean,
+        "error": error,
+        "problems": len(problems),
+        "samples": len(graded),
+        "right": sum(row["score"] for row in graded),
+        "truncated": reasons["truncated"] / len(graded) if graded else math.nan,
+        "no_answer": reasons["no_answer"] / len(graded) if graded else math.nan,
+        "infra_errors": len(rows) - len(graded),
     }
+    for k in passes:
+        enough = [scores for scores in problems if len(scores) >= k]
+        chances = [pass_at_k(sum(score > 0.5 for score in scores), len(scores), k) for scores in enough]
+        result[f"pass@{k}"], result[f"pass@{k} error"] = mean_and_error(chances)
+    seeds = sorted({row["seed"] for row in rows})
+    if len(seeds) > 1:
+        means = [avg_at_k([row for row in rows if row["seed"] == seed])[0] for seed in seeds]
+        result["seeds"] = dict(zip(map(str, seeds), means, strict=True))
+        result["seed_mean"], result["seed_std"] = float(np.mean(means)), float(np.std(means, ddof=1))
+    return result
+
+
+def paired_difference(rows: list[dict], others: list[dict]) -> dict:
+    """How much higher `others` score, over the problems that both have, paired by problem."""
+    first, second = by_problem(rows), by_problem(others)
+    gaps = [float(np.mean(second[name]) - np.mean(first[name])) for name in first if name in second]
+    mean, error = mean_and_error(gaps)
+    return {"difference": mean, "error": error, "problems": len(gaps)}
+
+
+def average(results: dict[str, dict]) -> tuple[float, float]:
+    """The mean over benchmarks, with equal weights as in the paper, and its error, taking sets as independent.
+
+    HumanEval and HumanEval+ ask the same problems, as do MBPP and MBPP+: on code the error is too small.
+    """
+    mean = float(np.mean([result["mean"] for result in results.values()]))
+    variance = sum(result["error"] ** 2 for result in results.values())
+    return mean, math.sqrt(variance) / len(results)
+
+
+def percent(value: float, error: float | None = None) -> str:
+    """35.2 or 35.2 ± 1.4; a dash for what is not known."""
+    if math.isnan(value):
+        return "-"
+    if error is None:
+        return f"{100 * value:.1f}"
+    return f"{100 * value:.1f} ± " + ("-" if math.isnan(error) else f"{100 * error:.1f}")

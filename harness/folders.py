@@ -127,6 +127,14 @@ def settings_in(path: Path, forms: dict[str, type] | None = None) -> dict:
     return settings
 
 
+def config_of(folder: Path) -> dict | None:
+    """The configuration of a run of train.py; None for any other folder."""
+    try:
+        return settings_in(folder / "config.json", {"toy_lines": int})
+    except BadInput:  # no folder, or one whose loading will say what is wrong with it
+        return None
+
+
 def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
     """What metrics, samples and skipped rollouts were after `step` steps, by file, null as NaN; raises BadInput."""
     kept = {}

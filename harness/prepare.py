@@ -37,8 +37,7 @@ from harness import evaluation, parallel
 from harness.checkpoint import whole_folder
 from harness.command import out_of_memory
 from harness.config import Protocol, flag
-from harness.folders import settings_in
-from harness.models import config_of
+from harness.folders import config_of, settings_in
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded

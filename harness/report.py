@@ -25,12 +25,14 @@ from credit.measures import concentration, effective_weights, localisation, weig
 from credit.methods import true_errors
 from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
-from harness import folders, tables
+from harness import folders
+from harness.evaluation import mean_and_error, percent
 from harness.track import tracker
 from tasks.problems import Task
 
 COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
 WIDTH = 88  # columns of what is printed; only a path may force more
+TABLE_WIDTH = 100  # columns of a table
 HEADER_EVERY = 20  # rows of steps
 # A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and standard deviation.
 COLUMNS = " reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step"
@@ -126,7 +128,8 @@ class StepTable:
         if rare:
             lines.append(" " * (self.width + 2) + "  ".join(rare))
         if "bench" in m:
-            lines.append(wrapped(f"on benchmarks: {tables.short(m['bench'])}"))
+            means = [f"{name} {percent(each['mean'], each['error'])}" for name, each in m["bench"].items()]
+            lines.append(wrapped(f"on benchmarks: {', '.join(means)}"))
         left = self.steps - m["step"]
         if len(self.seconds) == 2 and left:
             lines.append(f"about {duration(left * sum(self.seconds) / 2)} left")
@@ -236,15 +239,15 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
     graded = np.isfinite(sampled)
     by_problem = np.nanmean(sampled[graded.any(1)], 1)
     return {
-        "greedy": (*tables.mean_and_error(greedy[np.isfinite(greedy)]), int(np.isfinite(greedy).sum())),
-        "sampled": (*tables.mean_and_error(by_problem), int(graded.sum())),
+        "greedy": (*mean_and_error(greedy[np.isfinite(greedy)]), int(np.isfinite(greedy).sum())),
+        "sampled": (*mean_and_error(by_problem), int(graded.sum())),
     }
 
 
 def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
     """The evaluation before training: a row, and held-out accuracies with standard errors."""
     folders.append(folder / "metrics.jsonl", [{"before": summary(before)}])
-    shown = [f"{name} {tables.percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
+    shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
     print_no_signal(before["sampled"][0], before, args)
 
@@ -291,7 +294,7 @@ def print_ends(before: dict, after: dict) -> None:
     """Held-out accuracies before and after training; where the first error is known, how well the weights find it."""
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
-        first, last = tables.percent(*before[name][:2]), tables.percent(*after[name][:2])
+        first, last = percent(*before[name][:2]), percent(*after[name][:2])
         print(f"{name + ' accuracy, %':27}{first:>14}{last:>14}")
     if before.get("localisation") or after.get("localisation"):
         unknown = dict.fromkeys(("auc", "auc_position"), math.nan)  # where no group was mixed
@@ -352,3 +355,29 @@ def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespac
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)  # below: hides no curve
     figure.savefig(path, dpi=120)
+
+
+# ---- tables: Markdown that fits a terminal --------------------------------------------------------------------
+
+
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    lines = [{name: name for name in widths}, {name: "-" * width for name, width in widths.items()}, *rows]
+    return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
+
+
+def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
+    """A table and its legend. Columns beyond TABLE_WIDTH go into further tables, which repeat the first one."""
+    first, *others = rows[0]
+    parts = [[first]]
+    for name in others:
+        wider = [{column: row[column] for column in (*parts[-1], name)} for row in rows]
+        if len(markdown(wider)[0]) > TABLE_WIDTH and len(parts[-1]) > 1:
+            parts.append([first])
+        parts[-1].append(name)
+    lines = []
+    for part in parts:
+        lines += markdown([{column: row[column] for column in part} for row in rows])
+        lines.append("")  # or what follows would be a row
+    return [*lines, *legend, ""] if legend else lines

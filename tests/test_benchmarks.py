@@ -1,4 +1,4 @@
-"""tasks/benchmarks.py and rows.py, harness/evaluation.py and tables.py: known answers, order, resumption."""
+"""tasks/benchmarks.py and rows.py, harness/evaluation.py: known answers, order, resumption."""
 
 import base64
 import contextlib
@@ -14,9 +14,10 @@ import pytest
 import torch
 from datasets import Dataset, config
 
+import eval as command
 from grpo import Rollouts
-from harness import evaluation, tables
-from harness.evaluation import Protocol, Sampler, about, evaluate
+from harness import evaluation, paper_tables, report
+from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pass_at_k, summarise
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
@@ -91,9 +92,9 @@ def stand_in(monkeypatch, answers, truncated=()) -> list:
 
 
 def ask(loaded, tiny, protocol=None, ranks=ALONE, **options) -> list[dict]:
-    """`evaluate` with a stand-in for the model."""
+    """`evaluate_benchmark` with a stand-in for the model."""
     protocol = protocol or Protocol(template="plain", samples=1)
-    return evaluate(Sampler(*tiny, "some/model", {}), loaded, protocol, ranks, **options)
+    return evaluate_benchmark(Sampler(*tiny, "some/model", {}), loaded, protocol, ranks, **options)
 
 
 def math_set(count: int) -> Loaded:
@@ -113,7 +114,7 @@ def rows_of(scores: dict[str, list], seed: int = 0) -> list[dict]:
 
 def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
     """Problem means 1, 1/2, 0: mean 1/2, standard deviation 1/2, error 1/2 / sqrt(3). Pooled it would be 0.151."""
-    result = tables.summarise(rows_of({"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4}), passes=(1, 2))
+    result = summarise(rows_of({"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4}), passes=(1, 2))
     assert result["mean"] == 0.5 and result["error"] == pytest.approx(0.5 / math.sqrt(3))
     assert (result["problems"], result["samples"], result["right"]) == (3, 12, 6)
     assert result["pass@1"] == pytest.approx(0.5)
@@ -122,30 +123,30 @@ def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
 
 def test_pass_at_k_is_unbiased():
     """1 - C(n-c, k) / C(n, k), and so the mean over all draws of k without putting back."""
-    assert tables.pass_at_k(1, 4, 2) == pytest.approx(0.5)
-    assert tables.pass_at_k(2, 5, 3) == pytest.approx(1 - 1 / 10)
-    assert tables.pass_at_k(0, 5, 3) == 0 and tables.pass_at_k(3, 5, 3) == 1
+    assert pass_at_k(1, 4, 2) == pytest.approx(0.5)
+    assert pass_at_k(2, 5, 3) == pytest.approx(1 - 1 / 10)
+    assert pass_at_k(0, 5, 3) == 0 and pass_at_k(3, 5, 3) == 1
 
 
 def test_what_could_not_be_graded_is_in_no_mean_and_counted():
     """A problem of which nothing was graded is no problem; shares are of what was."""
     rows = rows_of({"a": [1, None], "b": [0, 0], "c": [None, None]})
     rows[2]["reason"] = rows[3]["reason"] = "truncated"
-    result = tables.summarise(rows)
+    result = summarise(rows)
     assert (result["mean"], result["problems"], result["samples"], result["infra_errors"]) == (0.5, 2, 3, 3)
     assert (result["truncated"], result["no_answer"]) == (pytest.approx(2 / 3), 0)
 
 
 def test_seeds_give_mean_and_standard_deviation():
     """Means 1/2 and 1: 3/4 ± 0.354 over seeds."""
-    result = tables.summarise(rows_of({"a": [1], "b": [0]}, seed=0) + rows_of({"a": [1], "b": [1]}, seed=7))
+    result = summarise(rows_of({"a": [1], "b": [0]}, seed=0) + rows_of({"a": [1], "b": [1]}, seed=7))
     assert result["seeds"] == {"0": 0.5, "7": 1.0} and result["seed_mean"] == 0.75
     assert result["seed_std"] == pytest.approx(math.sqrt(0.125))
 
 
 def test_models_are_compared_problem_by_problem():
     """Differences 1, 0, 1 have an error of 1/3; unpaired it would be larger."""
-    gap = tables.compare(rows_of({"a": [0], "b": [1], "c": [0]}), rows_of({"a": [1], "b": [1], "c": [1]}))
+    gap = evaluation.paired_difference(rows_of({"a": [0], "b": [1], "c": [0]}), rows_of({"a": [1], "b": [1], "c": [1]}))
     assert gap["difference"] == pytest.approx(2 / 3) and gap["error"] == pytest.approx(1 / 3)
 
 
@@ -153,21 +154,21 @@ def test_tables_side_by_side_fit_the_terminal_and_explain_their_marks():
     """Folders that all models share are left out, columns that do not fit follow below, and only a sure gain has *."""
     models = {f"runs/{name}/model": {"amc23": {"mean": 0.5, "error": 0.01}} for name in ("a" * 35, "b" * 35, "c")}
     gaps = {name: {"amc23": {"difference": 0.1, "error": 0.06}} for name in list(models)[1:]}
-    lines = tables.side_by_side(models, gaps)
-    assert max(len(line) for line in lines if line.startswith("|")) <= tables.WIDTH
+    lines = command.side_by_side(models, gaps)
+    assert max(len(line) for line in lines if line.startswith("|")) <= report.TABLE_WIDTH
     assert sum(line.startswith("| benchmark |") for line in lines) == 2
     assert f"gain 2: c minus {'a' * 35}, paired by problem" in lines and "*" not in "".join(lines)
     gaps["runs/c/model"]["amc23"]["error"] = 0.05
-    lines = tables.side_by_side(models, gaps)
+    lines = command.side_by_side(models, gaps)
     assert any("| 10.0 ± 5.0 *" in line for line in lines) and any(line.startswith("`*`: a gain") for line in lines)
-    assert tables.short_names(["x/run/model", "y/run/model"]) == ["x", "y"]
-    assert tables.short_names(["runs/A", "runs/A/start"]) == ["A", "A/start"]
+    assert command.short_names(["x/run/model", "y/run/model"]) == ["x", "y"]
+    assert command.short_names(["runs/A", "runs/A/start"]) == ["A", "A/start"]
 
 
 def test_the_papers_numbers_average_to_what_it_prints():
     """The two averages that are not those of their rows are its own. All 126 numbers were compared with its text."""
     wrong, counted = [], 0
-    for backbone, methods in tables.PAPER.items():
+    for backbone, methods in paper_tables.PAPER.items():
         for method, printed in methods.items():
             for suite, names in benchmarks.SUITES.items():
                 if suite in printed:
@@ -176,25 +177,25 @@ def test_the_papers_numbers_average_to_what_it_prints():
                         wrong.append((backbone, method, suite))
     assert wrong == [("Qwen2.5-Math-7B", method, "math") for method in ("PRM(Reshape adv.)", "SHEAR")]
     assert counted == 15 + 6
-    assert hashlib.sha256(json.dumps(tables.PAPER).encode()).hexdigest()[:12] == "1ad2e0252d33"
+    assert hashlib.sha256(json.dumps(paper_tables.PAPER).encode()).hexdigest()[:12] == "1ad2e0252d33"
 
 
 def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
     """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5). The paper's average of a whole suite is the one that it prints."""
     results = {}
     for place, name in enumerate(benchmarks.SUITES["math"], 1):
-        results[name] = tables.summarise(rows_of({"a": [1], "b": [0]})) | {"mean": place / 10, "error": 0.01}
+        results[name] = summarise(rows_of({"a": [1], "b": [0]})) | {"mean": place / 10, "error": 0.01}
     results["amc23"]["infra_errors"] = 3
     data = {name: {"k": 8} for name in results}
-    lines = tables.table(results, data, "Qwen2.5-Math-7B")
+    lines = command.result_table(results, data, "Qwen2.5-Math-7B")
     assert [cell.strip() for cell in lines[4].split("|")[1:6]] == ["amc23", "@8", "30.0 ± 1.0", "66.5", "70.3"]
     assert [cell.strip() for cell in lines[7].split("|")[1:6]] == ["average", "", "30.0 ± 0.4", "49.6", "51.2"]
     assert lines[4].endswith("| 3     |") and any("in no mean" in line for line in lines)
     without = {name: results[name] for name in ("aime24", "aime25")}
-    assert "| 24.6   | 26.0    |" in tables.table(without, data, "Qwen2.5-Math-7B")[4]
+    assert "| 24.6   | 26.0    |" in command.result_table(without, data, "Qwen2.5-Math-7B")[4]
     gaps = {name: {"difference": 0.1, "error": 0.2} for name in results}
     others = {name: result | {"mean": result["mean"] + 0.1} for name, result in results.items()}
-    average = tables.side_by_side({"a": results, "b": others}, {"b": gaps})[7]
+    average = command.side_by_side({"a": results, "b": others}, {"b": gaps})[7]
     assert [cell.strip() for cell in average.split("|")[1:5]] == ["average", "30.0 ± 0.4", "40.0 ± 0.4", "10.0"]
 
 
@@ -348,10 +349,10 @@ def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny
         with contextlib.nullcontext() if cut else pytest.warns(RuntimeWarning, match="no verdict"):
             made = ask(loaded, tiny, Protocol(template="plain", samples=2))
         assert [row["reason"] for row in made] == ["infra_error"] * 2 + [reason] * 2
-        assert tables.summarise(made)["infra_errors"] == 2
+        assert summarise(made)["infra_errors"] == 2
 
 
-# ---- evaluate -------------------------------------------------------------------------------------------------
+# ---- evaluate_benchmark ---------------------------------------------------------------------------------------
 
 
 def test_known_answers_of_each_kind(tmp_path, monkeypatch, tiny):
@@ -375,14 +376,16 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(monkeypatch, t
     loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
     calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
     written = []
-    whole = ask(loaded, tiny, protocol, seeds=[0, 5], write=written.append)
+    monkeypatch.setattr(evaluation, "append", lambda path, rows: written.append((path, rows)))
+    whole = ask(loaded, tiny, protocol, seeds=[0, 5], path="file", columns={"model": "m"})
+    assert [row for _, rows in written for row in rows] == whole and {path for path, _ in written} == {"file"}
     assert len(whole) == 24 and len(written) == 6 and [len(call["prompts"]) for call in calls] == [2] * 6
     assert [(row["problem"], row["sample"]) for row in whole[:4]] == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
     draws = [call["draw"] for call in calls]
     assert len(set(draws)) == 6
     calls.clear()
     done = [row for row in whole if (row["seed"], row["block"]) in ((0, 0), (5, 1))]
-    again = ask(loaded, tiny, protocol, seeds=[0, 5], done=done)
+    again = ask(loaded, tiny, protocol, seeds=[0, 5], done=done, columns={"model": "m"})
     assert [call["draw"] for call in calls] == [draws[place] for place in (1, 2, 3, 5)]
     key = lambda row: (row["seed"], row["problem"], row["sample"])  # noqa: E731
     assert sorted(again, key=key) == sorted(whole, key=key)

@@ -1,4 +1,4 @@
-"""eval.py and harness/results.py, run in process as a user would: tables, files, going on, and what train.py writes."""
+"""eval.py, run in process as a user would: tables, files, going on, and what train.py writes."""
 
 import json
 import math
@@ -8,8 +8,7 @@ import pytest
 import eval as command
 import train
 from grpo import rollout
-from harness import evaluation, folders, prepare, results
-from harness import models as models_of_runs
+from harness import evaluation, folders, prepare
 from harness.folders import rows
 from tasks import toy
 from tasks.benchmarks import SUITES
@@ -106,9 +105,9 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
         assert_refused(command.main, ["--model", models[0], *SMALL, *out, *flags], words)
     toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
     toy.make_tokenizer().save_pretrained(tmp_path / "copy" / "m0")
-    label = models_of_runs.label_of(models[0])
+    label = command.label_of(models[0])
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    settings["models"][models_of_runs.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
+    settings["models"][command.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
     (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
     assert_refused(command.main, ["--model", tmp_path / "copy" / "m0", *SMALL, *out], "--model {'copy/m0': {")
 
@@ -180,7 +179,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
         for name, average in checkpoints.items():  # five sets, one above and one below the average
             means = dict.fromkeys(SUITES["math"], average) | {"aime24": average + 0.1, "amc23": average - 0.1}
             runs[run][name] = {name: {"mean": mean, "error": 0.01} for name, mean in means.items()}
-    chosen = results.select(runs, "Qwen2.5-Math-7B")
+    chosen = command.select_checkpoints(runs, "Qwen2.5-Math-7B")
     for choice in chosen.values():
         choice.update({name: round(value, 9) for name, value in choice.items() if name.endswith("average")})
     assert chosen == {
@@ -203,8 +202,8 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "config.json").write_text(json.dumps({"toy_lines": 5, "model": origin}))
-    assert models_of_runs.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
-    assert models_of_runs.origin_of("some/model") == "some/model"
+    assert command.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
+    assert command.origin_of("some/model") == "some/model"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +214,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
         (["--model", "/no/model", *SMALL], "--model /no/model: cannot be loaded (no such folder)"),
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
-        (["--model", "M", "--select", "best"], "M is no run of train.py"),
+        (["--model", "M", "--select", "best"], "M: is no run of train.py"),
         (["--model", "M", "--seeds", "1", "1"], "--seeds 1 1: must be different"),
         (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
         (["--model", "M", "--lcb-window", "May", "June"], "--lcb-window May June: "),
