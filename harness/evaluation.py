@@ -41,7 +41,6 @@ from harness import parallel
 from harness.config import Protocol
 from harness.folders import append, has
 from harness.parallel import Ranks
-from harness.report import percent
 from rewards import Verdict, grade_all
 from tasks import toy
 from tasks.benchmarks import Loaded
@@ -101,7 +100,7 @@ def evaluate_benchmark(
                 append(path, made)
             rows += made
             bar.update(len(made))
-            bar.set_postfix_str("score " + percent(*avg_at_k(rows)))
+            bar.set_postfix(score=avg_at_k(rows)[0])
     return rows
 
 
