@@ -100,7 +100,7 @@ def evaluate_benchmark(
                 append(path, made)
             rows += made
             bar.update(len(made))
-            bar.set_postfix_str("score " + percent(*avg_at_k(rows)))
+            bar.set_postfix(score=avg_at_k(rows)[0])
     return rows
 
 
@@ -330,12 +330,3 @@ def average(results: dict[str, dict]) -> tuple[float, float]:
     mean = float(np.mean([result["mean"] for result in results.values()]))
     variance = sum(result["error"] ** 2 for result in results.values())
     return mean, math.sqrt(variance) / len(results)
-
-
-def percent(value: float, error: float | None = None) -> str:
-    """35.2 or 35.2 ± 1.4; a dash for what is not known."""
-    if math.isnan(value):
-        return "-"
-    if error is None:
-        return f"{100 * value:.1f}"
-    return f"{100 * value:.1f} ± " + ("-" if math.isnan(error) else f"{100 * error:.1f}")

@@ -135,6 +135,19 @@ def config_of(folder: Path) -> dict | None:
         return None
 
 
+def run_of(path: str) -> dict:
+    """The configuration of the run that a model's folder lies in; empty for any other."""
+    folder = Path(path).resolve()
+    return config_of(folder.parent) or config_of(folder.parent.parent.parent) or {}
+
+
+def origin_of(path: str) -> str:
+    """The model that a run's model was trained from, whose name tells its template; any other model itself."""
+    for _ in range(10):  # runs that go on from each other's models
+        path = run_of(path).get("model") or path
+    return path
+
+
 def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
     """What metrics, samples and skipped rollouts were after `step` steps, by file, null as NaN; raises BadInput."""
     kept = {}

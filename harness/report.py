@@ -26,13 +26,13 @@ from credit.methods import true_errors
 from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
 from harness import folders
-from harness.evaluation import mean_and_error, percent
+from harness.evaluation import mean_and_error
+from harness.tables import percent
 from harness.track import tracker
 from tasks.problems import Task
 
 COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
 WIDTH = 88  # columns of what is printed; only a path may force more
-TABLE_WIDTH = 100  # columns of a table
 HEADER_EVERY = 20  # rows of steps
 # A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and standard deviation.
 COLUMNS = " reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step"
@@ -355,29 +355,3 @@ def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespac
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)  # below: hides no curve
     figure.savefig(path, dpi=120)
-
-
-# ---- tables: Markdown that fits a terminal --------------------------------------------------------------------
-
-
-def markdown(rows: list[dict[str, str]]) -> list[str]:
-    """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    lines = [{name: name for name in widths}, {name: "-" * width for name, width in widths.items()}, *rows]
-    return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
-
-
-def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
-    """A table and its legend. Columns beyond TABLE_WIDTH go into further tables, which repeat the first one."""
-    first, *others = rows[0]
-    parts = [[first]]
-    for name in others:
-        wider = [{column: row[column] for column in (*parts[-1], name)} for row in rows]
-        if len(markdown(wider)[0]) > TABLE_WIDTH and len(parts[-1]) > 1:
-            parts.append([first])
-        parts[-1].append(name)
-    lines = []
-    for part in parts:
-        lines += markdown([{column: row[column] for column in part} for row in rows])
-        lines.append("")  # or what follows would be a row
-    return [*lines, *legend, ""] if legend else lines

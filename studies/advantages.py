@@ -63,7 +63,7 @@ from tqdm import tqdm
 from credit.batch import Batch
 from fast.packing import packing_of
 from grpo import Policy
-from harness import folders, report
+from harness import folders, tables
 from harness.checkpoint import write_json
 from harness.command import guarded, parse_args
 from harness.parallel import Ranks
@@ -257,7 +257,7 @@ def summary(results: dict) -> list[str]:
     legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups, reliability "
     first = next(iter(results["methods"].values()))  # the same for all
     legend += with_error(first["reliability"], first["reliability_se"])
-    return report.fitted(methods, legend) + report.fitted(kinds, "each method: mean weight / mean credit")
+    return tables.fitted(methods, legend) + tables.fitted(kinds, "each method: mean weight / mean credit")
 
 
 def with_error(value: float | None, error: float | None) -> str:

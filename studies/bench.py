@@ -70,7 +70,7 @@ from tqdm import tqdm
 from credit.shear_settings import Settings
 from fast.distances import token_distances
 from fast.race import CHUNK_ENTRIES, race
-from harness import report
+from harness import tables
 from harness.command import guarded
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
@@ -338,7 +338,7 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
         f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: {len(sides)}; "
         f"{solved / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a pair"
     )
-    return [about, *report.markdown(rows)]
+    return [about, *tables.markdown(rows)]
 
 
 def floor(sides: list[tuple[Side, Side]], iterations: Tensor, rates: dict[str, float]) -> tuple[float, str]:

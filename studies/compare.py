@@ -51,7 +51,7 @@ def make_parser() -> Parser:
 answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
 
 
-from harness import folders, report
+from harness import folders, tables
 from harness.command import GOES_ON, guarded, parse_args
 from studies.findings import by_seed, differences, of_start, shown
 from studies.study import run_stage
@@ -87,7 +87,7 @@ def compare(argv: list[str] | None) -> int:
     for stage, seeds in stages.items():
         run_stage(stage, {cell.flags: cell}, seeds, flags.rows, flags.jobs)
     rows = [row for row in folders.rows(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
-    print("\n".join(report.markdown(table_of(rows, cell))))
+    print("\n".join(tables.markdown(table_of(rows, cell))))
     return 0
 
 

@@ -65,7 +65,7 @@ from credit.table import options_of
 from fast.distances import token_distances
 from fast.packing import packing_of
 from grpo import Policy, spread
-from harness import folders, report
+from harness import folders, report, tables
 from harness.checkpoint import write_json, write_whole
 from harness.command import GOES_ON, guarded, parse_args
 from harness.parallel import Ranks
@@ -336,7 +336,7 @@ def summary(args: argparse.Namespace, results: dict) -> list[str]:
     if "fig_1a" in results and args.task == "embedded":
         legend.append("Fig. 1(a) is not comparable: responses are all of one length, and continuations come from")
         legend.append("the policy that sampled, so mean success hardly moves with position.")
-    lines = report.fitted([{"": what, "here": ours, "paper": theirs} for what, ours, theirs in body], *legend)
+    lines = tables.fitted([{"": what, "here": ours, "paper": theirs} for what, ours, theirs in body], *legend)
     if "methods" in results:
         lines += truth_lines(results["methods"], results["pooling"])
     return lines + [f"left out: {reason}" for reason in results["left_out"]]
@@ -354,7 +354,7 @@ def truth_lines(methods: dict[str, dict], poolings: dict[str, dict]) -> list[str
         if curve["half_risen"] is not None:
             half = f"{pooling} pooling: half of the weights' rise is done at token {curve['half_risen']}"
             legend.append(f"{half}, where 0 is the wrong step's last")
-    return report.fitted(rows, *legend)
+    return tables.fitted(rows, *legend)
 
 
 def prefix_lines(results: dict) -> list[list[str]]:

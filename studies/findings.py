@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from harness import folders, report
+from harness import folders, tables
 from studies import figures
 from studies.trials import CELLS, FEW, HEADROOM, PRIMARY, RULES, SEEDS, chosen_rate, grid, mean_curves
 
@@ -238,7 +238,7 @@ def main() -> int:
     rows = folders.rows(DOCS / "study.jsonl")
     for title, table in all_tables(rows).items():
         print(f"\n{title}\n")
-        print("\n".join(report.markdown(table)) if table else "no rows yet")
+        print("\n".join(tables.markdown(table)) if table else "no rows yet")
     picture(rows, DOCS / "study.png")
     return 0
 

@@ -1,4 +1,4 @@
-"""tasks/benchmarks.py and rows.py, harness/evaluation.py: known answers, order, resumption."""
+"""tasks/benchmarks.py and rows.py, harness/evaluation.py and tables.py: known answers, order, resumption."""
 
 import base64
 import contextlib
@@ -14,9 +14,8 @@ import pytest
 import torch
 from datasets import Dataset, config
 
-import eval as command
 from grpo import Rollouts
-from harness import evaluation, paper_tables, report
+from harness import evaluation, paper_tables, tables
 from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pass_at_k, summarise
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
@@ -154,15 +153,15 @@ def test_tables_side_by_side_fit_the_terminal_and_explain_their_marks():
     """Folders that all models share are left out, columns that do not fit follow below, and only a sure gain has *."""
     models = {f"runs/{name}/model": {"amc23": {"mean": 0.5, "error": 0.01}} for name in ("a" * 35, "b" * 35, "c")}
     gaps = {name: {"amc23": {"difference": 0.1, "error": 0.06}} for name in list(models)[1:]}
-    lines = command.side_by_side(models, gaps)
-    assert max(len(line) for line in lines if line.startswith("|")) <= report.TABLE_WIDTH
+    lines = tables.side_by_side(models, gaps)
+    assert max(len(line) for line in lines if line.startswith("|")) <= tables.WIDTH
     assert sum(line.startswith("| benchmark |") for line in lines) == 2
     assert f"gain 2: c minus {'a' * 35}, paired by problem" in lines and "*" not in "".join(lines)
     gaps["runs/c/model"]["amc23"]["error"] = 0.05
-    lines = command.side_by_side(models, gaps)
+    lines = tables.side_by_side(models, gaps)
     assert any("| 10.0 ± 5.0 *" in line for line in lines) and any(line.startswith("`*`: a gain") for line in lines)
-    assert command.short_names(["x/run/model", "y/run/model"]) == ["x", "y"]
-    assert command.short_names(["runs/A", "runs/A/start"]) == ["A", "A/start"]
+    assert tables.short_names(["x/run/model", "y/run/model"]) == ["x", "y"]
+    assert tables.short_names(["runs/A", "runs/A/start"]) == ["A", "A/start"]
 
 
 def test_the_papers_numbers_average_to_what_it_prints():
@@ -187,15 +186,15 @@ def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
         results[name] = summarise(rows_of({"a": [1], "b": [0]})) | {"mean": place / 10, "error": 0.01}
     results["amc23"]["infra_errors"] = 3
     data = {name: {"k": 8} for name in results}
-    lines = command.result_table(results, data, "Qwen2.5-Math-7B")
+    lines = tables.result_table(results, data, "Qwen2.5-Math-7B")
     assert [cell.strip() for cell in lines[4].split("|")[1:6]] == ["amc23", "@8", "30.0 ± 1.0", "66.5", "70.3"]
     assert [cell.strip() for cell in lines[7].split("|")[1:6]] == ["average", "", "30.0 ± 0.4", "49.6", "51.2"]
     assert lines[4].endswith("| 3     |") and any("in no mean" in line for line in lines)
     without = {name: results[name] for name in ("aime24", "aime25")}
-    assert "| 24.6   | 26.0    |" in command.result_table(without, data, "Qwen2.5-Math-7B")[4]
+    assert "| 24.6   | 26.0    |" in tables.result_table(without, data, "Qwen2.5-Math-7B")[4]
     gaps = {name: {"difference": 0.1, "error": 0.2} for name in results}
     others = {name: result | {"mean": result["mean"] + 0.1} for name, result in results.items()}
-    average = command.side_by_side({"a": results, "b": others}, {"b": gaps})[7]
+    average = tables.side_by_side({"a": results, "b": others}, {"b": gaps})[7]
     assert [cell.strip() for cell in average.split("|")[1:5]] == ["average", "30.0 ± 0.4", "40.0 ± 0.4", "10.0"]
 
 
@@ -255,7 +254,7 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
 
 
 def test_no_hub_is_one_sentence(monkeypatch):
-    """It names the set, the cause, and the flag that helps in this command."""
+    """It names the set, the cause, and the flag that helps in this tables."""
 
     def refuse(**options):
         raise OSError("no route")

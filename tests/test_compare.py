@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import folders, report
+from harness import folders, tables
 from studies import compare, study, trials
 from studies.trials import Cell
 
@@ -71,7 +71,7 @@ def test_the_table_is_of_rows_paired_by_seed():
     assert shear["AUC"] == "0.60 / 0.60" and shear["wrong step"] == "0.40 / 0.40"
     assert shear["correlation"] == "0.50" and shear["extra cost"] == "+50%" and grpo["extra cost"] == "+0%"
     assert (shear["weight"], shear["share"], shear["lr"]) == ("1.00", "0.25", "0.0001")
-    assert len(report.markdown([grpo, shear])) == 4
+    assert len(tables.markdown([grpo, shear])) == 4
 
 
 def test_the_page_has_what_the_rows_say():
@@ -79,7 +79,7 @@ def test_the_page_has_what_the_rows_say():
     rows = folders.rows(DOCS / "compare.jsonl")
     confirmed = {row["rule"] for row in rows if row["stage"] == "confirm"}
     cell = Cell("--steps 20", 1e-4, [rule for rule in trials.RULES if rule in confirmed])
-    assert "\n".join(report.markdown(compare.table_of(rows, cell))) in (DOCS / "methods.md").read_text()
+    assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in (DOCS / "methods.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import eval as command
 import train
 from grpo import rollout
-from harness import evaluation, folders, prepare
+from harness import evaluation, folders, prepare, tables
 from harness.folders import rows
 from tasks import toy
 from tasks.benchmarks import SUITES
@@ -179,7 +179,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
         for name, average in checkpoints.items():  # five sets, one above and one below the average
             means = dict.fromkeys(SUITES["math"], average) | {"aime24": average + 0.1, "amc23": average - 0.1}
             runs[run][name] = {name: {"mean": mean, "error": 0.01} for name, mean in means.items()}
-    chosen = command.select_checkpoints(runs, "Qwen2.5-Math-7B")
+    chosen = tables.select_checkpoints(runs, "Qwen2.5-Math-7B")
     for choice in chosen.values():
         choice.update({name: round(value, 9) for name, value in choice.items() if name.endswith("average")})
     assert chosen == {
@@ -202,8 +202,8 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "config.json").write_text(json.dumps({"toy_lines": 5, "model": origin}))
-    assert command.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
-    assert command.origin_of("some/model") == "some/model"
+    assert folders.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
+    assert folders.origin_of("some/model") == "some/model"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness import folders, report
+from harness import folders, tables
 from studies import findings, study, trials
 from studies.trials import Trial
 from tasks.rows import BadInput
@@ -98,4 +98,4 @@ def test_the_page_has_what_the_rows_say():
     """Every line of every table of docs/study.md can be computed again."""
     page = (DOCS / "study.md").read_text(encoding="utf-8")
     for title, table in findings.all_tables(folders.rows(DOCS / "study.jsonl")).items():
-        assert table and "\n".join(report.markdown(table)) in page, title
+        assert table and "\n".join(tables.markdown(table)) in page, title

@@ -1,0 +1,208 @@
+"""The tables that are printed: Markdown of at most WIDTH columns, so that they fit a terminal and a page.
+
+fitted(rows, *legend)      lines of a table, its columns the keys of the rows
+result_table(...)          a model on its benchmarks, beside the paper's numbers, marked †
+side_by_side(...)          several models, and how each differs from the first
+best_checkpoints(...)      Table 1: several runs, each at its best checkpoint
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from harness.evaluation import average
+from harness.paper_tables import PAPER, backbone_of, suite_of
+
+WIDTH = 100  # columns of a terminal that a table may take
+SURE = 1.96  # standard errors from which a difference is marked
+
+
+def percent(value: float, error: float | None = None) -> str:
+    """35.2 or 35.2 ± 1.4; a dash for what is not known."""
+    if math.isnan(value):
+        return "-"
+    if error is None:
+        return f"{100 * value:.1f}"
+    return f"{100 * value:.1f} ± " + ("-" if math.isnan(error) else f"{100 * error:.1f}")
+
+
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    lines = [{name: name for name in widths}, {name: "-" * width for name, width in widths.items()}, *rows]
+    return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
+
+
+def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
+    """A table and its legend. Columns beyond WIDTH go into further tables, which repeat the first one."""
+    first, *others = rows[0]
+    parts = [[first]]
+    for name in others:
+        wider = [{column: row[column] for column in (*parts[-1], name)} for row in rows]
+        if len(markdown(wider)[0]) > WIDTH and len(parts[-1]) > 1:
+            parts.append([first])
+        parts[-1].append(name)
+    lines = []
+    for part in parts:
+        lines += markdown([{column: row[column] for column in part} for row in rows])
+        lines.append("")  # or what follows would be a row
+    return [*lines, *legend, ""] if legend else lines
+
+
+# ---- of an evaluation -----------------------------------------------------------------------------------------
+
+
+def print_tables(folder: Path, settings: dict, results: dict, differences: dict, paper: str | None) -> None:
+    """Protocol and data, a table a model, and several models side by side; `paper` names whose numbers stand beside."""
+    protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items() if value is not None)
+    data = {name: settings["data"][name] for name in settings["data"] if any(name in of for of in results.values())}
+    print("\n".join([f"{folder}/", protocol, "", *data_table(data)]))
+    templates = set()
+    for model, result in results.items():
+        about = settings["models"].get(model, {})
+        templates |= {about["template"]} if about else set()
+        heading = f"{model} (template {about['template']})" if about and set(result) != {"embedded"} else model
+        backbone = paper or backbone_of(about.get("origin", model))
+        print("\n".join([heading, "", *result_table(result, data, backbone)]))
+    if len(templates) > 1:
+        print("WARNING: models were asked in different templates; give --template to compare them")
+    if differences and same_benchmarks(results.values()):
+        print("\n".join(["side by side", "", *side_by_side(results, differences)]))
+
+
+def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
+    """Whether all of them are results on the same sets."""
+    return len({tuple(result) for result in results}) == 1
+
+
+def data_table(data: dict[str, dict]) -> list[str]:
+    """What each benchmark is."""
+    rows = []
+    for name, about in data.items():
+        row = {"benchmark": name, "problems": str(about["problems"]), "revision": about["revision"]}
+        if any(other["window"] for other in data.values()):
+            row["window"] = about["window"] or ""
+        rows.append(row)
+    return fitted(rows)
+
+
+def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str | None) -> list[str]:
+    """One model: a line a benchmark. `data` says what each set is; `backbone` asks for the paper's columns."""
+    passes = sorted({name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)})
+    has_seeds = any("seed_std" in result for result in results.values())
+    has_infra = any(result["infra_errors"] for result in results.values())
+    paper = {f"{method} †": PAPER[backbone][method] for method in ("GRPO", "SHEAR")} if backbone else {}
+    rows = []
+    for name, result in results.items():
+        row = {"benchmark": name, "avg": f"@{data[name]['k']}"}
+        row["percent ± SE"] = percent(result["mean"], result["error"])
+        if has_seeds:
+            row["seeds ± std"] = percent(result.get("seed_mean", math.nan), result.get("seed_std"))
+        for method, printed in paper.items():
+            row[method] = str(printed[name][0]) if name in printed else "-"
+        for k in passes:
+            row[k] = percent(result[k], result[f"{k} error"]) if k in result else "-"
+        row["right"] = f"{result['right']:.0f} of {result['samples']}"
+        row["truncated"] = percent(result["truncated"]) + "%"
+        row["no-answer"] = percent(result["no_answer"]) + "%"
+        if has_infra:
+            row["infra"] = str(result["infra_errors"])
+        rows.append(row)
+    if len(results) > 1:
+        last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
+        for method, printed in paper.items():  # its own average, which is not always that of its row
+            of_row = float(np.mean([printed.get(name, (math.nan,))[0] for name in results]))
+            last[method] = percent(printed.get(suite_of(results), (of_row,))[0] / 100)
+        rows.append(last)
+    legend = [f"†: the paper's, {backbone}"] if backbone else []
+    if has_infra:
+        legend.append("infra: samples that could not be graded, which are in no mean")
+    return fitted(rows, *legend)
+
+
+def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]) -> list[str]:
+    """Several models: their means, and how each differs from the first."""
+    first, *others = models
+    names = dict(zip(models, short_names(list(models)), strict=True))
+    gains = {model: "gain" if len(others) == 1 else f"gain {number}" for number, model in enumerate(others, 1)}
+    rows = []
+    for name in models[first]:
+        row = {"benchmark": name}
+        row |= {
+            names[model]: percent(results[name]["mean"], results[name]["error"]) for model, results in models.items()
+        }
+        for model, gain in gains.items():
+            difference, error = differences[model][name]["difference"], differences[model][name]["error"]
+            row[gain] = percent(difference, error) + " *" * (abs(difference) > SURE * error)  # False for NaN
+        rows.append(row)
+    if len(rows) > 1:
+        row = {"benchmark": "average"}
+        row |= {names[model]: percent(*average(results)) for model, results in models.items()}
+        for model, gain in gains.items():
+            row[gain] = percent(average(models[model])[0] - average(models[first])[0])
+        rows.append(row)
+    legend = [f"{gain}: {names[model]} minus {names[first]}, paired by problem" for model, gain in gains.items()]
+    if any(row[gain].endswith("*") for row in rows for gain in gains.values()):
+        legend.append(f"`*`: a gain of more than {SURE} standard errors")
+    return fitted(rows, *legend)
+
+
+def short_names(names: list[str]) -> list[str]:
+    """Paths without the folders that all of them begin or end with, as long as a part of each is left."""
+    paths = [name.split("/") for name in names]
+    for place in (0, -1):
+        while min(map(len, paths)) > 1 and len({path[place] for path in paths}) == 1:
+            for path in paths:
+                path.pop(place)
+    return ["/".join(path) for path in paths]
+
+
+# ---- of several checkpoints -----------------------------------------------------------------------------------
+
+
+def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
+    """Print the last and the best benchmark average of each run's checkpoints, then Table 1's mean over the runs.
+
+    `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, as a set has no verdict, is
+    left out; so is a run of none but such.
+    """
+    selection, best_results = {}, []
+    print("benchmark average of each run at its last checkpoint, and at the best, SELECTED ON THE TEST SETS")
+    for run, checkpoints in runs.items():
+        averages = {name: average(results)[0] for name, results in checkpoints.items()}
+        graded = {name: value for name, value in averages.items() if not math.isnan(value)}
+        if not graded:
+            print(f"  {run}: none of {len(averages)} has an average")
+            continue
+        last, best = list(graded)[-1], max(graded, key=graded.get)
+        best_results.append(checkpoints[best])
+        selection[run] = {"last": last, "last_average": graded[last], "best": best, "best_average": graded[best]}
+        both = [f"{percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)]
+        without = f" ({len(averages) - len(graded)} without an average)" if len(graded) < len(averages) else ""
+        print(f"  {run}: last {both[0]}; best {both[1]}, of {len(averages)}{without}")
+    if len(selection) > 1:
+        last = mean_and_std([choice["last_average"] for choice in selection.values()])
+        print(f"  last, mean ± standard deviation of {len(selection)} runs: {last}")
+        print("\n".join(["", *best_checkpoints(best_results, backbone)]))
+    return selection
+
+
+def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
+    """As the paper's Table 1: mean ± standard deviation over runs, each at its best checkpoint; the paper's below."""
+    names = list(best[0])
+    means = {name: mean_and_std([results[name]["mean"] for results in best]) for name in names}
+    rows = [{"": f"{len(best)} runs, best", **means, "average": mean_and_std([average(each)[0] for each in best])}]
+    for method, printed in PAPER.get(backbone, {}).items():
+        cells = {name: printed.get(name) for name in names} | {"average": printed.get(suite_of(names))}
+        cells = {name: percent(cell[0] / 100, cell[1] / 100) if cell else "-" for name, cell in cells.items()}
+        rows.append({"": f"{method} †", **cells})
+    rows = [{name: cell.replace(" ± ", "±") for name, cell in row.items()} for row in rows]  # six columns fit
+    return fitted(rows, *([f"†: the paper's, {backbone}"] if backbone else []))
+
+
+def mean_and_std(values: list[float]) -> str:
+    """Of several runs, with ddof 1, in percent."""
+    return percent(float(np.mean(values)), float(np.std(values, ddof=1)))
