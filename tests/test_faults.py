@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pickle
+import shlex
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,14 @@ def contents(folder: Path) -> dict[str, str]:
     """Every file of a folder, by its digest."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def filled(flags: str, **places) -> list[str]:
+    """The words of a command with paths, which may hold blanks, in the place of their names."""
+    words = flags.split()
+    for name, place in places.items():
+        words = [word.replace(name, str(place)) for word in words]
+    return words
 
 
 def assert_says(command, argv: list, words: str, folder: Path, capsys, status: int = 2) -> None:
@@ -144,13 +153,12 @@ def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path,
     """What is small is looked at before the minutes that a large model takes to load."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
     places = {"RUN": str(run / "run"), "QWEN": str(qwen_folder), "TOY": taught}
-    flags = flags.split()
     for name, place in places.items():
-        flags, words = [flag.replace(name, place) for flag in flags], words.replace(name, place)
+        words = words.replace(name, place)
     monkeypatch.setattr(prepare, "load_folder", lambda *parts: pytest.fail("weights are read"))
     usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
-    assert_says(train, [*usual, *flags], words, tmp_path, capsys)
+    assert_says(train, [*usual, *filled(flags, **places)], words, tmp_path, capsys)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to itself"])
@@ -172,8 +180,8 @@ def test_only_files_are_read(command, flag, more, kind, qwen_folder, tmp_path, c
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero" if kind == "device" else path)
-    more = more.replace("QWEN", str(qwen_folder)).replace("OUT", str(tmp_path / "new"))
-    assert_says(command, [flag, path, *more.split()], str(path), tmp_path, capsys)
+    more = filled(more, QWEN=qwen_folder, OUT=tmp_path / "new")
+    assert_says(command, [flag, path, *more], str(path), tmp_path, capsys)
     assert not (tmp_path / "new").exists()
 
 
@@ -236,9 +244,7 @@ def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path
     weights = load_file(places["SPOILED"] / "model.safetensors")
     next(iter(weights.values()))[0] = torch.nan
     save_file(weights, places["SPOILED"] / "model.safetensors", metadata={"format": "pt"})
-    for name, place in places.items():
-        flags = flags.replace(name, str(place))
-    assert_says(evaluation, [*ASK[:6], *flags.split()], words, copied, capsys)
+    assert_says(evaluation, [*ASK[:6], *filled(flags, **places)], words, copied, capsys)
     assert not places["NEW"].exists()
 
 
@@ -431,7 +437,8 @@ def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     shutil.rmtree(copied / "run" / "model")
     assert train.main(["--resume", str(copied / "run"), "--steps", "3"]) == 1
     steps = 2 + ("plot" in place)
-    words = f"a checkpoint holds {steps} of 3 steps; go on with: python train.py --resume {copied / 'run'}\n"
+    folder = shlex.quote(str(copied / "run"))
+    words = f"a checkpoint holds {steps} of 3 steps; go on with: python train.py --resume {folder}\n"
     assert capsys.readouterr().err.startswith(f"{words}error: the disk is full")
     assert (copied / "run" / "model").exists() == ("plot" in place)
 
