@@ -76,7 +76,11 @@ def assembled(flags: list[str], folder=None) -> Run:
 
 def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     """(B, T) of the policy that sampled, as training takes them."""
-    return log_probs(run.frozen, rollouts, temperature=run.args.temperature, micro_tokens=2000).log_probs
+    count = len(rollouts.texts)
+    verdicts = [Verdict(row % 2.0, "drawn") for row in range(count)]
+    problems = run.task.train[: count // run.args.rollouts_per_prompt]
+    batch = batches.Batch.of(rollouts, verdicts, problems, train.source_of(run, 0))
+    return train.with_credit(run, batch, train.report.Clock(torch.device("cpu"))).log_probs
 
 
 def credited(run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: torch.Tensor) -> batches.Batch:
