@@ -287,6 +287,18 @@ def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
     assert train.update(run, credited(run, rollouts, old_logp, 0 * some), 0)["grad_norm"] == 0
 
 
+def test_a_filler_row_counts_for_nothing(start, monkeypatch):
+    """What a rank runs beside the others when it has no work left: neither gradients nor metrics change."""
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "2"])
+    run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
+    rollouts = train.sample(run, run.task.train[:2], 8, 1.0)
+    batch = credited(run, rollouts, old_log_probs(run, rollouts) - 0.1, torch.ones(rollouts.ids.shape))
+    plain, deal = train.update(run, batch, 0), train.parallel.deal
+    filler = (torch.tensor([3]), 0.0)
+    monkeypatch.setattr(train.parallel, "deal", lambda *inputs, **options: [*deal(*inputs, **options), filler])
+    assert train.update(run, batch, 0) == plain and plain["grad_norm"] > 0
+
+
 def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
     """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered by problem."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--eval-groups", "3", "--temperature", ".7"])
@@ -406,11 +418,11 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
     drawn, asked = [], []
 
     def verdicts(problems, rollouts):
-        """Of equal rewards in the groups 1 and 3 of what is sampled at once, without a verdict in 5."""
+        """Of equal rewards in the groups 1 and 3 of what is sampled at once, with one verdict alone in 5."""
         drawn.append((problems, rollouts.texts))
         scores = [1.0, 0.0, 1.0, 0.0] * len(problems)
         for group, score in ((1, 1.0), (3, 0.0), (5, None)):
-            scores[4 * group : 4 * group + 4] = [score] * len(scores[4 * group : 4 * group + 4])
+            scores[4 * group : 4 * group + 4] = [score, score, score, score or 0.0][: len(scores) - 4 * group]
         return [Verdict(score, "drawn") for score in scores]
 
     monkeypatch.setattr(type(run.task), "verdicts", lambda task, *inputs: verdicts(*inputs))
