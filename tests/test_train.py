@@ -289,7 +289,7 @@ def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
 
 def test_a_filler_row_counts_for_nothing(start, monkeypatch):
     """What a rank runs beside the others when it has no work left: neither gradients nor metrics change."""
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "2"])
+    run = assembled(["--task", "embedded", "--model", start, *QUICK])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
     rollouts = train.sample(run, run.task.train[:2], 8, 1.0)
     batch = credited(run, rollouts, old_log_probs(run, rollouts) - 0.1, torch.ones(rollouts.ids.shape))
