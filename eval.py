@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
         args = ARGS or parse_eval(argv)
         resolve_machine(args)
         if args.model:
-            return ranked(args, __file__, argv, lambda ranks: measure(args, ranks), grouped=False)
+            return ranked(args, __file__, argv, lambda ranks: evaluate_models(args, ranks), grouped=False)
         if args.runs:
             show_runs(args)
         else:
@@ -105,7 +105,7 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
 # ---- generations ----------------------------------------------------------------------------------------------
 
 
-def measure(args: argparse.Namespace, ranks: Ranks) -> int:
+def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     """Every model on every benchmark, into `--out`; then the table. Returns the exit status."""
     models = find_models(args)
     usual = "embedded" if folders.run_of(next(iter(models.values()))).get("task") == "embedded" else "math"

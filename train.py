@@ -51,7 +51,7 @@ from harness.run import (
     prepared,
     restore,
     sampling_after,
-    save,
+    save_checkpoint,
     seed_of,
     skip,
 )
@@ -105,7 +105,7 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
         log(metrics, samples)
         interrupted = any(parallel.gather(run.interrupted, run.ranks))  # all ranks end after the same step
         if interrupted or due(run, step + 1):
-            save(run, step + 1)
+            save_checkpoint(run, step + 1)
         if interrupted:
             raise KeyboardInterrupt
 

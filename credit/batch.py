@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from credit.prm import RewardModel
+from credit.reward_model import RewardModel
 from grpo import Policy, Rollouts, cat_padded, group_advantages, spread
 from rewards import Verdict, rewards_of
 from tasks.problems import Task

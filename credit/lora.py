@@ -3,7 +3,7 @@
     fits(model, rank)               whether adapters can be added and saved, of a model without weights
     add(model, rank, seed)          adapters on every linear layer but the head; nothing else is trained from here on
     with off(model): ...            the model as it was before training
-    save(model, tokenizer, folder)  an ordinary Hugging Face folder, the adapter added to the weights
+    save_merged(model, ..., folder) an ordinary Hugging Face folder, the adapter added to the weights
 
 `--lora-rank` works with every method. ARCA needs it, as it compares the model with and without its adapter. An adapter
 starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs from the sampler by the rounding of
@@ -55,7 +55,7 @@ def off(model) -> Iterator[None]:
             adapter.enable_adapters(True)
 
 
-def save(model, tokenizer, folder: Path) -> None:
+def save_merged(model, tokenizer, folder: Path) -> None:
     """Model and tokenizer as any tool loads them, with or without an adapter."""
     model.save_pretrained(folder, state_dict=merged(model))
     tokenizer.save_pretrained(folder)

@@ -19,8 +19,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from credit import prm as process_rewards
-from credit import salience
+from credit import reward_model, salience
 from credit.ablations import sinkhorn_distances
 from credit.batch import Batch
 from credit.measures import effective_weights
@@ -298,7 +297,7 @@ def step_scores(batch: Batch, args) -> list[tuple[Tensor, Tensor]]:
     """For each rollout P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
     source = batch.source
     questions = [batch.problem_of(row)["problem"] for row in range(len(batch.rewards))]
-    return process_rewards.score_steps(
+    return reward_model.score_steps(
         source.prm, questions, batch.rollouts, source.tokenizer, source.task.step_end, args.micro_tokens
     )
 

@@ -58,10 +58,10 @@ class Settings:
         return self.eps if self.eps_unit == "nbar" else self.eps / nbar
 
 
-def settings_of(args: argparse.Namespace, **ablations: str) -> Settings:
+def settings_of(args: argparse.Namespace, **options: str) -> Settings:
     """SHEAR's settings, from the flags and the options of the method `shear`."""
     names = "window stride eps eps_unit max_iters tol".split()
-    return Settings(**{name: getattr(args, name) for name in names}, **ablations)
+    return Settings(**{name: getattr(args, name) for name in names}, **options)
 
 
 class ClosestSpans(NamedTuple):

@@ -1,6 +1,6 @@
 """The embedded task's process reward model: made from a policy, taught by careless demonstrations.
 
-    make_prm(policy, lines, kind, forbidden, seed=0) -> `prm.RewardModel`: model and tokenizer
+    make_prm(policy, lines, kind, forbidden, seed=0) -> `reward_model.RewardModel`: model and tokenizer
     good_lines(problem, response)                    -> which lines come before the first error: the truth
 
 It learns which lines come before the first error, from demonstrations alone. It may call a fault good that no
@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AddedToken
 
-from credit.prm import SEPARATOR, ProcessRewardModel, RewardModel, encode
+from credit.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, encode
 from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer, padded, teach
 
 NO_RESULT = -100  # in place of a line's right result, for a line without work

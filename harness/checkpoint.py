@@ -136,7 +136,7 @@ def save(
         dcp.save(_state(*get_state_dict(policy, optimizer)), storage_writer=writer)
     names = []
     if ranks.main:
-        lora.save(sampler, tokenizer, draft / "model")
+        lora.save_merged(sampler, tokenizer, draft / "model")
         names = sorted(str(path.relative_to(draft)) for path in (draft / "model").rglob("*") if path.is_file())
     names = from_main(names, ranks)  # one list for all: shared file systems show new files late
     digests = [(name, _digest(draft / name)) for name in names[ranks.rank :: ranks.world]]

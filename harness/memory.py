@@ -1,7 +1,7 @@
 """How much GPU memory a run will need, before it starts: arithmetic on the model's config and the run's flags.
 
     predict(config, args, world, room) -> GB by part, and of the phases sampling and training; total is the larger
-    check(config, args, ranks)         -> refuses what can never fit
+    refuse_what_cannot_fit(config, ..) -> refuses what can never fit
     notes(predicted, device, ...)      -> the plan's lines on memory and disk, with a warning where either is too small
 
 Weights, AdamW's moments and the copy that samples stay all the time. Sampling adds the larger of `generating` (cache,
@@ -82,7 +82,7 @@ def parameters(config, rank: int = 0) -> tuple[int, int, int]:
     return total, trained, 2 * (total - sum(layers)) + 3 * max(layers, default=0)
 
 
-def check(config, args: argparse.Namespace, ranks: Ranks) -> None:
+def refuse_what_cannot_fit(config, args: argparse.Namespace, ranks: Ranks) -> None:
     """Refuse what can never fit, whatever is sampled at a time; raises BadInput. `--force` asks for the disk alone."""
     gb, room, free = predict(config, args, ranks.world), room_gb(ranks.device), free_gb(Path(args.out))
     if gb["checkpoint"] > free:

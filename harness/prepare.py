@@ -1,7 +1,7 @@
 """From flags to a task, a model and its tokenizer, refusing what would train wrongly.
 
     set_up(args, ranks)   -> Ready: task, model, tokenizer, ..., and notes for the plan
-    warm_up, own_prm      -> what the embedded task makes itself: its policy's start, its process reward model
+    make_start, own_prm   -> what the embedded task makes itself: its policy's start, its process reward model
     protocol_of(args)     -> how --eval-every asks its benchmarks
     sampling_of(args, ..) -> how rollouts are generated
 
@@ -29,7 +29,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Logits
 from transformers.utils import logging
 
 from credit import lora, teacher
-from credit.prm import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
+from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from credit.table import METHODS
 from fast import decode
 from grpo import hf_generate, layers_of, stop_ids
@@ -317,7 +317,7 @@ def check_reward_tokenizer(name: str, tokenizer) -> None:
     encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
 
 
-def warm_up(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:
+def make_start(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:
     """The embedded task's supervised start, on one rank for all."""
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}

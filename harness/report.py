@@ -246,7 +246,7 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
 
 def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
     """The evaluation before training: a row, and held-out accuracies with standard errors."""
-    folders.append(folder / "metrics.jsonl", [{"before": summary(before)}])
+    folders.append(folder / "metrics.jsonl", [{"before": without_example(before)}])
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
     print_no_signal(before["sampled"][0], before, args)
@@ -303,16 +303,16 @@ def print_ends(before: dict, after: dict) -> None:
         print(f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}")
 
 
-def summary(result: dict) -> dict:
+def without_example(result: dict) -> dict:
     """The numbers of an evaluation, without its example."""
     return {name: value for name, value in result.items() if name != "example"}
 
 
-def finish(
+def conclude(
     args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict], predicted_gb: float
 ) -> None:
     """The evaluation after training, the curve, how the memory's prediction held, and what to type next."""
-    folders.append(folder / "metrics.jsonl", [{"after": summary(after)}])
+    folders.append(folder / "metrics.jsonl", [{"after": without_example(after)}])
     print_ends(before, after)
     if after.get("example"):
         print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")

@@ -1,10 +1,10 @@
 """A training run: its parts, how they are put together, saved and restored, and how Ctrl-C ends it.
 
-prepared(args, ranks)                   -> the run in its folder, which goes again after Ctrl-C before the first step
-assemble(args, ranks, task, model, ...) -> Run: policy, sampler, scorer, optimizer
+prepared(args, ranks)                    -> the run in its folder, which goes again after Ctrl-C before the first step
+assemble(args, ranks, task, model, ...)  -> Run: policy, sampler, scorer, optimizer
 explained(args, ...), interruptible(run) -> what Ctrl-C does, and what is said then
-due(run, step)                          -> whether a checkpoint is to be saved now
-save(run, step), restore(run)           -> checkpoints, and everything as it was at one of them
+due(run, step)                           -> whether a checkpoint is to be saved now
+save_checkpoint(run, step), restore(run) -> checkpoints, and everything as it was at one of them
 """
 
 import argparse
@@ -34,7 +34,7 @@ from harness.command import FULL, INTERRUPTS, NOT_FINITE, RankFailed, RunFailed
 from harness.config import MAY_CHANGE, SAVE_SHARE, SAVE_STEPS, flag
 from harness.evaluation import Sampler
 from harness.parallel import Ranks
-from harness.prepare import load_outline, own_prm, protocol_of, sampling_of, set_up, warm_up
+from harness.prepare import load_outline, make_start, own_prm, protocol_of, sampling_of, set_up
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
@@ -70,7 +70,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
     with parallel.together(ranks):
         check_out(args.out)
         if args.model:
-            memory.check(load_outline(args.model, args.lora_rank)[0].config, args, ranks)
+            memory.refuse_what_cannot_fit(load_outline(args.model, args.lora_rank)[0].config, args, ranks)
         task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
     predicted = memory.predict(model.config, args, ranks.world, memory.room_gb(ranks.device))
     args.digest = digest_of(task.train + task.heldout)
@@ -92,7 +92,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
                 notes += memory.notes(predicted, ranks.device, folder, args.keep)
             report.print_plan(args, folder, notes)
         if args.task == "embedded" and not args.model and not args.resume:
-            warm_up(model, tokenizer, task, args, folder, ranks)
+            make_start(model, tokenizer, task, args, folder, ranks)
         if "prm" in METHODS[args.method].needs and not args.prm:
             reward_model = own_prm(model, task, args, folder, ranks)
         if args.lora_rank:
@@ -216,7 +216,7 @@ def due(run: Run, step: int) -> bool:
     return parallel.from_main(run.saving + run.last_save <= SAVE_SHARE * elapsed, run.ranks)
 
 
-def save(run: Run, step: int) -> None:
+def save_checkpoint(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
     started = time.perf_counter()
     parts = run.trained, run.frozen.model, run.optimizer, run.tokenizer
@@ -239,8 +239,8 @@ def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
     if not run.ranks.main:
         return
     with whole_folder(run.folder / "model") as draft:
-        lora.save(run.frozen.model, run.tokenizer, draft)
-    report.finish(run.args, run.folder, before, after, history, run.predicted_gb)
+        lora.save_merged(run.frozen.model, run.tokenizer, draft)
+    report.conclude(run.args, run.folder, before, after, history, run.predicted_gb)
     if run.args.smoke:
         print("smoke test passed: sample, grade, credit, update, checkpoint")
 

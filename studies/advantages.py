@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> int:
                 raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
             results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
             write_json(flags.out / "advantages.json", results)
-        print("\n".join(summary(results)))
+        print("\n".join(advantage_tables(results)))
         return 0
 
     return guarded(work, interrupted="interrupted: nothing is kept", memory="lower --continuations")
@@ -141,7 +141,7 @@ def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, c
         group = continued(dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer)
         batch = scored(group, policy, task, tokenizer, args)
         weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
-        measured += with_credit(index, group, lines, batch, weights, task)
+        measured += line_stats(index, group, lines, batch, weights, task)
     return {"groups": len(problems), **statistics_of(measured, list(methods))}
 
 
@@ -174,7 +174,7 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
     return p, p * (1 - p) / (len(graded) - 1)
 
 
-def with_credit(number: int, group: Prefixes, lines: list[list], batch: Batch, weights: dict, task: Task) -> list[dict]:
+def line_stats(number: int, group: Prefixes, lines: list[list], batch: Batch, weights: dict, task: Task) -> list[dict]:
     """The lines (of each rollout) with their advantages, noise variances, mean weights and credits."""
     measured = []
     for row, text in enumerate(group.texts):
@@ -242,7 +242,7 @@ def from_sums(sums: np.ndarray) -> dict[str, np.ndarray]:
     return {"r": r, "corrected": r / np.sqrt(reliability), "reliability": reliability, "advantage": y}
 
 
-def summary(results: dict) -> list[str]:
+def advantage_tables(results: dict) -> list[str]:
     """The two tables."""
     methods, kinds = [], []
     for name, numbers in results["methods"].items():

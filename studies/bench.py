@@ -74,7 +74,7 @@ from harness import tables
 from harness.command import guarded
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
-from studies.states import States, embedded, real, synthetic
+from studies.states import States, embedded_states, real, synthetic
 from tasks.problems import BadInput
 
 LARGEST = 2**31  # entries of a synthetic group's states, and of its costs between tokens: 8 GB each
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def measure_groups(argv: list[str] | None) -> int:
     """Measure all groups and print a table of each. Returns 0; raises BadInput."""
-    flags = parse(argv)
+    flags = parse_bench(argv)
     warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
     device = torch.device(flags.device)
     print(hardware(device), flush=True)
@@ -103,7 +103,7 @@ def measure_groups(argv: list[str] | None) -> int:
     return 0
 
 
-def parse(argv: list[str] | None) -> argparse.Namespace:
+def parse_bench(argv: list[str] | None) -> argparse.Namespace:
     """The flags; raises BadInput."""
     parser = bench_parser()
     on_gpu = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096, device="cuda")
@@ -124,7 +124,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def groups(flags: argparse.Namespace, device: torch.device) -> Iterator[States]:
     """The groups to measure, one after the other. Those of a file are read before anything is measured."""
     from_file = list(real(flags.states, device)) if flags.states else []
-    yield embedded(flags.model, device)
+    yield embedded_states(flags.model, device)
     for size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
         yield synthetic(size, tokens, width, device)
     yield from from_file
@@ -291,7 +291,7 @@ def solvers_of(states: States, most: float, total: int) -> list[Solver]:
     return solvers
 
 
-def measure(solve: Callable[[], Tensor], device: torch.device) -> tuple[float, float]:
+def seconds_and_gb(solve: Callable[[], Tensor], device: torch.device) -> tuple[float, float]:
     """Seconds of a call and the GB it takes on a GPU, after a call that does not count."""
     timed(solve, device)
     if device.type == "cuda":
@@ -314,7 +314,7 @@ def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) ->
     gb = np.zeros((flags.rounds, len(solvers)))
     for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
         for column, solver in enumerate(solvers):
-            once, gb[turn, column] = measure(solver.solve, device)
+            once, gb[turn, column] = seconds_and_gb(solver.solve, device)
             seconds[turn, column] = once * total / solver.pairs  # of all pairs
     medians = np.median(seconds, 0)
     ratios = seconds / seconds[:, :1]

@@ -53,7 +53,7 @@ answer(__name__, lambda: check_flags(make_parser()))  # before what takes second
 
 from harness import folders, tables
 from harness.command import GOES_ON, guarded, parse_args
-from studies.findings import by_seed, differences, of_start, shown
+from studies.findings import by_seed, differences, of_start, with_interval
 from studies.study import run_stage
 from tasks.problems import BadInput
 
@@ -71,7 +71,7 @@ def compare(argv: list[str] | None) -> int:
     args = parse_args(others)
     cell = Cell(shlex.join(others), args.lr, flags.methods or [rule for rule in RULES if allowed(rule, others)])
     for rule in cell.rules:
-        settings_of(rule, others)  # raises for what it needs and does not have
+        flags_of(rule, others)  # raises for what it needs and does not have
     if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(SEEDS["tune"]):
         given = " ".join(map(str, flags.seeds))
         raise BadInput(f"--seeds {given}: 100 and 101 choose the rates, an interval needs two others; give these")
@@ -91,7 +91,7 @@ def compare(argv: list[str] | None) -> int:
     return 0
 
 
-def settings_of(rule: str, others: list[str]) -> argparse.Namespace:
+def flags_of(rule: str, others: list[str]) -> argparse.Namespace:
     """train.py's settings of a row; raises BadInput."""
     words = [word for name, value in RULES[rule].items() for word in spelled(name, value)]
     return parse_args([*others, *words])
@@ -100,7 +100,7 @@ def settings_of(rule: str, others: list[str]) -> argparse.Namespace:
 def allowed(rule: str, others: list[str]) -> bool:
     """Whether the task has what the rule needs."""
     try:
-        settings_of(rule, others)
+        flags_of(rule, others)
     except BadInput:
         return False
     return True
@@ -115,10 +115,11 @@ def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
         line = {"method": rule, "lr": f"{chosen_rate(cell.flags, rule, rows):g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
             line[title] = f"{statistics.mean(by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
-            line[f"D, {title}"] = "" if rule == "grpo" else shown(differences(rows, cell.flags, rule, "grpo", outcome))
+            of_grpo = differences(rows, cell.flags, rule, "grpo", outcome)
+            line[f"D, {title}"] = "" if rule == "grpo" else with_interval(of_grpo)
         line["AUC"] = f"{mean_auc(trials, 'before', 'auc')} / {mean_auc(trials, 'after', 'auc')}"
         line["wrong step"] = f"{mean_auc(trials, 'before', 'auc_step')} / {mean_auc(trials, 'after', 'auc_step')}"
-        line["correlation"] = correlation(rows, cell, rule)
+        line["correlation"] = mean_correlation(rows, cell, rule)
         costs = [row["step"] / row["of_grpo"] - 1 for row in of_rule if row["stage"] == "cost"]
         line["extra cost"] = " ".join(f"{cost:+.0%}" for cost in costs)
         line["weight"] = f"{statistics.mean(row['weight_mean'] for row in trials):.2f}"
@@ -133,7 +134,7 @@ def mean_auc(trials: list[dict], when: str, name: str) -> str:
     return f"{statistics.mean(values):.2f}" if values else "-"
 
 
-def correlation(rows: list[dict], cell: Cell, rule: str) -> str:
+def mean_correlation(rows: list[dict], cell: Cell, rule: str) -> str:
     """Of a rule's credit with the true advantages of lines; mean over seeds."""
     of_seeds = [seed["methods"].get(rule, {}).get("corrected") for seed in of_start(rows, cell.flags)]
     found = [value for value in of_seeds if value is not None]  # None: not measured, or all noise

@@ -74,14 +74,14 @@ from harness.prepare import (
     load_model,
     load_reward_model,
     load_tokenizer,
+    make_start,
     own_prm,
     round_weights,
     set_up,
-    warm_up,
 )
 from shear import mean_norm, span_bounds, two_sides
 from studies import figures, page
-from studies.prefixes import Prefixes, collect, given, read, scored, table_of
+from studies.prefixes import Prefixes, collect, given, read, scored, span_table
 from studies.truth import against_truth, errors_in, weights_of
 from tasks.problems import BadInput, Task, cause, choose_template, grader, text_task
 
@@ -100,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
 
     def work() -> int:
-        flags, args = parse(argv)
+        flags, args = parse_diagnose(argv)
         torch.set_num_threads(args.threads or torch.get_num_threads())
         if flags.samples:
             save_page(flags, page.of_run(flags.samples))
@@ -112,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     return guarded(work, interrupted=GOES_ON, memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
 
 
-def parse(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
+def parse_diagnose(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
     """This command's flags, and train.py's; raises BadInput."""
     parser = make_parser()
     flags, rest = parser.parse_with_others(argv, REFUSED, "diagnose trains nothing and compares all methods")
@@ -160,8 +160,8 @@ def diagnose(flags: argparse.Namespace, args: argparse.Namespace) -> None:
         if task.first_error:  # kept, as all methods and settings read the hidden states again
             batches.append(batch)
     if flags.html:
-        save_page(flags, page.render(pages, args.model or "the embedded model, warmed up"))
-    results |= of_prefixes(flags, table_of(mixed, closest), left_out)
+        save_page(flags, page.as_html(pages, args.model or "the embedded model, warmed up"))
+    results |= of_prefixes(flags, span_table(mixed, closest), left_out)
     if task.first_error:
         results |= against_truth(args, task, batches, flags.out, left_out)
     else:
@@ -223,7 +223,7 @@ def prepare_all(
     reward_model = load_reward_model(flags.prm, ranks.device, dtype) if flags.prm else None
     write_json(flags.out / "config.json", decided(flags, args))
     if own_model and not is_warm:
-        warm_up(model, tokenizer, task, args, flags.out, ranks)
+        make_start(model, tokenizer, task, args, flags.out, ranks)
     if args.task == "embedded" and not flags.prm and args.toy_kind != "recoverable":  # whose steps are not labelled
         flags.prm = str(flags.out / "prm")
         if (flags.out / "prm").exists():

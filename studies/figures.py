@@ -60,7 +60,7 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1, **option
     return figure, figure.subplots(rows, columns, **options)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_png(figure: Figure, path: Path) -> None:
     """A PNG of DPI dots an inch."""
     figure.savefig(path, dpi=DPI)
 
@@ -112,7 +112,7 @@ def fig_1a_position(spans: dict[str, np.ndarray], path: Path, least: int = 8) ->
     right.set(xlabel="length of the prefix, tokens", ylabel=f"{SHARE};\n{DISTANCE}", ylim=(0, None))
     right.set_title("Right and wrong rollouts apart")
     figure.legend(loc="outside lower right", ncols=2)
-    save(figure, path)
+    save_png(figure, path)
     return result
 
 
@@ -150,7 +150,7 @@ def fig_1b_changes(spans: dict[str, np.ndarray], path: Path, least: float = 1 / 
     rho = "Spearman not defined" if result["spearman"] is None else f"Spearman {result['spearman']:.2f}"
     axes.set(xlabel=f"change of {SHARE}", ylabel=f"change of {DISTANCE}")
     axes.set_title(f"Fig. 1(b): {result['n']} local changes, {rho}")
-    save(figure, path)
+    save_png(figure, path)
     success, distance = changes(spans, 0.25)
     return result | {"least": least, "at_least_quarter": correlation(success, distance)}
 
@@ -190,7 +190,7 @@ def fig_3_separation(spans: dict[str, np.ndarray], path: Path, bins: int = 8) ->
     low[0].set_ylabel("share of spans,\nwrong | right")
     low[0].yaxis.set_major_formatter(lambda height, _: f"{abs(height):g}")
     lower.supxlabel(SHARE, fontsize=10)
-    save(figure, path)
+    save_png(figure, path)
     return result
 
 
@@ -252,7 +252,7 @@ def fig_9_depth(spans: dict[str, np.ndarray], path: Path, bins: int = 4) -> dict
     left.set_title("Fig. 9: at equal depth")
     left.legend(title="prefix ends at", title_fontsize=8)
     right.set(xlabel="prefix ends at token", ylabel="Spearman's rho", title=f"Distance and {SUCCESS}, by depth")
-    save(figure, path)
+    save_png(figure, path)
     return {"bins": result}
 
 
@@ -273,7 +273,7 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
     axes.margins(y=0.25)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(ncols=2, loc="upper center")
-    save(figure, path)
+    save_png(figure, path)
     share = float(counts[mixed].sum() / counts.sum())
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
 
@@ -305,5 +305,5 @@ def fig_11_matrices(pairs: dict[str, tuple[np.ndarray, list[int], list[int], int
         result[name] = {"mean": float(matrix.mean()), "mean_minimum": float(matrix.min(0).mean())}
     figure.colorbar(image, ax=sheets[0].tolist(), label="span-span distance / mean norm", shrink=0.9)
     figure.suptitle("Fig. 11: the spans of a right rollout against those of ...")
-    save(figure, path)
+    save_png(figure, path)
     return result

@@ -66,7 +66,7 @@ def holm(p_values: list[float]) -> list[float]:
     return adjusted
 
 
-def shown(values: np.ndarray) -> str:
+def with_interval(values: np.ndarray) -> str:
     """+.012 (+.004 to +.020), 8/10."""
     mean, low, high = interval(values)
     return f"{signed(mean)} ({signed(low)} to {signed(high)}), {(values > 0).sum()}/{len(values)}"
@@ -87,7 +87,7 @@ def primary(rows: list[dict]) -> list[dict[str, str]]:
         for other in ("grpo", "position") if finished(rows, cell) else ():
             values = differences(rows, cell, "shear", other)
             p_values.append(stats.ttest_1samp(values, 0.0).pvalue)
-            line = {"cell": cell, "test": f"shear - {other}", "D of the curve": shown(values)}
+            line = {"cell": cell, "test": f"shear - {other}", "D of the curve": with_interval(values)}
             table.append(line | {"p": f"{p_values[-1]:.3f}", "p (Holm)": "-"})
     if all(finished(rows, cell) for cell in PRIMARY):
         for line, adjusted in zip(table, holm(p_values), strict=True):
@@ -101,7 +101,7 @@ def comparison(rows: list[dict], outcome: str) -> list[dict[str, str]]:
     for cell, (_, _, rules) in CELLS.items():
         for rule in rules if finished(rows, cell) else ():
             mean = statistics.mean(by_seed(rows, cell, rule, outcome).values())
-            of_grpo = "" if rule == "grpo" else shown(differences(rows, cell, rule, "grpo", outcome))
+            of_grpo = "" if rule == "grpo" else with_interval(differences(rows, cell, rule, "grpo", outcome))
             table.append({"cell": cell, "rule": rule, outcome: f"{mean:.3f}", "D against grpo": of_grpo})
     return table
 
@@ -112,7 +112,7 @@ def controls(rows: list[dict]) -> list[dict[str, str]]:
     for cell, (_, _, rules) in CELLS.items():
         for rule, other in CONTROLS if finished(rows, cell) else ():
             if other in rules:
-                values = shown(differences(rows, cell, rule, other))
+                values = with_interval(differences(rows, cell, rule, other))
                 table.append({"cell": cell, "rule - control": f"{rule} - {other}", "D of the curve": values})
     return table
 
@@ -230,7 +230,7 @@ def picture(rows: list[dict], path: Path) -> None:
     axes.set(xlabel="cell, and the chance a line of a demonstration's repair", ylabel="D of the mean curve")
     axes.set_title("Differences from GRPO, 90% intervals")
     axes.legend(fontsize=9)
-    figures.save(figure, path)
+    figures.save_png(figure, path)
 
 
 def main() -> int:

@@ -48,7 +48,7 @@ OPTIONAL = {"answer": object, "first_error": list | None, "spans": [[NUMBER]]}
 
 def of_run(path: Path) -> str:
     """The page of a run's samples.jsonl; raises BadInput."""
-    return render(with_controls(read_groups(path)), str(path))
+    return as_html(with_controls(read_groups(path)), str(path))
 
 
 def read_groups(path: Path) -> list[list[dict]]:
@@ -76,11 +76,11 @@ def with_controls(groups: list[list[dict]]) -> list[list[dict]]:
         row["weights"].setdefault("grpo", [1] * len(row["tokens"]))
     if any(row.get("first_error") for row in rows):
         for row in rows:
-            row["weights"].setdefault("oracle", oracle(row))
+            row["weights"].setdefault("oracle", oracle_weights(row))
     return groups
 
 
-def oracle(row: dict) -> list[int]:
+def oracle_weights(row: dict) -> list[int]:
     """Its weights by `credit.methods.oracle`: in a wrong rollout with a known error 1 on that alone, else 1."""
     size = len(row["tokens"])
     start, _, end = row.get("first_error") or (0, "none", size)
@@ -109,7 +109,7 @@ def is_sample(row: dict) -> bool:
     return is_error and bool(row["weights"])
 
 
-def render(groups: list[list[dict]], title: str) -> str:
+def as_html(groups: list[list[dict]], title: str) -> str:
     """The page, as text of ASCII characters, of groups of rows as `report.sample_rows` makes them.
 
     "step" may be None. A row may have "spans", each a `shear_settings.Closest`. Weights may be negative; those that are
@@ -120,7 +120,7 @@ def render(groups: list[list[dict]], title: str) -> str:
     style = re.search("<style>(.*?)</style>", frame, re.DOTALL)[1]
     fillings = {
         "title": html.escape(title),
-        "data": as_json(groups),
+        "data": groups_as_json(groups),
         "script_hash": hash_of(script),
         "style_hash": hash_of(style),
     }
@@ -129,7 +129,7 @@ def render(groups: list[list[dict]], title: str) -> str:
     return page.encode("ascii", "xmlcharrefreplace").decode()
 
 
-def as_json(groups: list[list[dict]]) -> str:
+def groups_as_json(groups: list[list[dict]]) -> str:
     """What the page shows of the rows, as ASCII text that holds no markup; nan and inf, which JSON lacks, are null."""
     shown = []
     for group in groups:

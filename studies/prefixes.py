@@ -3,7 +3,7 @@
     collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
     read(path, ...)    -> solutions from a file, which take the place of sampled rollouts
     scored(group, ...) -> the group as a `Batch`, with hidden states
-    table_of(groups, closest) -> all prefixes, with their local distances, as the table that `figures.py` takes
+    span_table(...)    -> all prefixes, with their local distances, as the table that `figures.py` takes
 
 What makes it right, and is easy to get wrong:
   - A prefix is continued from its token ids: encoded again, a text cut between two tokens may become other tokens.
@@ -226,7 +226,7 @@ def scored(group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_
     return batch
 
 
-def table_of(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:
+def span_table(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:
     """A row for each prefix, a column (n,) float64 for each of SPANS; success is NaN without continuations.
 
     `closest` has the spans of each group's rollouts.

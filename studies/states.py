@@ -1,7 +1,7 @@
 """Hidden states of rollout groups to measure: made at random, of the embedded model, or from a file.
 
     synthetic(size, tokens, width, device)   a random walk for each rollout
-    embedded(path, device)                   what a training step of the embedded model has
+    embedded_states(path, device)            what a training step of the embedded model has
     real(path, device)                       the groups of a safetensors file, checked
 
 Each gives States: rollouts of a group are adjacent, and their states padded.
@@ -23,7 +23,7 @@ from fast.packing import packing_of
 from grpo import Policy, spread
 from harness.command import parse_args
 from harness.parallel import Ranks
-from harness.prepare import set_up, warm_up
+from harness.prepare import make_start, set_up
 from studies import prefixes
 from tasks.problems import BadInput
 from tasks.rows import regular
@@ -55,7 +55,7 @@ def synthetic(size: int, tokens: int, width: int, device: torch.device) -> State
     return States(f"random walks, G {size}, T {tokens:,}, d {width:,}", hidden, mask, correct, size)
 
 
-def embedded(path: str | None, device: torch.device) -> States:
+def embedded_states(path: str | None, device: torch.device) -> States:
     """As many groups of the embedded model as a training step has, with the task's own spans; raises BadInput."""
     args = parse_args(["--task", "embedded"] + (["--model", path] if path else []))
     args.device = device.type
@@ -65,7 +65,7 @@ def embedded(path: str | None, device: torch.device) -> States:
     if not path:
         print(f"warming up the embedded model, {args.warmup_steps} steps", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            warm_up(ready.model, tokenizer, task, args, Path(folder), ranks)
+            make_start(ready.model, tokenizer, task, args, Path(folder), ranks)
     model = ready.model.eval().to(device)
     torch.manual_seed(SEED)
     problems = task.heldout[: args.prompts_per_step]

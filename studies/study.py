@@ -91,7 +91,7 @@ def study(flags: argparse.Namespace) -> int:
         if name not in cells:
             raise BadInput(f"--cells {name}: is no cell of {flags.stage}; give some of {', '.join(cells)}")
     cells = {name: cells[name] for name in flags.cells or cells}
-    if flags.stage == "confirm" and lacking("tune", rows_of(flags.rows), cells, SEEDS["tune"]):
+    if flags.stage == "confirm" and lacking("tune", trial_rows(flags.rows), cells, SEEDS["tune"]):
         raise BadInput("confirm: learning rates are not chosen in these cells; run the stage tune first")
     run_stage(flags.stage, cells, SEEDS[flags.stage], flags.rows, flags.jobs, [PLAN] if planned else [])
     return 0
@@ -104,7 +104,7 @@ def run_stage(
 
     Raises BadInput for a plan or code that is not committed, and for rows of other code.
     """
-    while trials := lacking(stage, rows_of(path), cells, seeds):
+    while trials := lacking(stage, trial_rows(path), cells, seeds):
         origin = {"stage": stage, "plan": committed(plan) if plan else None, "code": committed(CODE)}
         refuse_other_code(path, origin)
         starts = groupby(trials, key=lambda trial: (trial.cell, trial.seed))
@@ -134,7 +134,7 @@ def git(*words: str) -> str:
     return found.stdout
 
 
-def rows_of(path: Path) -> list[dict]:
+def trial_rows(path: Path) -> list[dict]:
     """The rows that are there; raises BadInput for a file of something else."""
     if not os.path.lexists(path):
         return []
@@ -146,7 +146,7 @@ def rows_of(path: Path) -> list[dict]:
 
 def refuse_other_code(path: Path, origin: dict) -> None:
     """Raises BadInput for rows of the same stage and other code."""
-    for row in rows_of(path):
+    for row in trial_rows(path):
         if row["stage"] == origin["stage"] and row["code"] != origin["code"]:
             raise BadInput(f"--rows {path}: holds {row['stage']} trials of other code; check that out, or move them")
 

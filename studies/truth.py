@@ -13,7 +13,7 @@ tokens before it and gives these tokens its distance (App. H.1 of arXiv 2604.233
 mean pooling. Every kind of error is over at the wrong step's last token, so offsets are counted from there. Rollouts
 with fewer than a window of tokens before the step do not count.
 
-Left out: `arca`, whose weights need a trained adapter, which no saved model has any more (`lora.save` merges it).
+Left out: `arca`, whose weights need a trained adapter, which no saved model has (`lora.save_merged` merges it).
 """
 
 import argparse
@@ -105,7 +105,7 @@ def changes_of(args: argparse.Namespace) -> dict[str, dict]:
     settings = {"as given": {}}
     for changed in changes:
         if vars(args) | changed != vars(args):
-            settings[label_of(changed)] = changed
+            settings[options_as_text(changed)] = changed
     options = options_of("shear", args.method_option)
     for name in ("pool", "reading", "distance"):
         for choice in METHODS["shear"].options[name].choices:
@@ -114,7 +114,7 @@ def changes_of(args: argparse.Namespace) -> dict[str, dict]:
     return settings
 
 
-def label_of(options: dict) -> str:
+def options_as_text(options: dict) -> str:
     """Options as text."""
     shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in options.items()}
     return ", ".join(f"{name} {value}" for name, value in shown.items())
@@ -146,7 +146,7 @@ def credit_placement(results: dict[str, dict], ylabel: str, path: Path) -> None:
     right.axvline(0, color=INK, ls="--", lw=1)
     right.set(xlabel="from first error to peak, tokens (median, middle half)")
     right.set_title("How far off does the largest weight lie?")
-    figures.save(figure, path)
+    figures.save_png(figure, path)
 
 
 def pooling_smear(curves: dict[str, list[float | None]], window: int, path: Path) -> dict:
@@ -176,5 +176,5 @@ def pooling_smear(curves: dict[str, list[float | None]], window: int, path: Path
     axes.set(xlabel="offset from the first wrong step's last token, tokens", ylabel="mean weight", ylim=(0, None))
     axes.set_title("How far ahead of the true first error weights rise")
     axes.legend(fontsize=9, loc="upper left")
-    figures.save(figure, path)
+    figures.save_png(figure, path)
     return result

@@ -11,7 +11,7 @@ import torch
 
 from harness.command import parse_args
 from harness.folders import write_config
-from studies.advantages import agreement, lines_of, main, measure, statistics_of, value_of, with_credit
+from studies.advantages import agreement, line_stats, lines_of, main, measure, statistics_of, value_of
 from tasks import toy
 from tasks.problems import Task
 
@@ -112,7 +112,7 @@ def test_a_line_s_numbers_against_written_out_ones():
     batch = SimpleNamespace(advantages=torch.tensor([3.0, -1.0]), correct=torch.tensor([True, False]))
     weights = {"made": torch.tensor([[1.0, 0, 2, 0.5], [1, 1, 1, 0]])}
     task = Task("x", [], [], None, None, foreign=lambda problem, text: [2, 3])
-    first, second = with_credit(7, group, lines, batch, weights, task)  # of the other, one verdict is not enough
+    first, second = line_stats(7, group, lines, batch, weights, task)  # of the other, one verdict is not enough
     assert first == {
         **{"group": 7, "kind": "one", "side": "right", "start": 0, "own": True, "advantage": 0.5},
         **{"noise": 2 * 3 / 16 / 3, "weight": {"made": 0.5}, "credit": {"made": 1.5}},

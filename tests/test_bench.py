@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from harness.command import parse_args
 from studies import bench
-from studies.states import embedded, synthetic
+from studies.states import embedded_states, synthetic
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def small(monkeypatch):
     """A little group in the embedded model's place, and a truth that is soon found."""
     states = synthetic(4, 26, 8, CPU)._replace(window=6, stride=3)
-    monkeypatch.setattr(bench, "embedded", lambda path, device: states._replace(name="embedded"))
+    monkeypatch.setattr(bench, "embedded_states", lambda path, device: states._replace(name="embedded"))
     monkeypatch.setattr(bench, "TRUTH", dict(max_iters=500, tol=1e-5))
     monkeypatch.setattr(bench, "seconds_of", lambda call, device: 1.0)
     return states
@@ -60,7 +60,7 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
         "studies.states.parse_args",
         lambda argv: parse_args([*argv, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()]),
     )
-    states = embedded(taught, CPU)
+    states = embedded_states(taught, CPU)
     assert states.correct.any() and not states.correct.all() and (states.window, states.stride) == (12, 6)
     assert states.hidden.shape[:2] == states.mask.shape
 

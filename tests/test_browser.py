@@ -106,7 +106,7 @@ def states_group():
 def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
     """The span that POT names in float64, where it stands; the foot says its text, its rollout and the distance."""
     group, closest = states_group()
-    shown = look(page.render([group], "states"))
+    shown = look(page.as_html([group], "states"))
     for row, place in ((0, 1), (1, 13), (3, 23)):
         token(shown, row + 1, place).hover()
         covering = [start for start in range(0, 17, 4) if start <= place < start + 8]
@@ -127,7 +127,7 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
     """Tab to a rollout, arrows to its tokens and lines; outside of rollouts arrows change the group."""
     texts = ["a", "b\n", "c", "d\n", "e"]
     rows = [rollout(texts, [0.1 * place for place in range(5)], score=score) for score in (1.0, 0.0)]
-    shown = look(page.render([rows, [GOOD]], "keys"))
+    shown = look(page.as_html([rows, [GOOD]], "keys"))
     for _ in range(20):
         shown.keyboard.press("Tab")
         if shown.evaluate("document.activeElement.className") == "text":
@@ -152,7 +152,7 @@ def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
     middle = rollout(["a ", "b ", "c ", "d", " ", "f"], [0.1, 0.1, 0.5, 0.5, 0.9, 0.9], score=0.0, advantage=-1.0)
     middle |= {"first_error": [2, "arith", 5]}
     lucky = rollout(list("abcdef"), [0.5] * 6, first_error=[3, "lookup", 4])
-    shown = look(page.render(page.with_controls([[early, rollout(["g"], [1.0])], [lucky, middle]]), "two groups"))
+    shown = look(page.as_html(page.with_controls([[early, rollout(["g"], [1.0])], [lucky, middle]]), "two groups"))
     assert shown.locator("#choice").evaluate("choice => choice.selectedIndex") == 1
     assert marked(shown, "now") == (2, "d")
     assert card(shown, 1).locator("h2").text_content().startswith("\u2713 right by luck")
@@ -174,7 +174,7 @@ def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
 def test_signs_and_unknown_weights_are_seen_without_colour(look):
     """A negative weight turns the sign of A around and is wavy; an unknown one is dashed; so says the legend."""
     row = rollout(["a", "b", "c", "d", ""], [0.5, -0.25, None, math.nan, 0.0], score=0.0, advantage=-0.5)
-    shown = look(page.render([[row, rollout(["e"], [1.0], score=None, advantage=0.0)]], "signs"))
+    shown = look(page.as_html([[row, rollout(["e"], [1.0], score=None, advantage=0.0)]], "signs"))
     classes = [set(shown.locator("main .token").nth(place).get_attribute("class").split()) for place in range(-6, 0)]
     expected = [{"down"}, {"up", "turned"}, {"even", "unknown"}, {"even", "unknown"}, {"even"}, {"even"}]
     assert [each - {"token", "now"} for each in classes] == expected
@@ -189,7 +189,7 @@ def test_nothing_is_wider_than_a_phone_and_text_can_be_read(look, scheme):
     long_word = rollout(
         ["x" * 300, " " + "y" * 40] * 5, [0.5, 1.0] * 5, problem="z" * 500, first_error=[1, "q" * 90, 2]
     )
-    shown = look(page.render([[long_word, {**long_group()[0], "problem": "z" * 500}]], "w" * 200), 390, scheme)
+    shown = look(page.as_html([[long_word, {**long_group()[0], "problem": "z" * 500}]], "w" * 200), 390, scheme)
     assert shown.evaluate("document.documentElement.scrollWidth") == 390
     token(shown, 1, 0).hover()
     assert shown.evaluate("document.documentElement.scrollWidth") == 390
@@ -218,7 +218,7 @@ def test_hostile_text_is_shown_as_text(look):
     row |= {"first_error": [1, HOSTILE[2], 3], "spans": [[0, 9, 0.5, 1, 0, 9]], "score": 0.0, "advantage": -1.0}
     row["weights"] = {text: [0.5] * len(HOSTILE) for text in ("shear", *HOSTILE)}
     other = row | {"spans": [[0, 9, 0.5, 0, 0, 9]], "score": 1.0, "advantage": 1.0, "first_error": [0, "__proto__", 1]}
-    text = re.sub("<meta http-equiv[^>]*>", "", page.render([[row, other]], everything))
+    text = re.sub("<meta http-equiv[^>]*>", "", page.as_html([[row, other]], everything))
     shown = look(text)
     assert not shown.evaluate("window.ran ?? document.title === 'ran'")
     names = set(shown.evaluate("[...document.querySelectorAll('*')].map(element => element.localName)"))
@@ -238,13 +238,13 @@ def test_a_script_that_came_into_the_page_is_stopped(look):
     """By the policy, as are its requests."""
     foreign = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
     foreign += "<link rel=stylesheet href=x.css><iframe src=y.html></iframe>"
-    shown = look(page.render([[GOOD]], "own").replace("<header>", f"{foreign}<header>", 1))
+    shown = look(page.as_html([[GOOD]], "own").replace("<header>", f"{foreign}<header>", 1))
     assert shown.title() == "own" and shown.locator("section").count() == 1
 
 
 def test_a_group_of_equal_verdicts_says_so(look):
     """In the place of colours that it does not have."""
-    shown = look(page.render([[{**GOOD, "advantage": 0.0}]], "equal"))
+    shown = look(page.as_html([[{**GOOD, "advantage": 0.0}]], "equal"))
     assert "with the same verdict: none is reinforced" in shown.locator("#about").text_content()
     assert shown.locator("#legend").text_content() == ""
 
@@ -255,7 +255,7 @@ def test_a_long_group_is_whole_and_findable(look):
     for row in group:
         mine = row["score"] == 1
         row["spans"] = [[1000, 1100, 0.5, 3 if mine else 0, 2000, 2100]]
-    shown = look(page.render([group], "long"))
+    shown = look(page.as_html([group], "long"))
     assert shown.locator("main .token").count() == 8 * 3000
     box = card(shown, 1).locator("svg").bounding_box()
     shown.mouse.click(box["x"] + box["width"] * 1050.5 / 3000, box["y"] + 5)

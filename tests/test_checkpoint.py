@@ -173,7 +173,7 @@ def saved_steps(monkeypatch, seconds: float, steps: int, save_every: int | None 
     for step in range(1, steps + 1):
         clock.now += 1
         if harness.run.due(run, step):
-            harness.run.save(run, step)
+            harness.run.save_checkpoint(run, step)
     return saved
 
 

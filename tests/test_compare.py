@@ -20,7 +20,7 @@ def in_this_process(monkeypatch):
     def run_stage(stage, cells, seeds, path, jobs):
         for name, cell in cells.items():
             for seed in seeds:
-                missing = trials.lacking(stage, study.rows_of(path), {name: cell}, [seed])
+                missing = trials.lacking(stage, study.trial_rows(path), {name: cell}, [seed])
                 if missing:
                     study.run_from_one_start(({"stage": stage, "plan": None, "code": "c"}, cell, missing, path))
 

@@ -80,7 +80,7 @@ def told(tiny, monkeypatch) -> Batch:
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
     scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
-    monkeypatch.setattr(methods.process_rewards, "score_steps", score_lines)
+    monkeypatch.setattr(methods.reward_model, "score_steps", score_lines)
     source = Source(policy, tokenizer, task, 3, prm=())
     return made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
 
@@ -515,7 +515,7 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
     even = []
     for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)):
         even.append((torch.full_like(good, 0.5 + 0.001 * row), step))
-    monkeypatch.setattr(methods.process_rewards, "score_steps", lambda *inputs: even)
+    monkeypatch.setattr(methods.reward_model, "score_steps", lambda *inputs: even)
     assert 0 < assign_credit("pure", told, flags())[4:].abs().max() < 0.2
 
 

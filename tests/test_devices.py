@@ -125,7 +125,7 @@ def test_diagnose(start, tmp_path, monkeypatch):
     monkeypatch.setitem(prepare.DECODERS, "generate", written)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
     monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "copy", 8))
-    monkeypatch.setattr(figures, "save", lambda figure, path: None)
+    monkeypatch.setattr(figures, "save_png", lambda figure, path: None)
     drawn = [Verdict(0.0, "drawn"), Verdict(1.0, "drawn")]
     monkeypatch.setattr(Task, "verdicts", lambda task, problems, rollouts: drawn * (len(rollouts.texts) // 2))
     flags = f"{MODEL} --groups 1 --continuations 2 --rollouts-per-prompt 4"

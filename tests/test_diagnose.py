@@ -33,7 +33,7 @@ def coarse(monkeypatch, request):
     """Pictures that are quickly written, or drawn alone where no run is to leave them."""
     monkeypatch.setattr(figures, "DPI", 20)
     if not {"taught", "qwen_folder"} & set(request.fixturenames):
-        monkeypatch.setattr(figures, "save", lambda figure, path: None)
+        monkeypatch.setattr(figures, "save_png", lambda figure, path: None)
 
 
 def table(rows: list[tuple]) -> dict[str, np.ndarray]:
@@ -155,7 +155,7 @@ def test_fig_10_and_11_count_and_average(tmp_path, monkeypatch):
     line stands before the column of the first error.
     """
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save_png", lambda figure, path: drawn.append(figure))
     found = figures.fig_10_accuracies(np.array([0, 0.25, 0.25, 0.5, 1, 1]), tmp_path / "a.png")
     assert found == {"mixed": 0.5, "accuracies": [0, 0.25, 0.5, 1], "groups": [1, 2, 1, 2]}
     lowest, highest = drawn[0].axes[0].get_xlim()
@@ -172,7 +172,7 @@ def test_fig_10_and_11_count_and_average(tmp_path, monkeypatch):
 def test_panels_say_what_they_show(tmp_path, monkeypatch):
     """A title and both axes, for the first two panels of a figure; those side by side may share the vertical axis."""
     drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(figures, "save_png", lambda figure, path: drawn.append(figure))
     for draw in (figures.fig_1a_position, figures.fig_1b_changes, figures.fig_3_separation, figures.fig_9_depth):
         draw(made(0.5), tmp_path / "a.png")
     figures.fig_10_accuracies(np.array([0.5, 1]), tmp_path / "a.png")
@@ -297,7 +297,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     closest = []
     for rows in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
         closest.append([[Closest(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows])
-    spans = prefixes.table_of([found, unsure], closest)  # no verdict, no row
+    spans = prefixes.span_table([found, unsure], closest)  # no verdict, no row
     assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [0.1, 0.2, 0.4]
     assert spans["right"].tolist() == [1, 1, 0] and spans["end"].tolist() == [2, 4, 2]
 

@@ -182,7 +182,7 @@ def test_every_method_takes_a_step(method, tmp_path):
 
 def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
     """In bfloat16 each step moves the weights from a ratio of 1; --resume restores weights and moments to the bit."""
-    kept, save, restore = {}, train.save, train.restore
+    kept, save, restore = {}, train.save_checkpoint, train.restore
 
     def keep(run, key) -> None:
         tensors = []
@@ -190,7 +190,7 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
             tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
         kept[key] = [local(tensor).to("cpu", copy=True) for tensor in tensors]
 
-    monkeypatch.setattr(train, "save", lambda run, step: (save(run, step), keep(run, step)))
+    monkeypatch.setattr(train, "save_checkpoint", lambda run, step: (save(run, step), keep(run, step)))
     monkeypatch.setattr(train, "restore", lambda run: (restore(run), keep(run, "restored"))[0])
     steps = steps_of(tmp_path, f"{RUN} --dtype bfloat16 --lr 1e-3")
     again = steps_of(tmp_path, f"--device {DEVICE.type}", ["--resume", f"{tmp_path}/run/checkpoints/step-000002"])

@@ -56,7 +56,7 @@ def test_a_saved_model_needs_no_adapter(rank, tiny, tmp_path):
     """transformers loads the folder, without a missing or an unexpected weight, and says the same."""
     model, tokenizer = tiny
     model = moved(model, rank) if rank else model
-    lora.save(model, tokenizer, tmp_path)
+    lora.save_merged(model, tokenizer, tmp_path)
     again, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     ids = torch.randint(0, 20, (2, 9))

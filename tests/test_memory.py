@@ -163,7 +163,7 @@ def test_what_can_never_fit_is_refused(device, changes, rooms, names, documented
         monkeypatch.setattr(memory, name, lambda place, room=room: room)
     ranks = parallel.Ranks(0, 1, torch.device(device))
     with pytest.raises(BadInput) if names else contextlib.nullcontext() as refused:
-        memory.check(documented["large"], flags(**changes), ranks)
+        memory.refuse_what_cannot_fit(documented["large"], flags(**changes), ranks)
     for name in names:
         assert name in str(refused.value)
 

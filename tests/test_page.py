@@ -12,7 +12,7 @@ import torch
 
 from credit.batch import Batch
 from credit.measures import effective_weights
-from credit.methods import oracle as oracle_advantages
+from credit.methods import oracle
 from harness import folders
 from studies import diagnose, page
 from tasks.toy import FirstError
@@ -66,7 +66,7 @@ def test_what_goes_in_is_what_the_page_holds():
     first = rollout(["a", " b\n"], [0.1236, 1 / 3], first_error=[0, "arith", 2], spans=[(0, 2, 1e-17)])
     second = rollout(["c"], [None], score=None, advantage=0.0, first_error=(1, "format", 2))
     wild = rollout(["d"] * 4, [math.nan, math.inf, -math.inf, -2.5], step=2, advantage=math.nan, tests={"inputs": []})
-    held = data_of(page.render([[first, second], [wild]], "title"))
+    held = data_of(page.as_html([[first, second], [wild]], "title"))
     assert [len(group) for group in held] == [2, 1]
     for row, made in zip([*held[0], *held[1]], [first, second, wild], strict=True):
         assert set(row) == set(made) - {"response", "tests"}
@@ -83,7 +83,7 @@ def test_hostile_text_cannot_leave_its_place():
     row = rollout(HOSTILE, [0.5] * len(HOSTILE), problem=everything, answer=everything, reason=everything)
     row["first_error"] = [0, everything, 3]
     row["weights"][everything] = [0.5] * len(HOSTILE)
-    text, plain = page.render([[row]], everything), page.render([[rollout(["a"], [1.0])]], "title")
+    text, plain = page.as_html([[row]], everything), page.as_html([[rollout(["a"], [1.0])]], "title")
     assert data_of(text)[0][0]["tokens"] == HOSTILE and data_of(text)[0][0]["problem"] == everything
     assert text.isascii() and "<img" not in text and "<!--" not in text
     for tag in ("<script", "</script", "<", ">"):
@@ -92,7 +92,7 @@ def test_hostile_text_cannot_leave_its_place():
 
 def test_the_policy_admits_this_script_and_this_style_only():
     """Hashes are of the very text between the tags; nothing else is allowed to load or run."""
-    text = page.render([[rollout(["a"], [1.0])]], "title")
+    text = page.as_html([[rollout(["a"], [1.0])]], "title")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     for name, tag in (("script-src", "script"), ("style-src", "style")):
@@ -121,7 +121,7 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
 
 def test_a_long_group_is_small():
     """8 x 3,000 tokens take 20 bytes each and 30,000 for all else, at most."""
-    assert len(page.render([long_group()], "long")) < 8 * 3000 * 20 + 30_000
+    assert len(page.as_html([long_group()], "long")) < 8 * 3000 * 20 + 30_000
 
 
 def test_controls_are_those_of_training():
@@ -136,7 +136,7 @@ def test_controls_are_those_of_training():
     mask = torch.ones(4, 4, dtype=torch.bool)
     rollouts = SimpleNamespace(mask=mask, texts=["0", "1", "2", "3"])
     batch = Batch(rollouts, rewards, advantages, 4, [{}], ["drawn"] * 4, SimpleNamespace(task=task))
-    expected = effective_weights(oracle_advantages(batch, None), advantages, mask)
+    expected = effective_weights(oracle(batch, None), advantages, mask)
     page.with_controls([rows])
     assert [row["weights"]["oracle"] for row in rows] == expected.tolist()
     assert all(row["weights"]["grpo"] == [1] * 4 for row in rows)

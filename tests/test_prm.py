@@ -1,4 +1,4 @@
-r"""credit/prm.py: a score for each step, read where the step ends, and the step of each of the policy's tokens."""
+r"""credit/reward_model.py: a score for each step, read where the step ends, and the step of each policy's token."""
 
 import json
 import random
@@ -10,7 +10,7 @@ from tiny import SMALL, byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit import teacher
-from credit.prm import SEPARATOR, ProcessRewardModel, score_steps
+from credit.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from grpo import Rollouts, cat_padded
 from harness.prepare import load_reward_model
 from tasks import toy

@@ -159,7 +159,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     after = {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512), "localisation": place, "example": example}
     report.start(args, folder, BEFORE)
-    report.finish(args, folder, BEFORE, after, [METRICS | {"peak_gb": 10.0}], 12.0)
+    report.conclude(args, folder, BEFORE, after, [METRICS | {"peak_gb": 10.0}], 12.0)
     printed = capsys.readouterr().out
     lines = printed.split("\n")
     assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()

@@ -84,7 +84,7 @@ def test_holm_and_intervals():
     values = np.array([0.01, 0.03, -0.02, 0.04])
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.90)
     assert findings.interval(values) == pytest.approx((values.mean(), low, high))
-    assert findings.shown(values).startswith("+.015 (") and findings.shown(values).endswith("3/4")
+    assert findings.with_interval(values).startswith("+.015 (") and findings.with_interval(values).endswith("3/4")
 
 
 def test_differences_are_paired_by_seed():
