@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from harness.config import EMBEDDED, Protocol, answer, parse_eval, refuse_other_settings
+from harness.config import EMBEDDED, Protocol, answer, parse_eval
 
 ARGS = answer(__name__, parse_eval)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
@@ -40,8 +40,7 @@ from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, choose_template
 
-SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of settings.json
-DATA = {"k": int, "problems": int, "revision": str, "window": str | None}  # of a set in its "data"
+DATA = {"k": int, "problems": int, "revision": str, "window": str | None}  # of a set in settings.json
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -109,10 +108,10 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
 def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     """Every model on every benchmark, into `--out`; then the table. Returns the exit status."""
     models = find_models(args)
-    usual = "embedded" if folders.run_of(next(iter(models.values()))).get("task") == "embedded" else "math"
+    task = folders.run_of(next(iter(models.values()))).get("task")
+    names = args.bench or ["embedded" if task == "embedded" else "math"]
     window = tuple(args.lcb_window or benchmarks.WINDOW)
-    make_embedded = partial(heldout_set, args, models)
-    sets = benchmarks.load_sets(args.bench or [usual], args.data, args.sandbox, make_embedded, window)
+    sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models), window)
     protocol = Protocol(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)})
     for loaded in sets:
         if max(args.pass_at, default=0) > samples_of(loaded, protocol) * len(args.seeds):
@@ -124,8 +123,10 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     folder = Path(args.out or "evals/" + "-".join([*models, *(args.bench or ())]).replace("/", "_")[:120])
     data = {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets}
     settings = {"protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype}, "data": data, "models": {}}
-    for note in [note for loaded in sets for note in loaded.notes if ranks.main]:
-        print(note)
+    settings["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
+    if ranks.main:
+        print("".join(f"{note}\n" for loaded in sets for note in loaded.notes), end="")
+    generations = folder / "generations.jsonl"
     with folders.made(folder, ranks, "settings.json"):
         for label, path in models.items():
             model, tokenizer = prepare.load_model(path, ranks.device)
@@ -133,48 +134,23 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
             sampler = Sampler(model.eval(), tokenizer, folders.origin_of(path), prepare.sampling_of(args, model))
             template = choose_template(args.template, sampler.name, tokenizer)
             checksum = int(sum(parallel.checksum(weight, number) for number, weight in enumerate(model.parameters())))
-            about = {"path": path, "origin": sampler.name, "template": template, "checksum": checksum}
-            settings["models"][label] = about
+            settings["models"][label] = dict(path=path, origin=sampler.name, template=template, checksum=checksum)
+            kept = []
             with parallel.together(ranks):
-                kept = kept_rows(folder, settings, sets, protocol) if ranks.main else None
-            kept = [row for row in parallel.from_main(kept, ranks) if row["model"] == label]
+                if ranks.main:
+                    folders.add_settings(folder, settings)
+                    kept = evaluation.kept_rows(generations, sets, protocol)
+            kept = [
+                row for row in parallel.from_main(kept, ranks) if row["model"] == label and row["seed"] in args.seeds
+            ]
             for loaded in sets:
-                done = [row for row in kept if row["benchmark"] == loaded.benchmark.name and row["seed"] in args.seeds]
-                saved = dict(seeds=args.seeds, done=done, path=folder / "generations.jsonl", columns={"model": label})
+                done = [row for row in kept if row["benchmark"] == loaded.benchmark.name]
+                saved = dict(seeds=args.seeds, done=done, path=generations, columns={"model": label})
                 evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, **saved)
             del model, sampler  # or two models are in memory while the next one is loaded
         if ranks.main:
             show(folder, args, list(models), list(data))
     return 0
-
-
-def saved_settings(folder: Path, protocol: dict) -> dict:
-    """The folder's settings.json, empty for a new one; raises BadInput where its generations have another protocol."""
-    path = folder / "settings.json"
-    if not path.exists():
-        return {"protocol": protocol, "data": {}, "models": {}}
-    saved = folders.settings_in(path, SETTINGS)
-    refuse_other_settings(protocol, saved["protocol"], f"the generations in {folder} have", "choose another --out")
-    return saved
-
-
-def kept_rows(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol) -> list[dict]:
-    """Write settings.json; the whole blocks that are there already, without their texts. Raises BadInput."""
-    saved = saved_settings(folder, settings["protocol"])
-    for flag, kind in (("data", "data"), ("model", "models")):
-        for name in settings[kind].keys() & saved[kind].keys():  # the folder may hold others
-            new, old = {flag: {name: settings[kind][name]}}, {flag: {name: saved[kind][name]}}
-            refuse_other_settings(new, old, f"the generations in {folder} have", "choose another --out")
-    merged = {kind: {**saved[kind], **settings[kind]} for kind in SETTINGS}
-    merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    checkpoint.write_json(folder / "settings.json", merged)
-    path = folder / "generations.jsonl"
-    if not path.exists():
-        return []
-    rows = folders.rows(path, {**ROW, "block": int, "response": str})
-    kept = evaluation.whole_blocks(rows, sets, protocol)
-    checkpoint.write_whole(path, "".join(map(checkpoint.as_json, kept)))
-    return [{name: value for name, value in row.items() if name != "response"} for row in kept]
 
 
 def replay(args: argparse.Namespace) -> Path:
@@ -183,8 +159,7 @@ def replay(args: argparse.Namespace) -> Path:
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
     with folders.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
-        saved_settings(folder, settings["protocol"])  # only the same replay may be there
-        checkpoint.write_json(folder / "settings.json", settings)
+        folders.add_settings(folder, settings, fixed=["protocol"])  # only the same replay may be there
         checkpoint.write_whole(folder / "generations.jsonl", "".join(map(checkpoint.as_json, rows)))
     return folder
 
@@ -197,7 +172,7 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
 
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
-    settings = folders.settings_in(folder / "settings.json", SETTINGS)
+    settings = folders.settings_in(folder / "settings.json", folders.SETTINGS)
     data = settings["data"]
     if not all(folders.has(about, DATA) for about in data.values()):
         raise BadInput(f"{folder / 'settings.json'}: says too little of its data; restore it, or choose another folder")
@@ -211,8 +186,16 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
     first = next(iter(generations))
     results, differences = {}, {}
     for model, by_name in generations.items():
-        shared = [name for name in data if name in by_name]  # one order for all models
-        results[model] = {name: summary_of(model, name, by_name[name], data[name], args.pass_at) for name in shared}
+        results[model] = {}
+        for name in [name for name in data if name in by_name]:  # one order for all models
+            result, rows, about = summarise(by_name[name], args.pass_at), by_name[name], data[name]
+            result["missing"] = about["problems"] * about["k"] * len({row["seed"] for row in rows}) - len(rows)
+            short = {row["problem"] for row in rows if row.get("limit", math.inf) < about.get("limit", 0)}
+            if short:
+                print(f"NOTE: {model}, {name}: {len(short)} problems had a lower limit, to fit the model's context")
+            if result["missing"]:
+                print(f"WARNING: {model}, {name}: {result['missing']} samples are missing; finish it before reading on")
+            results[model][name] = result
         if model != first:
             pairs = {name: (generations[first][name], by_name[name]) for name in by_name if name in generations[first]}
             differences[model] = {name: paired_difference(*pair) for name, pair in pairs.items()}
@@ -226,18 +209,6 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
         selection = tables.select_checkpoints(runs, args.paper or backbone_of(origin))
     whole = {**settings, "results": results, "differences": differences, "selection": selection}
     checkpoint.write_json(folder / "results.json", whole)
-
-
-def summary_of(model: str, name: str, rows: list[dict], about: dict, passes: list[int]) -> dict:
-    """`summarise`, and how many samples are missing; prints this, and for how many problems the limit was lower."""
-    result = summarise(rows, passes)
-    result["missing"] = about["problems"] * about["k"] * len({row["seed"] for row in rows}) - len(rows)
-    short = {row["problem"] for row in rows if row.get("limit", math.inf) < about.get("limit", 0)}
-    if short:
-        print(f"NOTE: {model}, {name}: {len(short)} problems had a lower limit, to fit the model's context")
-    if result["missing"]:
-        print(f"WARNING: {model}, {name}: {result['missing']} samples are missing; finish it before reading on")
-    return result
 
 
 def show_runs(args: argparse.Namespace) -> None:

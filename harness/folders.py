@@ -5,7 +5,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from harness.checkpoint import as_json, write_json, write_whole
 from harness.parallel import Ranks, from_main, gather_items, together
 from tasks.problems import BadInput
 from tasks.rows import regular
+
+SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of an evaluation's settings.json
 
 
 @contextmanager
@@ -146,6 +148,23 @@ def origin_of(path: str) -> str:
     for _ in range(10):  # runs that go on from each other's models
         path = run_of(path).get("model") or path
     return path
+
+
+def add_settings(folder: Path, settings: dict, fixed: Iterable[str] = SETTINGS) -> None:
+    """settings.json with these `settings`, and what it has of other models and benchmarks.
+
+    Raises BadInput where one of the kinds that are `fixed` differs from what the generations there were made with.
+    """
+    path = folder / "settings.json"
+    saved = settings_in(path, SETTINGS) if path.exists() else settings
+    for kind in fixed:
+        for name, value in settings[kind].items():
+            had = saved[kind].get(name, None if kind == "protocol" else value)
+            if value != had:
+                remedy = f"the generations in {folder} have {had}; choose another --out"
+                raise BadInput(f"{kind}: {name} is {value}; {remedy}")
+    merged = {kind: {**saved[kind], **settings[kind]} for kind in fixed}
+    write_json(path, {**settings, **merged})
 
 
 def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
