@@ -36,6 +36,7 @@ from harness.command import GOES_ON, guarded, ranked, resolve_machine
 from harness.evaluation import ROW, Sampler, average, paired_difference, samples_of, summarise
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
+from harness.tables import fitted, percent, same_benchmarks, select_checkpoints
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, choose_template
@@ -59,9 +60,6 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     return guarded(work, interrupted=GOES_ON, memory="lower --generate-batch or --max-tokens")
-
-
-# ---- models ---------------------------------------------------------------------------------------------------
 
 
 def find_models(args: argparse.Namespace) -> dict[str, str]:
@@ -124,8 +122,8 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
     data = {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets}
     settings = {"protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype}, "data": data, "models": {}}
     settings["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    if ranks.main:
-        print("".join(f"{note}\n" for loaded in sets for note in loaded.notes), end="")
+    for note in [note for loaded in sets for note in loaded.notes if ranks.main]:
+        print(note)
     generations = folder / "generations.jsonl"
     with folders.made(folder, ranks, "settings.json"):
         for label, path in models.items():
@@ -140,11 +138,9 @@ def measure(args: argparse.Namespace, ranks: Ranks) -> int:
                 if ranks.main:
                     folders.add_settings(folder, settings)
                     kept = evaluation.kept_rows(generations, sets, protocol)
-            kept = [
-                row for row in parallel.from_main(kept, ranks) if row["model"] == label and row["seed"] in args.seeds
-            ]
+            kept = [row for row in parallel.from_main(kept, ranks) if row["model"] == label]
             for loaded in sets:
-                done = [row for row in kept if row["benchmark"] == loaded.benchmark.name]
+                done = [row for row in kept if row["benchmark"] == loaded.benchmark.name and row["seed"] in args.seeds]
                 saved = dict(seeds=args.seeds, done=done, path=generations, columns={"model": label})
                 evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, **saved)
             del model, sampler  # or two models are in memory while the next one is loaded
@@ -183,8 +179,7 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
     generations = {model: generations[model] for model in models or generations}
     if not generations:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")
-    first = next(iter(generations))
-    results, differences = {}, {}
+    first, results, differences = next(iter(generations)), {}, {}
     for model, by_name in generations.items():
         results[model] = {}
         for name in [name for name in data if name in by_name]:  # one order for all models
@@ -201,14 +196,14 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
             differences[model] = {name: paired_difference(*pair) for name, pair in pairs.items()}
     tables.print_tables(folder, settings, results, differences, args.paper)
     selection = None
-    if args.select and tables.same_benchmarks(results.values()):
+    if args.select and same_benchmarks(results.values()):
         runs = {}
         for model, result in results.items():
             runs.setdefault(model.rpartition("/")[0], {})[model] = result
         origin = settings["models"].get(first, {}).get("origin", first)
-        selection = tables.select_checkpoints(runs, args.paper or backbone_of(origin))
-    whole = {**settings, "results": results, "differences": differences, "selection": selection}
-    checkpoint.write_json(folder / "results.json", whole)
+        selection = select_checkpoints(runs, args.paper or backbone_of(origin))
+    settings |= {"results": results, "differences": differences, "selection": selection}
+    checkpoint.write_json(folder / "results.json", settings)
 
 
 def show_runs(args: argparse.Namespace) -> None:
@@ -219,15 +214,15 @@ def show_runs(args: argparse.Namespace) -> None:
         if not rows:
             raise BadInput(f"--runs {run}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
         runs[run] = {f"step {row['step']}": row["bench"] for row in rows}
-    if not tables.same_benchmarks(results for steps in runs.values() for results in steps.values()):
+    if not same_benchmarks(results for steps in runs.values() for results in steps.values()):
         raise BadInput(f"--runs {' '.join(runs)}: were asked different --bench; give those that were asked the same")
     for run, steps in runs.items():
         lines = []
         for step, results in steps.items():
-            means = {name: tables.percent(result["mean"], result["error"]) for name, result in results.items()}
-            lines.append({"step": step.removeprefix("step "), **means, "average": tables.percent(*average(results))})
-        print("\n".join([run, "", *tables.fitted(lines)]))
-    tables.select_checkpoints(runs, args.paper or backbone_of(folders.origin_of(str(Path(args.runs[0]) / "model"))))
+            means = {name: percent(result["mean"], result["error"]) for name, result in results.items()}
+            lines.append({"step": step.removeprefix("step "), **means, "average": percent(*average(results))})
+        print("\n".join([run, "", *fitted(lines)]))
+    select_checkpoints(runs, args.paper or backbone_of(folders.origin_of(str(Path(args.runs[0]) / "model"))))
 
 
 if __name__ == "__main__":
