@@ -97,7 +97,7 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
         chosen.add(tuple(values[name] for name in usual))
     if len(chosen) > 1:
         raise BadInput("--bench embedded: the models' runs hold out different problems; give --toy-seed and the like")
-    return benchmarks.embedded(*chosen.pop())
+    return benchmarks.embedded_set(*chosen.pop())
 
 
 # ---- generations ----------------------------------------------------------------------------------------------

@@ -46,10 +46,9 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, digest_of, grader, text_task
 from tasks.rows import from_files
 
-NUMBER = int | float
-ROW = dict(model=str, benchmark=str, seed=int, problem=str, score=NUMBER | None, reason=str)  # a generation's types
-REPLAYED = dict(model=str, benchmark=str, seed=int, problem=str | NUMBER, response=str, truncated=bool)
-REPLAYED["reference"] = str | NUMBER | dict
+# Types of a generation, and of a response from elsewhere.
+ROW = dict(model=str, benchmark=str, seed=int, problem=str, score=int | float | None, reason=str)
+GIVEN = dict(model=str, benchmark=str, seed=int, problem=str | int | float, response=str, truncated=bool)
 
 
 class Sampler(NamedTuple):
@@ -237,7 +236,7 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
             "truncated": line.get("truncated", False),
             "reference": line.get("tests", line.get("answer", line.get("gold"))),
         }
-        if not folders.has(row, REPLAYED):
+        if not folders.has(row, GIVEN) or not isinstance(row["reference"], str | int | float | dict):
             needed = 'needs "response", "problem", and "answer" or "tests"; other keys have their usual types'
             raise BadInput(f"--replay {path}, row {number}: {needed}")
         rows.append({**row, "problem": str(row["problem"])})

@@ -420,4 +420,4 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """It would read the problems in other tokens."""
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), ["one symbol"], "some/model")
+        evaluation.as_task(benchmarks.embedded_set(2, "chain", 4, 0), Protocol(), ["one symbol"], "some/model")
