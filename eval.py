@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from harness.config import EMBEDDED, Protocol, answer, parse_eval, refuse_other_settings
+from harness.config import EMBEDDED, Protocol, answer, parse_eval
 
 ARGS = answer(__name__, parse_eval)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
@@ -36,12 +36,12 @@ from harness.command import GOES_ON, guarded, ranked, resolve_machine
 from harness.evaluation import ROW, Sampler, average, paired_difference, samples_of, summarise
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
+from harness.tables import fitted, percent, same_benchmarks, select_checkpoints
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, choose_template
 
-SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of settings.json
-DATA = {"k": int, "problems": int, "revision": str, "window": str | None}  # of a set in its "data"
+DATA = {"k": int, "problems": int, "revision": str, "window": str | None}  # of a set in settings.json
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,9 +59,6 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     return guarded(work, interrupted=GOES_ON, memory="lower --generate-batch or --max-tokens")
-
-
-# ---- models ---------------------------------------------------------------------------------------------------
 
 
 def find_models(args: argparse.Namespace) -> dict[str, str]:
@@ -99,7 +96,7 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
         chosen.add(tuple(values[name] for name in usual))
     if len(chosen) > 1:
         raise BadInput("--bench embedded: the models' runs hold out different problems; give --toy-seed and the like")
-    return benchmarks.embedded(*chosen.pop())
+    return benchmarks.embedded_set(*chosen.pop())
 
 
 # ---- generations ----------------------------------------------------------------------------------------------
@@ -108,10 +105,10 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
 def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     """Every model on every benchmark, into `--out`; then the table. Returns the exit status."""
     models = find_models(args)
-    usual = "embedded" if folders.run_of(next(iter(models.values()))).get("task") == "embedded" else "math"
+    task = folders.run_of(next(iter(models.values()))).get("task")
+    names = args.bench or ["embedded" if task == "embedded" else "math"]
     window = tuple(args.lcb_window or benchmarks.WINDOW)
-    make_embedded = partial(heldout_set, args, models)
-    sets = benchmarks.load_sets(args.bench or [usual], args.data, args.sandbox, make_embedded, window)
+    sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models), window)
     protocol = Protocol(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)})
     for loaded in sets:
         if max(args.pass_at, default=0) > samples_of(loaded, protocol) * len(args.seeds):
@@ -123,8 +120,10 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     folder = Path(args.out or "evals/" + "-".join([*models, *(args.bench or ())]).replace("/", "_")[:120])
     data = {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets}
     settings = {"protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype}, "data": data, "models": {}}
+    settings["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     for note in [note for loaded in sets for note in loaded.notes if ranks.main]:
         print(note)
+    generations = folder / "generations.jsonl"
     with folders.made(folder, ranks, "settings.json"):
         for label, path in models.items():
             model, tokenizer = prepare.load_model(path, ranks.device)
@@ -132,48 +131,21 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
             sampler = Sampler(model.eval(), tokenizer, folders.origin_of(path), prepare.sampling_of(args, model))
             template = choose_template(args.template, sampler.name, tokenizer)
             checksum = int(sum(parallel.checksum(weight, number) for number, weight in enumerate(model.parameters())))
-            about = {"path": path, "origin": sampler.name, "template": template, "checksum": checksum}
-            settings["models"][label] = about
+            settings["models"][label] = dict(path=path, origin=sampler.name, template=template, checksum=checksum)
+            kept = []
             with parallel.together(ranks):
-                kept = kept_rows(folder, settings, sets, protocol) if ranks.main else None
+                if ranks.main:
+                    folders.add_settings(folder, settings)
+                    kept = evaluation.kept_rows(generations, sets, protocol)
             kept = [row for row in parallel.from_main(kept, ranks) if row["model"] == label]
             for loaded in sets:
                 done = [row for row in kept if row["benchmark"] == loaded.benchmark.name and row["seed"] in args.seeds]
-                saved = dict(seeds=args.seeds, done=done, path=folder / "generations.jsonl", columns={"model": label})
+                saved = dict(seeds=args.seeds, done=done, path=generations, columns={"model": label})
                 evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, **saved)
             del model, sampler  # or two models are in memory while the next one is loaded
         if ranks.main:
             show(folder, args, list(models), list(data))
     return 0
-
-
-def saved_settings(folder: Path, protocol: dict) -> dict:
-    """The folder's settings.json, empty for a new one; raises BadInput where its generations have another protocol."""
-    path = folder / "settings.json"
-    if not path.exists():
-        return {"protocol": protocol, "data": {}, "models": {}}
-    saved = folders.settings_in(path, SETTINGS)
-    refuse_other_settings(protocol, saved["protocol"], f"the generations in {folder} have", "choose another --out")
-    return saved
-
-
-def kept_rows(folder: Path, settings: dict, sets: list[Loaded], protocol: Protocol) -> list[dict]:
-    """Write settings.json; the whole blocks that are there already, without their texts. Raises BadInput."""
-    saved = saved_settings(folder, settings["protocol"])
-    for flag, kind in (("data", "data"), ("model", "models")):
-        for name in settings[kind].keys() & saved[kind].keys():  # the folder may hold others
-            new, old = {flag: {name: settings[kind][name]}}, {flag: {name: saved[kind][name]}}
-            refuse_other_settings(new, old, f"the generations in {folder} have", "choose another --out")
-    merged = {kind: {**saved[kind], **settings[kind]} for kind in SETTINGS}
-    merged["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
-    checkpoint.write_json(folder / "settings.json", merged)
-    path = folder / "generations.jsonl"
-    if not path.exists():
-        return []
-    rows = folders.rows(path, {**ROW, "block": int, "response": str})
-    kept = evaluation.whole_blocks(rows, sets, protocol)
-    checkpoint.write_whole(path, "".join(map(checkpoint.as_json, kept)))
-    return [{name: value for name, value in row.items() if name != "response"} for row in kept]
 
 
 def replay(args: argparse.Namespace) -> Path:
@@ -182,8 +154,7 @@ def replay(args: argparse.Namespace) -> Path:
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
     with folders.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
-        saved_settings(folder, settings["protocol"])  # only the same replay may be there
-        checkpoint.write_json(folder / "settings.json", settings)
+        folders.add_settings(folder, settings, fixed=["protocol"])  # only the same replay may be there
         checkpoint.write_whole(folder / "generations.jsonl", "".join(map(checkpoint.as_json, rows)))
     return folder
 
@@ -196,7 +167,7 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
 
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
-    settings = folders.settings_in(folder / "settings.json", SETTINGS)
+    settings = folders.settings_in(folder / "settings.json", folders.SETTINGS)
     data = settings["data"]
     if not all(folders.has(about, DATA) for about in data.values()):
         raise BadInput(f"{folder / 'settings.json'}: says too little of its data; restore it, or choose another folder")
@@ -207,36 +178,31 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
     generations = {model: generations[model] for model in models or generations}
     if not generations:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")
-    first = next(iter(generations))
-    results, differences = {}, {}
+    first, results, differences = next(iter(generations)), {}, {}
     for model, by_name in generations.items():
-        shared = [name for name in data if name in by_name]  # one order for all models
-        results[model] = {name: summary_of(model, name, by_name[name], data[name], args.pass_at) for name in shared}
+        results[model] = {}
+        for name in [name for name in data if name in by_name]:  # one order for all models
+            result, rows, about = summarise(by_name[name], args.pass_at), by_name[name], data[name]
+            result["missing"] = about["problems"] * about["k"] * len({row["seed"] for row in rows}) - len(rows)
+            short = {row["problem"] for row in rows if row.get("limit", math.inf) < about.get("limit", 0)}
+            if short:
+                print(f"NOTE: {model}, {name}: {len(short)} problems had a lower limit, to fit the model's context")
+            if result["missing"]:
+                print(f"WARNING: {model}, {name}: {result['missing']} samples are missing; finish it before reading on")
+            results[model][name] = result
         if model != first:
             pairs = {name: (generations[first][name], by_name[name]) for name in by_name if name in generations[first]}
             differences[model] = {name: paired_difference(*pair) for name, pair in pairs.items()}
     tables.print_tables(folder, settings, results, differences, args.paper)
     selection = None
-    if args.select and tables.same_benchmarks(results.values()):
+    if args.select and same_benchmarks(results.values()):
         runs = {}
         for model, result in results.items():
             runs.setdefault(model.rpartition("/")[0], {})[model] = result
         origin = settings["models"].get(first, {}).get("origin", first)
-        selection = tables.select_checkpoints(runs, args.paper or backbone_of(origin))
-    whole = {**settings, "results": results, "differences": differences, "selection": selection}
-    checkpoint.write_json(folder / "results.json", whole)
-
-
-def summary_of(model: str, name: str, rows: list[dict], about: dict, passes: list[int]) -> dict:
-    """`summarise`, and how many samples are missing; prints this, and for how many problems the limit was lower."""
-    result = summarise(rows, passes)
-    result["missing"] = about["problems"] * about["k"] * len({row["seed"] for row in rows}) - len(rows)
-    short = {row["problem"] for row in rows if row.get("limit", math.inf) < about.get("limit", 0)}
-    if short:
-        print(f"NOTE: {model}, {name}: {len(short)} problems had a lower limit, to fit the model's context")
-    if result["missing"]:
-        print(f"WARNING: {model}, {name}: {result['missing']} samples are missing; finish it before reading on")
-    return result
+        selection = select_checkpoints(runs, args.paper or backbone_of(origin))
+    settings |= {"results": results, "differences": differences, "selection": selection}
+    checkpoint.write_json(folder / "results.json", settings)
 
 
 def show_runs(args: argparse.Namespace) -> None:
@@ -247,15 +213,15 @@ def show_runs(args: argparse.Namespace) -> None:
         if not rows:
             raise BadInput(f"--runs {run}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
         runs[run] = {f"step {row['step']}": row["bench"] for row in rows}
-    if not tables.same_benchmarks(results for steps in runs.values() for results in steps.values()):
+    if not same_benchmarks(results for steps in runs.values() for results in steps.values()):
         raise BadInput(f"--runs {' '.join(runs)}: were asked different --bench; give those that were asked the same")
     for run, steps in runs.items():
         lines = []
         for step, results in steps.items():
-            means = {name: tables.percent(result["mean"], result["error"]) for name, result in results.items()}
-            lines.append({"step": step.removeprefix("step "), **means, "average": tables.percent(*average(results))})
-        print("\n".join([run, "", *tables.fitted(lines)]))
-    tables.select_checkpoints(runs, args.paper or backbone_of(folders.origin_of(str(Path(args.runs[0]) / "model"))))
+            means = {name: percent(result["mean"], result["error"]) for name, result in results.items()}
+            lines.append({"step": step.removeprefix("step "), **means, "average": percent(*average(results))})
+        print("\n".join([run, "", *fitted(lines)]))
+    select_checkpoints(runs, args.paper or backbone_of(folders.origin_of(str(Path(args.runs[0]) / "model"))))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from pathlib import Path
 from credit.table import METHODS, NEEDS, options_of
 from grading import sandbox
 from harness.paper_tables import PAPER
-from tasks.rows import SURROGATE, BadInput
+from tasks.rows import SURROGATE, BadInput, reading
 
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 # The flags that `--help` shows.
@@ -499,10 +499,8 @@ def parse_eval(argv: list[str] | None = None) -> argparse.Namespace:
     if len(set(args.seeds)) < len(args.seeds):
         raise BadInput(f"--seeds {' '.join(map(str, args.seeds))}: must be different; change them")
     if args.lcb_window:
-        try:
+        with reading(f"--lcb-window {' '.join(args.lcb_window)}", "give two days as 2025-02-01"):
             first, last = map(datetime.date.fromisoformat, args.lcb_window)
-        except ValueError as error:
-            raise BadInput(f"--lcb-window {' '.join(args.lcb_window)}: {error}; give two days as 2025-02-01") from error
         if first > last:
             raise BadInput(f"--lcb-window {first} {last}: ends before it begins; swap them")
     return args

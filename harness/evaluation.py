@@ -37,9 +37,8 @@ import torch
 from tqdm import tqdm
 
 from grpo import rollout
-from harness import parallel
+from harness import checkpoint, folders, parallel
 from harness.config import Protocol
-from harness.folders import append, has
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all
 from tasks import toy
@@ -47,10 +46,9 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, digest_of, grader, text_task
 from tasks.rows import from_files
 
-NUMBER = int | float
-ROW = dict(model=str, benchmark=str, seed=int, problem=str, score=NUMBER | None, reason=str)  # a generation's types
-REPLAYED = dict(model=str, benchmark=str, seed=int, problem=str | NUMBER, response=str, truncated=bool)
-REPLAYED["reference"] = str | NUMBER | dict
+# Types of a generation, and of a response from elsewhere.
+ROW = dict(model=str, benchmark=str, seed=int, problem=str, score=int | float | None, reason=str)
+GIVEN = dict(model=str, benchmark=str, seed=int, problem=str | int | float, response=str, truncated=bool)
 
 
 class Sampler(NamedTuple):
@@ -97,7 +95,7 @@ def evaluate_benchmark(
                     made.append({**(columns or {}), "benchmark": benchmark, "seed": seed, "block": number, **row})
             made = parallel.gather_items(made, ranks)
             if path and ranks.main:
-                append(path, made)
+                folders.append(path, made)
             rows += made
             bar.update(len(made))
             bar.set_postfix(score=avg_at_k(rows)[0])
@@ -130,15 +128,23 @@ def samples_of(loaded: Loaded, protocol: Protocol) -> int:
     return protocol.samples or loaded.benchmark.k
 
 
-def whole_blocks(rows: list[dict], sets: list[Loaded], protocol: Protocol) -> list[dict]:
-    """The rows of the blocks that were finished; those of sets that are not in `sets` count as finished."""
+def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
+    """The rows of a file of generations, cut back to the blocks that were finished, without their texts.
+
+    The blocks of benchmarks that are not in `sets` count as finished. Raises BadInput.
+    """
+    if not path.exists():
+        return []
+    rows = folders.rows(path, {**ROW, "block": int, "response": str})
     sizes = {}  # rows of a whole block
     for loaded in sets:
         for number, block in enumerate(blocks_of(loaded, protocol)):
             sizes[loaded.benchmark.name, number] = len(block) * samples_of(loaded, protocol)
     keys = [(row["model"], row["seed"], row["benchmark"], row["block"]) for row in rows]
     counts = Counter(keys)
-    return [row for row, key in zip(rows, keys, strict=True) if counts[key] == sizes.get(key[2:], counts[key])]
+    kept = [row for row, key in zip(rows, keys, strict=True) if counts[key] == sizes.get(key[2:], counts[key])]
+    checkpoint.write_whole(path, "".join(map(checkpoint.as_json, kept)))
+    return [{name: value for name, value in row.items() if name != "response"} for row in kept]
 
 
 def about(loaded: Loaded, protocol: Protocol) -> dict:
@@ -230,7 +236,7 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
             "truncated": line.get("truncated", False),
             "reference": line.get("tests", line.get("answer", line.get("gold"))),
         }
-        if not has(row, REPLAYED):
+        if not folders.has(row, GIVEN) or not isinstance(row["reference"], str | int | float | dict):
             needed = 'needs "response", "problem", and "answer" or "tests"; other keys have their usual types'
             raise BadInput(f"--replay {path}, row {number}: {needed}")
         rows.append({**row, "problem": str(row["problem"])})

@@ -5,7 +5,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,9 @@ from grpo import Rollouts
 from harness.checkpoint import as_json, write_json, write_whole
 from harness.parallel import Ranks, from_main, gather_items, together
 from tasks.problems import BadInput
-from tasks.rows import regular
+from tasks.rows import reading, regular
+
+SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of an evaluation's settings.json
 
 
 @contextmanager
@@ -99,15 +101,11 @@ def rows(path: Path, forms: dict[str, type] | None = None) -> list[dict]:
     Every object must have values of these `forms`.
     """
     found = []
-    try:
+    with reading(str(path), "restore it, or choose another folder"):
         lines = regular(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
     for number, line in enumerate(lines[:-1], 1):
-        try:
+        with reading(f"{path}, line {number}", "restore or remove the file"):
             row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"{path}, line {number}: not JSON ({error}); restore or remove the file") from error
         if not has(row, forms or {}):
             needed = f" with {', '.join(forms)} of their types" if forms else ""
             raise BadInput(f"{path}, line {number}: not an object{needed}; restore or remove the file")
@@ -117,10 +115,8 @@ def rows(path: Path, forms: dict[str, type] | None = None) -> list[dict]:
 
 def settings_in(path: Path, forms: dict[str, type] | None = None) -> dict:
     """The object in a JSON file, which must have values of these `forms`; raises BadInput."""
-    try:
+    with reading(str(path), "restore it, or choose another folder"):
         settings = json.loads(regular(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: cannot be read ({error}); restore it, or choose another folder") from error
     if not has(settings, forms or {}):
         needed = ", ".join(forms or ["settings"])
         raise BadInput(f"{path}: not an object with {needed} of their types; restore it, or choose another folder")
@@ -146,6 +142,23 @@ def origin_of(path: str) -> str:
     for _ in range(10):  # runs that go on from each other's models
         path = run_of(path).get("model") or path
     return path
+
+
+def add_settings(folder: Path, settings: dict, fixed: Iterable[str] = SETTINGS) -> None:
+    """settings.json with these `settings`, and what it has of other models and benchmarks.
+
+    Raises BadInput where one of the kinds that are `fixed` differs from what the generations there were made with.
+    """
+    path = folder / "settings.json"
+    saved = settings_in(path, SETTINGS) if path.exists() else settings
+    for kind in fixed:
+        for name, value in settings[kind].items():
+            had = saved[kind].get(name, None if kind == "protocol" else value)
+            if value != had:
+                remedy = f"the generations in {folder} have {had}; choose another --out"
+                raise BadInput(f"{kind}: {name} is {value}; {remedy}")
+    merged = {kind: {**saved[kind], **settings[kind]} for kind in fixed}
+    write_json(path, {**settings, **merged})
 
 
 def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:

@@ -344,7 +344,7 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
 
 def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
-    make_embedded = partial(benchmarks.embedded, args.toy_lines, args.toy_kind, args.heldout, args.seed)
+    make_embedded = partial(benchmarks.embedded_set, args.toy_lines, args.toy_kind, args.heldout, args.seed)
     sets = benchmarks.load_sets(args.bench, args.bench_data, args.sandbox, make_embedded, flag="--bench-data")
     for loaded in sets:
         evaluation.as_task(loaded, protocol_of(args), tokenizer, args.model or "the model")

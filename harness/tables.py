@@ -59,7 +59,9 @@ def print_tables(folder: Path, settings: dict, results: dict, differences: dict,
     """Protocol and data, a table a model, and several models side by side; `paper` names whose numbers stand beside."""
     protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items() if value is not None)
     data = {name: settings["data"][name] for name in settings["data"] if any(name in of for of in results.values())}
-    print("\n".join([f"{folder}/", protocol, "", *data_table(data)]))
+    columns = ["problems", "revision"] + ["window"] * any(about["window"] for about in data.values())
+    rows = [{"benchmark": name, **{column: str(data[name][column] or "") for column in columns}} for name in data]
+    print("\n".join([f"{folder}/", protocol, "", *fitted(rows)]))
     templates = set()
     for model, result in results.items():
         about = settings["models"].get(model, {})
@@ -76,17 +78,6 @@ def print_tables(folder: Path, settings: dict, results: dict, differences: dict,
 def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
     """Whether all of them are results on the same sets."""
     return len({tuple(result) for result in results}) == 1
-
-
-def data_table(data: dict[str, dict]) -> list[str]:
-    """What each benchmark is."""
-    rows = []
-    for name, about in data.items():
-        row = {"benchmark": name, "problems": str(about["problems"]), "revision": about["revision"]}
-        if any(other["window"] for other in data.values()):
-            row["window"] = about["window"] or ""
-        rows.append(row)
-    return fitted(rows)
 
 
 def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str | None) -> list[str]:
@@ -131,9 +122,8 @@ def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict
     rows = []
     for name in models[first]:
         row = {"benchmark": name}
-        row |= {
-            names[model]: percent(results[name]["mean"], results[name]["error"]) for model, results in models.items()
-        }
+        for model, results in models.items():
+            row[names[model]] = percent(results[name]["mean"], results[name]["error"])
         for model, gain in gains.items():
             difference, error = differences[model][name]["difference"], differences[model][name]["error"]
             row[gain] = percent(difference, error) + " *" * (abs(difference) > SURE * error)  # False for NaN

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
-from tasks.rows import SURROGATE, BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows
+from tasks.rows import SURROGATE, BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows, reading
 
 # What a kind of problems asks for, and under which key its problems hold what a response is graded against.
 INSTRUCTIONS = {
@@ -213,16 +213,12 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         blame, remedy = f"--task {kind} without --data: {repo}/{file}", "give a local file or folder with --data"
         _, _, rows = from_hub(repo, [file], blame, remedy)
         return select(kind, rows, None)
-    try:
+    remedy = "give a file of JSON lines, .json, .csv or .parquet, or a folder of such files or saved by datasets, "
+    with reading(f"--data {data}", remedy + "with a train split"):
         if not Path(data).exists():
             raise FileNotFoundError("no such file or folder")
         own_form = is_json_lines(Path(data))
         rows = json_lines(Path(data)) if own_form else read_rows(Path(data))
-    except Exception as error:  # libraries raise of every kind; the cause stays attached
-        raise BadInput(
-            f"--data {data}: cannot be read ({cause(error)}); give a file of JSON lines, .json, .csv or .parquet, or "
-            "a folder of such files or saved by datasets, with a train split"
-        ) from error
     if not own_form:
         return select(kind, rows, data)
     problems = own_problems(kind, rows, data)

@@ -21,7 +21,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 # Half a pair, which JSON can spell and no tokenizer reads; a byte of the command line that is not UTF-8.
@@ -37,6 +38,17 @@ def cause(error: BaseException) -> str:
     while error.__cause__:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(". ")
+
+
+@contextmanager
+def reading(name: str, remedy: str) -> Iterator[None]:
+    """Whatever a library raises while something named is read becomes a BadInput: the name, its words, the remedy."""
+    try:
+        yield
+    except Exception as error:  # of every kind; the cause stays attached
+        if isinstance(error, BadInput | MemoryError):
+            raise
+        raise BadInput(f"{name}: cannot be read ({cause(error)}); {remedy}") from error
 
 
 def lacks(row: dict, needed: str) -> ValueError:
@@ -118,14 +130,11 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
     """Source, shortened SHA-256 and rows of local files. Raises BadInput, whose sentence begins with `blame`."""
     digest = hashlib.sha256()
     tables = []
-    try:
+    with reading(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
         for path in paths:
             with open(regular(Path(path)), "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
             tables.append(read_rows(Path(path)))
-    except Exception as error:  # libraries raise of every kind; the cause stays attached
-        remedy = "give JSON lines (also .gz), .json, .csv or .parquet"
-        raise BadInput(f"{blame}: cannot be read ({cause(error)}); {remedy}") from error
     return ", ".join(paths), f"sha256:{digest.hexdigest()[:12]}", itertools.chain.from_iterable(tables)
 
 

@@ -375,7 +375,7 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(monkeypatch, t
     loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
     calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
     written = []
-    monkeypatch.setattr(evaluation, "append", lambda path, rows: written.append((path, rows)))
+    monkeypatch.setattr(evaluation.folders, "append", lambda path, rows: written.append((path, rows)))
     whole = ask(loaded, tiny, protocol, seeds=[0, 5], path="file", columns={"model": "m"})
     assert [row for _, rows in written for row in rows] == whole and {path for path, _ in written} == {"file"}
     assert len(whole) == 24 and len(written) == 6 and [len(call["prompts"]) for call in calls] == [2] * 6
@@ -420,4 +420,4 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """It would read the problems in other tokens."""
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(benchmarks.embedded(2, "chain", 4, 0), Protocol(), ["one symbol"], "some/model")
+        evaluation.as_task(benchmarks.embedded_set(2, "chain", 4, 0), Protocol(), ["one symbol"], "some/model")

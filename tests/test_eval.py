@@ -100,7 +100,10 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
     """Neither another temperature, nor other problems, nor other weights of the same name."""
     out = ["--out", str(tmp_path / "out")]
     assert command.main(["--model", models[0], *SMALL, *out]) == 0
-    others = (["--temperature", "0"], "--temperature 0.0: the gener"), (["--toy-seed", "5"], "--data {'embedded'")
+    others = (
+        (["--temperature", "0"], "protocol: temperature is 0.0; the gener"),
+        (["--toy-seed", "5"], "data: embedded is {'k'"),
+    )
     for flags, words in others:
         assert_refused(command.main, ["--model", models[0], *SMALL, *out, *flags], words)
     toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
@@ -109,7 +112,7 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     settings["models"][command.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
     (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
-    assert_refused(command.main, ["--model", tmp_path / "copy" / "m0", *SMALL, *out], "--model {'copy/m0': {")
+    assert_refused(command.main, ["--model", tmp_path / "copy" / "m0", *SMALL, *out], "models: copy/m0 is {'path'")
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):

@@ -118,4 +118,4 @@ def test_settings_that_mean_nothing_are_refused(words, named):
 
 def test_eval_knows_no_environment_and_asks_no_walks():
     with pytest.raises(BadInput, match="--bench embedded: has no recoverable problems"):
-        benchmarks.embedded(4, "recoverable", 8, 0)
+        benchmarks.embedded_set(4, "recoverable", 8, 0)
