@@ -208,7 +208,7 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     torch.manual_seed(5)
     whole = assign_credit(method, told, flags(method))
-    batch, seen = replace(told, hidden=None), []
+    batch, seen = replace(told, hidden=None, stats={}), []
     for number, block in enumerate(batch.blocks()):
         scored = log_probs(block.source.policy, block.rollouts, temperature=1.0, micro_tokens=300)
         block.log_probs, block.entropies, block.hidden = scored
@@ -220,6 +220,7 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     torch.testing.assert_close(batch.token_advantages, whole, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(batch.log_probs, told.log_probs, atol=1e-5, rtol=0)
     torch.testing.assert_close(batch.entropies, told.entropies, atol=1e-5, rtol=0)
+    assert batch.metrics == pytest.approx(told.metrics, rel=1e-4) and len(batch.metrics) == 4 * (method == "shear")
 
 
 # ---- the door -------------------------------------------------------------------------------------------------
