@@ -223,6 +223,15 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     assert batch.metrics == pytest.approx(told.metrics, rel=1e-4) and len(batch.metrics) == 4 * (method == "shear")
 
 
+def test_a_metric_is_the_mean_over_all_that_it_is_of():
+    """Of two blocks or ranks, three values: not the mean of two means."""
+    one, other = batch_of([[1, 0]]), batch_of([[1, 0]])
+    one.log("iterations", torch.tensor([1.0, 2.0]))
+    other.log("iterations", torch.tensor([6.0]))
+    one.add(other.stats)
+    assert one.metrics == {"iterations": 3.0}
+
+
 # ---- the door -------------------------------------------------------------------------------------------------
 
 
