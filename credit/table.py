@@ -63,6 +63,7 @@ class Method:
     needs: tuple[str, ...] = ()  # of NEEDS
     weighs: bool = True  # it multiplies A; else it has advantages of its own, which may change its sign
     options: dict[str, Option] = field(default_factory=dict)
+    ascending: tuple[str, str] | None = None  # two options, the first of which must be less than the second
 
 
 TINY, LARGE = 1e-30, 1e30
@@ -110,9 +111,10 @@ METHODS = {
         "credit.methods:hapo",
         "more where the policy was unsure, standardised",
         options={
-            "alpha": Option(0.2, "advantage per standard deviation of entropy, below phi", TINY, LARGE),
+            "alpha": Option(0.2, "advantage per standard deviation of entropy", TINY, LARGE),
             "phi": Option(2.0, "at most |A| / this many standard deviations count", TINY, LARGE),
         },
+        ascending=("alpha", "phi"),  # or advantages would change their sign
     ),
     "rsi": Method(
         "credit.methods:rsi",
@@ -121,6 +123,7 @@ METHODS = {
             "low": Option(-6.0, "tokens of a lower index get no credit", -LARGE, LARGE),
             "high": Option(0.8, "tokens of a higher index get none", -LARGE, LARGE),
         },
+        ascending=("low", "high"),
     ),
     "delta": Method(
         "credit.methods:delta",
@@ -130,6 +133,7 @@ METHODS = {
             "low": Option(0.8, "weight of a token that is like the other side's", TINY, LARGE),
             "high": Option(1.2, "weight of one that is like its own side's", TINY, LARGE),
         },
+        ascending=("low", "high"),
     ),
     "oar-g": Method(
         "credit.methods:oar_g",
@@ -219,4 +223,7 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
         except ValueError as error:
             reason = error if "must be" in str(error) else f"must be of type {type(options[option].default).__name__}"
             raise ValueError(f"{words}: {reason}; change it") from error
+    low, high = METHODS[name].ascending or (None, None)
+    if low and values[low] >= values[high]:
+        raise ValueError(f"{low}={values[low]}: must be less than {high}, {values[high]}; change one of them")
     return values

@@ -79,6 +79,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, common: str = "", **options):
         super().__init__(add_help=not common, usage="%(prog)s [flags]", formatter_class=Help, **options)
         self.common = common.split()
+        self.tail = []  # lines below --help-all
         if common:
             add = self.add_argument_group("help").add_argument
             add("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="the usual flags")
@@ -121,6 +122,8 @@ class Parser(argparse.ArgumentParser):
                 if action.dest not in (*self.common, "help", "help_all"):
                     action.help = argparse.SUPPRESS
         self.print_help()
+        if "help_all" in given and self.tail:
+            print("\nmethods and their options, --method-option NAME=VALUE:", *self.tail, sep="\n")
         sys.exit(0)
 
     def error(self, message: str):
@@ -236,11 +239,11 @@ def train_parser() -> Parser:
     for by, values in (("--task embedded", EMBEDDED), ("--smoke", SMOKE)):
         settings = ", ".join(f"{flag(name)} {value}" for name, value in values.items())
         replaced.append(f"{by} replaces: {settings}.")
-    for name, method in METHODS.items():
-        for option, entry in method.options.items():
-            replaced.append(f"{name}: {option}={entry.default}, {entry.about}.")
     about = "Train a causal LM with SHEAR, GRPO, or a neighbour. Defaults are the paper's recipe."
     parser = Parser(TRAIN, prog="python train.py", description=about, epilog=" ".join(replaced))
+    for name, method in METHODS.items():
+        for option, entry in method.options.items():
+            parser.tail.append(f"  {name:9} {f'{option}={entry.default}':19} {entry.about}")
     add = parser.add_argument_group("what").add_argument
     add("--task", choices=("embedded", "math", "code"), help="if not given: embedded without --model, math with it")
     add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")

@@ -99,6 +99,7 @@ def test_methods_and_their_options_are_those_of_the_table():
         ("--method rlsd --method-option steps=1.5", "steps=1.5: must be of type int"),
         ("--method-option distance=w2", "distance=w2: must be one of w1, cosine"),
         ("--method rsi --method-option low=nan", "low=nan: must be from"),
+        ("--method hapo --method-option phi=.1", "alpha=0.2: must be less than phi, 0.1"),
     ):
         with pytest.raises(problems.BadInput, match=f"--method-option {message}"):
             config.parse_train(words.split())
