@@ -56,10 +56,8 @@ def test_the_command_prints_tables(small, tmp_path, capsys):
 
 def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
     """With the task's own spans."""
-    monkeypatch.setattr(
-        "studies.states.parse_args",
-        lambda argv: parse_args([*argv, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()]),
-    )
+    sizes = "--toy-lines 1 --heldout 16 --eval-groups 16".split()
+    monkeypatch.setattr("studies.states.parse_args", lambda argv: parse_args([*argv, *sizes]))
     states = embedded(taught, CPU)
     assert states.correct.any() and not states.correct.all() and (states.window, states.stride) == (12, 6)
     assert states.hidden.shape[:2] == states.mask.shape
@@ -79,7 +77,6 @@ def test_the_embedded_group_is_a_mixed_one_of_its_model(taught, monkeypatch):
         ("--group 1", "--group 1"),
         ("--pairs 7", "--pairs 7"),
         ("--states nowhere.safetensors", "--states nowhere.safetensors"),
-        ("--bogus 3", "--bogus"),
     ],
 )
 def test_bad_flags_are_one_sentence(argv, said, small, assert_refused):

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import pickle
 import zlib
 
@@ -13,10 +12,12 @@ import huggingface_hub
 import pytest
 import torch
 from datasets import Dataset, config
+from made import Hostile
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
 from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pass_at_k, summarise
+from harness.folders import append
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
@@ -69,7 +70,8 @@ REFERENCES = {
 
 def write(path, rows) -> str:
     """A JSON-lines file of these rows."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.unlink(missing_ok=True)
+    append(path, rows)
     return str(path)
 
 
@@ -253,18 +255,6 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
         assert loaded.source == "openai/openai_humaneval (hub)" and requests == ["openai/openai_humaneval"]
 
 
-def test_no_hub_is_one_sentence(monkeypatch):
-    """It names the set, the cause, and the flag that helps in this tables."""
-
-    def refuse(**options):
-        raise OSError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    message = r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --bench-data amc23=FILE"
-    with pytest.raises(BadInput, match=message):
-        load_benchmark("amc23", flag="--bench-data")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -323,19 +313,9 @@ def test_livecodebench_calls_and_window(tmp_path):
     assert "class Solution:" in loaded.problems[0]["problem"]
 
 
-class Evil:
-    """A pickle that runs a command when it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
 def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny):
     """Nothing in it is run, and its generations are infra errors whatever is answered: no pass, no zero."""
-    payloads = [pack(None, Evil(tmp_path / "ran")), pack(None, 7), "!!!", pack(CASES)[:-9], pack([]), '"text"']
+    payloads = [pack(None, Hostile(tmp_path / "ran")), pack(None, 7), "!!!", pack(CASES)[:-9], pack([]), '"text"']
     rows = [livecodebench_row(contest(private=payload)) for payload in payloads]
     assert all(row["tests"] is None and "cannot be read" in row["fault"] for row in rows)
     assert not (tmp_path / "ran").exists()

@@ -493,7 +493,6 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
         ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
         ("--rollouts nowhere.jsonl --model x", ["--rollouts nowhere.jsonl", "cannot be read"]),
         ("--stride 13", ["--stride 13", "--window"]),
-        ("--stepz 1", ["--stepz"]),
         ("--samples x.jsonl", ["--samples x.jsonl", "--html"]),
     ],
 )

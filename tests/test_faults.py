@@ -21,6 +21,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from made import Hostile, filled
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation
@@ -143,14 +144,12 @@ def test_a_folder_whose_config_is_damaged_is_no_run(text, copied, capsys):
 def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, capsys):
     """What is small is looked at before the minutes that a large model takes to load."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
-    places = {"RUN": str(run / "run"), "QWEN": str(qwen_folder), "TOY": taught}
-    flags = flags.split()
-    for name, place in places.items():
-        flags, words = [flag.replace(name, place) for flag in flags], words.replace(name, place)
+    places = {"RUN": run / "run", "QWEN": qwen_folder, "TOY": taught}
+    flags = [filled(flag, places) for flag in flags.split()]
     monkeypatch.setattr(prepare, "load_folder", lambda *parts: pytest.fail("weights are read"))
     usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
-    assert_says(train, [*usual, *flags], words, tmp_path, capsys)
+    assert_says(train, [*usual, *flags], filled(words, places), tmp_path, capsys)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to itself"])
@@ -172,7 +171,7 @@ def test_only_files_are_read(command, flag, more, kind, qwen_folder, tmp_path, c
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero" if kind == "device" else path)
-    more = more.replace("QWEN", str(qwen_folder)).replace("OUT", str(tmp_path / "new"))
+    more = filled(more, {"QWEN": qwen_folder, "OUT": tmp_path / "new"})
     assert_says(command, [flag, path, *more.split()], str(path), tmp_path, capsys)
     assert not (tmp_path / "new").exists()
 
@@ -213,7 +212,7 @@ def test_generations_without_their_settings_are_no_one_s(copied, taught, capsys)
 def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     """Another folder is; so is the same replay again."""
     file = tmp_path / "responses.jsonl"
-    file.write_text(json.dumps({"problem": "p", "response": r"\boxed{1}", "answer": "1"}) + "\n")
+    folders.append(file, [{"problem": "p", "response": r"\boxed{1}", "answer": "1"}])
     assert_says(evaluation, ["--replay", file, "--out", copied / "evaluation"], "choose another --out", copied, capsys)
     for _ in range(2):
         assert evaluation.main(["--replay", str(file), "--out", str(tmp_path / "new")]) == 0
@@ -236,9 +235,7 @@ def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path
     weights = load_file(places["SPOILED"] / "model.safetensors")
     next(iter(weights.values()))[0] = torch.nan
     save_file(weights, places["SPOILED"] / "model.safetensors", metadata={"format": "pt"})
-    for name, place in places.items():
-        flags = flags.replace(name, str(place))
-    assert_says(evaluation, [*ASK[:6], *flags.split()], words, copied, capsys)
+    assert_says(evaluation, [*ASK[:6], *filled(flags, places).split()], words, copied, capsys)
     assert not places["NEW"].exists()
 
 
@@ -253,20 +250,17 @@ def test_replayed_rows_of_other_types_are_named(changes, tmp_path, capsys):
 
 def test_tests_as_json_text_are_tests(tmp_path):
     """A right program is no math answer."""
-    tests = json.dumps({"inputs": [""], "outputs": ["1"]})
-    (tmp_path / "r.jsonl").write_text(
-        json.dumps({"problem": "p", "response": "```python\nprint(1)\n```", "tests": tests}) + "\n"
-    )
+    row = {"problem": "p", "response": "```python\nprint(1)\n```"}
+    folders.append(tmp_path / "r.jsonl", [row | {"tests": json.dumps({"inputs": [""], "outputs": ["1"]})}])
     assert evaluation.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
     assert folders.rows(tmp_path / "out" / "generations.jsonl")[0]["score"] == 1.0
 
 
 def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys):
     """A run's and an evaluation's."""
-    for folder, command, argv in (
-        (copied / "run", train, ["--resume", copied / "run", "--steps", "3"]),
-        (copied / "evaluation", evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"]),
-    ):
+    again = ["--model", taught, *ASK, "--out", copied / "evaluation"]
+    resumed = ["--resume", copied / "run", "--steps", "3"]
+    for folder, command, argv in ((copied / "run", train, resumed), (copied / "evaluation", evaluation, again)):
         handle = os.open(folder, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
         assert_says(command, argv, "another process is writing there", copied, capsys)
@@ -277,16 +271,6 @@ def test_other_problems_are_refused(copied, monkeypatch, capsys):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
     monkeypatch.setattr(harness.run, "digest_of", lambda problems: "of others")
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
-
-
-class Hostile:
-    """Runs a command where it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
 
 
 class Attribute:
@@ -329,10 +313,9 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
         metadata.state_dict_metadata[name] = torch.distributed.checkpoint.metadata.BytesStorageMetadata()
         (place,) = [place for place in metadata.storage_data if place.fqn == name]
         file = folder / "state" / metadata.storage_data[place].relative_path
-        metadata.storage_data[torch.distributed.checkpoint.metadata.MetadataIndex(name)] = metadata.storage_data.pop(
-            place
-        )
-        metadata.storage_data[torch.distributed.checkpoint.metadata.MetadataIndex(name)].offset = file.stat().st_size
+        index = torch.distributed.checkpoint.metadata.MetadataIndex(name)
+        metadata.storage_data[index] = metadata.storage_data.pop(place)
+        metadata.storage_data[index].offset = file.stat().st_size
         torch.save(Hostile(tmp_path / "made"), tmp_path / "hostile")
         file.write_bytes(file.read_bytes() + (tmp_path / "hostile").read_bytes())
     else:
@@ -373,8 +356,7 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
 @pytest.mark.parametrize(
     ("value", "checked", "good", "words"),
     [
-        (torch.nan, True, 1, "the policy's logits are not finite"),
-        (3e38, True, 1, "the policy's logits are not finite"),  # float32 ends at 3.4e38
+        *((value, True, 1, "the policy's logits are not finite") for value in (torch.nan, 3e38)),  # float32: 3.4e38
         (torch.nan, False, 2, "the policy's probabilities are not finite"),  # as if one prompt's logits were finite
     ],
 )

@@ -142,9 +142,10 @@ def test_help_shows_the_usual_flags_with_the_defaults_of_this_very_command(comma
 
 
 def test_every_number_has_bounds():
-    """All flags refuse what is no number and what is too large; some of them, what is too small."""
+    """All flags refuse what is no number or no choice and what is too large; some of them, what is too small."""
     for action in config.train_parser()._actions:
-        for value in ("nan", "1e3x", "9" * 40, "-" + "9" * 40) if action.type else ():
+        numbers = ("nan", "1e3x", "9" * 40, "-" + "9" * 40) if action.type else ()
+        for value in ["no such choice"] if action.choices else numbers:
             with pytest.raises(problems.BadInput, match=action.option_strings[0]):
                 config.parse_train([f"{action.option_strings[0]}={value}"])
     for flag in (

@@ -147,10 +147,7 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
         ("```python\na()\n```\n```\n>>> a()\n6\n```", "a()"),
         ("```python title='a'\na()\n```", "a()"),
         ("```{.python}\na()\n```", "a()"),
-        (
-            '```python\ndef a():\n    """\n    ```\n    x\n    ```\n    """\n```',
-            'def a():\n    """\n    ```\n    x\n    ```\n    """',
-        ),
+        ('```python\nb = """\n    ```\n    x\n    ```\n    """\n```', 'b = """\n    ```\n    x\n    ```\n    """'),
         ("```python\na(\n```python\nb()\n```", "b()"),
         ("```python\na = '\x0c'\n```", "a = '\x0c'"),
         ("```python\na()\n```\n```python\nb(", "a()"),
@@ -260,13 +257,8 @@ def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
 def test_tests_that_cannot_be_run_are_no_verdict():
     """Tests that cannot fail cannot be passed, and a broken test is no wrong answer."""
     response = "```python\ndef f(x): return x + 1\n```"
-    for tests in (
-        {},
-        {"asserts": []},
-        {"inputs": ["1"], "outputs": []},
-        {"inputs": ["1"], "outputs": [5]},
-        {"prompt": "", "test": "", "entry_point": ""},
-    ):
+    empty = {}, {"asserts": []}, dict(prompt="", test="", entry_point="")
+    for tests in (*empty, *({"inputs": ["1"], "outputs": outputs} for outputs in ([], [5]))):
         with pytest.warns(RuntimeWarning, match="no verdict"):
             assert grade_code(response, tests) == (None, "infra_error")
     for assertion in ("assert f(1 == 2", "import no_such_module", "assert f(lambda: 1) == 2"):
