@@ -10,7 +10,10 @@ from credit import lora
 from credit.batch import Batch
 from grpo import Rollouts, group_advantages, pad_left
 from harness import folders
+from harness.parallel import Ranks
 from tasks import toy
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
@@ -82,3 +85,8 @@ class Hostile:
 
     def __reduce__(self):
         return os.mkdir, (self.path,)
+
+
+def interrupt(*parts, **options):
+    """Ctrl-C, in place of what would be done here."""
+    raise KeyboardInterrupt

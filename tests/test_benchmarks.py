@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 import torch
 from datasets import Dataset, config
-from made import Hostile
+from made import ALONE, Hostile
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
@@ -23,7 +23,6 @@ from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
 from tasks.problems import BadInput
 
-ALONE = Ranks(0, 1, torch.device("cpu"))
 CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"
 STUB = 'def up(n):\n    """One more."""\n'
 CASES = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}, {"input": "5\n", "output": "6\n", "testtype": "stdin"}]
@@ -286,17 +285,15 @@ def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
     loaded = load(["MATH", "aime24"], [f"amc23={__file__}"])
     assert loaded == [(name, *files.get(name, [])) for name in benchmarks.SUITES["math"]]
     assert load(["embedded"]) == ["embedded"]
-    with pytest.raises(BadInput, match="--bench gsm8k: no such benchmark; give math, code, embedded, aime24"):
-        load(["gsm8k"])
-    with pytest.raises(BadInput, match=r"--bench math50: no such benchmark; did you mean math500[?] give math, code"):
-        load(["math50"])
-    with pytest.raises(BadInput, match=r"--data math50=x: did you mean math500[?] give NAME=FILE"):
-        load(["math500"], ["math50=x"])
-    with pytest.raises(BadInput, match=r"--data math500=/no/file: cannot be read .no such file"):
-        load(["amc23", "math500"], ["math500=/no/file"])
-    for text in ("amc23=x", "math500", "math500="):
-        with pytest.raises(BadInput, match="give NAME=FILE"):
-            load(["math500"], [text])
+    for names, data, message in (
+        (["gsm8k"], [], "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"),
+        (["math50"], [], r"--bench math50: no such benchmark; did you mean math500[?] give math, code"),
+        (["math500"], ["math50=x"], r"--data math50=x: did you mean math500[?] give NAME=FILE"),
+        (["amc23", "math500"], ["math500=/no/file"], r"--data math500=/no/file: cannot be read .no such file"),
+        *((["math500"], [text], "give NAME=FILE") for text in ("amc23=x", "math500", "math500=")),
+    ):
+        with pytest.raises(BadInput, match=message):
+            load(names, data)
 
 
 # ---- LiveCodeBench --------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made import assert_same_run
+from made import ALONE, assert_same_run, interrupt
 from safetensors.torch import load_file
+from tiny import RUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import harness.run
@@ -29,13 +30,9 @@ import train
 from grpo import Policy
 from harness import checkpoint, folders, parallel
 from harness.command import parse_args
-from harness.parallel import Ranks
 from tasks import toy
 
-SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
-SIZES += "--heldout 8 --eval-groups 4 --seed 1".split()
-EVERY = ["--save-every", "1", "--keep", "9"]
-ALONE = Ranks(0, 1, torch.device("cpu"))
+SIZES = [*RUN, *"--seed 1 --save-every 1 --keep 9".split()]
 pytestmark = pytest.mark.usefixtures("no_curve")
 
 
@@ -43,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 def whole(tmp_path_factory, taught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
-    assert train.main([*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
+    assert train.main([*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
     assert sum(row["grad_norm"] > 0 for row in folders.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
     return out / "run"
 
@@ -52,7 +49,7 @@ def whole(tmp_path_factory, taught):
 def cut(tmp_path_factory, taught):
     """The same run in a process of its own, killed at a random moment after its first checkpoint, while tests go on."""
     out = tmp_path_factory.mktemp("cut")
-    flags = [*SIZES, *EVERY, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]
+    flags = [*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]
 
     def watch():
         while process.poll() is None and not checkpoint.complete(out / "run"):
@@ -74,18 +71,13 @@ def copied(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "copied"))
 
 
-def interrupt(*parts, **options):
-    """Ctrl-C, in place of what would be done here."""
-    raise KeyboardInterrupt
-
-
 def resume(run: Path, *flags: str) -> int:
     return train.main(["--resume", str(run), *flags])
 
 
 def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
     """To the bit, in a new process's state: other random numbers drawn in between, another --steps."""
-    flags = [*SIZES, *EVERY, "--model", taught, "--steps", "2", "--out", str(tmp_path), "--name", "run"]
+    flags = [*SIZES, "--model", taught, "--steps", "2", "--out", str(tmp_path), "--name", "run"]
     assert train.main(flags) == 0
     torch.manual_seed(123)
     assert resume(tmp_path / "run", "--steps", "4") == 0

@@ -24,11 +24,6 @@ def models(tmp_path_factory):
     return [saved(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed)) for seed in (0, 1)]
 
 
-def refuse(*args, **options):
-    """What must not be called."""
-    raise AssertionError("must not be called")
-
-
 def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsys):
     """The printed numbers are those of the file, and of results.json."""
     out = tmp_path / "out"
@@ -73,7 +68,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     monkeypatch.setattr(evaluation, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
     assert command.main([*flags, str(tmp_path / "part")]) == 0
     assert path.read_text() == whole and len(made) == 2
-    monkeypatch.setattr(evaluation, "rollout", refuse)
+    monkeypatch.setattr(evaluation, "rollout", None)  # nothing may be sampled
     assert command.main([*flags, str(tmp_path / "part")]) == 0
 
 
@@ -82,7 +77,7 @@ def test_a_table_is_made_again_without_a_model(models, tmp_path, monkeypatch, ca
     out = tmp_path / "out"
     assert command.main(["--model", models[0], *SMALL, "--out", str(out)]) == 0
     first, printed = (out / "results.json").read_text(), capsys.readouterr().out
-    monkeypatch.setattr(prepare, "load_model", refuse)
+    monkeypatch.setattr(prepare, "load_model", None)  # nothing may be loaded
     assert command.main(["--from", str(out)]) == 0
     assert (out / "results.json").read_text() == first and capsys.readouterr().out == printed
     lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
@@ -154,7 +149,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     made = [row for row in rows(tmp_path / "out" / "generations.jsonl") if row["model"] == "run/step-000002"]
     assert [row["response"] for row in made] == texts
     assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
-    monkeypatch.setattr(prepare, "load_model", refuse)
+    monkeypatch.setattr(prepare, "load_model", None)  # nothing may be loaded
     assert command.main(["--runs", run, run]) == 0
     assert "last" in capsys.readouterr().out
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # as `--resume --bench` would

@@ -23,6 +23,7 @@ import pytest
 import torch
 from made import Hostile, filled
 from safetensors.torch import load_file, save_file
+from tiny import RUN
 
 import eval as evaluation
 import harness.run
@@ -32,8 +33,7 @@ from harness import checkpoint, folders, prepare
 from harness.command import guarded
 from studies import bench, compare, diagnose
 
-SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
-SIZES += "--heldout 8 --eval-groups 4 --save-every 1 --keep 9 --steps 2".split()
+SIZES = [*RUN, *"--save-every 1 --keep 9 --steps 2".split()]
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
 pytestmark = pytest.mark.usefixtures("no_curve")
 ODD = '{"protocol": 1, "data": [], "models": {}, "model": [], "benchmark": 1, "seed": "0", "problem": {}}\n'  # types
@@ -136,7 +136,7 @@ def test_a_folder_whose_config_is_damaged_is_no_run(text, copied, capsys):
         ("--method prm --prm QWEN", "--prm QWEN: <extra_0> is not one token"),
         ("--eval-every 1 --bench math500 --bench-data math500=/no", "--bench-data math500=/no: cannot be read"),
         ("--eval-every 1 --bench math500 --bench-data math500=RUN/metrics.jsonl", 'row 1: needs "problem"'),
-        ("--heldout 64", "2 of its 2 problems"),
+        ("--heldout 2", "--task math: 2 of its 2 problems"),
         ("--max-tokens 512", "context is 512"),
         ("--template qwen-math --model TOY", "--template qwen-math: the tokenizer of TOY has no"),
     ],
@@ -176,10 +176,17 @@ def test_only_files_are_read(command, flag, more, kind, qwen_folder, tmp_path, c
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("word", ["--lr=--", "--model=--", "--out=", "--out=a\udcff"])
-def test_words_that_no_flag_can_take_are_refused(word, tmp_path, capsys):
-    """argparse would make an empty list of `--lr=--`; a path that is not UTF-8 could not be printed."""
-    assert_says(train, [word], word[:4], tmp_path, capsys)
+NO_VALUE = [([word], word[:4]) for word in ("--lr=--", "--model=--", "--out=", "--out=a\udcff")]
+NO_VALUE += [([name, ""], f"{name}: is empty") for name in ("--resume", "--model", "--data", "--name")]
+
+
+@pytest.mark.parametrize(("words", "said"), NO_VALUE)
+def test_words_that_no_flag_can_take_are_refused(words, said, tmp_path, capsys):
+    """argparse would make an empty list of `--lr=--`; a path that is not UTF-8 could not be printed.
+
+    A shell's variable that is not set would begin another run.
+    """
+    assert_says(train, [*words, *["--out", tmp_path] * (len(words) - 1)], said, tmp_path, capsys)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
@@ -197,18 +204,6 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
     assert requests == ["no/hub"]
 
 
-@pytest.mark.parametrize("name", ["--resume", "--model", "--data", "--name"])
-def test_an_empty_value_is_refused(name, tmp_path, capsys):
-    """A shell's variable that is not set would begin another run."""
-    assert_says(train, [name, "", "--out", tmp_path], f"{name}: is empty", tmp_path, capsys)
-
-
-def test_generations_without_their_settings_are_no_one_s(copied, taught, capsys):
-    """Else rows of one temperature would count as another's."""
-    (copied / "evaluation" / "settings.json").unlink()
-    assert_says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], "settings.json", copied, capsys)
-
-
 def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     """Another folder is; so is the same replay again."""
     file = tmp_path / "responses.jsonl"
@@ -223,13 +218,15 @@ def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     [
         ("--replay FILE --out RUN", "holds other files, and no settings.json; choose another"),
         ("--model TAUGHT --out RUN", "holds other files, and no settings.json; choose another"),
+        ("--model TAUGHT --out BARE", "settings.json"),  # else rows of one temperature would count as another's
         ("--model SPOILED --out NEW", "its weights are not finite"),
         ("--model TAUGHT --greedy --samples 4 --out NEW", "--samples 4: --greedy gives the same one"),
     ],
 )
 def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, capsys):
     """And none is left where nothing was written."""
-    places = {"RUN": copied / "run", "TAUGHT": taught, "NEW": copied / "new"}
+    (copied / "evaluation" / "settings.json").unlink()
+    places = {"RUN": copied / "run", "TAUGHT": taught, "NEW": copied / "new", "BARE": copied / "evaluation"}
     places |= {"FILE": tmp_path / "rows.jsonl", "SPOILED": shutil.copytree(taught, tmp_path / "spoiled")}
     places["FILE"].write_text('{"problem": "p", "response": "1", "answer": "1"}\n')
     weights = load_file(places["SPOILED"] / "model.safetensors")

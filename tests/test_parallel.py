@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import adapted, assert_same_run
+from made import ALONE, adapted, assert_same_run
+from tiny import RUN
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
@@ -27,11 +28,9 @@ from rewards import Verdict
 from tasks import toy
 from tasks.problems import Task
 
-ALONE = Ranks(0, 1, torch.device("cpu"))
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
-TINY = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
-TINY += "--heldout 8 --eval-groups 4 --seed 1 --dynamic-sampling 2".split()
+TINY = [*RUN, *"--seed 1 --dynamic-sampling 2".split()]
 CASES = {
     "grpo": ["--method", "grpo"],
     "shear": ["--method", "shear"],

@@ -72,14 +72,10 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     own = settings("--model", "M") | options_of("shear") | dict(eps=0.05, eps_unit="nbar")
     defaults = dataclasses.asdict(Settings())
     assert defaults == {name: own[name] for name in defaults}
-    for function, names in (
-        (shear_weights, "window stride eps".split()),
-        (race_matrix, "max_iters tol".split()),
-        (sinkhorn, "max_iters tol".split()),
-        (policy_loss, "clip_low clip_high".split()),
-    ):
+    named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
+    for function, names in (named | dict.fromkeys((race_matrix, sinkhorn), "max_iters tol")).items():
         parameters = inspect.signature(function).parameters
-        assert {name: parameters[name].default for name in names} == {name: own[name] for name in names}
+        assert {name: parameters[name].default for name in names.split()} == {name: own[name] for name in names.split()}
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6
 
 

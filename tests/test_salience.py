@@ -64,10 +64,8 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
 def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
     """All tokens of the character that it starts with; the first ANSWER_TOKENS of a box that holds a whole solution."""
     tokenizer = byte_tokenizer()
-    for text, answer in (
-        ("So \\boxed{π}", "π"),
-        ("So \\boxed{" + "12" * 90 + "}", "12" * (salience.ANSWER_TOKENS // 2)),
-    ):
+    for inside, answer in (("π", "π"), ("12" * 90, "12" * (salience.ANSWER_TOKENS // 2))):
+        text = f"So \\boxed{{{inside}}}"
         ids = tokenizer(text)["input_ids"]
         ((reasoning, start, end),) = answer_places(tokenizer, encoded(tokenizer, text))
         assert tokenizer.decode(ids[:reasoning]) == "So " and tokenizer.decode(ids[start:end]) == answer

@@ -116,10 +116,8 @@ def test_a_tiny_eps_gives_no_nan(eps):
     """Log domain: all stays finite, also beside padding, and the value stays below the exact distance."""
     cost = clouds(11, 6, 5).float()
     a = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
-    for ours, exact in (
-        (sinkhorn(cost, eps=eps), ot.emd2([], [], cost.double().numpy())),
-        (sinkhorn(cost, a, eps=eps), ot.emd2([], [], cost[:5].double().numpy())),
-    ):
+    for ours, points in ((sinkhorn(cost, eps=eps), 6), (sinkhorn(cost, a, eps=eps), 5)):
+        exact = ot.emd2([], [], cost[:points].double().numpy())
         for tensor in (ours.value, ours.value_linear, ours.error, ours.plan, *ours.potentials):
             assert tensor.isfinite().all()
         assert ours.value.item() <= exact + eps * math.log(6) + 1e-5

@@ -20,7 +20,7 @@ from harness.prepare import make_task
 from rewards import grade_code, grade_math
 from tasks import toy
 from tasks.benchmarks import load_benchmark
-from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, split, text_task
+from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, text_task
 
 MATH, CODE = INSTRUCTIONS["math"], INSTRUCTIONS["code"]
 
@@ -71,13 +71,6 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(method, context, dro
     task, notes = make_task(args, qwen, context)
     assert f"{dropped} problems dropped: prompts of over 250 tokens" in notes
     assert (len(task.train), len(task.heldout)) == (5 - dropped, 2)
-
-
-def test_too_few_problems_are_refused(qwen):
-    """Nothing would be left to train on."""
-    task, limits = text_task("math", "chat", qwen, grade_math), dict(heldout=6, seed=0, max_prompt_tokens=400)
-    with pytest.raises(BadInput, match=r"--task math: 6 of its 6 problems .* not more than --heldout 6"):
-        split(task, numbered(6), qwen, told=False, **limits)
 
 
 # ---- templates ------------------------------------------------------------------------------------------------

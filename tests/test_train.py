@@ -12,7 +12,7 @@ import signal
 
 import pytest
 import torch
-from made import filled, made_batch, saved, without_text
+from made import ALONE, filled, interrupt, made_batch, saved, without_text
 from safetensors.torch import load_file, save_file
 from tiny import SMALL
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
@@ -28,7 +28,6 @@ from grpo import Rollouts, log_probs
 from harness import checkpoint, config, folders, prepare
 from harness.command import parse_args
 from harness.folders import rows
-from harness.parallel import Ranks
 from harness.run import Run, assemble
 from rewards import Verdict
 from shear import shear_weights
@@ -56,9 +55,9 @@ def run(tmp_path, *flags: str) -> int:
 
 def assembled(flags: list[str], folder=None) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    args, ranks = parse_args(flags), Ranks(0, 1, torch.device("cpu"))
-    task, model, tokenizer, *_ = prepare.set_up(args, ranks)
-    return assemble(args, ranks, task, model, tokenizer, folder)
+    args = parse_args(flags)
+    task, model, tokenizer, *_ = prepare.set_up(args, ALONE)
+    return assemble(args, ALONE, task, model, tokenizer, folder)
 
 
 def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
@@ -463,7 +462,7 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
 def test_every_method_starts_with_the_defaults(method):
     """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's context, too."""
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    assert prepare.set_up(parse_args(flags), Ranks(0, 1, torch.device("cpu"))).task.heldout
+    assert prepare.set_up(parse_args(flags), ALONE).task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
@@ -496,10 +495,9 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder, monkeypatch):
         raise BadInput("seen enough")
 
     monkeypatch.setattr(prepare, "load_folder", noted)
-    with pytest.raises(BadInput):
-        prepare.load_model("m", meta)
-    with pytest.raises(BadInput):
-        prepare.load_reward_model("m", meta, torch.float32)
+    for load, *dtype in ((prepare.load_model,), (prepare.load_reward_model, torch.float32)):
+        with pytest.raises(BadInput):
+            load("m", meta, *dtype)
     assert asked == [("--model", meta), ("--prm", meta)]
 
 
@@ -535,10 +533,6 @@ def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_p
     assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
 
 
-def truncated_weights(folder):
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
-
-
 def configured(**changes):
     """A folder whose config is of another model than its weights."""
 
@@ -559,17 +553,13 @@ def spoiled_weights(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def eos_of_text(folder):
-    (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
-
-
 def piped_weights(folder):
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
 
 
-def template(text):
-    return lambda folder: (folder / "chat_template.jinja").write_text(text)
+def written(text, name="chat_template.jinja"):
+    return lambda folder: (folder / name).write_text(text)
 
 
 def missing_tokenizer(folder):
@@ -586,16 +576,16 @@ def other(family, sizes=SMALL, **more):
 @pytest.mark.parametrize(
     "harm, words",
     [
-        (truncated_weights, "cannot be loaded"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "cannot be loaded"),
         (layers(3), "not those of its config.json (model.layers.2."),
         (layers(1), "not those of its config.json (model.layers.1."),
         (configured(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
         (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
         (piped_weights, "(its model.safetensors is no file)"),
-        (eos_of_text, "its eos_token_id is no number"),
-        (template("{{ raise_exception('no') }}"), "--template chat: the model's own one fails (no)"),
-        (template("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
-        (template("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"), "does not end"),
+        (written('{"eos_token_id": ["</s>"]}', "generation_config.json"), "its eos_token_id is no number"),
+        (written("{{ raise_exception('no') }}"), "--template chat: the model's own one fails (no)"),
+        (written("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
+        (written("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"), "does not end"),
         (missing_tokenizer, "its tokenizer is missing"),
         (other("granite", logits_scaling=4), "not head(last hidden state)"),
         (
@@ -617,17 +607,10 @@ def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, 
     assert_refused(train.main, ["--model", folder, *flags], "error: --", words)
 
 
-def interrupt(*inputs, **options):
-    """Ctrl-C, in place of what would be done here."""
-    raise KeyboardInterrupt
-
-
 def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
     """A real signal during an update: the step's row is written, its weights are saved; the second time, they are not.
 
-    The first is SIGTERM, as Slurm sends it.
-
-    Status 130, and the command that goes on.
+    The first is SIGTERM, as Slurm sends it. Status 130, and the command that goes on.
     """
     monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     plain, pressed = train.backward, []
