@@ -14,12 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
-from tiny import SMALL, byte_tokenizer
-
-CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+from tiny import CHAT, SMALL, byte_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -70,17 +65,16 @@ def no_curve():
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer, template, two stop ids."""
+    from made import saved
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
     turns = dict(eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>"])
     tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
     tokenizer.chat_template = CHAT
-    tokenizer.save_pretrained(folder)
     torch.manual_seed(3)
     ids = dict(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0)
-    config = Qwen2Config(**SMALL, **ids, max_position_embeddings=512)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    saved(folder, Qwen2ForCausalLM(Qwen2Config(**SMALL, **ids, max_position_embeddings=512)), tokenizer)
     return folder
 
 
@@ -97,14 +91,14 @@ def taught(tmp_path_factory):
 
 def teach(folder: Path) -> str:
     """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
+    from made import saved
+
     from tasks import toy
 
     torch.set_num_threads(1)
     model = toy.make_model(1, seed=0)
     toy.warm_up(model, 1, "chain", set(), steps=100, seed=0)
-    model.save_pretrained(folder)
-    toy.make_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return saved(folder, model)
 
 
 @pytest.fixture(scope="session")

@@ -259,18 +259,13 @@ def cuda() -> Iterator[None]:
         return tensor.shape, tensor.dtype
 
     answers = dict(
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        device_count=lambda: 1,
-        current_device=lambda: 0,
+        **dict.fromkeys(("is_available", "is_initialized"), lambda: True),
+        **dict(device_count=lambda: 1, current_device=lambda: 0),
         mem_get_info=lambda *args: (70 * 10**9, 80 * 10**9),
         max_memory_allocated=lambda *args: 0,
         is_current_stream_capturing=lambda: mode.capturing,
-        Stream=lambda *args, **options: mock.MagicMock(),
-        Event=lambda *args, **options: mock.MagicMock(),
-        stream=contextlib.nullcontext,
-        CUDAGraph=Graph,
-        graph=mode.graph,
+        **dict.fromkeys(("Stream", "Event"), lambda *args, **options: mock.MagicMock()),
+        **dict(stream=contextlib.nullcontext, CUDAGraph=Graph, graph=mode.graph),
     )
     nothing = "set_device synchronize current_stream empty_cache reset_peak_memory_stats manual_seed manual_seed_all"
     with (

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from test_diagnose import SIZES
 
 from harness.command import parse_args
 from harness.folders import write_config
@@ -17,7 +18,6 @@ from tasks.problems import Task
 
 PROBLEM = {"problem": "a=3-6;b=3+a;b?\n", "answer": "0"}
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
-SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
 
 
 def planted(groups: int, continuations: int) -> tuple[list[dict], float]:

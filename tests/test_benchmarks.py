@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import pickle
 import zlib
 
@@ -13,16 +12,17 @@ import huggingface_hub
 import pytest
 import torch
 from datasets import Dataset, config
+from made import ALONE, Hostile
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
 from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pass_at_k, summarise
+from harness.folders import append
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
 from tasks.problems import BadInput
 
-ALONE = Ranks(0, 1, torch.device("cpu"))
 CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"
 STUB = 'def up(n):\n    """One more."""\n'
 CASES = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}, {"input": "5\n", "output": "6\n", "testtype": "stdin"}]
@@ -69,7 +69,8 @@ REFERENCES = {
 
 def write(path, rows) -> str:
     """A JSON-lines file of these rows."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.unlink(missing_ok=True)
+    append(path, rows)
     return str(path)
 
 
@@ -253,18 +254,6 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
         assert loaded.source == "openai/openai_humaneval (hub)" and requests == ["openai/openai_humaneval"]
 
 
-def test_no_hub_is_one_sentence(monkeypatch):
-    """It names the set, the cause, and the flag that helps in this tables."""
-
-    def refuse(**options):
-        raise OSError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    message = r"--bench amc23: math-ai/amc23 cannot .* \(no route\); give .* --bench-data amc23=FILE"
-    with pytest.raises(BadInput, match=message):
-        load_benchmark("amc23", flag="--bench-data")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -296,17 +285,15 @@ def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
     loaded = load(["MATH", "aime24"], [f"amc23={__file__}"])
     assert loaded == [(name, *files.get(name, [])) for name in benchmarks.SUITES["math"]]
     assert load(["embedded"]) == ["embedded"]
-    with pytest.raises(BadInput, match="--bench gsm8k: no such benchmark; give math, code, embedded, aime24"):
-        load(["gsm8k"])
-    with pytest.raises(BadInput, match=r"--bench math50: no such benchmark; did you mean math500[?] give math, code"):
-        load(["math50"])
-    with pytest.raises(BadInput, match=r"--data math50=x: did you mean math500[?] give NAME=FILE"):
-        load(["math500"], ["math50=x"])
-    with pytest.raises(BadInput, match=r"--data math500=/no/file: cannot be read .no such file"):
-        load(["amc23", "math500"], ["math500=/no/file"])
-    for text in ("amc23=x", "math500", "math500="):
-        with pytest.raises(BadInput, match="give NAME=FILE"):
-            load(["math500"], [text])
+    for names, data, message in (
+        (["gsm8k"], [], "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"),
+        (["math50"], [], r"--bench math50: no such benchmark; did you mean math500[?] give math, code"),
+        (["math500"], ["math50=x"], r"--data math50=x: did you mean math500[?] give NAME=FILE"),
+        (["amc23", "math500"], ["math500=/no/file"], r"--data math500=/no/file: cannot be read .no such file"),
+        *((["math500"], [text], "give NAME=FILE") for text in ("amc23=x", "math500", "math500=")),
+    ):
+        with pytest.raises(BadInput, match=message):
+            load(names, data)
 
 
 # ---- LiveCodeBench --------------------------------------------------------------------------------------------
@@ -323,19 +310,9 @@ def test_livecodebench_calls_and_window(tmp_path):
     assert "class Solution:" in loaded.problems[0]["problem"]
 
 
-class Evil:
-    """A pickle that runs a command when it is read."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
 def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny):
     """Nothing in it is run, and its generations are infra errors whatever is answered: no pass, no zero."""
-    payloads = [pack(None, Evil(tmp_path / "ran")), pack(None, 7), "!!!", pack(CASES)[:-9], pack([]), '"text"']
+    payloads = [pack(None, Hostile(tmp_path / "ran")), pack(None, 7), "!!!", pack(CASES)[:-9], pack([]), '"text"']
     rows = [livecodebench_row(contest(private=payload)) for payload in payloads]
     assert all(row["tests"] is None and "cannot be read" in row["fault"] for row in rows)
     assert not (tmp_path / "ran").exists()

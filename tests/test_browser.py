@@ -186,9 +186,8 @@ def test_signs_and_unknown_weights_are_seen_without_colour(look):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_a_phone_and_text_can_be_read(look, scheme):
     """At 390 pixels, with long words and long lines; ink has a contrast of 4.5 on the strongest shade."""
-    long_word = rollout(
-        ["x" * 300, " " + "y" * 40] * 5, [0.5, 1.0] * 5, problem="z" * 500, first_error=[1, "q" * 90, 2]
-    )
+    texts = ["x" * 300, " " + "y" * 40] * 5
+    long_word = rollout(texts, [0.5, 1.0] * 5, problem="z" * 500, first_error=[1, "q" * 90, 2])
     shown = look(page.as_html([[long_word, {**long_group()[0], "problem": "z" * 500}]], "w" * 200), 390, scheme)
     assert shown.evaluate("document.documentElement.scrollWidth") == 390
     token(shown, 1, 0).hover()

@@ -39,10 +39,9 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
     rows = folders.rows(tmp_path / "rows.jsonl")
-    stages = {
-        stage: [row for row in rows if row["stage"] == stage] for stage in ("tune", "confirm", "cost", "advantages")
-    }
-    assert {stage: len(found) for stage, found in stages.items()} == dict(tune=2, confirm=4, cost=2, advantages=1)
+    expected = dict(tune=2, confirm=4, cost=2, advantages=1)
+    stages = {stage: [row for row in rows if row["stage"] == stage] for stage in expected}
+    assert {stage: len(found) for stage, found in stages.items()} == expected
     assert {row["lr"] for row in stages["confirm"]} == {1e-4, 1e-3}  # an adapter's is ten times the others'
     assert all(row["step"] > 0 and row["of_grpo"] > 0 for row in stages["cost"])
     assert "arca-lora" not in stages["advantages"][0]["advantages"]["methods"]

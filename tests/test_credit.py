@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import made_batch
+from made import adapted, made_batch, widened, with_a_stop, without_text
 
 import grpo
-from credit import hindsight, lora, methods, salience
+from credit import hindsight, methods, salience
 from credit.batch import Batch, Source
 from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, true_errors
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings, group_weights
 from credit.table import METHODS, needing
-from grpo import Policy, Rollouts, group_advantages, log_probs
+from grpo import Policy, group_advantages, log_probs
 from harness.command import parse_args
 from harness.prepare import embedded_task
 from tasks import toy
@@ -38,10 +38,10 @@ def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
     count, size = len(rewards), len(scores[0])
     lengths = torch.randint(5, 11, (count, 1), generator=generator)
     mask = torch.arange(10) < lengths
-    rollouts = Rollouts(None, None, torch.zeros(count, 10).long(), mask, torch.zeros(count).bool(), [""] * count)
     entropies = torch.rand(count, 10, generator=generator)
     hidden = torch.rand(count, 10, 6, generator=generator)[mask]
-    return made_batch(rewards, rollouts, size, log_probs=0 * entropies, entropies=entropies, hidden=hidden)
+    parts = dict(log_probs=0 * entropies, entropies=entropies, hidden=hidden)
+    return made_batch(rewards, without_text(mask), size, **parts)
 
 
 def with_entropies(batch: Batch, entropies: torch.Tensor, mask: torch.Tensor) -> Batch:
@@ -67,30 +67,19 @@ def told(tiny, monkeypatch) -> Batch:
     The second group is all wrong. The adapter has been trained a little; the process reward model is made up.
     """
     model, tokenizer = tiny
-    lora.add(model, 2, seed=0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+    adapted(model, std=0.1)
     task = replace(embedded_task(parse_args(FLAGS), tokenizer), lines=decided_lines)
     problems = [task.train[0], task.train[1]]
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(4)]
     texts[6] = texts[6][:9]  # without a box
-    rollouts = rollouts_of(tokenizer, [problem["problem"] for problem in problems for _ in range(4)], texts)
+    rollouts = with_a_stop(tokenizer, [problem["problem"] for problem in problems for _ in range(4)], texts)
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
     scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
     monkeypatch.setattr(methods.reward_model, "score_steps", score_lines)
     source = Source(policy, tokenizer, task, 3, prm=())
     return made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
-
-
-def rollouts_of(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
-    """As if these texts had been sampled, each with its stop token."""
-    ids, mask = grpo.pad_left(tokenizer(prompts)["input_ids"], 0, "cpu")
-    rows = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
-    response, inside = grpo.pad_left([row[::-1] for row in rows], 0, "cpu")
-    return Rollouts(ids, mask, response.flip(1), inside.flip(1), torch.zeros(len(texts)).bool(), texts)
 
 
 def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_tokens=0):
@@ -111,19 +100,10 @@ def decided_lines(problem, text):
 
 def wider(batch: Batch, by: int) -> Batch:
     """The same batch with more padding on both sides, which holds garbage."""
-
-    def pad(values, left=0, right=by, fill=3):
-        return torch.nn.functional.pad(values, (left, right), value=fill)
-
-    old = batch.rollouts
-    rollouts = replace(
-        old,
-        prompt_ids=pad(old.prompt_ids, by, 0),
-        prompt_mask=pad(old.prompt_mask, by, 0, False),
-        ids=pad(old.ids),
-        mask=pad(old.mask, fill=False),
+    log_probs, entropies = (
+        torch.nn.functional.pad(values, (0, by), value=3) for values in (batch.log_probs, batch.entropies)
     )
-    return replace(batch, rollouts=rollouts, log_probs=pad(batch.log_probs), entropies=pad(batch.entropies))
+    return replace(batch, rollouts=widened(batch.rollouts, by, by), log_probs=log_probs, entropies=entropies)
 
 
 def reordered(batch: Batch, order: list[int]) -> Batch:
@@ -159,8 +139,9 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value", "hsd"))
     if METHODS[method].weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
         assert (ours * told.advantages[:, None] >= 0).all()
+    wide = wider(told, 3)
     torch.manual_seed(5)
-    padded = assign_credit(method, wider(told, 3), options)
+    padded = assign_credit(method, wide, options)
     torch.testing.assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
     if method not in {"random", "shuffle"} | needing("peer"):
@@ -299,9 +280,8 @@ def test_hapo_of_equal_entropies_is_grpo():
     """No deviation, no bend, no NaN."""
     batch = batch_of([[1, 0, 0, 1]])
     flat = replace(batch, entropies=torch.full_like(batch.entropies, 0.3))
-    torch.testing.assert_close(
-        assign_credit("hapo", flat, flags()), assign_credit("grpo", flat, flags()), atol=1e-4, rtol=0
-    )
+    hapo, grpo = (assign_credit(method, flat, flags()) for method in ("hapo", "grpo"))
+    torch.testing.assert_close(hapo, grpo, atol=1e-4, rtol=0)
 
 
 def test_rsi_keeps_what_is_neither_certain_nor_far_off():
@@ -312,9 +292,8 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
     batch = replace(batch, log_probs=logp)
     expected = batch.advantages[:, None] * torch.tensor([0, 2.5, 2.5, 0, 0])
     torch.testing.assert_close(assign_credit("rsi", batch, flags()), expected)
-    assert (
-        assign_credit("rsi", batch, flags(method_option=["low=.85", "high=.9"])).abs().max() == 0
-    )  # no token, no division by nothing
+    none = assign_credit("rsi", batch, flags(method_option=["low=.85", "high=.9"]))
+    assert none.abs().max() == 0  # no token, no division by nothing
 
 
 def test_delta_against_a_float64_loop():
@@ -549,7 +528,7 @@ def test_true_errors_and_the_oracle(told):
     careful = toy.demonstrate(problem, toy.random.Random(0), careless=False)
     digit = str((int(careful[11 - 1]) + 1) % 10)
     texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
-    rollouts = rollouts_of(tokenizer, [problem["problem"]] * 4, texts)
+    rollouts = with_a_stop(tokenizer, [problem["problem"]] * 4, texts)
     rewards = torch.tensor([1.0, 0, 0, 1])
     batch = made_batch(rewards, rollouts, 4, problems=[problem], source=told.source)
     places = true_errors(batch, told.source.task.first_error)
@@ -573,9 +552,7 @@ def test_position_and_random_are_what_they_say(told):
 
 def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
     """And is the same again, whatever was drawn before."""
-    ours = [
-        assign_credit("oar-g", with_source(told, step=step), flags(seed=seed))
-        for step, seed in ((3, 0), (4, 0), (3, 1))
-    ]
+    cases = [(with_source(told, step=step), flags(seed=seed)) for step, seed in ((3, 0), (4, 0), (3, 1))]
+    ours = [assign_credit("oar-g", *case) for case in cases]
     assert torch.equal(assign_credit("oar-g", told, flags()), ours[0])
     assert not any(torch.equal(ours[0], other) for other in ours[1:])

@@ -6,39 +6,22 @@ import types
 
 import pytest
 import torch
-from tiny import SMALL
-from transformers import (
-    GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tiny import SMALL, small_gpt2
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from fast import decode as subject
 from fast.decode import Decoding, decode, grouped_attention, rows_that_fit, supported
 
-FAMILIES = {
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, dict(head_dim=16)),
-    "mistral": (MistralConfig, MistralForCausalLM, dict(sliding_window=None)),
-}
+FAMILIES = {"qwen2": {}, "llama": {}, "qwen3": dict(head_dim=16), "mistral": dict(sliding_window=None)}
 PAD = 39
 
 
 def make(family="qwen2", spread=0.5, **options):
     """A small model with weights far from zero: its choices hang on every position and every mask."""
-    config, model, special = FAMILIES[family]
     shape = dict(vocab_size=40, max_position_embeddings=128, initializer_range=spread)
     shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | SMALL | dict(intermediate_size=48)
-    return model(config(**{**shape, **special, **options})).eval()
+    config = AutoConfig.for_model(family, **{**shape, **FAMILIES[family], **options})
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def prompts(lengths, extra=0, seed=1) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,9 +34,8 @@ def prompts(lengths, extra=0, seed=1) -> tuple[torch.Tensor, torch.Tensor]:
 
 def generated(model, ids, mask, max_tokens, stops) -> torch.Tensor:
     """Greedy tokens of `generate`, filled up to (B, max_tokens) with PAD."""
-    config = GenerationConfig(
-        do_sample=False, max_new_tokens=max_tokens, eos_token_id=stops or None, pad_token_id=PAD, num_beams=1
-    )
+    ends = dict(max_new_tokens=max_tokens, eos_token_id=stops or None, pad_token_id=PAD)
+    config = GenerationConfig(do_sample=False, num_beams=1, **ends)
     out = model.generate(ids, attention_mask=mask.long(), generation_config=config)[:, ids.shape[1] :]
     return torch.nn.functional.pad(out, (0, max_tokens - out.shape[1]), value=PAD)
 
@@ -193,9 +175,8 @@ def test_tokens_are_drawn_from_the_softmax():
     model, draws, count = make(spread=0.12, vocab_size=16), 20_000, 16
     ids, mask = prompts([3, 2])
     ids = ids % count
-    out = decode(
-        model, ids[1].repeat(draws, 1), mask[1].repeat(draws, 1), max_tokens=2, temperature=0.7, stops=[], pad=0
-    )
+    many = ids[1].repeat(draws, 1), mask[1].repeat(draws, 1)
+    out = decode(model, *many, max_tokens=2, temperature=0.7, stops=[], pad=0)
     prompt = ids[1, 1:]
     pairs = torch.cat([prompt.repeat(count, 1), torch.arange(count)[:, None]], 1)  # (16, 3) all
     with torch.no_grad():
@@ -264,8 +245,7 @@ def test_supported_models(yes, family, options):
 
 
 def test_gpt2_is_not_supported():
-    config = GPT2Config(vocab_size=29, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)
-    assert not supported(GPT2LMHeadModel(config).eval())
+    assert not supported(small_gpt2())
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])

@@ -7,6 +7,7 @@ import json
 import make_believe
 import pytest
 import torch
+from made import saved
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2ForCausalLM
@@ -19,6 +20,7 @@ from fast import decode, packing
 from grpo import hf_generate, pad_left
 from harness import prepare
 from harness.command import parse_args
+from harness.folders import rows
 from harness.parallel import Ranks
 from harness.run import prepared
 from rewards import Verdict
@@ -46,12 +48,9 @@ def gpu():
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """The folder of an untrained model of the embedded task, the smallest that has everything."""
-    folder = tmp_path_factory.mktemp("start") / "model"
     config = toy.make_model(1, seed=0).config
     config.update(dict(hidden_size=16, intermediate_size=16, num_hidden_layers=2, max_position_embeddings=64))
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    toy.make_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return saved(tmp_path_factory.mktemp("start") / "model", Qwen2ForCausalLM(config))
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +74,6 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
     return torch.tensor([boxed if row % 3 else short for row in range(len(prompt_ids))], device=prompt_ids.device)
 
 
-def metrics_of(folder) -> list[dict]:
-    """The rows of a run: before, the steps, after."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 # ---- what a user runs ---------------------------------------------------------------------------------------
 
 
@@ -98,7 +92,7 @@ def test_an_adapter_and_fast_decoding(start, tmp_path):
     """arca on LoRA, sampled by replayed steps, evaluated before and after and on a benchmark."""
     flags = f"{MODEL} {STEPS} --method arca --lora-rank 2 --decode fast --eval-every 1 --bench embedded --name arca"
     assert train.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
-    _, step, after = metrics_of(tmp_path / "arca")
+    _, step, after = rows(tmp_path / "arca" / "metrics.jsonl")
     assert step["grad_norm"] > 0 and "embedded" in step["bench"] and after["after"]
 
 
@@ -114,7 +108,7 @@ def test_half_precision_and_what_follows(start, tmp_path, monkeypatch):
     flags = f"{MODEL} {STEPS} --dtype bfloat16 --recompute --save-every 1 --name half"
     assert train.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
     assert train.main(["--resume", f"{tmp_path}/half", "--steps", "2"]) == 0
-    _, first, second, _ = metrics_of(tmp_path / "half")
+    _, first, second, _ = rows(tmp_path / "half" / "metrics.jsonl")
     assert first["grad_norm"] > 0 and first["checksum"] != second["checksum"] and attended
     flags = ["--model", f"{tmp_path}/half", "--out", f"{tmp_path}/evaluated"]
     assert eval.main(["--device", "cuda", *flags, "--samples", "1", "--max-tokens", "4"]) == 0

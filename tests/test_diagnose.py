@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from made import interrupt
 from scipy.stats import spearmanr
 
 from credit import teacher
@@ -43,11 +44,6 @@ def table(rows: list[tuple]) -> dict[str, np.ndarray]:
         numbered.append((first, seen[first], *row))
         seen[first] += 1
     return dict(zip(SPANS, np.array(numbered, dtype=float).T, strict=True))
-
-
-def in_turn(grade, texts, references):
-    """`grade_all` without processes."""
-    return list(map(grade, texts, references))
 
 
 def made(effect: float, seed: int = 0, rollouts: int = 60) -> dict[str, np.ndarray]:
@@ -286,7 +282,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         return Verdict(float(len(graded)), "counted")
 
     monkeypatch.setattr(prefixes, "rollout", sampler)
-    monkeypatch.setattr("tasks.problems.grade_all", in_turn)
+    monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
     args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0, decode="generate")
     found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
     assert asked == [([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
@@ -343,7 +339,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert set(row["weights"]) == {"shear", "grpo", "first", "oracle"}
     made.clear()
 
-    monkeypatch.setattr(diagnose, "scored", stop)  # what comes after sampling is not of interest again
+    monkeypatch.setattr(diagnose, "scored", interrupt)  # what comes after sampling is not of interest again
     assert diagnose.main(flags) == 130 and not made
     gone = tmp_path / "group-0001.json"
     before = gone.read_text()
@@ -352,18 +348,11 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert_refused(diagnose.main, [*flags, "--continuations", "5"], "--continuations 5", "have 3")
 
 
-def stop(*parts, **options):
-    """A kill, as far as files can tell."""
-    raise KeyboardInterrupt
-
-
 def solutions(path, rows: int = 4, **changed) -> list[str]:
     """A file of one mixed group and one that is not; the flags that read it."""
     problems = [("1+1?", [1, 0, 1, 0]), ("2+2?", [1] * 4)]
-    lines = []
-    for problem, labels in problems:
-        for i, label in enumerate(labels[:rows]):
-            lines.append({"problem": problem, "solution": TEXT.format(i), "label": label, "extra": 0})
+    numbered = [(problem, *pair) for problem, labels in problems for pair in enumerate(labels[:rows])]
+    lines = [dict(problem=problem, solution=TEXT.format(i), label=label, extra=0) for problem, i, label in numbered]
     lines[0] |= changed
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return ["--rollouts", str(path), "--window", "16", "--stride", "8", "--max-iters", "10"]
@@ -397,7 +386,7 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     path = tmp_path / "s.jsonl"
     flags = [*solutions(path), "--continuations", "2", "--max-tokens", "50", "--model", str(qwen_folder)]
     path.write_text(path.read_text().replace('"extra": 0', '"answer": "1"'))
-    monkeypatch.setattr("tasks.problems.grade_all", in_turn)
+    monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
     assert diagnose.main([*flags, "--out", str(tmp_path / "out")]) == 0
     group = Prefixes(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
     assert [len(each) for each in group.continued] == [len(ends) for ends in group.ends]
@@ -419,7 +408,7 @@ def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, t
     assert_refused(diagnose.main, flags, f"--rollouts {path}: one has", "leave its problem out")
     assert not out.exists()
     path.write_text(sound)
-    monkeypatch.setattr(diagnose, "scored", stop)  # what comes after the groups is not of interest
+    monkeypatch.setattr(diagnose, "scored", interrupt)  # what comes after the groups is not of interest
     assert diagnose.main(flags) == 130 and len(list(out.glob("group-*.json"))) == 1
     before = {file: file.read_bytes() for file in out.iterdir()}
     path.write_text(sound.replace("Step", "Stop"))
@@ -445,9 +434,9 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     warmed = []
     warm_up = toy.warm_up
     monkeypatch.setattr(toy, "warm_up", lambda *parts, **options: warmed.append(1) or warm_up(*parts, **options))
-    monkeypatch.setattr(diagnose, "own_prm", stop)
+    monkeypatch.setattr(diagnose, "own_prm", interrupt)
     with monkeypatch.context() as cut:
-        cut.setattr(toy.make_tokenizer().__class__, "save_pretrained", stop)
+        cut.setattr(toy.make_tokenizer().__class__, "save_pretrained", interrupt)
         assert diagnose.main(flags) == 130 and len(warmed) == 1 and not (tmp_path / "start").exists()
     assert diagnose.main(flags) == 130 and len(warmed) == 2 and (tmp_path / "start" / "tokenizer.json").exists()
     assert diagnose.main(flags) == 130 and len(warmed) == 2
@@ -493,7 +482,6 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
         ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
         ("--rollouts nowhere.jsonl --model x", ["--rollouts nowhere.jsonl", "cannot be read"]),
         ("--stride 13", ["--stride 13", "--window"]),
-        ("--stepz 1", ["--stepz"]),
         ("--samples x.jsonl", ["--samples x.jsonl", "--html"]),
     ],
 )

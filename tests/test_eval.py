@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from made import saved
 
 import eval as command
 import train
@@ -20,18 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders of two untrained models of the embedded task."""
-    folders = []
-    for seed in (0, 1):
-        folder = tmp_path_factory.mktemp("models") / f"m{seed}"
-        toy.make_model(1, seed=seed).save_pretrained(folder)
-        toy.make_tokenizer().save_pretrained(folder)
-        folders.append(str(folder))
-    return folders
-
-
-def refuse(*args, **options):
-    """What must not be called."""
-    raise AssertionError("must not be called")
+    return [saved(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed)) for seed in (0, 1)]
 
 
 def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsys):
@@ -78,7 +68,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     monkeypatch.setattr(evaluation, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
     assert command.main([*flags, str(tmp_path / "part")]) == 0
     assert path.read_text() == whole and len(made) == 2
-    monkeypatch.setattr(evaluation, "rollout", refuse)
+    monkeypatch.setattr(evaluation, "rollout", None)  # nothing may be sampled
     assert command.main([*flags, str(tmp_path / "part")]) == 0
 
 
@@ -87,7 +77,7 @@ def test_a_table_is_made_again_without_a_model(models, tmp_path, monkeypatch, ca
     out = tmp_path / "out"
     assert command.main(["--model", models[0], *SMALL, "--out", str(out)]) == 0
     first, printed = (out / "results.json").read_text(), capsys.readouterr().out
-    monkeypatch.setattr(prepare, "load_model", refuse)
+    monkeypatch.setattr(prepare, "load_model", None)  # nothing may be loaded
     assert command.main(["--from", str(out)]) == 0
     assert (out / "results.json").read_text() == first and capsys.readouterr().out == printed
     lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
@@ -106,26 +96,24 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
     )
     for flags, words in others:
         assert_refused(command.main, ["--model", models[0], *SMALL, *out, *flags], words)
-    toy.make_model(1, seed=9).save_pretrained(tmp_path / "copy" / "m0")
-    toy.make_tokenizer().save_pretrained(tmp_path / "copy" / "m0")
-    label = command.label_of(models[0])
+    copy, label = saved(tmp_path / "copy" / "m0", toy.make_model(1, seed=9)), command.label_of(models[0])
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
-    settings["models"][command.label_of(str(tmp_path / "copy" / "m0"))] = settings["models"].pop(label)
+    settings["models"][command.label_of(copy)] = settings["models"].pop(label)
     (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
-    assert_refused(command.main, ["--model", tmp_path / "copy" / "m0", *SMALL, *out], "models: copy/m0 is {'path'")
+    assert_refused(command.main, ["--model", copy, *SMALL, *out], "models: copy/m0 is {'path'")
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289."""
+    program = {"response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}}
     lines = [
         {"group": 0, "solution": r"\boxed{7}", "gold": "7"},
         {"group": 0, "solution": r"\boxed{8}", "gold": "7"},
         {"group": 1, "response": r"\boxed{7}", "answer": "7", "truncated": True},
         {"group": 1, "response": "7", "answer": "7"},
-        {"group": 2, "response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}},
-        {"group": 2, "response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}},
+        *[{"group": 2, **program}] * 2,
     ]
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    folders.append(tmp_path / "r.jsonl", lines)
     assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
     (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]["replay"].values()
     assert (found["mean"], found["samples"], found["right"]) == (0.5, 6, 3)
@@ -133,8 +121,8 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 6)
     printed = capsys.readouterr().out
     assert "50.0 ± 28.9" in printed and "missing" not in printed
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
-    assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "fewer")]) == 0
+    folders.append(tmp_path / "fewer.jsonl", lines[:-1])
+    assert command.main(["--replay", str(tmp_path / "fewer.jsonl"), "--out", str(tmp_path / "fewer")]) == 0
     assert "1 samples are missing" in capsys.readouterr().out
 
 
@@ -164,7 +152,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     made = [row for row in rows(tmp_path / "out" / "generations.jsonl") if row["model"] == "run/step-000002"]
     assert [row["response"] for row in made] == texts
     assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
-    monkeypatch.setattr(prepare, "load_model", refuse)
+    monkeypatch.setattr(prepare, "load_model", None)  # nothing may be loaded
     assert command.main(["--runs", run, run]) == 0
     assert "last" in capsys.readouterr().out
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # as `--resume --bench` would
@@ -215,7 +203,6 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         ([], "give one of --model, --from, --replay and --runs"),
         (["--model", "M", "--from", "D"], "give one of"),
         (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
-        (["--model", "/no/model", *SMALL], "--model /no/model: cannot be loaded (no such folder)"),
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
         (["--model", "M", "--select", "best"], "M: is no run of train.py"),
         (["--model", "M", "--seeds", "1", "1"], "--seeds 1 1: must be different"),
@@ -237,18 +224,3 @@ def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, assert_r
     (tmp_path / "run").mkdir()
     folders.append(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])
     assert_refused(command.main, flags, words)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--eval-every", "2"], "needs --bench"),
-        (["--bench", "math500"], "needs --eval-every"),
-        (["--eval-every", "1", "--bench", "x"], "--bench x: no such"),
-    ],
-)
-def test_train_refuses_benchmarks_that_it_cannot_ask(flags, words, models, tmp_path, assert_refused):
-    """Before a step is taken."""
-    usual = ["--task", "embedded", "--model", models[0], "--toy-lines", "1", "--heldout", "16", "--eval-groups", "4"]
-    assert_refused(train.main, [*usual, *flags, "--out", tmp_path], words)
-    assert not list(tmp_path.iterdir())

@@ -22,7 +22,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
+from made import Hostile, filled
 from safetensors.torch import load_file, save_file
+from tiny import RUN
 
 import eval as evaluation
 import harness.run
@@ -32,8 +34,7 @@ from harness import checkpoint, folders, prepare
 from harness.command import guarded
 from studies import bench, compare, diagnose
 
-SIZES = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2".split()
-SIZES += "--heldout 8 --eval-groups 4 --save-every 1 --keep 9 --steps 2".split()
+SIZES = [*RUN, *"--save-every 1 --keep 9 --steps 2".split()]
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
 pytestmark = pytest.mark.usefixtures("no_curve")
 ODD = '{"protocol": 1, "data": [], "models": {}, "model": [], "benchmark": 1, "seed": "0", "problem": {}}\n'  # types
@@ -59,14 +60,6 @@ def contents(folder: Path) -> dict[str, str]:
     """Every file of a folder, by its digest."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
-def filled(flags: str, **places) -> list[str]:
-    """The words of a command with paths, which may hold blanks, in the place of their names."""
-    words = flags.split()
-    for name, place in places.items():
-        words = [word.replace(name, str(place)) for word in words]
-    return words
 
 
 def assert_says(command, argv: list, words: str, folder: Path, capsys, status: int = 2) -> None:
@@ -144,7 +137,7 @@ def test_a_folder_whose_config_is_damaged_is_no_run(text, copied, capsys):
         ("--method prm --prm QWEN", "--prm QWEN: <extra_0> is not one token"),
         ("--eval-every 1 --bench math500 --bench-data math500=/no", "--bench-data math500=/no: cannot be read"),
         ("--eval-every 1 --bench math500 --bench-data math500=RUN/metrics.jsonl", 'row 1: needs "problem"'),
-        ("--heldout 64", "2 of its 2 problems"),
+        ("--heldout 2", "--task math: 2 of its 2 problems"),
         ("--max-tokens 512", "context is 512"),
         ("--template qwen-math --model TOY", "--template qwen-math: the tokenizer of TOY has no"),
     ],
@@ -152,13 +145,12 @@ def test_a_folder_whose_config_is_damaged_is_no_run(text, copied, capsys):
 def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, capsys):
     """What is small is looked at before the minutes that a large model takes to load."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
-    places = {"RUN": str(run / "run"), "QWEN": str(qwen_folder), "TOY": taught}
-    for name, place in places.items():
-        words = words.replace(name, place)
+    places = {"RUN": run / "run", "QWEN": qwen_folder, "TOY": taught}
+    flags = [filled(flag, places) for flag in flags.split()]
     monkeypatch.setattr(prepare, "load_folder", lambda *parts: pytest.fail("weights are read"))
     usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
-    assert_says(train, [*usual, *filled(flags, **places)], words, tmp_path, capsys)
+    assert_says(train, [*usual, *flags], filled(words, places), tmp_path, capsys)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "link to itself"])
@@ -180,15 +172,22 @@ def test_only_files_are_read(command, flag, more, kind, qwen_folder, tmp_path, c
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero" if kind == "device" else path)
-    more = filled(more, QWEN=qwen_folder, OUT=tmp_path / "new")
+    more = [filled(word, {"QWEN": qwen_folder, "OUT": tmp_path / "new"}) for word in more.split()]
     assert_says(command, [flag, path, *more], str(path), tmp_path, capsys)
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("word", ["--lr=--", "--model=--", "--out=", "--out=a\udcff"])
-def test_words_that_no_flag_can_take_are_refused(word, tmp_path, capsys):
-    """argparse would make an empty list of `--lr=--`; a path that is not UTF-8 could not be printed."""
-    assert_says(train, [word], word[:4], tmp_path, capsys)
+NO_VALUE = [([word], word[:4]) for word in ("--lr=--", "--model=--", "--out=", "--out=a\udcff")]
+NO_VALUE += [([name, ""], f"{name}: is empty") for name in ("--resume", "--model", "--data", "--name")]
+
+
+@pytest.mark.parametrize(("words", "said"), NO_VALUE)
+def test_words_that_no_flag_can_take_are_refused(words, said, tmp_path, capsys):
+    """argparse would make an empty list of `--lr=--`; a path that is not UTF-8 could not be printed.
+
+    A shell's variable that is not set would begin another run.
+    """
+    assert_says(train, [*words, *["--out", tmp_path] * (len(words) - 1)], said, tmp_path, capsys)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
@@ -206,22 +205,10 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
     assert requests == ["no/hub"]
 
 
-@pytest.mark.parametrize("name", ["--resume", "--model", "--data", "--name"])
-def test_an_empty_value_is_refused(name, tmp_path, capsys):
-    """A shell's variable that is not set would begin another run."""
-    assert_says(train, [name, "", "--out", tmp_path], f"{name}: is empty", tmp_path, capsys)
-
-
-def test_generations_without_their_settings_are_no_one_s(copied, taught, capsys):
-    """Else rows of one temperature would count as another's."""
-    (copied / "evaluation" / "settings.json").unlink()
-    assert_says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], "settings.json", copied, capsys)
-
-
 def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     """Another folder is; so is the same replay again."""
     file = tmp_path / "responses.jsonl"
-    file.write_text(json.dumps({"problem": "p", "response": r"\boxed{1}", "answer": "1"}) + "\n")
+    folders.append(file, [{"problem": "p", "response": r"\boxed{1}", "answer": "1"}])
     assert_says(evaluation, ["--replay", file, "--out", copied / "evaluation"], "choose another --out", copied, capsys)
     for _ in range(2):
         assert evaluation.main(["--replay", str(file), "--out", str(tmp_path / "new")]) == 0
@@ -232,19 +219,22 @@ def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     [
         ("--replay FILE --out RUN", "holds other files, and no settings.json; choose another"),
         ("--model TAUGHT --out RUN", "holds other files, and no settings.json; choose another"),
+        ("--model TAUGHT --out BARE", "settings.json"),  # else rows of one temperature would count as another's
         ("--model SPOILED --out NEW", "its weights are not finite"),
         ("--model TAUGHT --greedy --samples 4 --out NEW", "--samples 4: --greedy gives the same one"),
     ],
 )
 def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, capsys):
     """And none is left where nothing was written."""
-    places = {"RUN": copied / "run", "TAUGHT": taught, "NEW": copied / "new"}
+    (copied / "evaluation" / "settings.json").unlink()
+    places = {"RUN": copied / "run", "TAUGHT": taught, "NEW": copied / "new", "BARE": copied / "evaluation"}
     places |= {"FILE": tmp_path / "rows.jsonl", "SPOILED": shutil.copytree(taught, tmp_path / "spoiled")}
     places["FILE"].write_text('{"problem": "p", "response": "1", "answer": "1"}\n')
     weights = load_file(places["SPOILED"] / "model.safetensors")
     next(iter(weights.values()))[0] = torch.nan
     save_file(weights, places["SPOILED"] / "model.safetensors", metadata={"format": "pt"})
-    assert_says(evaluation, [*ASK[:6], *filled(flags, **places)], words, copied, capsys)
+    words_of = [filled(word, places) for word in flags.split()]
+    assert_says(evaluation, [*ASK[:6], *words_of], words, copied, capsys)
     assert not places["NEW"].exists()
 
 
@@ -259,20 +249,17 @@ def test_replayed_rows_of_other_types_are_named(changes, tmp_path, capsys):
 
 def test_tests_as_json_text_are_tests(tmp_path):
     """A right program is no math answer."""
-    tests = json.dumps({"inputs": [""], "outputs": ["1"]})
-    (tmp_path / "r.jsonl").write_text(
-        json.dumps({"problem": "p", "response": "```python\nprint(1)\n```", "tests": tests}) + "\n"
-    )
+    row = {"problem": "p", "response": "```python\nprint(1)\n```"}
+    folders.append(tmp_path / "r.jsonl", [row | {"tests": json.dumps({"inputs": [""], "outputs": ["1"]})}])
     assert evaluation.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
     assert folders.rows(tmp_path / "out" / "generations.jsonl")[0]["score"] == 1.0
 
 
 def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys):
     """A run's and an evaluation's."""
-    for folder, command, argv in (
-        (copied / "run", train, ["--resume", copied / "run", "--steps", "3"]),
-        (copied / "evaluation", evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"]),
-    ):
+    again = ["--model", taught, *ASK, "--out", copied / "evaluation"]
+    resumed = ["--resume", copied / "run", "--steps", "3"]
+    for folder, command, argv in ((copied / "run", train, resumed), (copied / "evaluation", evaluation, again)):
         handle = os.open(folder, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
         assert_says(command, argv, "another process is writing there", copied, capsys)
@@ -283,16 +270,6 @@ def test_other_problems_are_refused(copied, monkeypatch, capsys):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
     monkeypatch.setattr(harness.run, "digest_of", lambda problems: "of others")
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
-
-
-class Hostile:
-    """Runs a command where it is unpickled."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
 
 
 class Attribute:
@@ -335,10 +312,9 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
         metadata.state_dict_metadata[name] = torch.distributed.checkpoint.metadata.BytesStorageMetadata()
         (place,) = [place for place in metadata.storage_data if place.fqn == name]
         file = folder / "state" / metadata.storage_data[place].relative_path
-        metadata.storage_data[torch.distributed.checkpoint.metadata.MetadataIndex(name)] = metadata.storage_data.pop(
-            place
-        )
-        metadata.storage_data[torch.distributed.checkpoint.metadata.MetadataIndex(name)].offset = file.stat().st_size
+        index = torch.distributed.checkpoint.metadata.MetadataIndex(name)
+        metadata.storage_data[index] = metadata.storage_data.pop(place)
+        metadata.storage_data[index].offset = file.stat().st_size
         torch.save(Hostile(tmp_path / "made"), tmp_path / "hostile")
         file.write_bytes(file.read_bytes() + (tmp_path / "hostile").read_bytes())
     else:
@@ -379,8 +355,7 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
 @pytest.mark.parametrize(
     ("value", "checked", "good", "words"),
     [
-        (torch.nan, True, 1, "the policy's logits are not finite"),
-        (3e38, True, 1, "the policy's logits are not finite"),  # float32 ends at 3.4e38
+        *((value, True, 1, "the policy's logits are not finite") for value in (torch.nan, 3e38)),  # float32: 3.4e38
         (torch.nan, False, 2, "the policy's probabilities are not finite"),  # as if one prompt's logits were finite
     ],
 )

@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from made import widened
+from tiny import small_gpt2
 from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
 from fast import packing
@@ -19,19 +21,6 @@ PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is 
 def sampled(tiny, group_size=4, **options) -> Rollouts:
     """Rollouts of the untrained model, which stops at random."""
     return rollout(*tiny, PROMPTS, group_size, **{**dict(max_tokens=24, temperature=1.0, batch_size=3), **options})
-
-
-def widen(rollouts: Rollouts, left: int, right: int) -> Rollouts:
-    """The same rollouts with more padding on both sides; what stands in it must not matter."""
-    rows = len(rollouts.texts)
-    pad = torch.nn.functional.pad
-    return dataclasses.replace(
-        rollouts,
-        prompt_ids=torch.cat([torch.randint(0, 20, (rows, left)), rollouts.prompt_ids], 1),
-        prompt_mask=pad(rollouts.prompt_mask, (left, 0)),
-        ids=torch.cat([rollouts.ids, torch.randint(0, 20, (rows, right))], 1),
-        mask=pad(rollouts.mask, (0, right)),
-    )
 
 
 def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
@@ -92,9 +81,8 @@ def test_a_base_model_without_turns_stops_where_it_says(tiny):
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen_folder):
     """First-token frequencies match softmax(logits / T) over all 259 tokens, though the folder asks otherwise."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
-    model.generation_config = GenerationConfig(
-        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, repetition_penalty=5.0, suppress_tokens=[5, 6], eos_token_id=0
-    )
+    penalties = dict(repetition_penalty=5.0, suppress_tokens=[5, 6], eos_token_id=0)
+    model.generation_config = GenerationConfig(do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties)
     draws = 20_000
     rollouts = rollout(model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.7, batch_size=draws)
     with torch.no_grad():
@@ -121,10 +109,7 @@ def test_temperature_zero_is_greedy(tiny):
 @pytest.fixture(params=["rotary", "absolute"])
 def any_positions(request, tiny):
     """The tiny Qwen2, whose positions are relative, and a GPT-2, which padding on the left would shift."""
-    if request.param == "rotary":
-        return tiny
-    config = GPT2Config(vocab_size=29, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=1)
-    return GPT2LMHeadModel(config).eval(), tiny[1]
+    return tiny if request.param == "rotary" else (small_gpt2(), tiny[1])
 
 
 def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeypatch):
@@ -163,13 +148,8 @@ def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, le
     def gradient(rollouts, old_logp, advantages, micro_batch, trim):
         model.zero_grad()
         for rows in torch.arange(8).split(micro_batch):
-            part = (
-                rollouts.take(rows)
-                if trim
-                else dataclasses.replace(
-                    rollouts, **{k: getattr(rollouts, k)[rows] for k in ("prompt_ids", "prompt_mask", "ids", "mask")}
-                )
-            )
+            whole = {k: getattr(rollouts, k)[rows] for k in ("prompt_ids", "prompt_mask", "ids", "mask")}
+            part = rollouts.take(rows) if trim else dataclasses.replace(rollouts, **whole)
             width = part.ids.shape[1]
             weights = advantages[rows, :width] if per_token else advantages[rows]
             logp = Policy(model)(part, 1.0)
@@ -180,7 +160,8 @@ def test_gradients_do_not_depend_on_micro_batch_or_padding(tiny, micro_batch, le
     reference = gradient(rollouts, old_logp, advantages, 8, trim=True)
     pad = torch.nn.functional.pad
     wide_advantages = pad(advantages, (0, right), value=7.0) if per_token else advantages
-    other = gradient(widen(rollouts, left, right), pad(old_logp, (0, right)), wide_advantages, micro_batch, trim=False)
+    wide = widened(rollouts, left, right), pad(old_logp, (0, right)), wide_advantages
+    other = gradient(*wide, micro_batch, trim=False)
     assert (other - reference).norm() / reference.norm() < 1e-5
 
 
@@ -265,7 +246,7 @@ def test_rollouts_laid_end_to_end_have_no_gap(tiny):
     """Prompt, response, then padding; an emptied mask leaves the prompt alone."""
     rollouts = sampled(tiny)
     rollouts = dataclasses.replace(rollouts, mask=rollouts.mask & (torch.arange(8) != 3)[:, None])
-    ids, inside, _ = grpo.end_to_end(widen(rollouts, 3, 4))
+    ids, inside, _ = grpo.end_to_end(widened(rollouts, 3, 4))
     for row in range(8):
         prompt, response = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.ids[row][rollouts.mask[row]]
         assert torch.equal(ids[row, : len(prompt) + len(response)], torch.cat([prompt, response]))

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from made import adapted, assert_same_run, saved
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
@@ -12,15 +13,6 @@ from harness import folders
 from tasks import toy
 
 pytestmark = pytest.mark.usefixtures("no_curve")
-
-
-def moved(model, rank: int = 2):
-    """The model with an adapter that has learned something."""
-    lora.add(model, rank, seed=0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
 
 
 def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
@@ -39,12 +31,12 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     model, _ = tiny
     ids = torch.randint(0, 20, (2, 9))
     plain = model(ids).logits
-    adapted = moved(model)(ids).logits
+    moved = adapted(model)(ids).logits
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     with pytest.raises(ZeroDivisionError), lora.off(model):
         assert torch.equal(model(ids).logits, plain)
         1 / 0  # noqa: B018 - something fails
-    assert torch.equal(model(ids).logits, adapted) and not torch.equal(adapted, plain)
+    assert torch.equal(model(ids).logits, moved) and not torch.equal(moved, plain)
     assert trainable == [parameter.requires_grad for parameter in model.parameters()]
     part = model.model.layers[0].mlp.up_proj
     expected = part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
@@ -55,7 +47,7 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
 def test_a_saved_model_needs_no_adapter(rank, tiny, tmp_path):
     """transformers loads the folder, without a missing or an unexpected weight, and says the same."""
     model, tokenizer = tiny
-    model = moved(model, rank) if rank else model
+    model = adapted(model, rank) if rank else model
     lora.save_merged(model, tokenizer, tmp_path)
     again, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
@@ -66,27 +58,19 @@ def test_a_saved_model_needs_no_adapter(rank, tiny, tmp_path):
 
 def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     """arca: two steps are one step, --resume and another, to the bit; the base does not move, the saved model does."""
-    toy.make_model(1, seed=0).save_pretrained(tmp_path / "start")
-    toy.make_tokenizer().save_pretrained(tmp_path / "start")
-    sizes = (
-        "--prompts-per-step 2 --prompts-per-update 2 --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1"
-    )
-    flags = f"--task embedded {sizes} --method arca --lora-rank 2 --steps 2".split()
+    saved(tmp_path / "start", toy.make_model(1, seed=0))
+    flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8 --eval-groups 2".split()
+    flags += "--toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2 --steps 2".split()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("credit.batch.group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
         assert train.main([*flags, "--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]) == 0
         shutil.copytree(tmp_path / "whole", tmp_path / "cut")
         shutil.rmtree(tmp_path / "cut" / "model")
         assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0
-    rows = {}
-    for name in ("whole", "cut"):
-        rows[name] = [row | {"seconds": 0} for row in folders.rows(tmp_path / name / "metrics.jsonl")]
-    whole = rows["whole"]
-    assert whole[1:3] == rows["cut"][1:3]
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    whole = folders.rows(tmp_path / "whole" / "metrics.jsonl")
     assert whole[1]["weight_std"] < 1e-6 and whole[2]["weight_std"] > 0.01  # uniform until the adapter is something
     start = AutoModelForCausalLM.from_pretrained(tmp_path / "start").state_dict()
     end = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/model").state_dict()
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "cut/model").state_dict()
-    assert all(torch.equal(end[name], again[name]) for name in end)
     changed = {name.split(".")[-2] for name in end if not torch.equal(start[name], end[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

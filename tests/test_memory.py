@@ -82,10 +82,8 @@ def test_parts_are_those_counted_by_hand():
     ("changes", "expected"),
     [
         (dict(prompts_per_step=128), 128 * (304 * 24 * 2 + 160 + 256 * 96 * 2)),
-        (
-            dict(prompts_per_step=8, max_tokens=9744),
-            8 * (10_000 * 24 * 2 + 160 + 10_000 * 2 * 8 * 2),
-        ),  # copies of keys, values
+        # copies of keys, values
+        (dict(prompts_per_step=8, max_tokens=9744), 8 * (10_000 * 24 * 2 + 160 + 10_000 * 2 * 8 * 2)),
         (dict(prompts_per_step=128, decode="fast"), 128 * (304 * 24 * 2 + 160) + 16_384 * 96 * 2),
     ],
 )
@@ -124,11 +122,9 @@ def test_one_rank_in_float32_has_no_copy():
     plain = memory.predict(TINY, flags(dtype="float32"), 1)
     assert plain["copy"] == plain["gathered"] == 0
     assert memory.predict(TINY, flags(), 1)["copy"] > 0
+    args = flags(prompts_per_step=1, max_tokens=3, decode="fast")
     llama = [LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
-    narrow, wide = (
-        memory.predict(config, flags(prompts_per_step=1, max_tokens=3, decode="fast"), 1)["generating"]
-        for config in llama
-    )
+    narrow, wide = (memory.predict(config, args, 1)["generating"] for config in llama)
     assert wide - narrow == pytest.approx(8 * 264 * 2 * 3 * 4 * 2 / 1e9)  # 256 + 3 tokens, aligned
 
 
@@ -141,9 +137,8 @@ def test_the_plan_of_the_papers_recipe(room, warnings, documented, monkeypatch):
     assert 30 < parts["sampling"] < 70 and 30 < parts["training"] < 70
     first, disk, *others = memory.notes(parts, torch.device("cuda"), None, 2)
     assert first.startswith(f"memory a rank, predicted: sampling {parts['sampling']:.1f} GB, training ")
-    assert first.endswith(" of which 26.7 GB stay all the time") and disk.startswith(
-        "a checkpoint takes 107 GB; 2 stay"
-    )
+    assert first.endswith(" of which 26.7 GB stay all the time")
+    assert disk.startswith("a checkpoint takes 107 GB; 2 stay")
     assert len(others) == warnings and all(line.startswith("WARNING") for line in others)
 
 

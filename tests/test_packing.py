@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from made import adapted
 from test_decode import FAMILIES, generated, make, prompts
+from tiny import small_gpt2
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from credit import lora
 from fast import packing
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, log_probs, spread
@@ -45,10 +45,7 @@ def test_packs_of_any_size_are_one_rollout_at_a_time(family, recompute, rank, ra
     """Log-probabilities and gradients to 1e-5, with recomputed layers and with an adapter that is not nothing."""
     plain = make(family, spread=0.3)
     if rank:
-        lora.add(plain, rank, seed=0)
-        for name, parameter in plain.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.3)
+        adapted(plain, rank)
     model = copy.deepcopy(plain)
     policy = Policy(model, recompute, **packing_of(model))
     assert policy.lay_out is packing.packed and policy.pack is packing.pack
@@ -107,7 +104,6 @@ def test_a_model_that_packs_samples_as_before():
 
 def test_other_models_are_padded():
     """A family that no test compares, and a window, which the loop over rollouts does not know."""
-    absolute = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=64, n_embd=32, n_layer=1, n_head=4))
-    for model in (absolute, make("mistral", sliding_window=8)):
+    for model in (small_gpt2(), make("mistral", sliding_window=8)):
         assert not packing_of(model)
         assert model.config._attn_implementation == "sdpa"

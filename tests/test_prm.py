@@ -6,7 +6,8 @@ import shutil
 
 import pytest
 import torch
-from tiny import SMALL, byte_tokenizer
+from made import saved
+from tiny import CHAT, SMALL, byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit import teacher
@@ -16,7 +17,6 @@ from harness.prepare import load_reward_model
 from tasks import toy
 from tasks.problems import BadInput
 
-CHAT = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 WORDS = 259  # tokens without <extra_0>
 DEVICE = torch.device("cpu")
@@ -41,20 +41,13 @@ def make_tokenizer(separator: bool = True, template: str | None = CHAT):
     return tokenizer
 
 
-def save(folder, model, tokenizer) -> str:
-    """A folder with the two; its name."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A random model in a folder that is laid out, and names its classes, as Qwen2.5-Math-PRM-7B does."""
     torch.manual_seed(0)
     config = Qwen2Config(vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL)
     path = tmp_path_factory.mktemp("models") / "prm"
-    save(path, ProcessRewardModel(config), make_tokenizer())
+    saved(path, ProcessRewardModel(config), make_tokenizer())
     about = json.loads((path / "config.json").read_text())
     about |= {"architectures": ["Qwen2ForProcessRewardModel"], "num_labels": 2}
     about["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
@@ -195,10 +188,10 @@ def test_folders_that_cannot_score_steps_are_refused(folder, tmp_path):
     small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
     folders = {
         str(tmp_path / "missing"): "cannot be loaded",
-        save(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"not those of its config.json \(score",
-        save(tmp_path / "other", model, make_tokenizer(separator=False)): "<extra_0> is not one token",
-        save(tmp_path / "plain", model, make_tokenizer(template=None)): "no chat template",
-        save(tmp_path / "small", small, make_tokenizer()): "another model's",
+        saved(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"not those of its config.json \(score",
+        saved(tmp_path / "other", model, make_tokenizer(separator=False)): "<extra_0> is not one token",
+        saved(tmp_path / "plain", model, make_tokenizer(template=None)): "no chat template",
+        saved(tmp_path / "small", small, make_tokenizer()): "another model's",
     }
     for name, reason in folders.items():
         with pytest.raises(BadInput, match=f"^--prm {name}: .*{reason}"):
@@ -240,7 +233,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     assert 0.6 < labels.float().mean() < 0.85
     assert ((good > 0.5) == labels).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 3
-    loaded = load_reward_model(save(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32)
+    loaded = load_reward_model(saved(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32)
     again = score_steps(loaded, questions, rollouts, words, "\n", 4000)
     torch.testing.assert_close(again, results, atol=0, rtol=0)
 

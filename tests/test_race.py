@@ -54,10 +54,7 @@ def case(name, seed=0):
     return hidden, mask, torch.tensor([True, False] * 3)
 
 
-CASES = "text", "clustered", "identical", "shared prefix", "one point", "tiny", "huge", "outliers", "ragged"
-CASES += ("nearly tied",)
-
-
+CASES = [*"text clustered identical tiny huge outliers ragged".split(), "shared prefix", "one point", "nearly tied"]
 LIMITS = {name: SOLVER[name] for name in ("max_iters", "tol")}
 
 
@@ -157,21 +154,17 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     torch.testing.assert_close(of_rows, reference.value, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize(("eps", "max_iters"), [(0.0, 5), (-1.0, 5), (1.0, 0)])
-def test_bad_arguments_are_named(eps, max_iters):
-    """As in `sinkhorn`."""
-    spans = Spans(torch.arange(4)[None], torch.full((1, 4), 0.25))
-    with pytest.raises(ValueError, match="eps must be positive and max_iters at least 1"):
-        race(torch.ones(4, 4), spans, spans, eps, max_iters=max_iters)
+REFUSED = [(1.0, *pair, "eps must be positive and max_iters at least 1") for pair in ((0.0, 5), (-1.0, 5), (1.0, 0))]
+REFUSED += [(cost, 1e-30, 5, "not finite") for cost in (1e30, math.nan, math.inf, -math.inf)]
 
 
-@pytest.mark.parametrize("cost", [1e30, math.nan, math.inf, -math.inf])
-def test_costs_that_are_not_finite_are_named(cost):
-    """As in `sinkhorn`, be it one of many: an overflow in units of eps must not pass for a distance."""
+@pytest.mark.parametrize(("cost", "eps", "max_iters", "message"), REFUSED)
+def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_iters, message):
+    """As in `sinkhorn`; one cost of many: an overflow in units of eps must not pass for a distance."""
     spans, costs = Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)), torch.zeros(4, 4)
     costs[1, 2] = cost
-    with pytest.raises(ValueError, match="not finite"):
-        race(costs, spans, spans, 1e-30)
+    with pytest.raises(ValueError, match=message):
+        race(costs, spans, spans, eps, max_iters=max_iters)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -72,14 +72,10 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     own = settings("--model", "M") | options_of("shear") | dict(eps=0.05, eps_unit="nbar")
     defaults = dataclasses.asdict(Settings())
     assert defaults == {name: own[name] for name in defaults}
-    for function, names in (
-        (shear_weights, "window stride eps".split()),
-        (race_matrix, "max_iters tol".split()),
-        (sinkhorn, "max_iters tol".split()),
-        (policy_loss, "clip_low clip_high".split()),
-    ):
+    named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
+    for function, names in (named | dict.fromkeys((race_matrix, sinkhorn), "max_iters tol")).items():
         parameters = inspect.signature(function).parameters
-        assert {name: parameters[name].default for name in names} == {name: own[name] for name in names}
+        assert {name: parameters[name].default for name in names.split()} == {name: own[name] for name in names.split()}
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6
 
 
@@ -143,9 +139,10 @@ def test_help_shows_the_usual_flags_with_the_defaults_of_this_very_command(comma
 
 
 def test_every_number_has_bounds():
-    """All flags refuse what is no number and what is too large; some of them, what is too small."""
+    """All flags refuse what is no number or no choice and what is too large; some of them, what is too small."""
     for action in config.train_parser()._actions:
-        for value in ("nan", "1e3x", "9" * 40, "-" + "9" * 40) if action.type else ():
+        numbers = ("nan", "1e3x", "9" * 40, "-" + "9" * 40) if action.type else ()
+        for value in ["no such choice"] if action.choices else numbers:
             with pytest.raises(problems.BadInput, match=action.option_strings[0]):
                 config.parse_train([f"{action.option_strings[0]}={value}"])
     for flag in (

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import made_batch
+from made import made_batch
 
 from credit.batch import Mean
 from grpo import Rollouts, group_advantages

@@ -42,21 +42,12 @@ def test_math_verdicts(answer, gold, reason):
 @pytest.mark.parametrize(
     "text, box",
     [
-        (r"\boxed{1} and then \boxed{2}", "2"),
-        (r"\boxed {2}", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        (r"\boxed{a\\}", r"a\\"),
-        (r"\boxed{1} but \boxed{2", None),
-        (r"\boxed{1} \boxed{}", ""),
-        (r"\boxed{\}", None),
-        (r"\fbox{2}", None),
-        ("the answer is 2", None),
-        ("", None),
-        (r"\boxed{" * 100_000, None),
-        ("x" * 10**6 + r"\boxed{2}" + "\\" * 10**6, "2"),
+        (r"\boxed{1} and then \boxed{2}", "2"), (r"\boxed {2}", "2"), (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"), (r"\boxed{a\\}", r"a\\"), (r"\boxed{1} but \boxed{2", None),
+        (r"\boxed{1} \boxed{}", ""), (r"\boxed{\}", None), (r"\fbox{2}", None), ("the answer is 2", None), ("", None),
+        (r"\boxed{" * 100_000, None), ("x" * 10**6 + r"\boxed{2}" + "\\" * 10**6, "2"),
     ],
-)
+)  # fmt: skip
 def test_the_last_box_is_the_answer_if_it_is_closed(text, box):
     """An earlier box does not stand in for one that is never closed: that would reward hedging."""
     assert last_box(text) == box
@@ -147,10 +138,7 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
         ("```python\na()\n```\n```\n>>> a()\n6\n```", "a()"),
         ("```python title='a'\na()\n```", "a()"),
         ("```{.python}\na()\n```", "a()"),
-        (
-            '```python\ndef a():\n    """\n    ```\n    x\n    ```\n    """\n```',
-            'def a():\n    """\n    ```\n    x\n    ```\n    """',
-        ),
+        ('```python\nb = """\n    ```\n    x\n    ```\n    """\n```', 'b = """\n    ```\n    x\n    ```\n    """'),
         ("```python\na(\n```python\nb()\n```", "b()"),
         ("```python\na = '\x0c'\n```", "a = '\x0c'"),
         ("```python\na()\n```\n```python\nb(", "a()"),
@@ -169,16 +157,11 @@ def test_the_last_complete_python_block_is_the_program(response, program):
 @pytest.mark.parametrize(
     "text, blocks",
     [
-        ("`" * 10**6, 0),
-        ("```\n" * 10**5, 50_000),
-        ("``` " * 10**5, 0),
-        ("```" + " " * 10**6 + "!", 0),
-        ("~" * 10**5 + "`", 0),
-        ("~~~" + " " * 10**5 + "`", 0),
-        ("~~~" + "w" * 10**5 + "`", 0),
+        ("`" * 10**6, 0), ("```\n" * 10**5, 50_000), ("``` " * 10**5, 0), ("```" + " " * 10**6 + "!", 0),
+        ("~" * 10**5 + "`", 0), ("~~~" + " " * 10**5 + "`", 0), ("~~~" + "w" * 10**5 + "`", 0),
         ("~~~py\n" + "=" * 10**6 + "\n~~~", 1),
     ],
-)
+)  # fmt: skip
 def test_hostile_fences_are_read_in_linear_time(text, blocks):
     """In the training process, where a quadratic search would take an hour."""
     assert len(code_blocks(text)) == blocks
@@ -260,13 +243,8 @@ def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
 def test_tests_that_cannot_be_run_are_no_verdict():
     """Tests that cannot fail cannot be passed, and a broken test is no wrong answer."""
     response = "```python\ndef f(x): return x + 1\n```"
-    for tests in (
-        {},
-        {"asserts": []},
-        {"inputs": ["1"], "outputs": []},
-        {"inputs": ["1"], "outputs": [5]},
-        {"prompt": "", "test": "", "entry_point": ""},
-    ):
+    empty = {}, {"asserts": []}, dict(prompt="", test="", entry_point="")
+    for tests in (*empty, *({"inputs": ["1"], "outputs": outputs} for outputs in ([], [5]))):
         with pytest.warns(RuntimeWarning, match="no verdict"):
             assert grade_code(response, tests) == (None, "infra_error")
     for assertion in ("assert f(1 == 2", "import no_such_module", "assert f(lambda: 1) == 2"):

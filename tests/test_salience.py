@@ -4,19 +4,16 @@ import copy
 
 import pytest
 import torch
+from made import with_a_stop
 from tiny import byte_tokenizer
 
-import grpo
 from credit import lora, salience
 from credit.salience import Answer, answer_places, char_starts
 from grpo import Policy, Rollouts, log_probs
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",
-    "a=1+2=1+2=3\nb=a*7",
-    "b=a*7=4\n\\boxed{23}",
-    "\\boxed{5}",
-    "\\boxed{}",
+    *("a=1+2=1+2=3\nb=a*7", "b=a*7=4\n\\boxed{23}", "\\boxed{5}", "\\boxed{}"),
 ]
 
 
@@ -25,11 +22,7 @@ def asked(tiny):
     """A tiny model and responses of several lengths: with a box, without, with two digits, nothing but a box."""
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
-    prompt_ids, prompt_mask = grpo.pad_left(tokenizer(prompts[:5])["input_ids"], 0, "cpu")
-    rows = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in TEXTS]
-    ids, mask = grpo.pad_left([row[::-1] for row in rows], 0, "cpu")
-    rollouts = Rollouts(prompt_ids, prompt_mask, ids.flip(1), mask.flip(1), torch.zeros(5).bool(), TEXTS)
-    return Policy(model), tokenizer, rollouts
+    return Policy(model), tokenizer, with_a_stop(tokenizer, prompts[:5], TEXTS)
 
 
 def encoded(tokenizer, text: str) -> Rollouts:
@@ -71,10 +64,8 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
 def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
     """All tokens of the character that it starts with; the first ANSWER_TOKENS of a box that holds a whole solution."""
     tokenizer = byte_tokenizer()
-    for text, answer in (
-        ("So \\boxed{π}", "π"),
-        ("So \\boxed{" + "12" * 90 + "}", "12" * (salience.ANSWER_TOKENS // 2)),
-    ):
+    for inside, answer in (("π", "π"), ("12" * 90, "12" * (salience.ANSWER_TOKENS // 2))):
+        text = f"So \\boxed{{{inside}}}"
         ids = tokenizer(text)["input_ids"]
         ((reasoning, start, end),) = answer_places(tokenizer, encoded(tokenizer, text))
         assert tokenizer.decode(ids[:reasoning]) == "So " and tokenizer.decode(ids[start:end]) == answer
@@ -130,10 +121,8 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
     """|<dJ/de, e>| by central differences of J(e + noise + step * e_t) in float64, one token at a time."""
     policy, tokenizer, rollouts = asked
     answers = answer_places(tokenizer, rollouts)
-    noise = 1e-2
-    ours = salience.importance_by_gradient(
-        policy, rollouts, answers, noise=noise, seed=4, probe=probe, micro_tokens=100
-    )
+    noise, limits = 1e-2, dict(probe=probe, micro_tokens=100)
+    ours = salience.importance_by_gradient(policy, rollouts, answers, noise=noise, seed=4, **limits)
     model = copy.deepcopy(policy.model).double()
     for row in (0, 2):
         answer, (ids, offset) = answers[row], whole(rollouts, row)

@@ -103,9 +103,7 @@ def test_closed_forms():
     """Two Diracs: their distance. Equal costs c: value and cost are c. Points on a line: sorted matching."""
     assert sinkhorn(torch.tensor([[2.5]]), eps=0.01).value.item() == pytest.approx(2.5, abs=1e-6)
     flat = sinkhorn(torch.full((4, 6), 1.5), eps=0.1)
-    assert flat.value.item() == pytest.approx(1.5, abs=1e-6) and flat.value_linear.item() == pytest.approx(
-        1.5, abs=1e-6
-    )
+    assert (flat.value.item(), flat.value_linear.item()) == pytest.approx((1.5, 1.5), abs=1e-6)
     generator = torch.Generator().manual_seed(10)
     x, y = torch.rand(8, generator=generator).double(), torch.rand(8, generator=generator).double() + 0.3
     exact = (x.sort().values - y.sort().values).abs().mean()
@@ -118,10 +116,8 @@ def test_a_tiny_eps_gives_no_nan(eps):
     """Log domain: all stays finite, also beside padding, and the value stays below the exact distance."""
     cost = clouds(11, 6, 5).float()
     a = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
-    for ours, exact in (
-        (sinkhorn(cost, eps=eps), ot.emd2([], [], cost.double().numpy())),
-        (sinkhorn(cost, a, eps=eps), ot.emd2([], [], cost[:5].double().numpy())),
-    ):
+    for ours, points in ((sinkhorn(cost, eps=eps), 6), (sinkhorn(cost, a, eps=eps), 5)):
+        exact = ot.emd2([], [], cost[:points].double().numpy())
         for tensor in (ours.value, ours.value_linear, ours.error, ours.plan, *ours.potentials):
             assert tensor.isfinite().all()
         assert ours.value.item() <= exact + eps * math.log(6) + 1e-5

@@ -15,10 +15,12 @@ from transformers import AutoTokenizer
 
 from grpo import Rollouts
 from harness.command import parse_args
+from harness.folders import append
 from harness.prepare import make_task
 from rewards import grade_code, grade_math
 from tasks import toy
-from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, split, text_task
+from tasks.benchmarks import load_benchmark
+from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, text_task
 
 MATH, CODE = INSTRUCTIONS["math"], INSTRUCTIONS["code"]
 
@@ -53,7 +55,7 @@ def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
 def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
     """G rollouts a problem, adjacent; a response without an end is wrong even with the right box in it."""
     task = Task("t", [], [], None, grade_math)
-    texts = [r"\boxed{0}", r"\boxed{1}", r"\boxed{1}", r"\boxed{1}"]
+    texts = [r"\boxed{0}", *[r"\boxed{1}"] * 3]
     cut = torch.tensor([False, False, False, True])
     verdicts = task.verdicts(numbered(2), Rollouts(None, None, None, None, cut, texts))
     assert [tuple(v) for v in verdicts] == [(1, "correct"), (0, "wrong"), (1, "correct"), (0, "truncated")]
@@ -63,19 +65,12 @@ def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
 def test_prompts_that_leave_no_room_are_dropped_and_counted(method, context, dropped, qwen, tmp_path):
     """Of over 250 tokens, a byte each: one of 300 letters, or of 100 where its answer of 60 is told; hsd tells more."""
     rows = [*numbered(5), {"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
-    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    append(tmp_path / "x.jsonl", rows)
     words = "--model M --max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method".split()
     args = parse_args([*words, method, "--data", str(tmp_path / "x.jsonl")])
     task, notes = make_task(args, qwen, context)
     assert f"{dropped} problems dropped: prompts of over 250 tokens" in notes
     assert (len(task.train), len(task.heldout)) == (5 - dropped, 2)
-
-
-def test_too_few_problems_are_refused(qwen):
-    """Nothing would be left to train on."""
-    task, limits = text_task("math", "chat", qwen, grade_math), dict(heldout=6, seed=0, max_prompt_tokens=400)
-    with pytest.raises(BadInput, match=r"--task math: 6 of its 6 problems .* not more than --heldout 6"):
-        split(task, numbered(6), qwen, told=False, **limits)
 
 
 # ---- templates ------------------------------------------------------------------------------------------------
@@ -210,6 +205,9 @@ def test_code_problems_are_graded_against_their_tests(qwen):
 # ---- tables, folders ------------------------------------------------------------------------------------------
 
 
+OTHERS = Dataset.from_list(numbered(9))
+
+
 def write_csv(path, rows):
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
@@ -217,14 +215,10 @@ def write_csv(path, rows):
         writer.writerows(rows)
 
 
-def write_splits(path, rows):
-    DatasetDict(eval=Dataset.from_list(numbered(9)), train=Dataset.from_list(rows)).save_to_disk(path)
-
-
 def write_folder(path, rows):
     path.mkdir()
     Dataset.from_list(rows).to_parquet(path / "train.parquet")
-    Dataset.from_list(numbered(9)).to_parquet(path / "test.parquet")
+    OTHERS.to_parquet(path / "test.parquet")
 
 
 WRITERS = {
@@ -232,7 +226,7 @@ WRITERS = {
     "x.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
     "x.csv": write_csv,
     "saved": lambda path, rows: Dataset.from_list(rows).save_to_disk(path),
-    "splits": write_splits,
+    "splits": lambda path, rows: DatasetDict(eval=OTHERS, train=Dataset.from_list(rows)).save_to_disk(path),
     "folder": write_folder,
 }
 
@@ -281,11 +275,8 @@ def test_levels_and_abilities_of_others_are_left_out(tmp_path):
 
 def test_own_tests_survive_a_table(tmp_path):
     """In parquet each row has every other row's keys, empty; in csv they are JSON text. One style is not another."""
-    all_tests = [
-        {"inputs": ["1"], "outputs": ["2"]},
-        {"asserts": ["assert f(1) == 2"], "setup": ""},
-        {"fn_name": "f", "inputs": ["1"], "outputs": ["2"]},
-    ]
+    script = {"inputs": ["1"], "outputs": ["2"]}
+    all_tests = [script, {"asserts": ["assert f(1) == 2"], "setup": ""}, {"fn_name": "f", **script}]
     expected = [{"problem": "a", "tests": tests} for tests in all_tests]
     WRITERS["x[1].parquet"](tmp_path / "x.parquet", expected[:2])
     assert load_problems("code", str(tmp_path / "x.parquet"))[0] == expected[:2]
@@ -322,7 +313,6 @@ def test_a_row_that_cannot_be_used_is_named(name, tmp_path):
         ("x.csv", "problem,answer\n", "none of 0 rows"),
         ("x.csv", b"\xff", "cannot be read .*utf-8"),
         ("x.parquet", "junk", "cannot be read .Parquet file size is 4 bytes"),
-        ("none.parquet", None, "cannot be read .no such file"),
         ("cut", {"train.jsonl": '{"problem": "a"}\n{"problem": '}, "cannot be read .JSON parse error"),
         ("none.csv", None, "cannot be read .no such file"),
         ("empty", {}, "cannot be read .*any data files"),
@@ -433,10 +423,10 @@ def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     with pytest.raises(BadInput) as raised:
         load_problems(kind, None)
     reason = str(error).split("\n")[0].rstrip(".") or "OSError"
-    assert str(raised.value) == (
-        f"--task {kind} without --data: {'/'.join(HUB[kind][:2])} cannot be loaded from the hub ({reason}); "
-        "give a local file or folder with --data"
-    )
+    tried = f"{'/'.join(HUB[kind][:2])} cannot be loaded from the hub ({reason}); give a local file or folder"
+    assert str(raised.value) == f"--task {kind} without --data: {tried} with --data"
+    with pytest.raises(BadInput, match=r"--bench amc23: math-ai/amc23 cannot .*; give .* --bench-data amc23=FILE"):
+        load_benchmark("amc23", flag="--bench-data")
 
 
 def test_a_hub_out_of_reach_costs_one_request(monkeypatch):

@@ -12,20 +12,10 @@ import signal
 
 import pytest
 import torch
+from made import ALONE, filled, interrupt, made_batch, saved, without_text
 from safetensors.torch import load_file, save_file
-from tiny import SMALL, made_batch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GraniteConfig,
-    GraniteForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from tiny import SMALL
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import harness.run
 import train
@@ -38,7 +28,6 @@ from grpo import Rollouts, log_probs
 from harness import checkpoint, config, folders, prepare
 from harness.command import parse_args
 from harness.folders import rows
-from harness.parallel import Ranks
 from harness.run import Run, assemble
 from rewards import Verdict
 from shear import shear_weights
@@ -56,10 +45,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
     """The folder of an untrained model of the embedded task: enough to run the loop, not to learn."""
-    folder = tmp_path_factory.mktemp("start") / "model"
-    toy.make_model(2, seed=0).save_pretrained(folder)
-    toy.make_tokenizer().save_pretrained(folder)
-    return str(folder)
+    return saved(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
 
 
 def run(tmp_path, *flags: str) -> int:
@@ -69,9 +55,9 @@ def run(tmp_path, *flags: str) -> int:
 
 def assembled(flags: list[str], folder=None) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    args, ranks = parse_args(flags), Ranks(0, 1, torch.device("cpu"))
-    task, model, tokenizer, *_ = prepare.set_up(args, ranks)
-    return assemble(args, ranks, task, model, tokenizer, folder)
+    args = parse_args(flags)
+    task, model, tokenizer, *_ = prepare.set_up(args, ALONE)
+    return assemble(args, ALONE, task, model, tokenizer, folder)
 
 
 def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
@@ -132,10 +118,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
             assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
         assert bool(row.get("spans")) == (row["advantage"] != 0)
     assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folder / "model"),
-        AutoTokenizer.from_pretrained(folder / "model"),
-    )
+    model, tokenizer = (kind.from_pretrained(folder / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
     assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
     printed = capsys.readouterr().out
     assert "\n 2/2 " in printed and "8 prompts x 8 rollouts" in printed
@@ -312,9 +295,8 @@ def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
     monkeypatch.setattr(train, "sample_and_grade", sample_and_grade)
     result = train.evaluate(run, 0)
     assert asked == [(run.task.heldout, 1, 0.0), (run.task.heldout[:3], 8, 0.7)]
-    assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3)) and result["sampled"] == pytest.approx(
-        (1 / 3, 1 / 3, 11)
-    )
+    assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3))
+    assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
 
 
 def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, capsys):
@@ -322,7 +304,7 @@ def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, caps
     path = tmp_path / "problems.jsonl"
     problems = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(12)]
     problems.append({"problem": "x" * 490, "answer": "1"})
-    path.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    folders.append(path, problems)
     sizes = "--steps 2 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 1 --max-tokens 16".split()
     sizes += "--heldout 4 --eval-groups 2 --lr 1e-3".split()
     flags = ["--model", str(qwen_folder), "--data", str(path), *sizes, "--window", "6", "--stride", "3"]
@@ -368,11 +350,9 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(monkeypatch, as
 
 def test_a_rollout_without_a_verdict_counts_for_nothing():
     """Score None: no advantage, no mask, in neither of SHEAR's sets; the others are as in a group without it."""
-    mask = torch.ones(4, 6).bool()
-    rollouts = Rollouts(None, None, torch.zeros(4, 6).long(), mask, torch.zeros(4).bool(), [""] * 4)
-    hidden = torch.randn(4, 6, 3)
+    mask, hidden = torch.ones(4, 6).bool(), torch.randn(4, 6, 3)
     verdicts = [Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error"), Verdict(0.0, "wrong")]
-    batch = batches.Batch.of(rollouts, verdicts, [{}])
+    batch = batches.Batch.of(without_text(mask), verdicts, [{}])
     batch.hidden = hidden[[0, 1, 3]].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
     ours = assign_credit("shear", batch, parse_args(["--window", "3", "--stride", "3"]))
@@ -466,9 +446,7 @@ def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, a
     assert responses[0].texts == responses[1].texts and len(set(responses[0].texts)) > 1
     config = Qwen2Config.from_pretrained(start)
     config.num_key_value_heads = config.num_attention_heads
-    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "model")
-    toy.make_tokenizer().save_pretrained(tmp_path / "model")
-    flags = [*flags[:2], "--model", str(tmp_path / "model"), *QUICK, "--decode", "fast"]
+    flags = [*flags[:2], "--model", saved(tmp_path / "model", Qwen2ForCausalLM(config)), *QUICK, "--decode", "fast"]
     assert_refused(train.main, [*flags, "--out", tmp_path / "out"], "--decode fast: cannot run this qwen2 model")
     assert not (tmp_path / "out").exists()
 
@@ -500,7 +478,7 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
 def test_every_method_starts_with_the_defaults(method):
     """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's context, too."""
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    assert prepare.set_up(parse_args(flags), Ranks(0, 1, torch.device("cpu"))).task.heldout
+    assert prepare.set_up(parse_args(flags), ALONE).task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
@@ -533,10 +511,9 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder, monkeypatch):
         raise BadInput("seen enough")
 
     monkeypatch.setattr(prepare, "load_folder", noted)
-    with pytest.raises(BadInput):
-        prepare.load_model("m", meta)
-    with pytest.raises(BadInput):
-        prepare.load_reward_model("m", meta, torch.float32)
+    for load, *dtype in ((prepare.load_model,), (prepare.load_reward_model, torch.float32)):
+        with pytest.raises(BadInput):
+            load("m", meta, *dtype)
     assert asked == [("--model", meta), ("--prm", meta)]
 
 
@@ -572,10 +549,6 @@ def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_p
     assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
 
 
-def truncated_weights(folder):
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:5000])
-
-
 def configured(**changes):
     """A folder whose config is of another model than its weights."""
 
@@ -596,17 +569,13 @@ def spoiled_weights(folder):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def eos_of_text(folder):
-    (folder / "generation_config.json").write_text('{"eos_token_id": ["</s>"]}')
-
-
 def piped_weights(folder):
     (folder / "model.safetensors").unlink()
     os.mkfifo(folder / "model.safetensors")
 
 
-def template(text):
-    return lambda folder: (folder / "chat_template.jinja").write_text(text)
+def written(text, name="chat_template.jinja"):
+    return lambda folder: (folder / name).write_text(text)
 
 
 def missing_tokenizer(folder):
@@ -614,37 +583,32 @@ def missing_tokenizer(folder):
     (folder / "tokenizer_config.json").unlink()
 
 
-def scaled_logits(folder):
-    config = GraniteConfig(**SMALL, vocab_size=300, logits_scaling=4)
-    GraniteForCausalLM(config).save_pretrained(folder)
-
-
-def experts(folder):
-    sizes = dict(vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
-    MixtralForCausalLM(MixtralConfig(**sizes, intermediate_size=32, num_local_experts=2)).save_pretrained(folder)
-
-
-def no_attention(folder):
-    MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=1)).save_pretrained(folder)
+def other(family, sizes=SMALL, **more):
+    """A folder with a small model of another architecture."""
+    config = AutoConfig.for_model(family, vocab_size=300, **sizes, **more)
+    return lambda folder: AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 
 @pytest.mark.parametrize(
     "harm, words",
     [
-        (truncated_weights, "cannot be loaded"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 5000), "cannot be loaded"),
         (layers(3), "not those of its config.json (model.layers.2."),
         (layers(1), "not those of its config.json (model.layers.1."),
         (configured(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
         (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
         (piped_weights, "(its model.safetensors is no file)"),
-        (eos_of_text, "its eos_token_id is no number"),
-        (template("{{ raise_exception('no') }}"), "--template chat: the model's own one fails (no)"),
-        (template("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
-        (template("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"), "does not end"),
+        (written('{"eos_token_id": ["</s>"]}', "generation_config.json"), "its eos_token_id is no number"),
+        (written("{{ raise_exception('no') }}"), "--template chat: the model's own one fails (no)"),
+        (written("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
+        (written("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"), "does not end"),
         (missing_tokenizer, "its tokenizer is missing"),
-        (scaled_logits, "not head(last hidden state)"),
-        (experts, "adapters cannot be merged into a mixtral model; leave --lora-rank out"),
-        (no_attention, "mamba has no attention"),
+        (other("granite", logits_scaling=4), "not head(last hidden state)"),
+        (
+            other("mixtral", num_local_experts=2),
+            "adapters cannot be merged into a mixtral model; leave --lora-",
+        ),
+        (other("mamba", dict(hidden_size=32, num_hidden_layers=1)), "mamba has no attention"),
     ],
 )
 def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, monkeypatch, assert_refused):
@@ -659,17 +623,10 @@ def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, 
     assert_refused(train.main, ["--model", folder, *flags], "error: --", words)
 
 
-def interrupt(*inputs, **options):
-    """Ctrl-C, in place of what would be done here."""
-    raise KeyboardInterrupt
-
-
 def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
     """A real signal during an update: the step's row is written, its weights are saved; the second time, they are not.
 
-    The first is SIGTERM, as Slurm sends it.
-
-    Status 130, and the command that goes on.
+    The first is SIGTERM, as Slurm sends it. Status 130, and the command that goes on.
     """
     monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
     plain, pressed = train.backward, []
@@ -705,9 +662,6 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "flags, names",
     [
-        ("--method ppo", ["--method", "ppo", "grpo", "shear"]),
-        ("--steps many", ["--steps", "many"]),
-        ("--stepz 3", ["--stepz"]),
         ("--stride 13", ["--stride 13", "--window 12"]),
         ("--prompts-per-step 10", ["--prompts-per-step 10", "--prompts-per-update 4"]),
         ("--max-tokens 500", ["--max-tokens 500", "context"]),
@@ -720,12 +674,8 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--task math", ["--task math", "--model"]),
         ("--task code --model QWEN --data DATA --max-tokens 9", ["--data DATA", "line 1", "tests"]),
         ("--model QWEN --max-tokens 9", ["--task math", "hkust-nlp/SimpleRL-Zoo-Data", "--data"]),
-        ("--model QWEN --data DATA --max-tokens 9 --template chats", ["--template", "chats"]),
         ("--model FOLDER --data DATA", ["--model FOLDER", "cannot be loaded"]),
-        ("--model QWEN --data nowhere.jsonl --max-tokens 9", ["--data nowhere.jsonl", "cannot be read"]),
         ("--model QWEN --data BAD --max-tokens 9", ["--data BAD", "line 2"]),
-        ("--model QWEN --data DATA --max-tokens 512", ["--max-tokens 512", "context"]),
-        ("--model QWEN --data DATA --max-tokens 9", ["--heldout 64"]),
         ("--task embedded --model QWEN", ["--model QWEN", "embedded"]),
         ("--name taken", ["--name taken", "exists"]),
         ("--method arca", ["--method arca", "--lora-rank"]),
@@ -738,28 +688,21 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--method entropy --method-option kappa=1", ["--method-option", "kappa=1", "must be"]),
         ("--out DATA", ["--out DATA", "cannot be made"]),
         ("--model QWEN --max-tokens 0", ["--max-tokens 0"]),
+        ("--eval-every 2", ["needs --bench"]),
+        ("--bench math500", ["needs --eval-every"]),
+        ("--eval-every 1 --bench x --model START --task embedded --toy-lines 2", ["--bench x: no such"]),
     ],
 )
-def test_bad_input_is_one_sentence_and_status_2(
-    flags, names, tmp_path, qwen_folder, start, monkeypatch, assert_refused
-):
-    """Names the flag, its value and the remedy; no traceback, nothing written or overwritten."""
+def test_bad_input_is_one_sentence(flags, names, tmp_path, qwen_folder, start, monkeypatch, assert_refused):
+    """Status 2; names the flag, its value and the remedy; no traceback, nothing written or overwritten."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or the hub is asked again and again
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"problem": "1", "answer": "1"}\n{"problem"\n')
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n')
     places = {"FOLDER": "empty", "BAD": "bad.jsonl", "DATA": "data.jsonl"}
-    places = {name: str(tmp_path / place) for name, place in places.items()} | {
-        "QWEN": str(qwen_folder),
-        "START": start,
-    }
-
-    def fill(text):
-        for name, place in places.items():
-            text = text.replace(name, place)
-        return text
-
+    places = {name: tmp_path / place for name, place in places.items()} | {"QWEN": qwen_folder, "START": start}
     there = sorted(tmp_path.rglob("*"))
-    assert_refused(train.main, ["--out", tmp_path, *map(fill, flags.split())], *map(fill, names))
+    names = [filled(name, places) for name in names]
+    assert_refused(train.main, ["--out", tmp_path, *(filled(flag, places) for flag in flags.split())], *names)
     assert sorted(tmp_path.rglob("*")) == there

@@ -6,12 +6,12 @@ import statistics
 
 import pytest
 import torch
-from tiny import made_batch
+from made import made_batch, without_text
 
 from credit.batch import Batch, Source
 from credit.methods import assign_credit
 from credit.values import aligned_distances
-from grpo import Rollouts, spread
+from grpo import spread
 from harness.command import parse_args
 from tasks.problems import Task
 
@@ -35,9 +35,8 @@ def batch_of(rewards: list[list[float]], longest: int = 11, seed: int = 0) -> Ba
     hidden = torch.rand(groups, size, longest, 6, generator=generator)
     hidden[:, :, :3] = hidden[:, :1, :3]
     hidden = hidden.flatten(0, 1)[mask]
-    rollouts = Rollouts(None, None, torch.zeros(count, longest).long(), mask, torch.zeros(count).bool(), [""] * count)
     zeros = torch.zeros(count, longest)
-    return made_batch(rewards, rollouts, size, log_probs=zeros, entropies=zeros, hidden=hidden)
+    return made_batch(rewards, without_text(mask), size, log_probs=zeros, entropies=zeros, hidden=hidden)
 
 
 def slow_kgae(states: list[list], rewards: list[float], window: int, width: float, decay: float) -> list[list[float]]:
@@ -140,8 +139,7 @@ def walk_batch(foreign=None) -> Batch:
     rewards = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0, 0, NAN])
     task = Task("walk", [], [], str, str, lines=lines_of, foreign=foreign)
     mask = (torch.arange(6) < 6).repeat(10, 1) & ~rewards.isnan()[:, None]
-    rollouts = Rollouts(None, None, torch.zeros(10, 6).long(), mask, torch.zeros(10).bool(), texts)
-    return made_batch(rewards, rollouts, 5, source=Source(None, None, task, 0))
+    return made_batch(rewards, without_text(mask, texts), 5, source=Source(None, None, task, 0))
 
 
 def test_oracle_value_against_written_out_numbers():

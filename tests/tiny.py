@@ -1,5 +1,12 @@
 """What the small models of several test files have in common. (No import of transformers before a test needs it.)"""
 
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Flags of a short run of the embedded task.
+RUN = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2 ".split()
+RUN += "--heldout 8 --eval-groups 4".split()
 SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)
 
 
@@ -13,10 +20,9 @@ def byte_tokenizer(*special: str, more=(), merges=(), eos_token="<|endoftext|>",
     return Qwen2Tokenizer(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=list(merges), **tokens)
 
 
-def made_batch(rewards, rollouts, group_size: int, **parts):
-    """A `Batch` of these rewards (B,), with Eq. (1)'s advantages; `parts` are what it holds besides."""
-    from credit.batch import Batch
-    from grpo import group_advantages
+def small_gpt2():
+    """A model whose positions are absolute."""
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    usual = dict(problems=[{}] * (len(rewards) // group_size), reasons=["drawn"] * len(rewards))
-    return Batch(rollouts, rewards, group_advantages(rewards, group_size), group_size, **usual | parts)
+    ids = dict(vocab_size=29, bos_token_id=1, eos_token_id=1)
+    return GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **ids)).eval()

@@ -1,0 +1,92 @@
+"""What several test files make: batches, rollouts, folders of models; and what they ask of folders."""
+
+import os
+from dataclasses import replace
+
+import torch
+from safetensors.torch import load_file
+
+from credit import lora
+from credit.batch import Batch
+from grpo import Rollouts, group_advantages, pad_left
+from harness import folders
+from harness.parallel import Ranks
+from tasks import toy
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
+    """A `Batch` of these rewards (B,), with Eq. (1)'s advantages; `parts` are what it holds besides."""
+    usual = dict(problems=[{}] * (len(rewards) // group_size), reasons=["drawn"] * len(rewards))
+    return Batch(rollouts, rewards, group_advantages(rewards, group_size), group_size, **usual | parts)
+
+
+def saved(folder, model, tokenizer=None) -> str:
+    """A folder with the model and its tokenizer, the embedded task's if none is given; its name."""
+    model.save_pretrained(folder)
+    (tokenizer or toy.make_tokenizer()).save_pretrained(folder)
+    return str(folder)
+
+
+def adapted(model, rank: int = 2, std: float = 0.3):
+    """The model with an adapter that has learned something."""
+    lora.add(model, rank, seed=0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=std)
+    return model
+
+
+def with_a_stop(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
+    """`Rollouts` of these texts as if they had been sampled, each with its stop token."""
+    ids, mask = pad_left(tokenizer(prompts)["input_ids"], 0, "cpu")
+    rows = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
+    response, inside = pad_left([row[::-1] for row in rows], 0, "cpu")
+    return Rollouts(ids, mask, response.flip(1), inside.flip(1), torch.zeros(len(texts)).bool(), texts)
+
+
+def without_text(mask, texts=None) -> Rollouts:
+    """`Rollouts` of which only the mask (B, T), and perhaps the texts, matter."""
+    zeros = torch.zeros(len(mask)).bool()
+    return Rollouts(None, None, torch.zeros(mask.shape).long(), mask, zeros, texts or [""] * len(mask))
+
+
+def widened(rollouts: Rollouts, left: int, right: int) -> Rollouts:
+    """The same rollouts with more padding on both sides; what stands in it must not matter."""
+    pad = torch.nn.functional.pad
+    masks = dict(prompt_mask=pad(rollouts.prompt_mask, (left, 0)), mask=pad(rollouts.mask, (0, right)))
+    prompt_ids = torch.cat([torch.randint(0, 20, (len(rollouts.texts), left)), rollouts.prompt_ids], 1)
+    ids = torch.cat([rollouts.ids, torch.randint(0, 20, (len(rollouts.texts), right))], 1)
+    return replace(rollouts, prompt_ids=prompt_ids, ids=ids, **masks)
+
+
+def filled(text: str, places: dict) -> str:
+    """The text with paths in the place of their names."""
+    for name, place in places.items():
+        text = text.replace(name, str(place))
+    return text
+
+
+def assert_same_run(one, other) -> None:
+    """Weights, metrics but seconds, and samples, to the bit."""
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, theirs = (folders.rows(run / "metrics.jsonl") for run in (one, other))
+    assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
+    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
+
+
+class Hostile:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def interrupt(*parts, **options):
+    """Ctrl-C, in place of what would be done here."""
+    raise KeyboardInterrupt
