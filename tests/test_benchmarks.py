@@ -17,7 +17,7 @@ from made import ALONE, Hostile
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
 from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pass_at_k, summarise
-from harness.folders import append
+from harness.files import append_rows
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
@@ -70,7 +70,7 @@ REFERENCES = {
 def write(path, rows) -> str:
     """A JSON-lines file of these rows."""
     path.unlink(missing_ok=True)
-    append(path, rows)
+    append_rows(path, rows)
     return str(path)
 
 

@@ -16,7 +16,7 @@ import train
 from credit import teacher
 from grpo import Rollouts, pad_left
 from harness import evaluation, parallel, prepare
-from harness.command import parse_args
+from harness.launch import parse_args
 from harness.parallel import Ranks
 from harness.run import prepared
 from tasks import toy
