@@ -159,7 +159,7 @@ def test_what_can_never_fit_is_refused(device, changes, rooms, names, documented
         monkeypatch.setattr(memory, name, lambda place, room=room: room)
     ranks = parallel.Ranks(0, 1, torch.device(device))
     with pytest.raises(BadInput) if names else contextlib.nullcontext() as refused:
-        memory.refuse_what_cannot_fit(documented["large"], flags(**changes), ranks)
+        memory.refuse_what_cannot_fit(memory.predict(documented["large"], flags(**changes), 1), flags(**changes), ranks)
     for name in names:
         assert name in str(refused.value)
 
@@ -209,7 +209,7 @@ def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
     monkeypatch.setattr(harness.run, "sample", lambda *inputs: rollouts)
     predicted = memory.predict(config, args, 1)
     with LiveBytes() as live:
-        ranks = parallel.join("cpu", grouped=False)
+        ranks = parallel.join("cpu")
         model = AutoModelForCausalLM.from_config(config).eval()
         run = assemble(args, ranks, Task("math", [], [], None, None), model, None, None)
         for parameter in run.trained.parameters():

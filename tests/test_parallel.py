@@ -79,7 +79,7 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
 def on_two_ranks(folder: Path, taught: str) -> None:
     """What each rank does; the main one writes it down."""
     torch.set_num_threads(1)
-    ranks = parallel.join("cpu", grouped=False)
+    ranks = parallel.join("cpu")
     seen = {
         "gathered": [value[0].tolist() for value in parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)],
         "total": parallel.total({"a": 1.0, "b": ranks.rank}, ranks),
@@ -126,7 +126,7 @@ def test_other_ranks_draw_no_bars(monkeypatch):
     """Whatever a bar asks for."""
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
     monkeypatch.setenv("RANK", "1")
-    parallel.join("cpu", grouped=False)
+    parallel.join("cpu")
     assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
 
 
@@ -221,7 +221,7 @@ def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:
-        assert parallel.join("cuda", grouped=False).device == torch.device("cuda", 0)
+        assert parallel.join("cuda").device == torch.device("cuda", 0)
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
@@ -229,7 +229,7 @@ def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
 
 def test_bfloat16_rounds_no_buffer():
     """Rotary frequencies stay float32 in the sampler; rounded, they would shift late positions."""
-    ranks = parallel.join("cpu", grouped=True)
+    ranks = parallel.join("cpu")
     try:
         model = toy.make_model(2, seed=1)
         expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
