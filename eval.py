@@ -107,7 +107,7 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     models = find_models(args)
     task = files.run_of(next(iter(models.values()))).get("task")
     names = args.bench or ["embedded" if task == "embedded" else "math"]
-    window = tuple(args.lcb_window or benchmarks.WINDOW)
+    window = tuple(args.lcb_window or benchmarks.LCB_WINDOW)
     sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models), window)
     protocol = Protocol(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)})
     for loaded in sets:

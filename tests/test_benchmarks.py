@@ -155,7 +155,7 @@ def test_tables_side_by_side_fit_the_terminal_and_explain_their_marks():
     models = {f"runs/{name}/model": {"amc23": {"mean": 0.5, "error": 0.01}} for name in ("a" * 35, "b" * 35, "c")}
     gaps = {name: {"amc23": {"difference": 0.1, "error": 0.06}} for name in list(models)[1:]}
     lines = tables.side_by_side(models, gaps)
-    assert max(len(line) for line in lines if line.startswith("|")) <= tables.WIDTH
+    assert max(len(line) for line in lines if line.startswith("|")) <= tables.TABLE_WIDTH
     assert sum(line.startswith("| benchmark |") for line in lines) == 2
     assert f"gain 2: c minus {'a' * 35}, paired by problem" in lines and "*" not in "".join(lines)
     gaps["runs/c/model"]["amc23"]["error"] = 0.05

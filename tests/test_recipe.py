@@ -60,7 +60,7 @@ def test_every_default_of_the_evaluation():
     expected |= dict(grade_timeout=None, sandbox="auto")
     assert dataclasses.asdict(Protocol()) == expected
     assert {name: getattr(args, name) for name in expected} == expected
-    assert args.seeds == [0] and benchmarks.WINDOW == ("2025-02-01", "2025-05-31")
+    assert args.seeds == [0] and benchmarks.LCB_WINDOW == ("2025-02-01", "2025-05-31")
     assert {name: (each.k, each.timeout_s) for name, each in BENCHMARKS.items()} == SETS
     own = dict(max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process")
     words = "--model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
