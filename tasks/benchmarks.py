@@ -11,10 +11,10 @@ lacks what its set must have is an error that names it. Another number of proble
   - AIME24: the hub's file holds three years; the 30 whose url says 2024 are kept.
   - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's tests are the
     `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
-  - LiveCodeBench: `test6.jsonl` holds what version 6 added; LCB_WINDOW, the paper's, keeps contests from February to May
-    2025. Its private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may name any
-    function to be called while it is read: `TextOnly` admits no name, so that only plain values come out. Where a
-    problem's tests cannot be decoded, its generations have no verdict (`infra_error`): never a pass or a zero.
+  - LiveCodeBench: `test6.jsonl` holds what version 6 added; LCB_WINDOW, the paper's, keeps contests from February to
+    May 2025. Its private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may
+    name any function to be called while it is read: `TextOnly` admits no name, so that only plain values come out.
+    Where a problem's tests cannot be decoded, its generations have no verdict (`infra_error`): never a pass or a zero.
 """
 
 import base64

@@ -352,7 +352,7 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(monkeypatch, t
     loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
     calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
     written = []
-    monkeypatch.setattr(evaluation.folders, "append", lambda path, rows: written.append((path, rows)))
+    monkeypatch.setattr(evaluation.files, "append_rows", lambda path, rows: written.append((path, rows)))
     whole = ask(loaded, tiny, protocol, seeds=[0, 5], path="file", columns={"model": "m"})
     assert [row for _, rows in written for row in rows] == whole and {path for path, _ in written} == {"file"}
     assert len(whole) == 24 and len(written) == 6 and [len(call["prompts"]) for call in calls] == [2] * 6
