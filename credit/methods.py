@@ -12,6 +12,7 @@ credit went.
 """
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -117,6 +118,17 @@ def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
     kept = (index >= low) & (index <= high) & batch.rollouts.mask  # (B, T)
     lengths = batch.rollouts.mask.sum(1, keepdim=True)  # (B, 1)
     return batch.advantages[:, None] * kept * lengths / kept.sum(1, keepdim=True).clamp_min(1)
+
+
+def taco(batch: Batch, args, *, alpha: float, strength: float) -> Tensor:
+    """A_t = A (1 - strength (1 - exp(-r_t))) where A > 0 and r_t = -log pi(y_t) - H_t + log alpha > 0, A elsewhere.
+
+    TACO (arXiv 2607.07976): tokens of right rollouts that were far less likely than entropy expects earn less, down to
+    1 - strength of A. H_t is in nats. Here log pi and H_t are those of the rollout, once for all updates.
+    """
+    excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
+    earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
+    return batch.advantages[:, None] * torch.where(batch.advantages[:, None] > 0, earned, 1.0)
 
 
 # ---- hidden states --------------------------------------------------------------------------------------------

@@ -125,6 +125,14 @@ METHODS = {
         },
         ascending=("low", "high"),
     ),
+    "taco": Method(
+        "credit.methods:taco",
+        "less on tokens of right rollouts that entropy did not expect",
+        options={
+            "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", TINY, 1),
+            "strength": Option(0.9, "share of A that it can lose", 0, 1),
+        },
+    ),
     "delta": Method(
         "credit.methods:delta",
         "more on tokens that tell the sides apart",
