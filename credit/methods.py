@@ -27,8 +27,9 @@ from credit.measures import effective_weights
 from credit.shear_settings import ClosestSpans, Settings, group_weights, settings_of
 from credit.table import METHODS, function_of, options_of
 from fast.distances import token_distances
+from fast.race import race_matrix
 from grpo import pad_id
-from shear import mean_norm, span_bounds, two_sides
+from shear import mean_norm, span_bounds, token_weights, two_sides
 
 
 def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
@@ -188,11 +189,44 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
     return omega
 
 
+def own_side(batch: Batch, args) -> Tensor:
+    """A_t = A omega_t as in `shear`, from the closest span of the same outcome in another rollout; a control, ours.
+
+    If distance from the other side tells more than novelty, this tells less. HarA (arXiv 2610.04344), of which only the
+    abstract is public, has another distance from rollouts of the same outcome, to their barycentre.
+    """
+    return batch.advantages[:, None] * group_by_group(batch, partial(own_side_weights, settings=settings_of(args)))
+
+
+@torch.no_grad()
+def own_side_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> Tensor:
+    """Weights (G, T) float32 of one group; 1 without an opposing side, and in a rollout that is alone on its own.
+
+    Shapes and errors are those of `group_weights`, and so are nbar and eps: those of the whole group.
+    """
+    window, stride = settings.window, settings.stride
+    mask, correct = mask.bool(), correct.bool()
+    omega = mask.float()  # (G, T)
+    if two_sides(hidden, mask, correct, window, stride)[0] is None:
+        return omega
+    nbar = mean_norm(hidden[mask])
+    eps = settings.eps_over(nbar) * nbar
+    for row in range(len(mask)):
+        same = mask & (correct == correct[row])[:, None]  # (G, T)
+        alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
+        own, others = two_sides(hidden, same, alone, window, stride)
+        if own is not None:
+            costs = token_distances(own.states, others.states)  # (N, N')
+            matrix = race_matrix(costs, own.spans, others.spans, eps, max_iters=settings.max_iters, tol=settings.tol)
+            omega[own.mask] = token_weights(matrix.amin(1) / nbar, own.spans)
+    return omega
+
+
 def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
     """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart: DelTA, 2605.21467.
 
     v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log pi(y_t). lambda_t grows
-    with how much closer v_t lies to the mean of its own side than to the other's, `own_side`. Deviates: a side is one
+    with how much closer v_t lies to the mean of its own side than to the other's, `nearer_own`. Deviates: a side is one
     of a group, theirs of all prompts of a shard; a response's first token, whose h is the prompt's, has the middle.
     """
     mask, hidden = batch.rollouts.mask, batch.hidden
@@ -206,13 +240,13 @@ def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
         rows = slice(group, group + batch.group_size)
         right = batch.correct[rows, None].expand_as(later[rows])[later[rows]]  # (m,)
         if right.any() and not right.all():
-            own[rows][later[rows]] = own_side(vectors[first : first + len(right)], right)
+            own[rows][later[rows]] = nearer_own(vectors[first : first + len(right)], right)
         first += len(right)
     omega = low + (high - low) * own
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
-def own_side(vectors: Tensor, right: Tensor) -> Tensor:
+def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
     """sigmoid(margin / its std), (n,): the margin of vectors (n, d) towards the mean of their own side, `right` (n,).
 
     Once more with the vectors weighted by the result, but the first margins' std, as in DelTA's code.

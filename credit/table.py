@@ -198,6 +198,9 @@ METHODS = {
     ),
     "oracle": Method("credit.methods:oracle", "control: only the true first wrong step", ("first error",)),
     "oracle-value": Method("credit.values:oracle_value", "control: true changes of value", ("lines",), weighs=False),
+    "own-side": Method(
+        "credit.methods:own_side", "control: distance to the closest span of the same side", ("states", "pairs")
+    ),
     "position": Method("credit.methods:position", "control: later tokens get more"),
     "random": Method("credit.methods:random", "control: uniform weights, the same for a window"),
     "shuffle": Method(

@@ -8,8 +8,12 @@ import torch
 from made import made_batch, without_text
 
 from credit.batch import Batch
-from credit.methods import assign_credit
+from credit.methods import assign_credit, own_side_weights
+from credit.shear_settings import Settings
+from grpo import spread
 from harness.launch import parse_args
+from shear import span_bounds
+from sinkhorn import sinkhorn
 
 
 def flags(**changes) -> argparse.Namespace:
@@ -44,3 +48,38 @@ def test_taco(options):
         weights.append(1 - strength * (1 - math.exp(-r)) if batch.advantages[i] > 0 and r > 0 else 1)
         assert ours[i, t].item() == pytest.approx(batch.advantages[i].item() * weights[-1], rel=1e-5)
     assert min(weights) < 0.9 < max(weights) == 1
+
+
+def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
+    """Every span against every span, one pair at a time; the only right rollout of the second group keeps weight 1."""
+    batch, window, stride = drawn([1, 0, 0, 1, 0, 0, 1, 0], 4), 4, 2
+    ours = assign_credit("own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5))
+    hidden = spread(batch.hidden, batch.rollouts.mask).double()
+    for group in (range(4), range(4, 8)):
+        rollouts = {i: hidden[i][batch.rollouts.mask[i]] for i in group}
+        nbar = torch.cat(list(rollouts.values())).norm(dim=-1).mean()
+        for i in group:
+            omega = torch.zeros(len(rollouts[i])).double()
+            peers = [j for j in group if j != i and batch.correct[j] == batch.correct[i]]
+            for start, end in span_bounds(len(omega), window, stride):
+                found = []
+                for j in peers:
+                    for first, last in span_bounds(len(rollouts[j]), window, stride):
+                        costs = torch.cdist(rollouts[i][start:end], rollouts[j][first:last])
+                        found.append(sinkhorn(costs, eps=0.05 * nbar.item(), max_iters=2000, tol=1e-5).value / nbar)
+                nearest = min(found, default=torch.tensor(1.0))
+                omega[start:end] = omega[start:end].clamp_min(nearest)
+            expected = (batch.advantages[i] * omega).float()
+            torch.testing.assert_close(ours[i, : len(omega)], expected, atol=1e-4, rtol=1e-4)
+            assert bool((omega == 1).all()) == (not peers)
+
+
+def test_own_side_without_an_opposing_side_weighs_nothing():
+    """As SHEAR does, and as where a rollout has no verdict."""
+    batch = drawn([1, 1, 1], 3)
+    mask = batch.rollouts.mask
+    hidden, settings = spread(batch.hidden, mask), Settings(window=4, stride=2)
+    assert torch.equal(own_side_weights(hidden, mask, batch.correct, settings), mask.float())
+    mask[2] = False
+    mixed = own_side_weights(hidden, mask, torch.tensor([1, 0, 0]), settings)
+    assert torch.equal(mixed, mask.float())
