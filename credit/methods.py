@@ -413,6 +413,29 @@ def oracle(batch: Batch, args) -> Tensor:
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
 
 
+def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
+    """A_t = A_cor - b in right rollouts; in wrong ones prefix A_cor - b before the true first error, A_inc - b from it.
+
+    Cliff (arXiv 2609.02817), whose teacher names the error that the task knows here. A_cor = (1 - mu) / sigma and
+    A_inc = -mu / sigma, mu the group's share of right rollouts and sigma = sqrt(mu (1 - mu)); b makes the mean over the
+    group's tokens 0. A wrong rollout without a known error keeps A; inferred: b is taken from all other tokens.
+    """
+    mask, rewards = batch.rollouts.mask, batch.rewards.view(-1, batch.group_size)
+    mu = (rewards > 0.5).sum(1) / rewards.isfinite().sum(1)  # (groups,), NaN without a verdict
+    mu = mu.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
+    sigma = (mu * (1 - mu)).sqrt()
+    start = true_errors(batch, batch.source.task.first_error)[:, :1]  # (B, 1)
+    right, known = batch.correct[:, None], start >= 0  # (B, 1)
+    before = torch.arange(mask.shape[1], device=mask.device) < start  # (B, T)
+    credit = torch.where(before, prefix * (1 - mu) / sigma, -mu / sigma)
+    credit = torch.where(right, (1 - mu) / sigma, torch.where(known, credit, batch.advantages[:, None]))
+    moved = mask & (right | known)  # (B, T)
+    sums = torch.where(mask, credit, 0.0).sum(1).view_as(rewards).sum(1)  # (groups,)
+    shift = sums / moved.sum(1).view_as(rewards).sum(1)  # b
+    credit = torch.where(moved, credit - shift.repeat_interleave(batch.group_size)[:, None], credit)
+    return torch.where(batch.advantages[:, None] != 0, credit, 0.0)
+
+
 def position(batch: Batch, args) -> Tensor:
     """A_t = A t / T: later tokens get more, whatever they say."""
     mask = batch.rollouts.mask

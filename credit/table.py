@@ -197,6 +197,13 @@ METHODS = {
         options={"slope": Option(1.0, "c goes from minus this to this", TINY, LARGE)},
     ),
     "oracle": Method("credit.methods:oracle", "control: only the true first wrong step", ("first error",)),
+    "cliff": Method(
+        "credit.methods:cliff",
+        "control: nothing before the true first error, A from it",
+        ("first error",),
+        weighs=False,
+        options={"prefix": Option(0.0, "share of a right rollout's advantage before the error", 0, 1)},
+    ),
     "oracle-value": Method("credit.values:oracle_value", "control: true changes of value", ("lines",), weighs=False),
     "own-side": Method(
         "credit.methods:own_side", "control: distance to the closest span of the same side", ("states", "pairs")

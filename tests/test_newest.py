@@ -2,18 +2,21 @@
 
 import argparse
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from made import made_batch, without_text
 
-from credit.batch import Batch
+from credit.batch import Batch, Source
 from credit.methods import assign_credit, own_side_weights
 from credit.shear_settings import Settings
 from grpo import spread
 from harness.launch import parse_args
 from shear import span_bounds
 from sinkhorn import sinkhorn
+from tasks import toy
+from tasks.problems import Task
 
 
 def flags(**changes) -> argparse.Namespace:
@@ -83,3 +86,39 @@ def test_own_side_without_an_opposing_side_weighs_nothing():
     mask[2] = False
     mixed = own_side_weights(hidden, mask, torch.tensor([1, 0, 0]), settings)
     assert torch.equal(mixed, mask.float())
+
+
+@pytest.mark.parametrize("prefix", [0.0, 0.5])
+def test_cliff(prefix):
+    """One token at a time: two of five right, one without a verdict, one wrong whose error is not known (it keeps A).
+
+    A group of equal verdicts gets nothing. The mean over the tokens of the first group is 0.
+    """
+    errors = {"a": 3, "b": 0, "?": None}
+    texts = ["right", "a", "?", "b", "right", "none", *["a"] * 6]
+    batch = drawn([1, 0, 0, 0, 1, math.nan, *[0] * 6], 6)
+    batch.rollouts.texts[:] = texts
+    batch.rollouts.mask[5] = False
+
+    def first_error(problem, text):
+        return None if errors[text] is None else toy.FirstError(errors[text], "copy", errors[text] + 1)
+
+    task = Task("embedded", [], [], None, None, first_error=first_error)
+    batch = replace(batch, source=Source(None, None, task, 0))
+    ours = assign_credit("cliff", batch, flags(method_option=[f"prefix={prefix}"]))
+    mu, credit = 2 / 5, {}
+    for i, t in tokens(batch):
+        if i < 6 and texts[i] == "right":
+            credit[i, t] = (1 - mu) / math.sqrt(mu * (1 - mu))
+        elif i < 6 and texts[i] != "?":
+            early = t < errors[texts[i]]
+            credit[i, t] = prefix * credit[0, 0] if early else -mu / math.sqrt(mu * (1 - mu))
+    kept = {(i, t): batch.advantages[i].item() for i, t in tokens(batch) if texts[i] == "?"}
+    shift = (sum(credit.values()) + sum(kept.values())) / len(credit)
+    expected = torch.zeros(ours.shape)
+    for (i, t), value in credit.items():
+        expected[i, t] = value - shift
+    for (i, t), value in kept.items():
+        expected[i, t] = value
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    assert abs(ours[:6].sum()) < 1e-4 and kept and ours[6:].abs().max() == 0
