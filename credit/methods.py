@@ -78,6 +78,12 @@ def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor
     return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(group_size, 0)
 
 
+def standardised(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    """The values (B, T) less the mean of their group's tokens, over the standard deviation of these."""
+    mean, std = group_moments(values, mask, group_size)
+    return (values - mean) / std.clamp_min(1e-8)
+
+
 # ---- group and entropies --------------------------------------------------------------------------------------
 
 
@@ -103,9 +109,8 @@ def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
     may differ.
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    mean, std = group_moments(batch.entropies, batch.rollouts.mask, batch.group_size)
     bound = scale.abs() / phi
-    z = (batch.entropies - mean) / std.clamp_min(1e-8)  # (B, T)
+    z = standardised(batch.entropies, batch.rollouts.mask, batch.group_size)  # (B, T)
     return scale + alpha * scale.sign() * z.clamp(-bound, bound)
 
 
@@ -316,9 +321,8 @@ def attention(batch: Batch, args, *, slope: float) -> Tensor:
     """
     source, mask = batch.source, batch.rollouts.mask
     values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=args.micro_tokens)  # (B, T)
-    mean, std = group_moments(values, mask, batch.group_size)
     pull = slope * (2 * source.step / args.steps - 1)
-    omega = 2 * torch.sigmoid(pull * (values - mean) / std.clamp_min(1e-8))  # (B, T)
+    omega = 2 * torch.sigmoid(pull * standardised(values, mask, batch.group_size))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 

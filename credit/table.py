@@ -28,6 +28,7 @@ NEEDS = {
     "hint": "the answer in its prompt",
     "peer": "another response of the group in its prompt",
     "first error": "the true first error",
+    "rephrase": "its problems in other words",
     "lines": "what each line of a response decides",
 }
 
@@ -189,6 +190,16 @@ METHODS = {
         "the ratio after answer and another right rollout are shown",
         ("box", "hint", "peer"),
         weighs=False,
+    ),
+    "scapo": Method(
+        "credit.hindsight:scapo",
+        "less on tokens that depend on how the problem is put",
+        ("rephrase",),
+        weighs=False,
+        options={
+            "strength": Option(0.01, "advantage per standard deviation of instability", 0, LARGE),
+            "phrasings": Option(4, "of each problem, a pass each", 1, 100),
+        },
     ),
     "attention": Method(
         "credit.methods:attention",

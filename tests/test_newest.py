@@ -2,21 +2,23 @@
 
 import argparse
 import math
+import re
 from dataclasses import replace
 
 import pytest
 import torch
-from made import made_batch, without_text
+from made import made_batch, with_a_stop, without_text
 
 from credit.batch import Batch, Source
 from credit.methods import assign_credit, own_side_weights
 from credit.shear_settings import Settings
-from grpo import spread
+from grpo import Policy, log_probs, spread
 from harness.launch import parse_args
+from harness.prepare import embedded_task
 from shear import span_bounds
 from sinkhorn import sinkhorn
 from tasks import toy
-from tasks.problems import Task
+from tasks.problems import BadInput, Task
 
 
 def flags(**changes) -> argparse.Namespace:
@@ -32,6 +34,11 @@ def drawn(rewards: list[float], group_size: int, **parts) -> Batch:
     hidden = torch.randn(*mask.shape, 6, generator=generator)[mask]
     parts |= dict(log_probs=log_probs, entropies=entropies, hidden=hidden)
     return made_batch(torch.tensor(rewards), without_text(mask), group_size, **parts)
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    """The text with other labels."""
+    return re.sub(r"\\boxed|[a-h]", lambda found: names.get(found[0], found[0]), text)
 
 
 def tokens(batch: Batch):
@@ -122,3 +129,57 @@ def test_cliff(prefix):
         expected[i, t] = value
     torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
     assert abs(ours[:6].sum()) < 1e-4 and kept and ours[6:].abs().max() == 0
+
+
+def test_scapo(tiny):
+    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols."""
+    model, tokenizer = tiny
+    policy, task = Policy(model), embedded_task(parse_args(["--toy-lines", "3"]), tokenizer)
+    problems, rng = task.train[:2], toy.random.Random(1)
+    texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(2)]
+    rollouts = with_a_stop(tokenizer, [problem["problem"] for problem in problems for _ in range(2)], texts)
+    scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
+    source = Source(policy, tokenizer, task, 0)
+    batch = made_batch(torch.tensor([1.0, 0, 0, 0]), rollouts, 2, problems=problems, source=source, **scored)
+    ours = assign_credit("scapo", batch, flags(method_option=["strength=0.5", "phrasings=3"]))
+
+    def chances(problem: str, response: str) -> torch.Tensor:
+        """p of each symbol of the response and of its end."""
+        start, ids = tokenizer(problem)["input_ids"], [*tokenizer(response)["input_ids"], tokenizer.eos_token_id]
+        logits = model(torch.tensor([start + ids])).logits[0, len(start) - 1 : -1].double()
+        return logits.softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+    def zscore(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        values = torch.cat(rows)
+        return [(row - values.mean()) / values.std(correction=0) for row in rows]
+
+    for group, problem in enumerate(problems):
+        answers, scores = texts[2 * group : 2 * group + 2], [0, 0]
+        for k in range(3):
+            other, names = toy.rephrase(problem, k)
+            rows = []
+            for text in answers:
+                p, p_k = chances(problem["problem"], text), chances(other["problem"], renamed(text, names))
+                rows.append(-2 * (p - p_k).abs() / (p + p_k))
+            scores = [score + row for score, row in zip(scores, zscore(rows), strict=True)]
+        for row, u in enumerate(zscore(scores), 2 * group):
+            expected = batch.advantages[row] + 0.5 * u.clamp_max(0).float()
+            torch.testing.assert_close(ours[row, : len(u)], expected, atol=1e-3, rtol=1e-3)
+            assert expected.min() < batch.advantages[row] - 0.1
+
+
+def test_the_embedded_task_rephrases_by_renaming():
+    """Four ways for five labels; what was right before is right under the new names, with the same answer."""
+    problem = toy.make_problem(toy.random.Random(3), 5)
+    ways = [toy.rephrase(problem, k) for k in range(4)]
+    assert len({problem["problem"], *[other["problem"] for other, _ in ways]}) == 5
+    response = toy.demonstrate(problem, toy.random.Random(0), careless=False)
+    for other, names in ways:
+        assert toy.first_error(other, renamed(response, names)) is None and other["answer"] == problem["answer"]
+
+
+@pytest.mark.parametrize("task", ["--toy-kind recoverable", "--task math --data x.jsonl --model M"])
+def test_a_task_that_does_not_rephrase_refuses_scapo(task):
+    """Before anything is loaded."""
+    with pytest.raises(BadInput, match="--method scapo needs its problems in other words"):
+        parse_args([*task.split(), "--method", "scapo"])
