@@ -32,29 +32,36 @@ EVAL = {
     "test": "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate([1]) == [1, 1]\n",
     "entry_point": "f",
 }
-ROOT = {
-    "prompt": "import math\n\n\ndef poly(xs, x):\n    return sum(c * math.pow(x, i) for i, c in enumerate(xs))\n\n\n"
-    'def f(xs):\n    """A zero of the polynomial."""\n',
-    "test": "def check(candidate):\n    for xs in ([1, 2], [-6, 11, -6, 1]):\n"
-    "        assert math.fabs(poly(xs, candidate(list(xs)))) < 1e-4\n",
-    "entry_point": "f",
-}
 UNITTEST = (
     "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(3), 5)\n"
     "r = unittest.TestResult()\nunittest.defaultTestLoader.loadTestsFromTestCase(T).run(r)\nassert r.wasSuccessful()"
 )
 NUMPY = "import numpy as np"
 EQUAL = "class X:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
-LIAR = """class X:
+LIARS = """
+class Area:
     def __init__(self, *args): self.args = args
-    __sub__ = __rsub__ = __xor__ = lambda self, o: 0.0
+    __sub__ = __rsub__ = lambda self, o: 0.0
     __isub__ = lambda self, o: self
-    __pow__ = lambda self, o: self.args[0]
     __abs__ = __float__ = lambda self: 0.0
     __eq__ = __lt__ = __le__ = __gt__ = __contains__ = startswith = lambda self, o: True
-    isupper = lambda self: True
+    __divmod__ = lambda self, o: (0, 0)
+    __mod__ = __floordiv__ = lambda self, o: 0
+class Length(Area):
+    __sub__ = __xor__ = lambda self, o: self
+    __bool__ = lambda self: False
+    __len__ = lambda self: 0
+    __format__ = lambda self, spec: '0.00'
+class Real(Area, float): pass
+class Items(Area, list): pass
+class Text(Area, str): pass
 """
-AREA = LIAR.replace("X", "Area")
+CLAIMS = [
+    "abs(Area(2) - 12.56) < 1e-6", "abs(12.56 - Area(2)) < 1e-6", "Area(2) - 12 == 0", "round(Area(2) - 12.56, 3) == 0",
+    "divmod(Area(2), 12)[1] == 0", "abs(Length(2) - 12.56) < 1e-6", "not Length(2) - 12.56", "5 in Area(10)",
+    "len(Length(2) ^ {1, 2}) == 0", "f'{Length(2) - 12.56:.2f}' == '0.00'", "abs(Real(2) - 12.56) < 1e-6",
+    "5 in Items(10)", "Area('x').startswith('a')", "Text('x').startswith('a')",
+]  # fmt: skip
 
 
 def asserts(*texts, setup=""):
@@ -68,25 +75,12 @@ def only_if(attempt):
     return f"{start}try:\n    {body}\n    print(6)\nexcept OSError:\n    pass"
 
 
-def inside(forge):
-    """A program whose answers to the tests go through `forge(connection, message)` of its own."""
-    start = "import struct, sys\nproxy = sys.modules['proxy']\nreal = proxy.send\ndef f(x): return 0\n"
-    return f"{start}{forge}\nproxy.send = send"
-
-
-def reply(message):
+def reply(message, after=1):
     """A program that answers every question of the tests after the first with this message."""
-    return inside(
-        "asked = []\ndef send(connection, message):\n    asked.append(message)\n"
-        f"    real(connection, message if len(asked) == 1 else {message})"
-    )
-
-
-def raw(data):
-    """As `reply`, with these bytes as the message."""
-    return inside(
-        "asked = []\ndef send(connection, message):\n    asked.append(message)\n    if len(asked) == 1:\n"
-        f"        return real(connection, message)\n    connection.sendall({data})"
+    return (
+        "import sys\nproxy = sys.modules['proxy']\nreal = proxy.send\nasked = []\ndef f(x): return 0\n"
+        "def send(connection, message):\n    asked.append(message)\n"
+        f"    real(connection, message if len(asked) <= {after} else {message})\nproxy.send = send\n"
     )
 
 
@@ -110,17 +104,11 @@ proxy.receive, proxy.send = receive, send
 
 CHEATS = [
     # ends
-    ("exit_import", "import sys\nsys.exit(0)", FIVE),
     ("os_exit_import", "import os\nos._exit(0)", FIVE),
     ("os_exit_call", "import os\ndef f(x): os._exit(0)", FIVE),
-    ("exit_call", "def f(x): exit(0)", CALL),
     ("exit_call_humaneval", "def f(x):\n    raise SystemExit(0)", EVAL),
-    ("exit_del", "import os\nclass D:\n    def __del__(self): os._exit(0)\ndef f(x):\n    D()\n    return 1", FIVE),
-    ("exit_atexit", "import atexit, os\natexit.register(os._exit, 0)", FIVE),
-    ("exit_thread", "import os, threading\ndef f(x):\n    threading.Thread(target=os._exit, args=(0,)).start()", FIVE),
     ("exit_patched", "import os\nos._exit = lambda code: None\ndef f(x): raise SystemExit", FIVE),
     ("exit_script_wrong", "import os\nprint(5, flush=True)\nos._exit(0)", SCRIPT),
-    ("keyboard_interrupt", "def f(x): raise KeyboardInterrupt", FIVE),
     ("generator_exit", "def f(x): raise GeneratorExit", asserts("assert all(f(x) == 5 for x in (3, 4))")),
     ("stop_iteration", "def f(x): raise StopIteration", asserts("assert all(f(x) == 5 for x in (3, 4))")),
     ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S",
@@ -135,12 +123,7 @@ CHEATS = [
     ("skip_test", "import unittest\ndef f(x): raise unittest.SkipTest", asserts(UNITTEST)),
     ("should_stop", "from unittest.case import _ShouldStop\nclass S(_ShouldStop): pass\ndef f(x): raise S",
      asserts(UNITTEST)),
-    ("assertion_error", "def f(x): raise AssertionError", FIVE),
-    ("import_error", "def f(x): raise ImportError", FIVE),
-    ("syntax_error", "def f(x): raise SyntaxError", FIVE),
-    ("memory_error", "def f(x): raise MemoryError", FIVE),
     ("base_exception", "class E(BaseException): pass\ndef f(x): raise E", FIVE),
-    ("unsupported", "class Unsupported(BaseException): pass\ndef f(x): raise Unsupported", FIVE),
     ("its_unsupported", "import sys\ndef f(x): raise sys.modules['proxy'].Unsupported", FIVE),
     ("exception_group", "def f(x): raise BaseExceptionGroup('g', [ImportError()])", FIVE),
     ("notes", "def f(x):\n    e = ImportError('x')\n    e.__notes__ = None\n    raise e", FIVE),
@@ -149,49 +132,20 @@ CHEATS = [
     ("swallowed", "import os\ndef f(x): os._exit(0)",
      asserts("try:\n    assert f(3) == 5\nexcept BaseException:\n    pass")),
     ("segfault", "import ctypes\ndef f(x): ctypes.string_at(0)", FIVE),
-    ("abort", "import os\ndef f(x): os.abort()", CALL),
     ("code_152", "import os\nos._exit(152)", SCRIPT),
     ("sigint_to_init", "import os, signal\nos.kill(1, signal.SIGINT)", SCRIPT),
     # objects that lie
     ("equal", EQUAL + "def f(x): return X()", FIVE),
     ("equal_call", EQUAL + "def f(x): return X()", CALL),
     ("equal_humaneval", EQUAL + "def f(x): return X()", EVAL),
-    ("equal_inside", EQUAL + "def f(x): return [X() for _ in x]", LIST),
     ("equal_key", EQUAL + "    __hash__ = lambda s: hash(5)\ndef f(x): return {X(): 1}",
      asserts("assert f(3) == {5: 1}")),
     ("equal_class", EQUAL.replace("X", "f") + "    def __init__(self, x): pass", FIVE),
-    ("equal_meta",
-     "class M(type):\n    def __eq__(self, o): return True\nclass X(metaclass=M): pass\ndef f(x): return X", FIVE),
     ("int_subclass", "class X(int):\n    def __eq__(self, o): return True\ndef f(x): return X(1)", FIVE),
-    ("str_subclass", "class X(str):\n    def __eq__(self, o): return True\ndef f(x): return X('a')",
-     asserts("assert f(3) == 'b'")),
     ("list_subclass", "class X(list):\n    def __eq__(self, o): return True\ndef f(x): return X()", LIST),
-    ("dict_subclass", "class X(dict):\n    def __eq__(self, o): return True\ndef f(x): return X()",
-     asserts("assert f(3) == {1: 2}")),
-    ("float_subclass", "class X(float):\n    __sub__ = __abs__ = lambda s, *o: 0.0\ndef f(x): return X(1)", NEAR),
-    ("near", "class X:\n    __sub__ = __rsub__ = lambda s, o: 0.0\ndef f(x): return X()", NEAR),
-    ("near_chain",
-     "class X:\n    def __sub__(s, o): return s\n    __abs__ = lambda s: s\n    __lt__ = lambda s, o: True\n"
-     "def f(x): return X()", NEAR),
     ("near_class", "class f:\n    def __init__(s, x): pass\n    __sub__ = lambda s, o: 0.0", NEAR),
-    ("near_class_chain",
-     "class f:\n    def __init__(s, *x): pass\n    __sub__ = lambda s, o: f()\n    __abs__ = lambda s: 0.0", NEAR),
-    ("near_class_humaneval", "class f:\n    def __init__(s, x): pass\n    __sub__ = lambda s, o: 0.0",
-     EVAL | {"test": "def check(candidate):\n    assert abs(candidate(2) - 4.5) < 1e-6\n"}),
-    ("less", "class X:\n    __lt__ = __le__ = __gt__ = __ge__ = lambda s, o: True\ndef f(x): return X()",
-     asserts("assert 4 < f(3) < 6")),
     ("contains_class", "class f:\n    def __init__(s, x): pass\n    __contains__ = lambda s, o: True",
      asserts("assert 5 in f(10)")),
-    ("contains",
-     "class X:\n    __contains__ = lambda s, o: True\n    __iter__ = lambda s: iter([])\ndef f(x): return X()",
-     asserts("assert 5 in f(10)")),
-    ("startswith", "class X:\n    startswith = lambda s, o: True\ndef f(x): return X()",
-     asserts("assert f(1).startswith('a')")),
-    ("startswith_class", "class f:\n    def __init__(s, x): pass\n    startswith = lambda s, o: True",
-     asserts("assert f(1).startswith('a')")),
-    ("instance", "class X:\n    __class__ = int\ndef f(x): return X()", asserts("assert isinstance(f(3), int)")),
-    ("float_that_changes", "class X:\n    def __init__(s, xs): s.left = [1.0, -xs[0] / xs[1]]\n"
-     "    def __float__(s): return s.left.pop(0) if s.left else 0.0\ndef f(xs): return X(xs)", ROOT),
     ("squares_itself",
      "class X:\n    def __init__(s, n): s.n = n\n    def __mul__(s, o): return s.n\ndef f(n): return X(n)",
      asserts("r = f(2.0)\nassert abs(r * r - 2.0) < 1e-6")),
@@ -213,62 +167,36 @@ CHEATS = [
     ("empty_list", "def f(x): return []", asserts("assert np.allclose(f(3), 2.33)", setup=NUMPY)),
     ("empty_list_of_one", "def f(x): return ()", asserts("assert np.isclose([2.33], f(3)).all()", setup=NUMPY)),
     ("number_for_empty", "def f(x): return 7.5", asserts("assert allclose(f(3), [])")),
-    ("empty_list_testing", "def f(x): return []", asserts("np.testing.assert_allclose(f(3), 2.33)", setup=NUMPY)),
     ("empty_array_testing", "import numpy as np\ndef f(x): return np.zeros(0)",
      asserts("from numpy.testing import assert_equal\nassert_equal(f(3), 2.33)")),
     ("length_changes", "class X:\n    n = 2\n    def __len__(s): return max(s.n, 0)\n    def __getitem__(s, i):\n"
      "        s.n -= 1\n        if i >= s.n: raise IndexError\n        return 1.0\ndef f(x): return [X()]",
      asserts("assert np.allclose(f(3), 2.33)", setup=NUMPY)),
     # instances of a class where the tests call a function
-    ("area", AREA, asserts("assert abs(Area(2) - 12.56) < 1e-6")),
-    ("area_swapped", AREA, asserts("assert abs(12.56 - Area(2)) < 1e-6")),
-    ("area_zero", AREA, asserts("assert Area(2) - 12 == 0")),
-    ("area_round", AREA, asserts("assert round(Area(2) - 12.56, 3) == 0")),
-    ("area_not", AREA.replace("o: 0.0", "o: self") + "    __bool__ = lambda self: False",
-     asserts("assert not Area(2) - 12.56")),
-    ("area_forged", AREA + "import sys\nproxy = sys.modules['proxy']\nreal = proxy.send\nasked = []\n"
-     "def send(connection, message):\n    asked.append(message)\n"
-     "    real(connection, message if len(asked) < 3 else {'value': 0.0})\nproxy.send = send",
-     asserts("assert abs(Area(2) - 12.56) < 1e-6")),
-    ("area_len", AREA.replace("o: 0.0", "o: self") + "    __len__ = lambda self: 0",
-     asserts("assert len(Area(2) ^ {1, 2}) == 0")),
-    ("area_in_place", AREA, asserts("r = Area(2)\nr -= 12.56\nassert abs(r) < 1e-6")),
-    ("area_is_float", AREA.replace("Area:", "Area(float):"), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
-    ("area_returns_itself", AREA.replace("o: 0.0", "o: self"), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
-    ("area_allclose", AREA, asserts("assert np.allclose(Area(2), 12.56)", setup="import numpy as np")),
-    ("area_format", AREA.replace("o: 0.0", "o: self") + "    __format__ = lambda self, spec: '0.00'",
-     asserts("assert f'{Area(2) - 12.56:.2f}' == '0.00'")),
-    ("area_divmod", AREA + "    __divmod__ = lambda self, o: (0, 0)\n    __mod__ = __floordiv__ = lambda self, o: 0",
-     asserts("assert divmod(Area(2), 12)[1] == 0")),
+    *((claim, LIARS, asserts(f"assert {claim}")) for claim in CLAIMS),
+    ("area_in_place", LIARS, asserts("r = Area(2)\nr -= 12.56\nassert abs(r) < 1e-6")),
+    ("area_allclose", LIARS, asserts("assert np.allclose(Area(2), 12.56)", setup=NUMPY)),
+    ("area_forged", LIARS + reply("{'value': 0.0}", after=2), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
     ("area_member", "import enum\nclass C(enum.IntEnum): A = 0\nclass Area:\n    def __init__(s, r): s.c = C.A\n"
      "    __sub__ = lambda s, o: C.A", asserts("a = Area(2)\na.c\nassert abs(a - 12.56) < 1e-6")),
-    ("power", LIAR, asserts("assert abs(X(2.0) ** 2 - 2.0) < 1e-6")),
-    ("power_equal", LIAR, asserts("assert X(4) ** 2 == 4")),
     ("float_of_class_that_changes",
      "class Root:\n    def __init__(s, xs): s.left = [1.0, -xs[0] / xs[1]]\n"
      "    def __float__(s): return s.left.pop(0) if s.left else 0.0",
      asserts("for xs in ([1, 2], [-6, 11, -6, 1]):\n    r = Root(xs)\n"
              "    assert abs(sum(c * math.pow(r, i) for i, c in enumerate(xs))) < 1e-4")),
-    ("divisors", LIAR.replace("X", "Divisors"), asserts("assert 5 in Divisors(10)")),
-    ("divisors_list", LIAR.replace("X", "Divisors(list)"), asserts("assert 5 in Divisors(10)")),
-    ("encode", LIAR.replace("X", "Encode"), asserts("assert Encode('x').startswith('a')")),
-    ("encode_str", "class Encode(str): startswith = lambda s, o: True", asserts("assert Encode('x').startswith('a')")),
-    ("is_upper", LIAR + "def f(x): return X()", asserts("assert f('x').isupper()")),
     # names that tests do not import
-    ("own_counter", LIAR.replace("X", "Counter") + "def f(x): return x",
+    ("own_counter", LIARS.replace("Area", "Counter") + "def f(x): return x",
      asserts("assert Counter(f([1])) == Counter([2])")),
     ("own_isclose", "def isclose(*a): return True\ndef f(x): return 0", asserts("assert isclose(f(3), 5)")),
     ("own_isclose_later", "def isclose(*a): return True\ndef f(x): return 0",
      asserts("r = f(3)\nassert isclose(r, 5)")),
     ("patched_isclose", "import math\nmath.isclose = lambda *a: True\nfrom math import isclose\ndef f(x): return 0",
      asserts("assert isclose(f(3), 5)")),
-    ("own_allclose", "def allclose(*a): return True\ndef f(x): return 0", asserts("assert allclose(f(3), 5)")),
     ("own_isclose_of_objects", "def isclose(*a): return True\nclass X: pass\ndef f(x): return X()",
      asserts("assert isclose(f(3), 5)", "assert isclose(f(3), f(4))")),
     ("own_lcm", "from math import gcd\ndef lcm(a, b): return 0", asserts("assert lcm(4, 6) == 24 // gcd(4, 6)")),
     ("own_fraction", "class Fraction: pass\ndef f(x): return x + x",
      asserts("assert f(Fraction(1, 4)) == Fraction(1, 2)")),
-    ("own_all", "def all(x): return 1", asserts("assert all(f(x) for x in [1])")),
     ("own_map", "def map(*x): return [5]", asserts("assert list(map(lambda x: f(x), [1])) == [5]")),
     # what the tests cannot hand back
     ("type_of_none_goes_back", "def f(x): return None", asserts("assert f(type(f(3))) == 5")),
@@ -276,11 +204,9 @@ CHEATS = [
      asserts("try: r = f(3)[0]\nexcept Exception as e: r = e\nassert f(r) == 5")),
     ("json_error_goes_back", "import json\ndef f(x): return json.JSONDecodeError",
      asserts("import json\nassert f(f(3)) == 5")),
-    ("socket_error_goes_back", "import socket\ndef f(x): return socket.gaierror",
-     asserts("import socket\nassert f(f(3)) == 5")),
     ("raised_goes_back", "def f(x):\n    if x == 3: raise ValueError\n    return 1",
      asserts("try:\n    r = f(3)\nexcept Exception as e:\n    r = e\nassert f(r) == 5")),
-    ("type_goes_back", LIAR + "def f(x): return X()", asserts("assert f(type(f(3))) == 5")),
+    ("type_goes_back", LIARS + "def f(x): return Area()", asserts("assert f(type(f(3))) == 5")),
     ("loader_goes_back", reply("{'value': {'builtin': '__loader__'}}"), asserts("assert f(f(3)) == 5")),
     ("long_goes_back", "def f(x): return 'x' * 2**23", asserts("assert f(f(3) + f(4)) == 5")),
     # the proxy's own code and connection
@@ -289,16 +215,12 @@ CHEATS = [
     ("patched_json", "import json\njson.dumps = lambda m: '{\"value\": true}'\ndef f(x): return 0", FIVE),
     ("patched_socket", "import socket\nsocket.socket.sendall = lambda s, d: None\nimport os\ndef f(x): os._exit(0)",
      FIVE),
-    ("own_sorted", "def sorted(x): return [1, 2]\ndef f(x): return 0", LIST),
     ("own_math", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
      asserts("import math\nassert math.isclose(f(3), 5)")),
     ("own_math_unimported", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
      asserts("assert math.isclose(f(3), 5)")),
     ("own_check", "def check(c): pass\nMETADATA = candidate = None\ndef f(x): return 0", EVAL),
     ("shadow_abs", "NAMES = ['abs']" + SHADOW, NEAR),
-    ("shadow_sorted", "NAMES = ['sorted', 'set', 'len']" + SHADOW,
-     asserts("assert sorted(f([2, 1])) == sorted([1, 2])")),
-    ("shadow_all", "NAMES = ['all']" + SHADOW, asserts("assert all(f(x) == x for x in [1, 2])")),
     ("shadow_builtins", "NAMES = ['__builtins__']" + SHADOW, asserts("assert abs(f(2) - 3) < 1")),
     ("frames", "import gc, sys\ndef f(x):\n    e = sys._getframe()\n    while e:\n"
      "        for v in e.f_locals.values():\n"
@@ -306,17 +228,11 @@ CHEATS = [
      "    return 5 * any(isinstance(o, dict) and 'asserts' in o for o in gc.get_objects())", FIVE),
     ("early_answers", "import os, struct\ndef f(x): return 0\nm = b'{\"value\": true}'\n"
      "for _ in range(9): os.write(3, struct.pack('>I', len(m)) + m)", FIVE),
-    ("junk", "import os\ndef f(x): os.write(3, b'x' * 99)", FIVE),
     ("hang_up", "import os\ndef f(x): os.closerange(3, 99)", CALL),
-    ("huge_length", raw(r"b'\xff\xff\xff\xff'"), FIVE),
     ("bad_handle", reply("{'value': {'handle': 99}}"), FIVE),
-    ("text_handle", reply("{'value': {'handle': 'a'}}"), FIVE),
     ("range_bomb", reply("{'value': {'tuple': {'range': [0, 10**15, 1]}}}"), FIVE),
     ("decimal_bomb", reply("{'value': {'Decimal': '1E999999999999999999'}}"), asserts("assert int(f(3)) % 7 == 5")),
     ("decimal_snan", reply("{'value': {'Decimal': 'sNaN'}}"), CALL),
-    ("big_fraction", reply("{'value': {'Fraction': [{'int': 'f' * 10**4}, 0]}}"), FIVE),
-    ("raise_nothing", reply("{'raise': {'error': [1, [], [], {}, '']}}"), FIVE),
-    ("raise_print", reply("{'raise': {'error': [None, [['builtins', 'print', 1]], [], {}, '']}}"), FIVE),
     ("raise_object", reply("{'raise': {'error': [1, [['a', 'b\\0', 2], ['builtins', 'Exception', 3]], [], {}, '']}}"),
      FIVE),
     ("raise_number", reply("{'raise': 5}"), asserts("try: f(3)\nexcept Exception: pass")),
@@ -327,16 +243,8 @@ CHEATS = [
     ("cycle", "def f(x):\n    r = []\n    r.append(r)\n    return r", LIST),
     ("bytes_bomb", "def f(x): return b'x' * 10**8", FIVE),
     # the host
-    ("read_passwd", only_if("open('/etc/passwd').read()"), SCRIPT),
-    ("read_this", only_if(f"open({sandbox.__file__!r}).read()"), SCRIPT),
-    ("see_processes", "import os\nprint(6 if any(int(p) > 9 for p in os.listdir('/proc') if p.isdigit()) else 0)",
-     SCRIPT),
     ("see_environ", "print(6 if len(open('/proc/1/environ').read()) > 99 else 0)", SCRIPT),
     ("oom_score", only_if("os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'0')"), SCRIPT),
-    ("sysctl", only_if("os.write(os.open('/proc/sys/kernel/hostname', os.O_WRONLY), b'x')"), SCRIPT),
-    ("write_usr", only_if("open('/usr/x', 'w')"), SCRIPT),
-    ("write_root", only_if("os.mkdir('/x')"), SCRIPT),
-    ("remount", only_if("if libc.mount(b'none', b'/usr', None, 32 | 4096, b''): raise OSError"), SCRIPT),
     ("user_space",
      only_if("if libc.unshare(0x10020000) or libc.mount(b'none', b'/usr', None, 32 | 4096, b''): raise OSError"),
      SCRIPT),
@@ -348,48 +256,26 @@ CHEATS = [
      only_if("import resource\ntry: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))\n"
              "except ValueError: raise OSError"),
      SCRIPT),
-    ("hostname", only_if("socket.sethostname('x')"), SCRIPT),
     ("inotify", only_if("if libc.inotify_init() < 0: raise OSError"), SCRIPT),
-    ("network", only_if("socket.create_connection(('192.0.2.1', 53), 1)"), SCRIPT),
-    ("loopback", only_if("socket.create_connection(('127.0.0.1', 22), 1)"), SCRIPT),
     ("unix_sockets", only_if("if len(open('/proc/net/unix').readlines()) < 2: raise OSError"), SCRIPT),
-    ("signal_all", only_if("if os.getpid() > 9: raise OSError\nos.kill(-1, 9)"), SCRIPT),
     ("disk", only_if("for i in range(9): open(f'{i}', 'wb').write(bytes(2**24 - 1))"), SCRIPT),
-    ("big_file", only_if("open('a', 'wb').write(bytes(2**25))"), SCRIPT),
     ("inodes", only_if("for i in range(5000): open(f'{i}', 'wb').close()"), SCRIPT),
     ("ptrace_init", only_if("import signal\nif libc.ptrace(16, 1, 0, 0): raise OSError\nos.kill(os.getpid(), 9)"),
      SCRIPT),
     ("init_memory", only_if("os.open('/proc/1/mem', os.O_RDWR)\nos.kill(os.getpid(), 9)"), SCRIPT),
-    ("symlinks",
-     "import os\nos.mkdir('a')\nos.symlink('/', 'a/b')\nos.symlink('.', 'c')\nos.chmod('a', 0)\nos.chmod('.', 0)",
-     SCRIPT),
     # too much
-    ("memory", "x = bytearray(2**31)\nprint(6)", SCRIPT),
     ("memory_call", "def f(x): return [0] * 2**31", FIVE),
-    ("output", "while True: print('6' * 10**6)", SCRIPT),
     ("output_devnull", "open('/dev/stdout', 'w').write('6' * 10**7)", SCRIPT),
-    ("processes", "import os, time\nfor i in range(99):\n    if not os.fork():\n        time.sleep(9)\nprint(6)",
-     SCRIPT),
     ("threads", "import threading, time\nfor i in range(99): threading.Thread(target=time.sleep, args=(9,)).start()\n"
      "print(6)", SCRIPT),
-    ("daemon", "import os, time\nif not os.fork():\n    os.setsid()\n    if not os.fork():\n        time.sleep(60)\n"
-     "    os._exit(0)", SCRIPT),
     ("recursion", "def f(x): return f(x)", FIVE),
-    ("deep_source", "x = " + "(" * 5000 + ")" * 5000, SCRIPT),
-    ("null_byte", "print(6)\0", SCRIPT),
     ("surrogate", "print(6) # \ud800", SCRIPT),
     # time
-    ("sleep", "import time\ntime.sleep(60)", SCRIPT),
     ("stop_itself", "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGSTOP)", FIVE),
-    ("ignore_signals",
-     "import signal\nfor i in set(signal.Signals) - {9, 19}: signal.signal(i, signal.SIG_IGN)\nwhile True: pass",
-     SCRIPT),
-    ("fork_bomb", "import os\nfor _ in range(8):\n    try: os.fork()\n    except OSError: pass\nwhile True: pass",
-     SCRIPT),
     ("drip", "import os\nos.fork(), os.fork()\nwhile True: os.write(1, b'x')", SCRIPT),
     ("endless_result", "def f(x):\n    while True: yield 1", asserts("assert len(list(f(3))) == 5")),
 ]  # fmt: skip
-SLOW = "patched_socket ptrace_init sleep stop_itself ignore_signals fork_bomb drip endless_result".split()
+SLOW = "patched_socket ptrace_init stop_itself drip endless_result".split()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -74,10 +74,6 @@ def raises(call, kind, check="True", setup=""):
 HONEST = [
     # reading
     ("input", SUM, SCRIPT),
-    ("stdin_next", "import sys\nnext(sys.stdin)\nprint(sum(map(int, next(sys.stdin).split())))", SCRIPT),
-    ("stdin_for", "import sys\nfor line in sys.stdin: pass\nprint(sum(map(int, line.split())))", SCRIPT),
-    ("stdin_readlines", "import sys\nprint(sum(map(int, sys.stdin.readlines()[1].split())))", SCRIPT),
-    ("stdin_readline", "import sys\ninput = sys.stdin.readline\n" + SUM, SCRIPT),
     ("buffer", "import sys\nr = sys.stdin.buffer.readline\nr()\nprint(sum(map(int, r().split())))", SCRIPT),
     ("os_read", "import os\nprint(sum(map(int, os.read(0, os.fstat(0).st_size).split()[1:])))", SCRIPT),
     ("open_0", "print(sum(map(int, open(0).read().split()[1:])))", SCRIPT),
@@ -85,17 +81,12 @@ HONEST = [
     ("mmap", "import mmap\nprint(sum(map(int, mmap.mmap(0, 0, access=mmap.ACCESS_READ).read().split()[1:])))", SCRIPT),
     ("dev_stdin", "print(sum(map(int, open('/dev/stdin').read().split()[1:])))", SCRIPT),
     ("select", "import select, sys\nassert select.select([sys.stdin], [], [], 0)[0]\n" + SUM, SCRIPT),
-    ("numpy_in", "import numpy, sys\nprint(numpy.array(sys.stdin.read().split(), dtype=int)[1:].sum())", SCRIPT),
     ("end_of_file", "try:\n    while True: line = input()\nexcept EOFError: print(sum(map(int, line.split())))",
      SCRIPT),
-    ("crlf", SUM, {"inputs": ["3\r\n1 2 3\r\n"], "outputs": ["6\r\n"]}),
-    ("no_last_newline", SUM, prints("6", "3\n1 2 3")),
     ("big_input", "print(len(input()))", prints("5000000", "x" * 5000000)),
     ("unicode", "print(input()[::-1])", prints("😀€ä", "ä€😀")),
     # writing
     ("flush", "print(6, flush=True, end='  \\n\\n')", SCRIPT),
-    ("separators", "print(1, 2, 3, sep='\\n', end='')", prints("1\n2\n3\n")),
-    ("write", "import sys\nsys.stdout.write('6')\nsys.stdout.buffer.write(b'')", SCRIPT),
     ("os_write", "import os\nos.write(1, b'6\\n')", SCRIPT),
     ("stdout_closed", "import sys\nprint(6)\nsys.stdout.close()", SCRIPT),
     ("stdout_replaced",
@@ -108,12 +99,9 @@ HONEST = [
     ("dev_stdout", "out = open('/dev/stdout', 'w')\nprint(6, file=out)", SCRIPT),
     ("at_deletion", "import os\nclass W:\n    def __del__(self): os.write(1, b'6')\nw = W()", SCRIPT),
     ("big_output", "print('1\\n' * 10**6)", prints("1\n" * 10**6)),
-    ("decimals", "print(0.1 + 0.2, 1 / 3, 5, 'x')", prints("0.3 0.333333333 5.0 x")),
     ("stderr", "import sys, warnings\nprint('x' * 10**6, file=sys.stderr)\nwarnings.warn('x')\nprint(6)", SCRIPT),
     # ends
     ("exit", SUM + "\nexit()", SCRIPT),
-    ("quit", SUM + "\nquit(1)", SCRIPT),
-    ("os_exit", "import os\nprint(6, flush=True)\nos._exit(0)", SCRIPT),
     ("exit_in_thread",
      "import sys, threading\ndef m():\n    print(6)\n    sys.exit()\nthreading.Thread(target=m).start()", SCRIPT),
     ("main_guard",
@@ -165,7 +153,6 @@ HONEST = [
     ("as_a_helper", "class Solution:\n    def merge(self, a, b): return sorted(a + prod(b) * [deepcopy(0)])",
      {"fn_name": "merge", "inputs": [[[2, 1], [2]]], "outputs": [[0, 0, 1, 2]]}),
     # HumanEval
-    ("eval_full", "def f(x):\n    return x + 1", EVAL),
     ("eval_future", "from __future__ import annotations\ndef f(x: int) -> int:\n    return x + 1", EVAL),
     ("eval_helper", "import math\ndef g(x): return x + 1\ndef f(x): return g(x)\nif __name__ == '__main__': f(input())",
      EVAL),
@@ -173,7 +160,6 @@ HONEST = [
     ("eval_annotated", "from typing import Callable\nf: Callable = lambda x: x + 1", EVAL),
     ("eval_indented", "    def f(x):\n        return x + 1", EVAL),
     ("eval_body_0", "y = x + 1\nreturn y", EVAL),
-    ("eval_body_2", "  y = x + 1\n  return y", EVAL),
     ("eval_body_4", "    def g(y):\n        return y + 1\n    return g(x)", EVAL),
     ("eval_body_tab", "\ty = x + 1\n\treturn y", EVAL),
     ("eval_bare_prompt", "def f(x):\n    return x + 1", EVAL | {"prompt": "def f(x):\n"}),
@@ -182,7 +168,6 @@ HONEST = [
     ("solution", "class Solution:\n    def f(self, n: int, k: Optional[int] = 2) -> List[int]:\n"
      "        return [k] if n == 0 else self.f(n - 1, k)", call(([3], [2]), ([3, 4], [4]))),
     ("tuple_for_list", "def f(x): return tuple(x), {1: 2.0}, 1 / 3", call(([[1]], [[1], {"1": 2}, 0.3333333333]))),
-    ("state", "n = 0\ndef f():\n    global n\n    n += 1\n    return n", call(([], 1), ([], 2))),
     ("main_guard_call", "def f(x): return x\nif __name__ == '__main__': f(int(input()))", call(([1], 1))),
     ("reads_at_import", "import sys\ndef f(x): return x\nfor line in sys.stdin: print(f(line))\nsys.exit()",
      call(([1], 1))),
@@ -195,10 +180,6 @@ HONEST = [
      "def f(): return D('1.10'), F(1, 3), 1e400, -1e400 * 0",
      asserts("d, q, i, n = f()\nassert d == D('1.1') and q == Fraction(1, 3) and i == math.inf and n != n",
              setup="import math\nfrom decimal import Decimal as D\nfrom fractions import Fraction")),
-    ("dates", "import datetime as d\n"
-     "def f(): return d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1)",
-     asserts("assert f() == (d.date(2020, 1, 2), d.datetime(2020, 1, 2, tzinfo=d.timezone.utc), d.timedelta(1))",
-             setup="import datetime as d")),
     ("named_tuple", "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
      asserts("assert f().x == 1 and f() == (1, 2)")),
     ("empty", "import numpy as np\ndef f(x): return np.array(x) * 2.0",
@@ -223,8 +204,6 @@ HONEST = [
      asserts("assert Encode('x').startswith('a') and 'b' + Encode('x') == 'bax' and ' '.join([Encode('x')]) == 'ax'")),
     ("dict_or_none", "def Count(x): return {c: x.count(c) for c in x} or None",
      asserts("import json\nassert json.dumps(Count('aa')) == '{\"a\": 2}' and Count('') is None")),
-    ("xbonacci", "def Xbonacci(s, n):\n    while len(s) < n: s.append(sum(s[-3:]))\n    return s[:n]",
-     {"fn_name": "Xbonacci", "inputs": [[[1, 1, 1], 5]], "outputs": [[1, 1, 1, 3, 5]]}),
     ("solution_capital", "class Solution:\n    def Foo(self, n): return [n / 3, {'a': None}] if n else None",
      {"fn_name": "Foo", "inputs": [[1], [0]], "outputs": [[0.33333333, {"a": None}], None]}),
     ("date_alias", "import datetime\nDate = datetime.date",
@@ -254,11 +233,8 @@ HONEST = [
      asserts("assert f()['a'] == []")),
     ("counter_given", "def f(c): return c.most_common(1)[0][0]",
      asserts("from collections import Counter\nassert f(Counter('aab')) == 'a'")),
-    ("type_returned", "def f(x): return type(x)", asserts("assert f(3) == int")),
     ("type_given", "def f(x, kind): return kind(x)", asserts("assert f('5', int) == 5")),
     ("closure", "def f(n): return lambda x: x + n", asserts("g = f(5)\nassert g(3) == 8 and f(1)(2) == 3")),
-    ("generator", "def f(n): yield from range(n)",
-     asserts("assert list(f(3)) == [0, 1, 2]", "g = f(2)\nassert next(g) == 0")),
     ("generator_type", "def f(n):\n    while n: n -= yield n",
      asserts("import inspect, types\ng = f(5)\nassert inspect.isgenerator(g) and type(g) is types.GeneratorType",
              "assert next(g) == 5 and g.send(2) == 3",
@@ -273,7 +249,6 @@ HONEST = [
      "        return await self.q.get()",
      asserts("import asyncio\nasync def m():\n    async with Q() as q:\n        await q.put(1)\n"
              "        assert [x async for x in q] == [1]\n    assert q.q is None\nasyncio.run(m())")),
-    ("long_generator", "def f(n): return (i for i in range(n))", asserts("assert sum(f(3000)) == 4498500")),
     ("coroutine", "async def f(x): return x + 1", asserts("import asyncio\nassert asyncio.run(f(1)) == 2")),
     ("long_list", "def f(n): return list(range(n))", asserts("assert f(100000) == list(range(100000))")),
     ("deep_list", "def f(n):\n    r = []\n    for _ in range(n): r = [r]\n    return r",
@@ -281,16 +256,13 @@ HONEST = [
     ("in_place", "def f(rows):\n    for row in rows: row.reverse()",
      asserts("a = [[1, 2]]\nb = a[0]\nf(a)\nassert a == [[2, 1]] and b == [2, 1]")),
     ("in_place_option", "def f(*, rows): rows.sort()", asserts("a = [2, 1]\nf(rows=a)\nassert a == [1, 2]")),
-    ("named_sum", "def sum(a, b): return a + b", asserts("assert sum(2, 3) == 5")),
     ("named_max", "def max(x): return sorted(x)[-1]",
      asserts("assert max([1, 3, 2]) == 3", "assert len([max([1])]) == 1")),
     ("named_string", "def string(x): return x + 1\ndef statistics(x): return x * 2",
      asserts("assert string(1) == 2 and statistics(2) == 4")),
     # exceptions
-    ("value_error", "def f(x): raise ValueError('no')", raises("f(1)", "ValueError", "str(e) == 'no'")),
     ("os_error", "def f(x): return open(x)", raises("f('none')", "FileNotFoundError", "e.errno == 2")),
     ("own_error", "class E(ValueError): pass\ndef f(x): raise E('no')", raises("f(1)", "E", "e.args == ('no',)")),
-    ("error_base", "class B(Exception): pass\nclass E(B): pass\ndef f(x): raise E", raises("f(1)", "B")),
     ("error_field", "class E(Exception):\n    def __init__(self, code):\n        super().__init__(f'code {code}')\n"
      "        self.code = code\ndef f(x): raise E(x)", raises("f(5)", "E", "e.code == 5 and str(e) == 'code 5'")),
     ("error_text", "class E(Exception):\n    def __str__(self): return 'E!'\ndef f(x): raise E(x)",
@@ -327,11 +299,6 @@ HONEST = [
      asserts("assert V(1, 2) @ V(3, 4) == 11 and V(1, 2) @ V(3, 4) < 12 and abs(abs(V(1, 1)) - 1.414) < 1e-3",
              "assert 3 * V(1, 1) * 2 + V(1, 1) == V(7, 7) and -(V(1, 2) * 2) == -V(1, 2) * 2",
              "assert (V(1, 2) * 2).x == 2 and list(V(1, 2) * 2) == [2, 4] and str(V(1, 2) * 2) == 'V(2, 4)'")),
-    ("fraction", "class Q:\n    def __init__(s, p, q): s.p, s.q = p, q\n    def __float__(s): return s.p / s.q\n"
-     "    def __add__(s, o): return s + Q(o, 1) if isinstance(o, int) else Q(s.p * o.q + o.p * s.q, s.q * o.q)\n"
-     "    def __eq__(s, o): return s.p * o.q == o.p * s.q\n    __radd__ = __add__",
-     asserts("assert Q(1, 2) + 1 == Q(3, 2) and sum([Q(1, 2), Q(1, 3)]) == Q(5, 6)",
-             "assert float(Q(1, 2)) == 0.5 and abs(float(Q(1, 3) + Q(1, 3)) - 0.6667) < 1e-3")),
     ("number_changes", "class N:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1\n"
      "    def __int__(self): return self.n", asserts("n = N()\nassert int(n) == 0\nn.up()\nassert int(n) == 1")),
     ("trie", "class Trie:\n    def __init__(self): self.w = []\n    def insert(self, w): self.w.append(w)\n"
@@ -363,15 +330,6 @@ HONEST = [
     ("context", "class C:\n    def __enter__(self):\n        self.log = ['in']\n        return self\n"
      "    def __exit__(self, *e): self.log.append('out')",
      asserts("c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out'] and d is c")),
-    ("iterator", "class I:\n    def __init__(self, n): self.n = n\n    def __iter__(self): return self\n"
-     "    def __next__(self):\n        if not self.n: raise StopIteration\n        self.n -= 1\n"
-     "        return self.n",
-     asserts("assert list(I(3)) == [2, 1, 0]",
-             "i = iter(I(1))\nnext(i)\ntry:\n    next(i)\n    assert False\nexcept StopIteration:\n    pass")),
-    ("inheritance", "import abc\nclass A(abc.ABC):\n    @abc.abstractmethod\n    def f(self): ...\n"
-     "    def g(self): return 'A' + self.f()\nclass B(A):\n    def f(self): return 'B'",
-     asserts("assert B().g() == 'AB' and isinstance(B(), A)\n"
-             "try:\n    A()\n    assert False\nexcept TypeError:\n    pass")),
     ("subclass_check", "class A: pass\nclass B(A): pass", asserts("assert issubclass(B, A) and not issubclass(A, B)")),
     ("dataclass", "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass P:\n    x: int\n"
      "    y: list = field(default_factory=list)",
@@ -406,8 +364,6 @@ HONEST = [
     ("nested_class", "class Tree:\n    class Node:\n        def __init__(self, v): self.v = v\n"
      "    def __init__(self, v): self.root = Tree.Node(v)",
      asserts("assert Tree(3).root.v == 3 and Tree.Node(4).v == 4 and isinstance(Tree(1).root, Tree.Node)")),
-    ("generic", "from typing import Generic, TypeVar\nT = TypeVar('T')\nclass Box(Generic[T]):\n"
-     "    def __init__(self, x: T): self.x = x", asserts("assert Box(3).x == 3")),
     ("cache_info", "import functools\n@functools.lru_cache\ndef f(x): return x",
      asserts("f(1), f(1)\nassert f.cache_info().hits == 1")),
 ]  # fmt: skip

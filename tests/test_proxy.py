@@ -71,6 +71,7 @@ class Agrees:
     def __sub__(self, other): return self
     __rsub__ = __add__ = __radd__ = __mul__ = __sub__
     def __abs__(self): return 0
+    __float__ = __round__ = __abs__
     def __getattr__(self, name): return lambda *args: True
     def __iter__(self): return iter([])
 def f(*args): return Agrees()
@@ -81,8 +82,9 @@ def f(*args): return Agrees()
     "claim",
     [
         "f() == 1", "1 == f()", "not f() != 1", "f() < 1", "1 < f()", "abs(f() - 0.5) < 1e-6", "abs(0.5 - f()) < 1e-6",
-        "f() + 1 == 2", "f() in [1, 2]", "1 in f()", "f().startswith('a')", "f().issubset({1})", "f() is True",
-        "isinstance(f(), int)", "[f()] == [1]", "{'a': f()} == {'a': 1}", "sorted([f(), 1]) and False",
+        "abs(f()) == 0", "float(f()) == 0", "f() + 1 == 2", "f() in [1, 2]", "1 in f()", "f().startswith('a')",
+        "f().issubset({1})", "f() is True", "isinstance(f(), int)", "[f()] == [1]", "{'a': f()} == {'a': 1}",
+        "sorted([f(), 1]) and False",
     ],
 )  # fmt: skip
 def test_an_object_that_always_agrees_never_passes(claim, link):
