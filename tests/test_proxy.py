@@ -1,7 +1,4 @@
-"""grading/wire.py, proxy.py, judge.py: what crosses between tests and candidate, and who decides a comparison.
-
-Run: pytest tests/test_proxy.py
-"""
+"""grading/wire.py, proxy.py, judge.py: what crosses between tests and candidate, and who decides a comparison."""
 
 import collections
 import datetime

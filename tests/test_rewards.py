@@ -1,7 +1,4 @@
-"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see test_cheats.py.
-
-Run: pytest tests/test_rewards.py
-"""
+"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see test_programs.py."""
 
 import functools
 import json

@@ -1,8 +1,6 @@
 """grading/sandbox.py and what it starts: limits, what a program can reach, what it leaves behind.
 
 Each test runs at every level that works here. Bombs are bounded: if the sandbox fails, the machine is not hurt.
-
-Run: pytest tests/test_sandbox.py
 """
 
 import os
