@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from made import with_a_stop
+from made import learned, with_a_stop
 from tiny import byte_tokenizer
 
 from credit import lora, salience
@@ -130,7 +130,6 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
         embeddings = model.get_input_embeddings()(ids).detach()
         moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float(), 4).double()
         clean = model(inputs_embeds=embeddings[None]).logits[0, places].log_softmax(-1)
-
         for token in (0, 3, answer.reasoning - 1):
             changes = []
             for step in (1e-2, -1e-2):  # norms and softmax stay float32 in a float64 model
@@ -166,9 +165,7 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
     limits = dict(temperature=1.0, micro_tokens=100)
     hidden = log_probs(policy, rollouts, **limits).hidden
     assert salience.adapter_residual(policy, rollouts, hidden, **limits).abs().max() == 0
-    for name, parameter in policy.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+    learned(policy.model)
     hidden = log_probs(policy, rollouts, **limits).hidden
     ours = salience.adapter_residual(policy, rollouts, hidden, **limits)
     for row in range(5):
