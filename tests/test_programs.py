@@ -9,6 +9,7 @@ argument that is emptied, so that what the test computes from it later is empty,
 candidate's text. docs/grading.md lists all of these.
 """
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -25,10 +26,10 @@ EVAL = {
     "test": "def check(candidate):\n    assert candidate(1) == 2\n    assert candidate(-1) == 0\n",
     "entry_point": "f",
 }
-FIVE = {"asserts": ["assert f(3) == 5"]}
+FIVE = "f(3) == 5"
 CALL = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [5, 6]}
-LIST = {"asserts": ["assert sorted(f([2, 1])) == [1, 2]", "assert f([3]) == [3]"]}
-NEAR = {"asserts": ["assert abs(f(2) - 12.566370614359172) < 1e-6"]}
+LIST = ("sorted(f([2, 1])) == [1, 2]", "f([3]) == [3]")
+NEAR = "abs(f(2) - 12.566370614359172) < 1e-6"
 UNITTEST = (
     "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(3), 5)\n"
     "r = unittest.TestResult()\nunittest.defaultTestLoader.loadTestsFromTestCase(T).run(r)\nassert r.wasSuccessful()"
@@ -37,8 +38,18 @@ NUMPY = "import numpy as np"
 EQUAL = "class X:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
 
 
-def asserts(*texts, setup=""):
-    return {"asserts": list(texts), "setup": setup}
+def tests_of(column) -> dict:
+    """Tests as `grade_code` takes them, of the third column: one text or several, where an expression is asserted."""
+    if isinstance(column, dict):
+        return column
+    texts = [column] if isinstance(column, str) else column
+    return {"asserts": [f"assert {text}" if is_expression(text) else text for text in texts]}
+
+
+def is_expression(text: str) -> bool:
+    """Whether a text is one expression."""
+    body = ast.parse(text).body
+    return len(body) == 1 and isinstance(body[0], ast.Expr)
 
 
 # ---- programs that must not pass ------------------------------------------------------------------------------
@@ -110,28 +121,25 @@ CHEATS = [
     ("exit_call_humaneval", "def f(x):\n    raise SystemExit(0)", EVAL),
     ("exit_patched", "import os\nos._exit = lambda code: None\ndef f(x): raise SystemExit", FIVE),
     ("exit_script_wrong", "import os\nprint(5, flush=True)\nos._exit(0)", SCRIPT),
-    ("generator_exit", "def f(x): raise GeneratorExit", asserts("assert all(f(x) == 5 for x in (3, 4))")),
-    ("stop_iteration", "def f(x): raise StopIteration", asserts("assert all(f(x) == 5 for x in (3, 4))")),
-    ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S",
-     asserts("assert all(f(x) == 5 for x in [3])")),
+    ("generator_exit", "def f(x): raise GeneratorExit", "all(f(x) == 5 for x in (3, 4))"),
+    ("stop_iteration", "def f(x): raise StopIteration", "all(f(x) == 5 for x in (3, 4))"),
+    ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S", "all(f(x) == 5 for x in [3])"),
     ("stop_async_iteration", "async def f(x): raise StopAsyncIteration",
-     asserts("class I:\n    def __aiter__(self): return self\n    async def __anext__(self): return await f(1)\n"
-             "async def m():\n    async for v in I(): assert v == 2\nasyncio.run(m())", setup="import asyncio")),
+     ("import asyncio",
+      "class I:\n    def __aiter__(self): return self\n    async def __anext__(self): return await f(1)\n"
+      "async def m():\n    async for v in I(): assert v == 2\nasyncio.run(m())")),
     ("cancelled_error", "import asyncio\nasync def f(x): raise asyncio.CancelledError",
-     asserts("async def check(): assert await f(3) == 5\n"
-             "async def m():\n    async with asyncio.TaskGroup() as g: g.create_task(check())\nasyncio.run(m())",
-             setup="import asyncio")),
-    ("skip_test", "import unittest\ndef f(x): raise unittest.SkipTest", asserts(UNITTEST)),
-    ("should_stop", "from unittest.case import _ShouldStop\nclass S(_ShouldStop): pass\ndef f(x): raise S",
-     asserts(UNITTEST)),
+     ("import asyncio", "async def check(): assert await f(3) == 5\n"
+      "async def m():\n    async with asyncio.TaskGroup() as g: g.create_task(check())\nasyncio.run(m())")),
+    ("skip_test", "import unittest\ndef f(x): raise unittest.SkipTest", UNITTEST),
+    ("should_stop", "from unittest.case import _ShouldStop\nclass S(_ShouldStop): pass\ndef f(x): raise S", UNITTEST),
     ("base_exception", "class E(BaseException): pass\ndef f(x): raise E", FIVE),
     ("its_unsupported", "import sys\ndef f(x): raise sys.modules['proxy'].Unsupported", FIVE),
     ("exception_group", "def f(x): raise BaseExceptionGroup('g', [ImportError()])", FIVE),
     ("notes", "def f(x):\n    e = ImportError('x')\n    e.__notes__ = None\n    raise e", FIVE),
     ("hostile_args", "class R:\n    def __repr__(self): raise SystemExit\ndef f(x): raise ValueError(R())", FIVE),
     ("huge_args", "def f(x): raise ValueError('x' * 10**8)", FIVE),
-    ("swallowed", "import os\ndef f(x): os._exit(0)",
-     asserts("try:\n    assert f(3) == 5\nexcept BaseException:\n    pass")),
+    ("swallowed", "import os\ndef f(x): os._exit(0)", "try:\n    assert f(3) == 5\nexcept BaseException:\n    pass"),
     ("segfault", "import ctypes\ndef f(x): ctypes.string_at(0)", FIVE),
     ("code_152", "import os\nos._exit(152)", SCRIPT),
     ("sigint_to_init", "import os, signal\nos.kill(1, signal.SIGINT)", SCRIPT),
@@ -139,77 +147,69 @@ CHEATS = [
     ("equal", EQUAL + "def f(x): return X()", FIVE),
     ("equal_call", EQUAL + "def f(x): return X()", CALL),
     ("equal_humaneval", EQUAL + "def f(x): return X()", EVAL),
-    ("equal_key", EQUAL + "    __hash__ = lambda s: hash(5)\ndef f(x): return {X(): 1}",
-     asserts("assert f(3) == {5: 1}")),
+    ("equal_key", EQUAL + "    __hash__ = lambda s: hash(5)\ndef f(x): return {X(): 1}", "f(3) == {5: 1}"),
     ("equal_class", EQUAL.replace("X", "f") + "    def __init__(self, x): pass", FIVE),
     ("int_subclass", "class X(int):\n    def __eq__(self, o): return True\ndef f(x): return X(1)", FIVE),
     ("list_subclass", "class X(list):\n    def __eq__(self, o): return True\ndef f(x): return X()", LIST),
     ("near_class", "class f:\n    def __init__(s, x): pass\n    __sub__ = lambda s, o: 0.0", NEAR),
-    ("contains_class", "class f:\n    def __init__(s, x): pass\n    __contains__ = lambda s, o: True",
-     asserts("assert 5 in f(10)")),
+    ("contains_class", "class f:\n    def __init__(s, x): pass\n    __contains__ = lambda s, o: True", "5 in f(10)"),
     ("squares_itself",
      "class X:\n    def __init__(s, n): s.n = n\n    def __mul__(s, o): return s.n\ndef f(n): return X(n)",
-     asserts("r = f(2.0)\nassert abs(r * r - 2.0) < 1e-6")),
-    ("slice_of_handle", "class X: pass\ndef f(x): return X()", asserts("assert f(3)[:2] == [1, 2]")),
+     "r = f(2.0)\nassert abs(r * r - 2.0) < 1e-6"),
+    ("slice_of_handle", "class X: pass\ndef f(x): return X()", "f(3)[:2] == [1, 2]"),
     ("key_for_handle", "class X:\n    def sort(s, key): pass\ndef f(x): return X()",
-     asserts("r = f(3)\nr.sort(key=lambda v: -v)\nassert r == [2, 1]")),
-    ("infinite", "def f(x):\n    while True: yield 1", asserts("assert next(f(3)) == 2")),
-    ("literal_that_is_none", "def f(x): return '(('", asserts("import ast\nassert ast.literal_eval(f(3)) == {}")),
-    ("coroutine_goes_back", "async def g(x): return x\ndef f(x): return 0", asserts("assert f(g(1)) == 2")),
-    ("exception_goes_back", "class E(Exception): pass\ndef g(x): return E\ndef f(x): return 0",
-     asserts("assert f(g(1)) == 2")),
+     "r = f(3)\nr.sort(key=lambda v: -v)\nassert r == [2, 1]"),
+    ("infinite", "def f(x):\n    while True: yield 1", "next(f(3)) == 2"),
+    ("literal_that_is_none", "def f(x): return '(('", "import ast\nassert ast.literal_eval(f(3)) == {}"),
+    ("coroutine_goes_back", "async def g(x): return x\ndef f(x): return 0", "f(g(1)) == 2"),
+    ("exception_goes_back", "class E(Exception): pass\ndef g(x): return E\ndef f(x): return 0", "f(g(1)) == 2"),
     ("tuple_changes", "import itertools\nc = itertools.count()\nclass T(tuple):\n    _fields = ()\n"
-     "    def __iter__(s): return iter((1,) * next(c))\ndef f(x): return T()", asserts("assert f(3) in [(9,), (1,)]")),
+     "    def __iter__(s): return iter((1,) * next(c))\ndef f(x): return T()", "f(3) in [(9,), (1,)]"),
     ("member", "import enum\nclass C(float, enum.Enum):\n    A = 1.0\n    __eq__ = lambda s, o: True\n"
-     "    __sub__ = __abs__ = lambda s, *o: 0.0\ndef f(x): return C.A", asserts("assert abs(f(3) - 5) < 1e-6")),
+     "    __sub__ = __abs__ = lambda s, *o: 0.0\ndef f(x): return C.A", "abs(f(3) - 5) < 1e-6"),
     ("error", "class E(Exception):\n    __eq__ = lambda s, o: True\n    __sub__ = __abs__ = lambda s, *o: 0.0\n"
-     "def f(x): return E()", asserts("assert f(3) == 5 or abs(f(3) - 5) < 1e-6")),
+     "def f(x): return E()", "f(3) == 5 or abs(f(3) - 5) < 1e-6"),
     # what numpy finds close
-    ("empty_list", "def f(x): return []", asserts("assert np.allclose(f(3), 2.33)", setup=NUMPY)),
-    ("empty_list_of_one", "def f(x): return ()", asserts("assert np.isclose([2.33], f(3)).all()", setup=NUMPY)),
-    ("number_for_empty", "def f(x): return 7.5", asserts("assert allclose(f(3), [])")),
+    ("empty_list", "def f(x): return []", (NUMPY, "np.allclose(f(3), 2.33)")),
+    ("empty_list_of_one", "def f(x): return ()", (NUMPY, "np.isclose([2.33], f(3)).all()")),
+    ("number_for_empty", "def f(x): return 7.5", "allclose(f(3), [])"),
     ("empty_array_testing", "import numpy as np\ndef f(x): return np.zeros(0)",
-     asserts("from numpy.testing import assert_equal\nassert_equal(f(3), 2.33)")),
+     "from numpy.testing import assert_equal\nassert_equal(f(3), 2.33)"),
     ("length_changes", "class X:\n    n = 2\n    def __len__(s): return max(s.n, 0)\n    def __getitem__(s, i):\n"
      "        s.n -= 1\n        if i >= s.n: raise IndexError\n        return 1.0\ndef f(x): return [X()]",
-     asserts("assert np.allclose(f(3), 2.33)", setup=NUMPY)),
+     (NUMPY, "np.allclose(f(3), 2.33)")),
     # instances of a class where the tests call a function
-    *((claim, LIARS, asserts(f"assert {claim}")) for claim in CLAIMS),
-    ("area_in_place", LIARS, asserts("r = Area(2)\nr -= 12.56\nassert abs(r) < 1e-6")),
-    ("area_allclose", LIARS, asserts("assert np.allclose(Area(2), 12.56)", setup=NUMPY)),
-    ("area_forged", LIARS + reply("{'value': 0.0}", after=2), asserts("assert abs(Area(2) - 12.56) < 1e-6")),
+    *((claim, LIARS, claim) for claim in CLAIMS),
+    ("area_in_place", LIARS, "r = Area(2)\nr -= 12.56\nassert abs(r) < 1e-6"),
+    ("area_allclose", LIARS, (NUMPY, "np.allclose(Area(2), 12.56)")),
+    ("area_forged", LIARS + reply("{'value': 0.0}", after=2), "abs(Area(2) - 12.56) < 1e-6"),
     ("area_member", "import enum\nclass C(enum.IntEnum): A = 0\nclass Area:\n    def __init__(s, r): s.c = C.A\n"
-     "    __sub__ = lambda s, o: C.A", asserts("a = Area(2)\na.c\nassert abs(a - 12.56) < 1e-6")),
-    ("float_of_class_that_changes",
-     "class Root:\n    def __init__(s, xs): s.left = [1.0, -xs[0] / xs[1]]\n"
+     "    __sub__ = lambda s, o: C.A", "a = Area(2)\na.c\nassert abs(a - 12.56) < 1e-6"),
+    ("float_of_class_that_changes", "class Root:\n    def __init__(s, xs): s.left = [1.0, -xs[0] / xs[1]]\n"
      "    def __float__(s): return s.left.pop(0) if s.left else 0.0",
-     asserts("for xs in ([1, 2], [-6, 11, -6, 1]):\n    r = Root(xs)\n"
-             "    assert abs(sum(c * math.pow(r, i) for i, c in enumerate(xs))) < 1e-4")),
+     "for xs in ([1, 2], [-6, 11, -6, 1]):\n    r = Root(xs)\n"
+     "    assert abs(sum(c * math.pow(r, i) for i, c in enumerate(xs))) < 1e-4"),
     # names that tests do not import
-    ("own_counter", LIARS.replace("Area", "Counter") + "def f(x): return x",
-     asserts("assert Counter(f([1])) == Counter([2])")),
-    ("own_isclose", "def isclose(*a): return True\ndef f(x): return 0", asserts("assert isclose(f(3), 5)")),
-    ("own_isclose_later", "def isclose(*a): return True\ndef f(x): return 0",
-     asserts("r = f(3)\nassert isclose(r, 5)")),
+    ("own_counter", LIARS.replace("Area", "Counter") + "def f(x): return x", "Counter(f([1])) == Counter([2])"),
+    ("own_isclose", "def isclose(*a): return True\ndef f(x): return 0", "isclose(f(3), 5)"),
+    ("own_isclose_later", "def isclose(*a): return True\ndef f(x): return 0", "r = f(3)\nassert isclose(r, 5)"),
     ("patched_isclose", "import math\nmath.isclose = lambda *a: True\nfrom math import isclose\ndef f(x): return 0",
-     asserts("assert isclose(f(3), 5)")),
+     "isclose(f(3), 5)"),
     ("own_isclose_of_objects", "def isclose(*a): return True\nclass X: pass\ndef f(x): return X()",
-     asserts("assert isclose(f(3), 5)", "assert isclose(f(3), f(4))")),
-    ("own_lcm", "from math import gcd\ndef lcm(a, b): return 0", asserts("assert lcm(4, 6) == 24 // gcd(4, 6)")),
-    ("own_fraction", "class Fraction: pass\ndef f(x): return x + x",
-     asserts("assert f(Fraction(1, 4)) == Fraction(1, 2)")),
-    ("own_map", "def map(*x): return [5]", asserts("assert list(map(lambda x: f(x), [1])) == [5]")),
+     ("isclose(f(3), 5)", "isclose(f(3), f(4))")),
+    ("own_lcm", "from math import gcd\ndef lcm(a, b): return 0", "lcm(4, 6) == 24 // gcd(4, 6)"),
+    ("own_fraction", "class Fraction: pass\ndef f(x): return x + x", "f(Fraction(1, 4)) == Fraction(1, 2)"),
+    ("own_map", "def map(*x): return [5]", "list(map(lambda x: f(x), [1])) == [5]"),
     # what the tests cannot hand back
-    ("type_of_none_goes_back", "def f(x): return None", asserts("assert f(type(f(3))) == 5")),
+    ("type_of_none_goes_back", "def f(x): return None", "f(type(f(3))) == 5"),
     ("error_of_tests_goes_back", "def f(x): return None",
-     asserts("try: r = f(3)[0]\nexcept Exception as e: r = e\nassert f(r) == 5")),
-    ("json_error_goes_back", "import json\ndef f(x): return json.JSONDecodeError",
-     asserts("import json\nassert f(f(3)) == 5")),
+     "try: r = f(3)[0]\nexcept Exception as e: r = e\nassert f(r) == 5"),
+    ("json_error_goes_back", "import json\ndef f(x): return json.JSONDecodeError", "import json\nassert f(f(3)) == 5"),
     ("raised_goes_back", "def f(x):\n    if x == 3: raise ValueError\n    return 1",
-     asserts("try:\n    r = f(3)\nexcept Exception as e:\n    r = e\nassert f(r) == 5")),
-    ("type_goes_back", LIARS + "def f(x): return Area()", asserts("assert f(type(f(3))) == 5")),
-    ("loader_goes_back", reply("{'value': {'builtin': '__loader__'}}"), asserts("assert f(f(3)) == 5")),
-    ("long_goes_back", "def f(x): return 'x' * 2**23", asserts("assert f(f(3) + f(4)) == 5")),
+     "try:\n    r = f(3)\nexcept Exception as e:\n    r = e\nassert f(r) == 5"),
+    ("type_goes_back", LIARS + "def f(x): return Area()", "f(type(f(3))) == 5"),
+    ("loader_goes_back", reply("{'value': {'builtin': '__loader__'}}"), "f(f(3)) == 5"),
+    ("long_goes_back", "def f(x): return 'x' * 2**23", "f(f(3) + f(4)) == 5"),
     # the proxy's own code and connection
     ("patched_builtins", "import builtins\nbuiltins.sorted = builtins.abs = builtins.isinstance = lambda *a: [1, 2]\n"
      "def f(x): return 0", LIST),
@@ -217,12 +217,11 @@ CHEATS = [
     ("patched_socket", "import socket\nsocket.socket.sendall = lambda s, d: None\nimport os\ndef f(x): os._exit(0)",
      FIVE),
     ("own_math", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
-     asserts("import math\nassert math.isclose(f(3), 5)")),
-    ("own_math_unimported", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
-     asserts("assert math.isclose(f(3), 5)")),
+     "import math\nassert math.isclose(f(3), 5)"),
+    ("own_math_unimported", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0", "math.isclose(f(3), 5)"),
     ("own_check", "def check(c): pass\nMETADATA = candidate = None\ndef f(x): return 0", EVAL),
     ("shadow_abs", "NAMES = ['abs']" + SHADOW, NEAR),
-    ("shadow_builtins", "NAMES = ['__builtins__']" + SHADOW, asserts("assert abs(f(2) - 3) < 1")),
+    ("shadow_builtins", "NAMES = ['__builtins__']" + SHADOW, "abs(f(2) - 3) < 1"),
     ("frames", "import gc, sys\ndef f(x):\n    e = sys._getframe()\n    while e:\n"
      "        for v in e.f_locals.values():\n"
      "            if isinstance(v, dict) and 'asserts' in v: return 5\n        e = e.f_back\n"
@@ -232,11 +231,11 @@ CHEATS = [
     ("hang_up", "import os\ndef f(x): os.closerange(3, 99)", CALL),
     ("bad_handle", reply("{'value': {'handle': 99}}"), FIVE),
     ("range_bomb", reply("{'value': {'tuple': {'range': [0, 10**15, 1]}}}"), FIVE),
-    ("decimal_bomb", reply("{'value': {'Decimal': '1E999999999999999999'}}"), asserts("assert int(f(3)) % 7 == 5")),
+    ("decimal_bomb", reply("{'value': {'Decimal': '1E999999999999999999'}}"), "int(f(3)) % 7 == 5"),
     ("decimal_snan", reply("{'value': {'Decimal': 'sNaN'}}"), CALL),
     ("raise_object", reply("{'raise': {'error': [1, [['a', 'b\\0', 2], ['builtins', 'Exception', 3]], [], {}, '']}}"),
      FIVE),
-    ("raise_number", reply("{'raise': 5}"), asserts("try: f(3)\nexcept Exception: pass")),
+    ("raise_number", reply("{'raise': 5}"), "try: f(3)\nexcept Exception: pass"),
     ("member_of_list", reply("{'value': {'member': [1, [5]]}}"), FIVE),
     ("plain_true", reply("{'value': True}"), CALL),
     ("helper", "x = 1", {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}),
@@ -253,10 +252,8 @@ CHEATS = [
     ("device", only_if("os.mknod('/tmp/sda', 0o60666, os.makedev(8, 0))\nopen('/tmp/sda', 'rb').read(1)"), SCRIPT),
     ("setuid", only_if("os.setuid(1)"), SCRIPT),
     ("nice", only_if("os.nice(-5)"), SCRIPT),
-    ("rlimit",
-     only_if("import resource\ntry: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))\n"
-             "except ValueError: raise OSError"),
-     SCRIPT),
+    ("rlimit", only_if("import resource\ntry: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))\n"
+     "except ValueError: raise OSError"), SCRIPT),
     ("inotify", only_if("if libc.inotify_init() < 0: raise OSError"), SCRIPT),
     ("unix_sockets", only_if("if len(open('/proc/net/unix').readlines()) < 2: raise OSError"), SCRIPT),
     ("disk", only_if("for i in range(9): open(f'{i}', 'wb').write(bytes(2**24 - 1))"), SCRIPT),
@@ -274,7 +271,7 @@ CHEATS = [
     # time
     ("stop_itself", "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGSTOP)", FIVE),
     ("drip", "import os\nos.fork(), os.fork()\nwhile True: os.write(1, b'x')", SCRIPT),
-    ("endless_result", "def f(x):\n    while True: yield 1", asserts("assert len(list(f(3))) == 5")),
+    ("endless_result", "def f(x):\n    while True: yield 1", "len(list(f(3))) == 5"),
 ]  # fmt: skip
 SLOW = "patched_socket ptrace_init stop_itself drip endless_result".split()
 
@@ -323,7 +320,8 @@ def prints(text, given="\n"):
 
 
 def raises(call, kind, check="True", setup=""):
-    return asserts(f"try:\n    {call}\n    raise AssertionError\nexcept {kind} as e:\n    assert {check}", setup=setup)
+    text = f"try:\n    {call}\n    raise AssertionError\nexcept {kind} as e:\n    assert {check}"
+    return {"asserts": [text], "setup": setup}
 
 
 HONEST = [
@@ -426,95 +424,88 @@ HONEST = [
     ("main_guard_call", "def f(x): return x\nif __name__ == '__main__': f(int(input()))", call(([1], 1))),
     ("reads_at_import", "import sys\ndef f(x): return x\nfor line in sys.stdin: print(f(line))\nsys.exit()",
      call(([1], 1))),
-    ("numpy_out", "import numpy as np\ndef f(x): return np.array(x) * 2",
-     asserts("assert np.allclose(f([1, 2]), [2, 4])")),
+    ("numpy_out", "import numpy as np\ndef f(x): return np.array(x) * 2", "np.allclose(f([1, 2]), [2, 4])"),
     ("plain_data",
      "def f(): return (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)",
-     asserts("assert f() == (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)")),
+     "f() == (1, 2.0, 'a', b'x', None, True, 1j, {1: 2}, {3}, frozenset([4]), range(3), 10**5000)"),
     ("numbers", "from decimal import Decimal as D\nfrom fractions import Fraction as F\n"
      "def f(): return D('1.10'), F(1, 3), 1e400, -1e400 * 0",
-     asserts("d, q, i, n = f()\nassert d == D('1.1') and q == Fraction(1, 3) and i == math.inf and n != n",
-             setup="import math\nfrom decimal import Decimal as D\nfrom fractions import Fraction")),
+     ("import math\nfrom decimal import Decimal as D\nfrom fractions import Fraction",
+      "d, q, i, n = f()\nassert d == D('1.1') and q == Fraction(1, 3) and i == math.inf and n != n")),
     ("named_tuple", "from collections import namedtuple\nP = namedtuple('P', 'x y')\ndef f(): return P(1, 2)",
-     asserts("assert f().x == 1 and f() == (1, 2)")),
+     "f().x == 1 and f() == (1, 2)"),
     ("empty", "import numpy as np\ndef f(x): return np.array(x) * 2.0",
-     asserts("assert np.allclose(f([]), []) and not np.allclose(f([]), 1)\nnp.testing.assert_equal(f([1]), [2])\n"
-             "np.testing.assert_equal({'a': [1, [2]]}, {'a': [1, [2]]})", setup="import numpy as np")),
-    ("threads", "def f(x): return x * x",
-     asserts("from concurrent.futures import ThreadPoolExecutor as P\n"
-             "with P(8) as p: assert list(p.map(f, range(200))) == [i * i for i in range(200)]")),
+     ("import numpy as np",
+      "assert np.allclose(f([]), []) and not np.allclose(f([]), 1)\nnp.testing.assert_equal(f([1]), [2])\n"
+      "np.testing.assert_equal({'a': [1, [2]]}, {'a': [1, [2]]})")),
+    ("threads", "def f(x): return x * x", "from concurrent.futures import ThreadPoolExecutor as P\n"
+     "with P(8) as p: assert list(p.map(f, range(200))) == [i * i for i in range(200)]"),
     ("redirect_stdout", "import os, sys\ndef f(x):\n    print(x)\n    os.write(sys.stdout.fileno(), b'5')\n"
-     "    return x", asserts("f(4)\nb = io.StringIO()\nwith contextlib.redirect_stdout(b): assert f('a') == 'a'\n"
-             "assert b.getvalue() == 'a\\n'", setup="import io, contextlib")),
+     "    return x",
+     ("import io, contextlib", "f(4)\nb = io.StringIO()\nwith contextlib.redirect_stdout(b): assert f('a') == 'a'\n"
+      "assert b.getvalue() == 'a\\n'")),
     # plain data of functions with a capital letter
     ("area", "def Area(r): return 3.14 * r * r",
-     asserts("assert abs(Area(2) - 12.56) < 1e-6 and 12 < Area(2) < 13 and f'{Area(2):.1f}' == '12.6'",
-             "assert math.isclose(Area(2), 12.56) and isinstance(Area(2), float)")),
-    ("area_new", "class Area:\n    def __new__(cls, r): return 3.14 * r * r",
-     asserts("assert abs(Area(2) - 12.56) < 1e-6")),
+     ("abs(Area(2) - 12.56) < 1e-6 and 12 < Area(2) < 13 and f'{Area(2):.1f}' == '12.6'",
+      "math.isclose(Area(2), 12.56) and isinstance(Area(2), float)")),
+    ("area_new", "class Area:\n    def __new__(cls, r): return 3.14 * r * r", "abs(Area(2) - 12.56) < 1e-6"),
     ("divisors", "def Divisors(n): return [i for i in range(1, n + 1) if n % i == 0]",
-     asserts("assert 5 in Divisors(10) and isinstance(Divisors(4), list) and Divisors(2) + [3] == [1, 2, 3]",
-             "assert Divisors(4) < [2]")),
+     ("5 in Divisors(10) and isinstance(Divisors(4), list) and Divisors(2) + [3] == [1, 2, 3]", "Divisors(4) < [2]")),
     ("encode", "def Encode(x): return 'a' + x",
-     asserts("assert Encode('x').startswith('a') and 'b' + Encode('x') == 'bax' and ' '.join([Encode('x')]) == 'ax'")),
+     "Encode('x').startswith('a') and 'b' + Encode('x') == 'bax' and ' '.join([Encode('x')]) == 'ax'"),
     ("dict_or_none", "def Count(x): return {c: x.count(c) for c in x} or None",
-     asserts("import json\nassert json.dumps(Count('aa')) == '{\"a\": 2}' and Count('') is None")),
+     "import json\nassert json.dumps(Count('aa')) == '{\"a\": 2}' and Count('') is None"),
     ("solution_capital", "class Solution:\n    def Foo(self, n): return [n / 3, {'a': None}] if n else None",
      {"fn_name": "Foo", "inputs": [[1], [0]], "outputs": [[0.33333333, {"a": None}], None]}),
     ("date_alias", "import datetime\nDate = datetime.date",
-     asserts("assert Date(2020, 1, 2) < datetime.date(2021, 1, 1)", setup="import datetime")),
+     ("import datetime", "Date(2020, 1, 2) < datetime.date(2021, 1, 1)")),
     ("long_double", "import numpy as np\ndef f(x): return np.longdouble(x), np.clongdouble(x), [np.longdouble(x)]",
-     asserts("assert f(3) == (3.0, 3 + 0j, [3.0]) and isinstance(f(3)[0], float)")),
+     "f(3) == (3.0, 3 + 0j, [3.0]) and isinstance(f(3)[0], float)"),
     # names that tests do not import
-    ("counter_not_imported", "def f(x): return x", asserts("assert Counter(f([1])) == Counter([1])")),
-    ("isclose_not_imported", "def f(x): return x", asserts("assert isclose(f(0.1 + 0.2), 0.3)")),
+    ("counter_not_imported", "def f(x): return x", "Counter(f([1])) == Counter([1])"),
+    ("isclose_not_imported", "def f(x): return x", "isclose(f(0.1 + 0.2), 0.3)"),
     ("own_counter", "class Counter:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1",
-     asserts("c = Counter()\nc.up()\nassert c.n == 1")),
+     "c = Counter()\nc.up()\nassert c.n == 1"),
     ("own_product", "def product(x, r=1):\n    for i in x: r *= i\n    return r\ndef even(x): return x % 2 == 0",
-     asserts("assert product([1, 2, 3]) == 6", "assert even(2)")),
+     ("product([1, 2, 3]) == 6", "even(2)")),
     ("own_gcd", "def gcd(a, b): return b if a == 0 else gcd(b % a, a)\ndef lcm(a, b): return a * b // gcd(a, b)",
-     asserts("assert lcm(4, 6) == 12 and gcd(4, 6) == 2")),
+     "lcm(4, 6) == 12 and gcd(4, 6) == 2"),
     ("own_dist", "class P:\n    def __init__(s, x): s.x = x\ndef dist(a, b): return abs(a.x - b.x)",
-     asserts("assert dist(P(1), P(3)) == 2")),
-    ("own_lcm", "from math import gcd\ndef lcm(a, b): return a * b // gcd(a, b)",
-     asserts("assert lcm(4, 6) == 24 // gcd(4, 6)")),
-    ("reduce", "from functools import *\ndef f(x): return [x, x]",
-     asserts("assert reduce(lambda a, b: a + b, f(3)) == 6")),
+     "dist(P(1), P(3)) == 2"),
+    ("own_lcm", "from math import gcd\ndef lcm(a, b): return a * b // gcd(a, b)", "lcm(4, 6) == 24 // gcd(4, 6)"),
+    ("reduce", "from functools import *\ndef f(x): return [x, x]", "reduce(lambda a, b: a + b, f(3)) == 6"),
     ("named_filter", "def filter(x, y): return [i for i in x if i > y]",
-     asserts("for x, y in [([1, 5], 2)]:\n    assert filter(x, y) == [5]")),
+     "for x, y in [([1, 5], 2)]:\n    assert filter(x, y) == [5]"),
     ("counter", "from collections import Counter\ndef f(s): return Counter(s)",
-     asserts("assert f('aab')['z'] == 0", "assert f('aab').most_common(1) == [('a', 2)]")),
-    ("default_dict", "from collections import defaultdict\ndef f(): return defaultdict(list)",
-     asserts("assert f()['a'] == []")),
+     ("f('aab')['z'] == 0", "f('aab').most_common(1) == [('a', 2)]")),
+    ("default_dict", "from collections import defaultdict\ndef f(): return defaultdict(list)", "f()['a'] == []"),
     ("counter_given", "def f(c): return c.most_common(1)[0][0]",
-     asserts("from collections import Counter\nassert f(Counter('aab')) == 'a'")),
-    ("type_given", "def f(x, kind): return kind(x)", asserts("assert f('5', int) == 5")),
-    ("closure", "def f(n): return lambda x: x + n", asserts("g = f(5)\nassert g(3) == 8 and f(1)(2) == 3")),
+     "from collections import Counter\nassert f(Counter('aab')) == 'a'"),
+    ("type_given", "def f(x, kind): return kind(x)", "f('5', int) == 5"),
+    ("closure", "def f(n): return lambda x: x + n", "g = f(5)\nassert g(3) == 8 and f(1)(2) == 3"),
     ("generator_type", "def f(n):\n    while n: n -= yield n",
-     asserts("import inspect, types\ng = f(5)\nassert inspect.isgenerator(g) and type(g) is types.GeneratorType",
-             "assert next(g) == 5 and g.send(2) == 3",
-             "try:\n    g.send(3)\n    assert False\nexcept StopIteration:\n    pass")),
+     ("import inspect, types\ng = f(5)\nassert inspect.isgenerator(g) and type(g) is types.GeneratorType",
+      "next(g) == 5 and g.send(2) == 3", "try:\n    g.send(3)\n    assert False\nexcept StopIteration:\n    pass")),
     ("async_generator", "import asyncio\nasync def f(n):\n    for i in range(n):\n        await asyncio.sleep(0)\n"
      "        yield i",
-     asserts("import asyncio\nasync def m(): return [x async for x in f(3)]\nassert asyncio.run(m()) == [0, 1, 2]")),
+     "import asyncio\nasync def m(): return [x async for x in f(3)]\nassert asyncio.run(m()) == [0, 1, 2]"),
     ("async_class", "import asyncio\nclass Q:\n    async def __aenter__(self):\n        self.q = asyncio.Queue(1)\n"
      "        return self\n    async def __aexit__(self, *e): self.q = None\n"
      "    async def put(self, x): await self.q.put(x)\n    def __aiter__(self): return self\n"
      "    async def __anext__(self):\n        if self.q.empty(): raise StopAsyncIteration\n"
      "        return await self.q.get()",
-     asserts("import asyncio\nasync def m():\n    async with Q() as q:\n        await q.put(1)\n"
-             "        assert [x async for x in q] == [1]\n    assert q.q is None\nasyncio.run(m())")),
-    ("coroutine", "async def f(x): return x + 1", asserts("import asyncio\nassert asyncio.run(f(1)) == 2")),
-    ("long_list", "def f(n): return list(range(n))", asserts("assert f(100000) == list(range(100000))")),
+     "import asyncio\nasync def m():\n    async with Q() as q:\n        await q.put(1)\n"
+     "        assert [x async for x in q] == [1]\n    assert q.q is None\nasyncio.run(m())"),
+    ("coroutine", "async def f(x): return x + 1", "import asyncio\nassert asyncio.run(f(1)) == 2"),
+    ("long_list", "def f(n): return list(range(n))", "f(100000) == list(range(100000))"),
     ("deep_list", "def f(n):\n    r = []\n    for _ in range(n): r = [r]\n    return r",
-     asserts("assert str(f(900)) == '[' * 901 + ']' * 901")),
+     "str(f(900)) == '[' * 901 + ']' * 901"),
     ("in_place", "def f(rows):\n    for row in rows: row.reverse()",
-     asserts("a = [[1, 2]]\nb = a[0]\nf(a)\nassert a == [[2, 1]] and b == [2, 1]")),
-    ("in_place_option", "def f(*, rows): rows.sort()", asserts("a = [2, 1]\nf(rows=a)\nassert a == [1, 2]")),
-    ("named_max", "def max(x): return sorted(x)[-1]",
-     asserts("assert max([1, 3, 2]) == 3", "assert len([max([1])]) == 1")),
+     "a = [[1, 2]]\nb = a[0]\nf(a)\nassert a == [[2, 1]] and b == [2, 1]"),
+    ("in_place_option", "def f(*, rows): rows.sort()", "a = [2, 1]\nf(rows=a)\nassert a == [1, 2]"),
+    ("named_max", "def max(x): return sorted(x)[-1]", ("max([1, 3, 2]) == 3", "len([max([1])]) == 1")),
     ("named_string", "def string(x): return x + 1\ndef statistics(x): return x * 2",
-     asserts("assert string(1) == 2 and statistics(2) == 4")),
+     "string(1) == 2 and statistics(2) == 4"),
     # exceptions
     ("os_error", "def f(x): return open(x)", raises("f('none')", "FileNotFoundError", "e.errno == 2")),
     ("own_error", "class E(ValueError): pass\ndef f(x): raise E('no')", raises("f(1)", "E", "e.args == ('no',)")),
@@ -531,96 +522,93 @@ HONEST = [
      raises("P(1).x = 2", "AttributeError")),
     ("error_built", "class E(ValueError):\n    def __init__(self, code): self.code = code\n"
      "    def hint(self): return self.code + 1\ndef f(x): return x.code if isinstance(x, E) else E(str(x))",
-     asserts("assert E(5).code == 5 and E(5).hint() == 6 and isinstance(E(5), ValueError) and type(E(5)) is E",
-             "assert f(E(5)) == 5 and isinstance(f(1), E) and f(KeyError('a')).code == \"'a'\"",
-             "class M(E): pass\ntry:\n    raise M(3)\nexcept E as e:\n    assert e.args == (3,)")),
+     ("E(5).code == 5 and E(5).hint() == 6 and isinstance(E(5), ValueError) and type(E(5)) is E",
+      "f(E(5)) == 5 and isinstance(f(1), E) and f(KeyError('a')).code == \"'a'\"",
+      "class M(E): pass\ntry:\n    raise M(3)\nexcept E as e:\n    assert e.args == (3,)")),
     ("error_cancelled", "class CancelledError(Exception): pass\ndef f(x): raise CancelledError(x)",
      raises("f(1)", "CancelledError", "e.args == (1,)")),
     # classes
-    ("vector", VECTOR, asserts(
-        "assert V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) * 3 == 3 * V(1, 2) == -V(-3, -6)",
-        "assert repr(V(1, 2)) == str(V(1, 2)) == f'{V(1, 2)}' == 'V(1, 2)' and V.__name__ == 'V'",
-        "assert abs(V(3, 4)) == V(3, 4).norm == 5 and len(V(1, 2)) == V.size() == 2 == max(V(1, 2))",
-        "assert V(1, 2)[-1] == 2 and 2 in V(1, 2) and 5 not in V(1, 2) and not V.zero() and V(2, 3)(5) == 10",
-        "assert {V(1, 2), V(1, 2)} == {V(1, 2)} and V(1, 2) != V(2, 1) and V(1, 2) in [V(0, 0), V(1, 2)]",
-        "assert isinstance(V(1, 2) + V(1, 2), V) and hasattr(V(1, 2), 'x') and not hasattr(V(1, 2), 'z')",
-        "assert sum([V(1, 2), V(3, 4)], V(0, 0)) == V(4, 6) and max([V(3, 4), V(1, 0)], key=abs) == V(3, 4)",
-        "assert V(1, 2)[0:1] == (1,) and V(1, 2)[::-1] == (2, 1)",
-        "assert round(V(1.26, 2.0), 1) == V(1.3, 2.0)",
-        "a = V(1, 2)\nb = a\na += V(1, 1)\nassert b == V(2, 3)",
-        "assert vars(V(1, 2)) == V(1, 2).__dict__ == {'x': 1, 'y': 2}",
-    )),
+    ("vector", VECTOR,
+     ("V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) * 3 == 3 * V(1, 2) == -V(-3, -6)",
+      "repr(V(1, 2)) == str(V(1, 2)) == f'{V(1, 2)}' == 'V(1, 2)' and V.__name__ == 'V'",
+      "abs(V(3, 4)) == V(3, 4).norm == 5 and len(V(1, 2)) == V.size() == 2 == max(V(1, 2))",
+      "V(1, 2)[-1] == 2 and 2 in V(1, 2) and 5 not in V(1, 2) and not V.zero() and V(2, 3)(5) == 10",
+      "{V(1, 2), V(1, 2)} == {V(1, 2)} and V(1, 2) != V(2, 1) and V(1, 2) in [V(0, 0), V(1, 2)]",
+      "isinstance(V(1, 2) + V(1, 2), V) and hasattr(V(1, 2), 'x') and not hasattr(V(1, 2), 'z')",
+      "sum([V(1, 2), V(3, 4)], V(0, 0)) == V(4, 6) and max([V(3, 4), V(1, 0)], key=abs) == V(3, 4)",
+      "V(1, 2)[0:1] == (1,) and V(1, 2)[::-1] == (2, 1)", "round(V(1.26, 2.0), 1) == V(1.3, 2.0)",
+      "a = V(1, 2)\nb = a\na += V(1, 1)\nassert b == V(2, 3)",
+      "vars(V(1, 2)) == V(1, 2).__dict__ == {'x': 1, 'y': 2}")),
     ("vector_products", VECTOR + "    def __matmul__(self, o): return self.x * o.x + self.y * o.y",
-     asserts("assert V(1, 2) @ V(3, 4) == 11 and V(1, 2) @ V(3, 4) < 12 and abs(abs(V(1, 1)) - 1.414) < 1e-3",
-             "assert 3 * V(1, 1) * 2 + V(1, 1) == V(7, 7) and -(V(1, 2) * 2) == -V(1, 2) * 2",
-             "assert (V(1, 2) * 2).x == 2 and list(V(1, 2) * 2) == [2, 4] and str(V(1, 2) * 2) == 'V(2, 4)'")),
+     ("V(1, 2) @ V(3, 4) == 11 and V(1, 2) @ V(3, 4) < 12 and abs(abs(V(1, 1)) - 1.414) < 1e-3",
+      "3 * V(1, 1) * 2 + V(1, 1) == V(7, 7) and -(V(1, 2) * 2) == -V(1, 2) * 2",
+      "(V(1, 2) * 2).x == 2 and list(V(1, 2) * 2) == [2, 4] and str(V(1, 2) * 2) == 'V(2, 4)'")),
     ("number_changes", "class N:\n    def __init__(self): self.n = 0\n    def up(self): self.n += 1\n"
-     "    def __int__(self): return self.n", asserts("n = N()\nassert int(n) == 0\nn.up()\nassert int(n) == 1")),
+     "    def __int__(self): return self.n", "n = N()\nassert int(n) == 0\nn.up()\nassert int(n) == 1"),
     ("trie", "class Trie:\n    def __init__(self): self.w = []\n    def insert(self, w): self.w.append(w)\n"
      "    def startswith(self, p): return any(w.startswith(p) for w in self.w)\n"
      "    def __contains__(self, w): return w in self.w",
-     asserts("t = Trie()\nt.insert('ab')\nassert 'ab' in t and 'a' not in t and t.startswith('a')")),
+     "t = Trie()\nt.insert('ab')\nassert 'ab' in t and 'a' not in t and t.startswith('a')"),
     ("map", "class Map:\n    def __init__(self): self.d = {}\n    def __setitem__(self, k, v): self.d[k] = v\n"
-     "    def __contains__(self, k): return k in self.d", asserts("m = Map()\nm['a'] = 1\nassert 'a' in m")),
+     "    def __contains__(self, k): return k in self.d", "m = Map()\nm['a'] = 1\nassert 'a' in m"),
     ("set_of_its_own", "class S:\n    def __init__(s, x): s.x = x\n"
-     "    def issubset(s, o): return all(i in o.x for i in s.x)", asserts("assert S([1]).issubset(S([1, 2]))")),
+     "    def issubset(s, o): return all(i in o.x for i in s.x)", "S([1]).issubset(S([1, 2]))"),
     ("builtin_subclasses", "import enum\nclass L(list): pass\nclass T(str): pass\nclass C(enum.IntEnum):\n    R = 1",
-     asserts("x = L([1])\nx.append(2)\nassert x + [3] == [1, 2, 3] and 2 in x\nx += [4]\nassert x == [1, 2, 4]",
-             "assert T('a') + 'b' == 'ab' and 'ab' in T('xaby') and T('ab').startswith('a') and C(1) + 1 == 2")),
+     ("x = L([1])\nx.append(2)\nassert x + [3] == [1, 2, 3] and 2 in x\nx += [4]\nassert x == [1, 2, 4]",
+      "T('a') + 'b' == 'ab' and 'ab' in T('xaby') and T('ab').startswith('a') and C(1) + 1 == 2")),
     ("named_tuple_subclass", "from collections import namedtuple\nclass P(namedtuple('P', 'x y')):\n"
      "    def __mul__(s, k): return P(s.x * k, s.y * k)",
-     asserts("assert P(1, 2) * 3 == P(3, 6) and (P(1, 2) * 3).x == 3 and P(1, 2) == (1, 2)")),
+     "P(1, 2) * 3 == P(3, 6) and (P(1, 2) * 3).x == 3 and P(1, 2) == (1, 2)"),
     ("stack", "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
      "    def pop(self):\n        if not self.items: raise IndexError('empty')\n        return self.items.pop()",
-     asserts("s = Stack()\ns.push(3)\ns.push([4])\nassert s.items == [3, [4]] and s.pop() == [4] and s.pop() == 3",
-             "try:\n    s.pop()\n    assert False\nexcept IndexError as e:\n    assert str(e) == 'empty'")),
+     ("s = Stack()\ns.push(3)\ns.push([4])\nassert s.items == [3, [4]] and s.pop() == [4] and s.pop() == 3",
+      "try:\n    s.pop()\n    assert False\nexcept IndexError as e:\n    assert str(e) == 'empty'")),
     ("linked_list",
      "class Node:\n    def __init__(self, v, n=None): self.v, self.next = v, n\ndef rev(h):\n    p = None\n"
      "    while h: h.next, p, h = p, h, h.next\n    return p",
-     asserts("r = rev(Node(1, Node(2)))\nassert r.v == 2 and r.next.v == 1 and r.next.next is None")),
+     "r = rev(Node(1, Node(2)))\nassert r.v == 2 and r.next.v == 1 and r.next.next is None"),
     ("mapping",
      "class M(dict):\n    def __missing__(self, k): return 7\n    def total(self): return sum(self.values())",
-     asserts("m = M(a=1)\nm['b'] = 2\nassert m['q'] == 7 and m.total() == 3 and m == {'a': 1, 'b': 2}\ndel m['a']\n"
-             "assert len(m) == 1")),
+     "m = M(a=1)\nm['b'] = 2\nassert m['q'] == 7 and m.total() == 3 and m == {'a': 1, 'b': 2}\ndel m['a']\n"
+     "assert len(m) == 1"),
     ("context", "class C:\n    def __enter__(self):\n        self.log = ['in']\n        return self\n"
      "    def __exit__(self, *e): self.log.append('out')",
-     asserts("c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out'] and d is c")),
-    ("subclass_check", "class A: pass\nclass B(A): pass", asserts("assert issubclass(B, A) and not issubclass(A, B)")),
+     "c = C()\nwith c as d:\n    assert d.log == ['in']\nassert c.log == ['in', 'out'] and d is c"),
+    ("subclass_check", "class A: pass\nclass B(A): pass", "issubclass(B, A) and not issubclass(A, B)"),
     ("dataclass", "from dataclasses import dataclass, field\n@dataclass(order=True)\nclass P:\n    x: int\n"
      "    y: list = field(default_factory=list)",
-     asserts("assert P(1) == P(1) < P(2) and repr(P(1)) == 'P(x=1, y=[])'", "p = P(1)\np.x += 5\nassert p.x == 6")),
+     ("P(1) == P(1) < P(2) and repr(P(1)) == 'P(x=1, y=[])'", "p = P(1)\np.x += 5\nassert p.x == 6")),
     ("enum", "import enum\nclass C(enum.Enum):\n    R = 1\n    G = 2\ndef f(): return C.R",
-     asserts("assert f() is C.R == C(1) == C['R'] and f().name == 'R' and f().value == 1 "
-             "and [c.name for c in C] == ['R', 'G']")),
+     "f() is C.R == C(1) == C['R'] and f().name == 'R' and f().value == 1 " "and [c.name for c in C] == ['R', 'G']"),
     ("int_enum", "import enum\nclass C(enum.IntEnum):\n    A = 1\n    B = 2\n"
      "    def up(self): return C(self.value + 1)\ndef f(c): return c.name",
-     asserts("assert C.A.name == 'A' and C.B.value == 2 and C.A < C.B and C(1) is C.A and C.A.up() is C['B']",
-             "assert f(C.A) == 'A' and C.A in C and isinstance(C.A, C) and type(C.A) is C and C.A == 1")),
+     ("C.A.name == 'A' and C.B.value == 2 and C.A < C.B and C(1) is C.A and C.A.up() is C['B']",
+      "f(C.A) == 'A' and C.A in C and isinstance(C.A, C) and type(C.A) is C and C.A == 1")),
     ("str_enum", "import enum\nclass C(str, enum.Enum):\n    A = 'a'\n"
      "    def __str__(self): return 'it is ' + self.value",
-     asserts("assert [c.value for c in C] == ['a'] and C.A.upper() == 'A' and f'{C.A}' == str(C('a')) == 'it is a'")),
+     "[c.value for c in C] == ['a'] and C.A.upper() == 'A' and f'{C.A}' == str(C('a')) == 'it is a'"),
     ("operators", "class T:\n    def __init__(s, x): s.x = x\n    def __format__(s, k): return f'{s.x:{k}}C'\n"
      "    def __divmod__(s, o): return T(s.x // o.x), s.x % o.x\n    def __reversed__(s): return iter([3, s.x])\n"
      "    def __floordiv__(s, o): return T(s.x // o)\n    def __mod__(s, o): return T(s.x % o)\n"
      "    def __eq__(s, o): return s.x == o.x",
-     asserts("assert f'{T(3):.1f}' == '3.0C' and list(reversed(T(2))) == [3, 2]",
-             "q, r = divmod(T(7), T(2))\nassert q == T(3) and r == 1 and divmod(T(7), 2) == (T(3), T(1))",
-             "import copy\na = T([1])\nb = copy.copy(a)\nb.x = 2\nassert a.x == [1] == copy.deepcopy(a).x")),
+     ("f'{T(3):.1f}' == '3.0C' and list(reversed(T(2))) == [3, 2]",
+      "q, r = divmod(T(7), T(2))\nassert q == T(3) and r == 1 and divmod(T(7), 2) == (T(3), T(1))",
+      "import copy\na = T([1])\nb = copy.copy(a)\nb.x = 2\nassert a.x == [1] == copy.deepcopy(a).x")),
     ("class_of", "class A: pass\nclass B(A): pass",
-     asserts("assert B().__class__.__name__ == type(B()).__name__ == 'B' and type(B()) is B is not A",
-             "assert type(3) is int == (3).__class__ and type(A) is not A")),
-    ("typed_dict", "from typing import TypedDict\nclass M(TypedDict): a: int", asserts("assert M(a=1) == {'a': 1}")),
+     ("B().__class__.__name__ == type(B()).__name__ == 'B' and type(B()) is B is not A",
+      "type(3) is int == (3).__class__ and type(A) is not A")),
+    ("typed_dict", "from typing import TypedDict\nclass M(TypedDict): a: int", "M(a=1) == {'a': 1}"),
     ("asdict", "from dataclasses import dataclass\n@dataclass\nclass I: z: int\n@dataclass\nclass P:\n    i: I",
-     asserts("from dataclasses import asdict, fields, replace\nassert asdict(P(I(2))) == {'i': {'z': 2}}",
-             "assert [f.name for f in fields(P)] == ['i'] and replace(I(1), z=4) == I(4)")),
-    ("none_type", "def f(x): return type(x)", asserts("assert f(None) is type(None) and f(type(None)) is type")),
+     ("from dataclasses import asdict, fields, replace\nassert asdict(P(I(2))) == {'i': {'z': 2}}",
+      "[f.name for f in fields(P)] == ['i'] and replace(I(1), z=4) == I(4)")),
+    ("none_type", "def f(x): return type(x)", "f(None) is type(None) and f(type(None)) is type"),
     ("singleton", "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or super().__new__(cls)\n"
-     "        return cls.one", asserts("assert S() is S()", "S().v = 3\nassert S().v == 3")),
+     "        return cls.one", ("S() is S()", "S().v = 3\nassert S().v == 3")),
     ("nested_class", "class Tree:\n    class Node:\n        def __init__(self, v): self.v = v\n"
      "    def __init__(self, v): self.root = Tree.Node(v)",
-     asserts("assert Tree(3).root.v == 3 and Tree.Node(4).v == 4 and isinstance(Tree(1).root, Tree.Node)")),
+     "Tree(3).root.v == 3 and Tree.Node(4).v == 4 and isinstance(Tree(1).root, Tree.Node)"),
     ("cache_info", "import functools\n@functools.lru_cache\ndef f(x): return x",
-     asserts("f(1), f(1)\nassert f.cache_info().hits == 1")),
+     "f(1), f(1)\nassert f.cache_info().hits == 1"),
 ]  # fmt: skip
 
 
@@ -641,7 +629,7 @@ def graded(rows: list[tuple], level: str, timeout_s: float) -> dict:
     responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in rows]
 
     def grade(response: str, row: tuple):
-        return grade_code(response, row[2], timeout_s=1.0 if row[0] in SLOW else timeout_s, level=level)
+        return grade_code(response, tests_of(row[2]), timeout_s=1.0 if row[0] in SLOW else timeout_s, level=level)
 
     return {row[0]: verdict for row, verdict in zip(rows, grade_all(grade, responses, rows), strict=True)}
 
