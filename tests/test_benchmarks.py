@@ -225,10 +225,7 @@ def test_several_files_are_one_set_and_the_right_count_is_no_warning(tmp_path):
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
-    """The first pattern that fits wins, so a set published twice in one repository is not read twice.
-
-    Where they are not on the disk, the hub is asked for them, and not again.
-    """
+    """The first pattern that fits wins; where files are not on the disk, the hub is asked for them, and not again."""
     folder = tmp_path / "abcdef0123456789"
     (folder / "data").mkdir(parents=True)
     write(folder / "train.jsonl", [HUMANEVAL] * 2)

@@ -71,10 +71,7 @@ def weights_of(method: str, batch: Batch) -> torch.Tensor:
 
 @pytest.fixture
 def told(tiny, monkeypatch) -> Batch:
-    """Two groups of four worked responses to embedded problems, scored by a tiny model; verdicts are drawn.
-
-    The second group is all wrong. The adapter has been trained a little; the process reward model is made up.
-    """
+    """Two groups of four worked responses, the second all wrong, scored by a tiny model with a trained adapter."""
     model, tokenizer = tiny
     adapted(model, std=0.1)
     task = replace(embedded_task(parse_args(FLAGS), tokenizer), lines=decided_lines)
@@ -135,10 +132,7 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave_alone(method, told):
-    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that need none.
-
-    More padding, filled with garbage; groups and rollouts exchanged. (Draws and peers follow the order.)
-    """
+    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that need none."""
     options = flags(method)
     torch.manual_seed(5)
     ours = assign_credit(method, told, options)
@@ -148,12 +142,12 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value", "hsd"))
     if METHODS[method].weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
         assert (ours * told.advantages[:, None] >= 0).all()
-    wide = wider(told, 3)
+    wide = wider(told, 3)  # filled with garbage
     torch.manual_seed(5)
     padded = assign_credit(method, wide, options)
     torch.testing.assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
-    if method not in {"random", "shuffle"} | needing("peer"):
+    if method not in {"random", "shuffle"} | needing("peer"):  # draws and peers follow the order
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = assign_credit(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
@@ -357,16 +351,13 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
 
 
 def test_outcome_weights_against_written_out_numbers():
-    """Importances whose log1p is 0, 1, 2, 4: n = 0, .25, .5, 1; theta, the quarter quantile, .1875; beta 1.
-
-    Where importance is flat, and without an answer, weights are 1: no division by nothing.
-    """
+    """Importances whose log1p is 0, 1, 2, 4: n = 0, .25, .5, 1; theta, the quarter quantile, .1875; beta 1."""
     importance = torch.tensor([[0, 1, 2, 4, 9, 0.0], [0.7] * 6, [0.7] * 6]).expm1()
     mask = torch.arange(6) < torch.tensor([6, 5, 6])[:, None]
     ours = outcome_weights(importance, [Answer(4, 4, 5), Answer(3, 3, 4), None], mask, 0.25, 1.0)
     raw = torch.tensor([0.1, 1 + 0.0625 / 0.8125, 1 + 0.3125 / 0.8125, 2])
     torch.testing.assert_close(ours[0], torch.cat([raw * 4 / raw.sum(), torch.ones(2)]))
-    torch.testing.assert_close(ours[1:], mask[1:].float())
+    torch.testing.assert_close(ours[1:], mask[1:].float())  # flat importance, and no answer
 
 
 def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkeypatch):
@@ -460,10 +451,7 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
 
 @pytest.mark.parametrize("second", [0.0, math.nan])
 def test_pure_against_a_loop_by_its_formula(second, told):
-    """r*, suffix sums, leave-one-out baseline and the group's deviation, one number at a time in float64.
-
-    A rollout without a verdict is as if it were not there.
-    """
+    """r*, suffix sums, leave-one-out baseline, the group's deviation; one without a verdict is as if not there."""
     batch = with_rewards(told, [1, second, 0, 1, 0, 0, 0, 0])
     ours = assign_credit("pure", batch, flags())
     scores = score_lines(None, None, batch.rollouts)

@@ -121,10 +121,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
-    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after --resume.
-
-    The best checkpoint is said to be selected on the test sets, beside the last.
-    """
+    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after --resume."""
     size = "--toy-lines 1 --heldout 16 --eval-groups 4 --prompts-per-step 4 --prompts-per-update 2".split()
     flags = ["--task", "embedded", "--model", models[0], *size, "--save-every", "1", "--keep", "9"]
     flags += ["--out", str(tmp_path), "--name", "run"]

@@ -47,18 +47,15 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
     "change, expected",
     [
         ({}, [2]),  # all names taken away: <|im_end|>, which the vocabulary has
-        ({"tokenizer": "<|endoftext|>"}, [0, 2]),
-        ({"generation": 7}, [2, 7]),
-        ({"generation": [7, 8]}, [2, 7, 8]),
-        ({"config": [9]}, [2, 9]),
-        ({"config": 9, "generation": [7]}, [2, 7, 9]),
+        ({"tokenizer": "<|endoftext|>"}, [0, 2]), ({"generation": 7}, [2, 7]), ({"generation": [7, 8]}, [2, 7, 8]),
+        ({"config": [9]}, [2, 9]), ({"config": 9, "generation": [7]}, [2, 7, 9]),
         ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, "<|eot|>"]),
         ({"template": "{{ messages[1]['content'] }}. <|eot|>"}, [2]),  # a letter follows first
         ({"template": "<|eot|>{{ messages[1]['content'] }}"}, [2]),  # nothing follows
         ({"template": "<|eot|>"}, [2]),  # the words are not in it
         ({"template": "{{ raise_exception('no') }}"}, [2]),
     ],
-)
+)  # fmt: skip
 def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen_folder, tiny):
     """Generation config, config, tokenizer, the token that ends a turn of the template, <|im_end|>."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
@@ -250,15 +247,9 @@ def test_equal_rewards_and_missing_verdicts_get_no_advantage():
 # ratio, advantage -> loss of the token, and its gradient by the log-probability: 0 where the clip holds. The bounds are
 # 1 - .2 below and 1 + .28 above; .75 and 1.25 lie between these and the bounds with the two exchanged.
 CLIPPED = [
-    (2.0, 1.0, -1.28, 0.0),
-    (2.0, -1.0, 2.0, 2.0),
-    (1.25, 1.0, -1.25, -1.25),
-    (1.25, -1.0, 1.25, 1.25),
-    (0.75, 1.0, -0.75, -0.75),
-    (0.75, -1.0, 0.8, 0.0),
-    (0.5, 3.0, -1.5, -1.5),
-    (0.5, -3.0, 2.4, 0.0),
-]
+    (2.0, 1.0, -1.28, 0.0), (2.0, -1.0, 2.0, 2.0), (1.25, 1.0, -1.25, -1.25), (1.25, -1.0, 1.25, 1.25),
+    (0.75, 1.0, -0.75, -0.75), (0.75, -1.0, 0.8, 0.0), (0.5, 3.0, -1.5, -1.5), (0.5, -3.0, 2.4, 0.0),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("ratio, advantage, loss, gradient", CLIPPED)

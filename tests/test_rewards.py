@@ -119,27 +119,19 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
 @pytest.mark.parametrize(
     "response, program",
     [
-        ("```python\na()\n```", "a()"),
-        ("```\na()\n```", "a()"),
-        ("~~~py\na()\n~~~", "a()"),
+        ("```python\na()\n```", "a()"), ("```\na()\n```", "a()"), ("~~~py\na()\n~~~", "a()"),
         ("````Python3\na()\n```\n````", "a()\n```"),
         ("Text\n\n```python\na()\n```\nand\n```python\nb()\n```\nmore", "b()"),
         ("1. First\n   ```python\n   if a:\n       b()\n   ```", "if a:\n    b()"),
-        ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"),
-        ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
-        ("```\na()\n```\n```\nb()\n```\n```\n>>> c()\n```", "b()"),
-        ("```python title='a'\na()\n```", "a()"),
+        ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"), ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
+        ("```\na()\n```\n```\nb()\n```\n```\n>>> c()\n```", "b()"), ("```python title='a'\na()\n```", "a()"),
         ("```{.python}\na()\n```", "a()"),
         ('```python\nb = """\n    ```\n    x\n    ```\n    """\n```', 'b = """\n    ```\n    x\n    ```\n    """'),
-        ("```python\na(\n```python\nb()\n```", "b()"),
-        ("```python\na = '\x0c'\n```", "a = '\x0c'"),
-        ("```python\na()\n```\n```python\nb(", "a()"),
-        ("```python\r\na()\r\n```\r\n", "a()"),
-        ("```python\na()", None),
-        ("a()", None),
-        ("", None),
+        ("```python\na(\n```python\nb()\n```", "b()"), ("```python\na = '\x0c'\n```", "a = '\x0c'"),
+        ("```python\na()\n```\n```python\nb(", "a()"), ("```python\r\na()\r\n```\r\n", "a()"), ("```python\na()", None),
+        ("a()", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_the_last_complete_python_block_is_the_program(response, program):
     """Whatever stands around it; a sample of its output is not a program."""
     assert program_of(response, STDIO) == program

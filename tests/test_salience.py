@@ -42,10 +42,7 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """The box is one token, and so is each digit: 24 tokens of work, the box, and the digits after it.
-
-    A box with nothing before it, or nothing in it, is no answer that could have been worked out.
-    """
+    """24 tokens of work, the box, the digits after it; a box with nothing before or in it was not worked out."""
     _, tokenizer, rollouts = asked
     assert answer_places(tokenizer, rollouts) == [Answer(24, 25, 26), None, Answer(8, 9, 11), None, None]
 

@@ -1,7 +1,4 @@
-"""integrations/: SHEAR in TRL's trainer is Algorithm 1 times TRL's own advantages, and with weights of 1 it is GRPO.
-
-What needs two processes runs once. All cases: PYTHONPATH=. python tests/trl_runs.py
-"""
+"""integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO. All: trl_runs.py."""
 
 import json
 from types import SimpleNamespace
