@@ -19,10 +19,7 @@ from tiny import CHAT, SMALL, byte_tokenizer
 
 @pytest.fixture(autouse=True)
 def calm():
-    """One thread, as two fight over a busy machine, and the same random numbers in any order of tests.
-
-    Ctrl-C is heard, whatever a parent process or a launcher has left.
-    """
+    """One thread, the same random numbers in any order of tests; Ctrl-C is heard, whatever a launcher has left."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -38,10 +35,7 @@ def tiny():
 
 @pytest.fixture
 def assert_refused(capsys):
-    """Asserts that a command refuses its words: status 2, and one sentence that has all of the `names`.
-
-    Returns what it had printed before.
-    """
+    """Asserts status 2 and one sentence that has all of the `names`; returns what the command had printed before."""
 
     def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> str:
         capsys.readouterr()

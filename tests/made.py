@@ -32,6 +32,11 @@ def saved(folder, model, tokenizer=None) -> str:
 def adapted(model, rank: int = 2, std: float = 0.3):
     """The model with an adapter that has learned something."""
     lora.add(model, rank, seed=0)
+    return learned(model, std)
+
+
+def learned(model, std: float = 0.3):
+    """The model, whose adapter has learned something by now."""
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=std)

@@ -1,7 +1,4 @@
-"""grading/answers.py: the same answer in another spelling, and answers that only look like it.
-
-Run: pytest tests/test_answers.py
-"""
+"""grading/answers.py: the same answer in another spelling, and answers that only look like it."""
 
 import pytest
 

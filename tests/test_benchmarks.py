@@ -214,26 +214,18 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
     assert loaded.revision.startswith("sha256:") and len(about(loaded, Protocol())["digest"]) == 12
 
 
-def test_the_right_count_is_no_warning(tmp_path):
+def test_several_files_are_one_set_and_the_right_count_is_no_warning(tmp_path):
     """Thirty of the ninety rows are AIME24, told by their url."""
     urls = [f"https://x/{year}_AIME" for year in (2022, 2023, 2024) for _ in range(30)]
-    loaded = load_benchmark("aime24", [write(tmp_path / "a.jsonl", [{**ROWS["aime24"], "url": url} for url in urls])])
+    rows = [{**ROWS["aime24"], "url": url} for url in urls]
+    (tmp_path / "b.json").write_text(json.dumps(rows[70:]))
+    loaded = load_benchmark("aime24", [write(tmp_path / "a.jsonl", rows[:70]), str(tmp_path / "b.json")])
     assert len(loaded.problems) == 30 and not loaded.notes
     assert len({problem["id"] for problem in loaded.problems}) == 30
 
 
-def test_several_files_are_one_set(tmp_path):
-    """Of every kind that training reads (test_tasks.py)."""
-    (tmp_path / "b.json").write_text(json.dumps([ROWS["aime25"]] * 2))
-    paths = [write(tmp_path / "a.jsonl", [ROWS["aime25"]]), str(tmp_path / "b.json")]
-    assert len(load_benchmark("aime25", paths).problems) == 3
-
-
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
-    """The first pattern that fits wins, so a set published twice in one repository is not read twice.
-
-    Where they are not on the disk, the hub is asked for them, and not again.
-    """
+    """The first pattern that fits wins; where files are not on the disk, the hub is asked for them, and not again."""
     folder = tmp_path / "abcdef0123456789"
     (folder / "data").mkdir(parents=True)
     write(folder / "train.jsonl", [HUMANEVAL] * 2)

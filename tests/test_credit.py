@@ -55,6 +55,15 @@ def with_source(batch: Batch, **changes) -> Batch:
     return replace(batch, source=replace(batch.source, **changes))
 
 
+def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
+    """The batch with other verdicts, NaN for none."""
+    rewards = torch.tensor(rewards)
+    rollouts = replace(batch.rollouts, mask=batch.rollouts.mask & ~rewards.isnan()[:, None])
+    hidden = grpo.spread(batch.hidden, batch.rollouts.mask)[rollouts.mask]
+    advantages = group_advantages(rewards, batch.group_size)
+    return replace(batch, rewards=rewards, advantages=advantages, rollouts=rollouts, hidden=hidden)
+
+
 def weights_of(method: str, batch: Batch) -> torch.Tensor:
     """(B, T), what the method multiplies advantages by."""
     return effective_weights(assign_credit(method, batch, flags(method)), batch.advantages, batch.rollouts.mask)
@@ -62,10 +71,7 @@ def weights_of(method: str, batch: Batch) -> torch.Tensor:
 
 @pytest.fixture
 def told(tiny, monkeypatch) -> Batch:
-    """Two groups of four worked responses to embedded problems, scored by a tiny model; verdicts are drawn.
-
-    The second group is all wrong. The adapter has been trained a little; the process reward model is made up.
-    """
+    """Two groups of four worked responses, the second all wrong, scored by a tiny model with a trained adapter."""
     model, tokenizer = tiny
     adapted(model, std=0.1)
     task = replace(embedded_task(parse_args(FLAGS), tokenizer), lines=decided_lines)
@@ -126,10 +132,7 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave_alone(method, told):
-    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that need none.
-
-    More padding, filled with garbage; groups and rollouts exchanged. (Draws and peers follow the order.)
-    """
+    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that need none."""
     options = flags(method)
     torch.manual_seed(5)
     ours = assign_credit(method, told, options)
@@ -139,16 +142,20 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value", "hsd", "scapo"))
     if METHODS[method].weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
         assert (ours * told.advantages[:, None] >= 0).all()
-    wide = wider(told, 3)
+    wide = wider(told, 3)  # filled with garbage
     torch.manual_seed(5)
     padded = assign_credit(method, wide, options)
     torch.testing.assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
-    if method not in {"random", "shuffle"} | needing("peer"):
+    if method not in {"random", "shuffle"} | needing("peer"):  # draws and peers follow the order
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = assign_credit(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
         torch.testing.assert_close(exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4)
+    if method not in ("hsd", "scapo"):  # which compare nothing
+        alone = with_rewards(told, [1, math.nan, math.nan, math.nan] + [math.nan] * 4)
+        for rescale in ("none", "mean1"):  # no NaN, and no division by the deviation of a single rollout
+            assert assign_credit(method, alone, flags(method, rescale=rescale)).abs().max() == 0
 
 
 # Of the whole batch; oar-p's depend on lengths.
@@ -274,12 +281,7 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
     torch.testing.assert_close(ours, torch.tensor(expected))
     mild = assign_credit("hapo", replace(batch, advantages=10 * batch.advantages), flags(method_option=["alpha=1"]))
     torch.testing.assert_close(mild[0], 10 * scale[0] + torch.tensor([-1.0, -1, 1]))
-
-
-def test_hapo_of_equal_entropies_is_grpo():
-    """No deviation, no bend, no NaN."""
-    batch = batch_of([[1, 0, 0, 1]])
-    flat = replace(batch, entropies=torch.full_like(batch.entropies, 0.3))
+    flat = replace(batch, entropies=torch.full_like(entropies, 0.3))  # no deviation, no bend, no NaN
     hapo, grpo = (assign_credit(method, flat, flags()) for method in ("hapo", "grpo"))
     torch.testing.assert_close(hapo, grpo, atol=1e-4, rtol=0)
 
@@ -329,49 +331,33 @@ def test_delta_against_a_float64_loop():
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
-    """Two rollouts equal up to token 12 of 24, then far apart: spans of 6 by 3 tokens, [9, 15) is the first far one."""
-    hidden = torch.zeros(2, 24, 2)
+    """Three wrong rollouts leave the right one at other places: spans of 6 by 3 tokens; onset, and 3 on each side."""
+    hidden = torch.zeros(4, 24, 2)
     hidden[..., 0] = 1
-    hidden[1, 12:] = torch.tensor([0.0, 1.0])
-    mask = torch.ones(2, 24).bool()
-    settings = Settings(window=6, stride=3)
-    ours = first_weights(hidden, mask, torch.tensor([True, False]), settings, threshold=0.03)
-    assert ours[0].tolist() == [1] * 24
-    assert ours[1].tolist() == [0] * 9 + [1] * 9 + [0] * 6  # its last 3 tokens are [12, 15), 3 more on each side
-    near = first_weights(hidden, mask, torch.tensor([True, False]), settings, threshold=2.0)
-    assert near[1].abs().max() == 0
-    assert torch.equal(first_weights(hidden, mask, torch.tensor([True, True]), settings, threshold=0.03), mask.float())
-
-
-def test_first_reads_each_wrong_rollout_s_own_spans():
-    """Two wrong rollouts of other lengths that leave the right one at other places."""
-    hidden = torch.zeros(3, 24, 2)
-    hidden[..., 0] = 1
-    hidden[1, 3:] = hidden[2, 18:] = torch.tensor([0.0, 1.0])
-    mask = torch.arange(24) < torch.tensor([24, 14, 24])[:, None]
-    settings = Settings(window=6, stride=3)
-    ours = first_weights(hidden, mask, torch.tensor([True, False, False]), settings, threshold=0.03)
-    assert ours[1].nonzero().flatten().tolist() == list(range(9))  # the span [0, 6) is far: onset at 3
-    assert ours[2].nonzero().flatten().tolist() == list(range(15, 24))  # [15, 21): onset at 18
+    hidden[1, 12:] = hidden[2, 3:] = hidden[3, 18:] = torch.tensor([0.0, 1.0])
+    mask = torch.arange(24) < torch.tensor([24, 24, 14, 24])[:, None]
+    group = hidden, mask, torch.tensor([True, False, False, False]), Settings(window=6, stride=3)
+    ours = first_weights(*group, threshold=0.03)
+    assert [row.nonzero().flatten().tolist() for row in ours] == [
+        list(range(24)),
+        list(range(9, 18)),  # [9, 15) is the first far span, whose last 3 tokens are [12, 15)
+        list(range(9)),  # the span [0, 6) is far: onset at 3
+        list(range(15, 24)),  # [15, 21): onset at 18
+    ]
+    assert set(ours.flatten().tolist()) == {0, 1}
+    assert first_weights(*group, threshold=2.0)[1:].abs().max() == 0
+    right = first_weights(hidden, mask, torch.ones(4).bool(), Settings(window=6, stride=3), threshold=0.03)
+    assert torch.equal(right, mask.float())
 
 
 def test_outcome_weights_against_written_out_numbers():
     """Importances whose log1p is 0, 1, 2, 4: n = 0, .25, .5, 1; theta, the quarter quantile, .1875; beta 1."""
-    importance = torch.tensor([0.0, 1, 2, 4, 9]).expm1()[None]
-    mask = torch.ones(1, 6).bool()
-    ours = outcome_weights(torch.nn.functional.pad(importance, (0, 1)), [Answer(4, 4, 5)], mask, 0.25, 1.0)
+    importance = torch.tensor([[0, 1, 2, 4, 9, 0.0], [0.7] * 6, [0.7] * 6]).expm1()
+    mask = torch.arange(6) < torch.tensor([6, 5, 6])[:, None]
+    ours = outcome_weights(importance, [Answer(4, 4, 5), Answer(3, 3, 4), None], mask, 0.25, 1.0)
     raw = torch.tensor([0.1, 1 + 0.0625 / 0.8125, 1 + 0.3125 / 0.8125, 2])
-    expected = torch.cat([raw * 4 / raw.sum(), torch.ones(2)])
-    torch.testing.assert_close(ours[0], expected)
-    assert ours.sum().item() == pytest.approx(6)
-
-
-def test_outcome_weights_of_flat_importance_or_no_answer_are_one():
-    """Nothing to tell tokens apart: no division by nothing."""
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    importance = torch.full((3, 4), 0.7)
-    ours = outcome_weights(importance, [Answer(3, 3, 4), None, Answer(1, 1, 2)], mask, 0.25, 1.0)
-    torch.testing.assert_close(ours, mask.float())
+    torch.testing.assert_close(ours[0], torch.cat([raw * 4 / raw.sum(), torch.ones(2)]))
+    torch.testing.assert_close(ours[1:], mask[1:].float())  # flat importance, and no answer
 
 
 def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkeypatch):
@@ -463,40 +449,32 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
         assert weights[row, 0] != weights[row, 13]  # lines are 12 tokens
 
 
-def test_pure_against_a_loop_by_its_formula(told):
-    """r*, suffix sums, leave-one-out baseline and the group's deviation, one number at a time in float64."""
-    ours = assign_credit("pure", told, flags())
-    scores = score_lines(None, None, told.rollouts)
+@pytest.mark.parametrize("second", [0.0, math.nan])
+def test_pure_against_a_loop_by_its_formula(second, told):
+    """r*, suffix sums, leave-one-out baseline, the group's deviation; one without a verdict is as if not there."""
+    batch = with_rewards(told, [1, second, 0, 1, 0, 0, 0, 0])
+    ours = assign_credit("pure", batch, flags())
+    scores = score_lines(None, None, batch.rollouts)
     for group in (range(4), range(4, 8)):
+        graded = [row for row in group if not batch.rewards[row].isnan()]
         returns = {}
-        for row in group:
+        for row in graded:
             good, step = scores[row]
             r = [2 * p - 1 for p in good.tolist()]
             total = sum(math.exp(-x / 0.1) for x in r)
             star = [x * math.exp(-x / 0.1) / total for x in r]
             assert min(r) - 1e-9 <= sum(star) <= sum(r) / len(r) + 1e-9
-            returns[row] = [sum(star[k:]) + told.rewards[row].item() for k in step.tolist()]
+            returns[row] = [sum(star[k:]) + batch.rewards[row].item() for k in step.tolist()]
         means = {row: sum(values) / len(values) for row, values in returns.items()}
         centred = {}
         for row, values in returns.items():
-            baseline = sum(means[other] for other in group if other != row) / 3
+            baseline = sum(means[other] for other in graded if other != row) / (len(graded) - 1)
             centred[row] = [value - baseline for value in values]
         std = statistics.pstdev(value for values in centred.values() for value in values)
         for row in group:
-            expected = torch.tensor(centred[row]) / std
+            expected = torch.tensor(centred.get(row, [])) / std
             torch.testing.assert_close(ours[row, : len(expected)], expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"hsd", "scapo"}))
-def test_groups_with_one_verdict_or_none_get_no_credit(method, told):
-    """Nothing to compare: no NaN, and no division by the deviation of one rollout. (hsd and scapo compare none.)"""
-    rewards = torch.tensor([1.0, torch.nan, torch.nan, torch.nan] + [torch.nan] * 4)
-    rollouts = replace(told.rollouts, mask=told.rollouts.mask & ~rewards.isnan()[:, None])
-    hidden = grpo.spread(told.hidden, told.rollouts.mask)[rollouts.mask]
-    advantages = group_advantages(rewards, 4)
-    batch = replace(told, rewards=rewards, advantages=advantages, rollouts=rollouts, hidden=hidden)
-    for rescale in ("none", "mean1"):
-        assert assign_credit(method, batch, flags(method, rescale=rescale)).abs().max() == 0
+            assert ours[row, len(expected) :].count_nonzero() == 0
 
 
 def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
@@ -506,20 +484,6 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
         even.append((torch.full_like(good, 0.5 + 0.001 * row), step))
     monkeypatch.setattr(methods.reward_model, "score_steps", lambda *inputs: even)
     assert 0 < assign_credit("pure", told, flags())[4:].abs().max() < 0.2
-
-
-def test_a_rollout_without_a_verdict_leaves_pure_s_baseline(told):
-    """The others are as in a group without it."""
-    mask = told.rollouts.mask.clone()
-    mask[1] = False
-    rewards = told.rewards.clone()
-    rewards[1] = torch.nan
-    rollouts = replace(told.rollouts, mask=mask)
-    batch = replace(told, rewards=rewards, advantages=group_advantages(rewards, 4), rollouts=rollouts)
-    ours = assign_credit("pure", batch, flags())
-    assert ours[1].abs().max() == 0 and ours.isfinite().all()
-    means = [ours[row][mask[row]].mean().item() for row in (0, 2, 3)]
-    assert abs(sum(means)) < 1e-4  # each rollout's mean less the mean of the two others: they add up to 0
 
 
 def test_true_errors_and_the_oracle(told):

@@ -24,8 +24,8 @@ def models(tmp_path_factory):
     return [saved(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed)) for seed in (0, 1)]
 
 
-def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsys):
-    """The printed numbers are those of the file, and of results.json."""
+def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monkeypatch, capsys):
+    """The printed numbers are those of the file, and of results.json; from these, without a model, they come again."""
     out = tmp_path / "out"
     flags = ["--out", str(out), "--seeds", "0", "3", "--pass-at", "1", "2"]
     assert command.main(["--model", *models, *SMALL, *flags]) == 0
@@ -35,7 +35,8 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsy
     assert set(made[0]) == {
         "model", "benchmark", "seed", "block", "problem", "sample", "score", "reason", "tokens", "limit", "response"
     }  # fmt: skip
-    results = json.loads((out / "results.json").read_text())
+    written = (out / "results.json").read_text()
+    results = json.loads(written)
     first, second = results["results"]
     mine = [row for row in made if row["model"] == first]
     found = results["results"][first]["embedded"]
@@ -45,6 +46,13 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsy
     assert results["differences"][second]["embedded"]["problems"] == 20
     assert results["data"]["embedded"]["revision"] == "chain-1-0" and "side by side" in printed
     assert f"| embedded  | @2  | {100 * found['mean']:.1f} ± " in printed
+    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
+    assert command.main(["--from", str(out), "--pass-at", "1", "2"]) == 0
+    assert (out / "results.json").read_text() == written and capsys.readouterr().out == printed
+    lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
+    (out / "generations.jsonl").write_text("".join(lines[:-3]))
+    assert command.main(["--from", str(out)]) == 0
+    assert "embedded: 3 samples are missing" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypatch):
@@ -70,20 +78,6 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     assert path.read_text() == whole and len(made) == 2
     monkeypatch.setattr(evaluation, "rollout", None)  # nothing may be sampled
     assert command.main([*flags, str(tmp_path / "part")]) == 0
-
-
-def test_a_table_is_made_again_without_a_model(models, tmp_path, monkeypatch, capsys):
-    """From the folder alone; a sample that is missing is said aloud."""
-    out = tmp_path / "out"
-    assert command.main(["--model", models[0], *SMALL, "--out", str(out)]) == 0
-    first, printed = (out / "results.json").read_text(), capsys.readouterr().out
-    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
-    assert command.main(["--from", str(out)]) == 0
-    assert (out / "results.json").read_text() == first and capsys.readouterr().out == printed
-    lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
-    (out / "generations.jsonl").write_text("".join(lines[:-3]))
-    assert command.main(["--from", str(out)]) == 0
-    assert "embedded: 3 samples are missing" in capsys.readouterr().out
 
 
 def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_refused):
@@ -127,10 +121,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
-    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after --resume.
-
-    The best checkpoint is said to be selected on the test sets, beside the last.
-    """
+    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after --resume."""
     size = "--toy-lines 1 --heldout 16 --eval-groups 4 --prompts-per-step 4 --prompts-per-update 2".split()
     flags = ["--task", "embedded", "--model", models[0], *size, "--save-every", "1", "--keep", "9"]
     flags += ["--out", str(tmp_path), "--name", "run"]

@@ -1,4 +1,4 @@
-"""fast/packing.py: rollouts packed end to end say what each says alone, and get the gradients of each alone."""
+"""fast/packing.py: rollouts packed end to end, or padded, say what each says alone, and get its gradients."""
 
 import copy
 
@@ -39,16 +39,16 @@ def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: 
     return logp, torch.cat(trained)
 
 
-@pytest.mark.parametrize("recompute, rank", [(False, 0), (True, 0), (True, 2)])
+@pytest.mark.parametrize("packs, recompute, rank", [(0, False, 0), (1, False, 0), (1, True, 0), (1, True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_packs_of_any_size_are_one_rollout_at_a_time(family, recompute, rank, ragged):
-    """Log-probabilities and gradients to 1e-5, with recomputed layers and with an adapter that is not nothing."""
+def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, recompute, rank, ragged):
+    """Padded or packed, log-probabilities and gradients to 1e-5, also with an adapter that is not nothing."""
     plain = make(family, spread=0.3)
     if rank:
         adapted(plain, rank)
     model = copy.deepcopy(plain)
-    policy = Policy(model, recompute, **packing_of(model))
-    assert policy.lay_out is packing.packed and policy.pack is packing.pack
+    policy = Policy(model, recompute, **(packing_of(model) if packs else {}))
+    assert (policy.lay_out is packing.packed) == (policy.pack is packing.pack) == bool(packs)
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)
     for at_once in (1, 2, 8):

@@ -2,17 +2,17 @@ r"""credit/reward_model.py: a score for each step, read where the step ends, and
 
 import json
 import random
-import shutil
+from dataclasses import replace
 
 import pytest
 import torch
-from made import saved
+from made import saved, with_a_stop
 from tiny import CHAT, SMALL, byte_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit import teacher
 from credit.reward_model import SEPARATOR, ProcessRewardModel, score_steps
-from grpo import Rollouts, cat_padded
+from grpo import Rollouts
 from harness.models import load_reward_model
 from tasks import toy
 from tasks.problems import BadInput
@@ -63,12 +63,8 @@ def pair(folder):
 
 def respond(texts: list[str], stop: bool = True) -> Rollouts:
     """Rollouts of these texts, a token a byte, and the stop token."""
-    encoded = make_tokenizer(separator=False)(texts)["input_ids"]
-    rows = [torch.tensor([ids + [STOP] * stop], dtype=torch.long) for ids in encoded]
-    mask = cat_padded([torch.ones_like(row) for row in rows]).bool()
-    prompts = torch.zeros(len(texts), 1, dtype=torch.long)
-    truncated = torch.full((len(texts),), not stop)
-    return Rollouts(prompts, prompts.bool(), cat_padded(rows), mask, truncated, texts)
+    rollouts = with_a_stop(make_tokenizer(separator=False), ["?"] * len(texts), texts)
+    return rollouts if stop else replace(rollouts, mask=rollouts.mask & (rollouts.ids != STOP))
 
 
 def scored(pair, texts, questions=None, micro_tokens=1000, stop=True):
@@ -114,27 +110,19 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
         assert step.tolist() == expected + [len(starts) - 1] * stop
 
 
-def test_micro_batches_and_order_do_not_matter(pair):
-    """Alone, together, backwards: the same scores and steps."""
+def test_micro_batches_and_order_do_not_matter(pair, monkeypatch):
+    """Alone, together, backwards: the same scores and steps, of no more than micro_tokens at a time with padding."""
+    shapes, forward = [], ProcessRewardModel.forward
+    monkeypatch.setattr(ProcessRewardModel, "forward", lambda self, ids: shapes.append(ids.shape) or forward(self, ids))
     questions = [f"{i}?" for i in range(len(TEXTS))]
     together = scored(pair, TEXTS, questions, 10**6)
+    assert [len(shape) for shape in shapes] == [2] and shapes[0][0] == len(TEXTS)
     torch.testing.assert_close(scored(pair, TEXTS, questions, 1), together)
+    shapes.clear()
     torch.testing.assert_close(scored(pair, TEXTS, questions, 450), together)
-    torch.testing.assert_close(scored(pair, TEXTS[::-1], questions[::-1], 450)[::-1], together)
-
-
-def test_no_more_than_micro_tokens_at_a_time(pair, monkeypatch):
-    """Padding included."""
-    shapes, forward = [], ProcessRewardModel.forward
-
-    def counted(self, ids):
-        shapes.append(ids.shape)
-        return forward(self, ids)
-
-    monkeypatch.setattr(ProcessRewardModel, "forward", counted)
-    scored(pair, TEXTS * 2, micro_tokens=450)
-    assert sum(shape[0] for shape in shapes) == 10 and 1 < len(shapes) < 10
+    assert 1 < len(shapes) < len(TEXTS) == sum(shape[0] for shape in shapes)
     assert all(shape.numel() <= 450 for shape in shapes)
+    torch.testing.assert_close(scored(pair, TEXTS[::-1], questions[::-1], 450)[::-1], together)
 
 
 def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair):
@@ -173,24 +161,18 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
     assert step[-1] == 4
 
 
-def test_a_template_that_loses_steps_is_refused(folder, tmp_path):
-    """Scores would belong to other steps."""
-    shutil.copytree(folder, tmp_path / "prm")
-    make_tokenizer(template=CHAT.replace("m['content']", "m['content'][:30]")).save_pretrained(tmp_path / "prm")
-    with pytest.raises(BadInput, match=r"--prm .*prm: .* 1 separators of 2 steps"):
-        load_reward_model(str(tmp_path / "prm"), DEVICE, torch.float32)
-
-
 def test_folders_that_cannot_score_steps_are_refused(folder, tmp_path):
     """Each in a sentence that begins with the flag and the folder."""
     config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
     model = ProcessRewardModel(config)
     small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
+    losing = make_tokenizer(template=CHAT.replace("m['content']", "m['content'][:30]"))
     folders = {
         str(tmp_path / "missing"): "cannot be loaded",
         saved(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"not those of its config.json \(score",
         saved(tmp_path / "other", model, make_tokenizer(separator=False)): "<extra_0> is not one token",
         saved(tmp_path / "plain", model, make_tokenizer(template=None)): "no chat template",
+        saved(tmp_path / "losing", model, losing): "1 separators of 2 steps",
         saved(tmp_path / "small", small, make_tokenizer()): "another model's",
     }
     for name, reason in folders.items():
@@ -221,18 +203,16 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     assert policy.config.vocab_size == len(words)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in policy.parameters())
     texts = [toy.demonstrate(problem, rng) for problem in problems]
-    ids = cat_padded([torch.tensor([words(text)["input_ids"]]) for text in texts])
-    prompts = torch.zeros(len(texts), 1, dtype=torch.long)
-    rollouts = Rollouts(prompts, prompts.bool(), ids, ids > 0, torch.ones(len(texts)), texts)
+    labels = []
+    for problem, text in zip(problems, texts, strict=True):
+        labels += teacher.good_lines(problem, text)
+    labels = torch.tensor(labels)
+    rollouts = with_a_stop(words, questions, texts)
     results = score_steps(pair, questions, rollouts, words, "\n", 4000)
     good = torch.cat([good for good, _ in results])
-    labels = []
-    for i in range(len(texts)):
-        labels += teacher.good_lines(problems[i], texts[i])
-    labels = torch.tensor(labels)
     assert 0.6 < labels.float().mean() < 0.85
     assert ((good > 0.5) == labels).float().mean() > 0.87
-    assert results[0][1].tolist() == [0] * 12 + [1] * 3
+    assert results[0][1].tolist() == [0] * 12 + [1] * 4
     loaded = load_reward_model(saved(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32)
     again = score_steps(loaded, questions, rollouts, words, "\n", 4000)
     torch.testing.assert_close(again, results, atol=0, rtol=0)

@@ -1,7 +1,4 @@
-"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see test_cheats.py.
-
-Run: pytest tests/test_rewards.py
-"""
+"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see test_programs.py."""
 
 import functools
 import json
@@ -11,7 +8,6 @@ import threading
 import time
 from pathlib import Path
 
-import judge
 import pytest
 
 import rewards
@@ -64,19 +60,19 @@ def test_nothing_in_a_box_is_run(tmp_path):
 
 def test_workers_serve_many_threads_and_are_replaced_when_they_die():
     """Killed while idle or at work, a worker costs no verdict."""
-    golds = [rf"\sqrt{{{n}}}" for n in range(2, 14)]
-    texts = [rf"\boxed{{{n}^{{1/2}}}}" for n in range(2, 14)]
+    golds = [rf"\sqrt{{{n}}}" for n in range(2, 8)]
+    texts = [rf"\boxed{{{n}^{{1/2}}}}" for n in range(2, 8)]
     results: list = []
     threads = [threading.Thread(target=lambda: results.append(grade_all(grade_math, texts, golds))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert results == [[Verdict(1.0, "correct")] * 12] * 2
+    assert results == [[Verdict(1.0, "correct")] * 6] * 2
     for worker in workers._idle:
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.wait()
-    assert grade_all(grade_math, texts, golds) == [Verdict(1.0, "correct")] * 12
+    assert grade_all(grade_math, texts, golds) == [Verdict(1.0, "correct")] * 6
 
 
 def test_a_worker_ends_with_its_master_in_the_middle_of_a_power():
@@ -123,31 +119,19 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
 @pytest.mark.parametrize(
     "response, program",
     [
-        ("```python\na()\n```", "a()"),
-        ("```\na()\n```", "a()"),
-        ("~~~py\na()\n~~~", "a()"),
+        ("```python\na()\n```", "a()"), ("```\na()\n```", "a()"), ("~~~py\na()\n~~~", "a()"),
         ("````Python3\na()\n```\n````", "a()\n```"),
         ("Text\n\n```python\na()\n```\nand\n```python\nb()\n```\nmore", "b()"),
         ("1. First\n   ```python\n   if a:\n       b()\n   ```", "if a:\n    b()"),
-        ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"),
-        ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
-        ("```python\na()\n```\n```cpp\nint main(){}\n```", "a()"),
-        ("```python\na()\n```\nIts time:\n```\nO(n log(n))\n```", "a()"),
-        ("```\na()\n```\n```\nb()\n```\n```\n>>> c()\n```", "b()"),
-        ("```python\na()\n```\nInput:\n```\nn = 3\n```", "a()"),
-        ("```python\na()\n```\n```\n>>> a()\n6\n```", "a()"),
-        ("```python title='a'\na()\n```", "a()"),
+        ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"), ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
+        ("```\na()\n```\n```\nb()\n```\n```\n>>> c()\n```", "b()"), ("```python title='a'\na()\n```", "a()"),
         ("```{.python}\na()\n```", "a()"),
         ('```python\nb = """\n    ```\n    x\n    ```\n    """\n```', 'b = """\n    ```\n    x\n    ```\n    """'),
-        ("```python\na(\n```python\nb()\n```", "b()"),
-        ("```python\na = '\x0c'\n```", "a = '\x0c'"),
-        ("```python\na()\n```\n```python\nb(", "a()"),
-        ("```python\r\na()\r\n```\r\n", "a()"),
-        ("```python\na()", None),
-        ("a()", None),
-        ("", None),
+        ("```python\na(\n```python\nb()\n```", "b()"), ("```python\na = '\x0c'\n```", "a = '\x0c'"),
+        ("```python\na()\n```\n```python\nb(", "a()"), ("```python\r\na()\r\n```\r\n", "a()"), ("```python\na()", None),
+        ("a()", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_the_last_complete_python_block_is_the_program(response, program):
     """Whatever stands around it; a sample of its output is not a program."""
     assert program_of(response, STDIO) == program
@@ -168,29 +152,6 @@ def test_hostile_fences_are_read_in_linear_time(text, blocks):
     assert program_of(text, STDIO) == ("=" * 10**6 if blocks == 1 else None)
 
 
-PROMPT = 'def f(x):\n    """Add one."""\n'
-HUMANEVAL = {"prompt": PROMPT, "test": "def check(candidate):\n    assert candidate(1) == 2", "entry_point": "f"}
-
-
-@pytest.mark.parametrize(
-    "block",
-    [
-        "def f(x):\n    return x + 1",
-        "    return x + 1",
-        "return x + 1",
-        "  y = x\n  return y + 1",
-        "f = lambda x: x + 1",
-        "f: object = lambda x: x + 1",
-        "    def f(x):\n        return x + 1",
-        "from __future__ import annotations\ndef f(x: Unknown):\n    return x + 1",
-        "import math\n\ndef g(x):\n    return x + 1\n\ndef f(x):\n    return g(x)",
-    ],
-)
-def test_humaneval_takes_a_function_or_its_body(block):
-    """The prompt comes first, so its imports and helpers are there."""
-    assert grade_code(f"```python\n{block}\n```", HUMANEVAL) == (1.0, "correct")
-
-
 @pytest.mark.parametrize(
     "text, expected, equal",
     [
@@ -209,13 +170,6 @@ def test_humaneval_takes_a_function_or_its_body(block):
 def test_outputs_are_compared_line_by_line(text, expected, equal):
     """White space around a line does not count, nor how an integer is written, as in LiveCodeBench's own checker."""
     assert same_output(text, expected) is equal
-
-
-@pytest.mark.parametrize("value, equal", [(1000.0005, True), (1000.002, False), (1000, True), ("1000.0", False)])
-def test_values_of_calls_are_compared_to_a_millionth(value, equal):
-    """Where a float is expected; beside 0, to a millionth of 1."""
-    assert judge.same([value], [1000.0]) is equal
-    assert judge.same(5e-7, 0.0) and not judge.same(2e-6, 0.0) and not judge.same(1.05, 1.5)
 
 
 def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
@@ -247,9 +201,8 @@ def test_tests_that_cannot_be_run_are_no_verdict():
     for tests in (*empty, *({"inputs": ["1"], "outputs": outputs} for outputs in ([], [5]))):
         with pytest.warns(RuntimeWarning, match="no verdict"):
             assert grade_code(response, tests) == (None, "infra_error")
-    for assertion in ("assert f(1 == 2", "import no_such_module", "assert f(lambda: 1) == 2"):
-        with pytest.warns(RuntimeWarning, match="cannot be read|no_such_module|no plain data"):
-            assert grade_code(response, {"asserts": [assertion]}) == (None, "infra_error")
+    with pytest.warns(RuntimeWarning, match="cannot be read"):
+        assert grade_code(response, {"asserts": ["assert f(1 == 2"]}) == (None, "infra_error")
 
 
 def test_a_sandbox_that_breaks_is_no_verdict_and_one_that_cannot_be_had_is_an_error(monkeypatch):

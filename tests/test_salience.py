@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from made import with_a_stop
+from made import learned, with_a_stop
 from tiny import byte_tokenizer
 
 from credit import lora, salience
@@ -42,10 +42,7 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """The box is one token, and so is each digit: 24 tokens of work, the box, and the digits after it.
-
-    A box with nothing before it, or nothing in it, is no answer that could have been worked out.
-    """
+    """24 tokens of work, the box, the digits after it; a box with nothing before or in it was not worked out."""
     _, tokenizer, rollouts = asked
     assert answer_places(tokenizer, rollouts) == [Answer(24, 25, 26), None, Answer(8, 9, 11), None, None]
 
@@ -130,7 +127,6 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
         embeddings = model.get_input_embeddings()(ids).detach()
         moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float(), 4).double()
         clean = model(inputs_embeds=embeddings[None]).logits[0, places].log_softmax(-1)
-
         for token in (0, 3, answer.reasoning - 1):
             changes = []
             for step in (1e-2, -1e-2):  # norms and softmax stay float32 in a float64 model
@@ -166,9 +162,7 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
     limits = dict(temperature=1.0, micro_tokens=100)
     hidden = log_probs(policy, rollouts, **limits).hidden
     assert salience.adapter_residual(policy, rollouts, hidden, **limits).abs().max() == 0
-    for name, parameter in policy.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+    learned(policy.model)
     hidden = log_probs(policy, rollouts, **limits).hidden
     ours = salience.adapter_residual(policy, rollouts, hidden, **limits)
     for row in range(5):

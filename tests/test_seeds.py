@@ -1,7 +1,4 @@
-"""What depends on --seed, on the step and on the rank, and what must not: problems, weights, noise, updates.
-
-Nothing is sampled here: a stand-in for the sampler notes what it is asked and the next random number, the noise.
-"""
+"""What depends on --seed, the step and the rank: problems, weights, updates, noise (a sampler's next random number)."""
 
 import argparse
 import json
@@ -94,10 +91,7 @@ def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
 
 @pytest.fixture
 def asked(starts, monkeypatch):
-    """What a part of a run asks the sampler, given the seed and the rank of two, and which rollouts it learns from.
-
-    All responses are alike, so that no group has a signal, and --dynamic-sampling replaces all of them.
-    """
+    """What a part of a run asks the sampler, given the seed and the rank of two, and which rollouts it learns from."""
     calls, orders, (first, sets, _) = [], [], starts[0]
 
     def rollout(model, tokenizer, prompts, count, *, temperature, **options):
@@ -105,6 +99,7 @@ def asked(starts, monkeypatch):
         encoded = [ids for ids in tokenizer(prompts)["input_ids"] for _ in range(count)]
         ids = torch.tensor([tokenizer(r"\boxed{3}<eos>")["input_ids"]]).repeat(len(encoded), 1)
         mask = torch.ones_like(ids).bool()
+        # All alike: no group has a signal, and --dynamic-sampling replaces all of them.
         return Rollouts(*pad_left(encoded, 0, "cpu"), ids, mask, ~mask.any(1), [r"\boxed{3}"] * len(ids))
 
     def backward(run, batch, minibatch):

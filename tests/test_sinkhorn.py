@@ -146,14 +146,11 @@ def test_dtype_inside_and_out(given, inside):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(eps=0.0), "eps"),
-        (dict(eps=math.nan), "eps"),
-        (dict(eps=0.1, max_iters=0), "max_iters"),
-        (dict(eps=0.1, a=torch.ones(3)), "sum to 1"),
-        (dict(eps=0.1, a=torch.tensor([1.5, -0.5, 0.0])), "non-negative"),
+        (dict(eps=0.0), "eps"), (dict(eps=math.nan), "eps"), (dict(eps=0.1, max_iters=0), "max_iters"),
+        (dict(eps=0.1, a=torch.ones(3)), "sum to 1"), (dict(eps=0.1, a=torch.tensor([1.5, -0.5, 0.0])), "non-negative"),
         (dict(eps=0.1, C=torch.full((3, 3), math.nan)), "not finite"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_named(arguments, message):
     """ValueError that says what is wrong."""
     with pytest.raises(ValueError, match=message):

@@ -1,7 +1,4 @@
-"""integrations/: SHEAR in TRL's trainer is Algorithm 1 times TRL's own advantages, and with weights of 1 it is GRPO.
-
-What needs two processes runs once. All cases: PYTHONPATH=. python tests/trl_runs.py
-"""
+"""integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO. All: trl_runs.py."""
 
 import json
 from types import SimpleNamespace
@@ -31,10 +28,9 @@ def test_with_weights_of_one_it_is_grpo_to_the_bit(on_two):
 
 
 def test_omega_is_that_of_credit(on_two):
-    """On one process; on two with whole groups; on two that split a group. And advantages are TRL's own times omega."""
+    """On one process, and on two that split a group. And advantages are TRL's own times omega."""
     assert trl_runs.check_omega([trl_runs.first_batch(12, **trl_runs.LEFT_OUT)]) < 1e-6
-    assert trl_runs.check_omega(on_two["whole"]) < 1e-6
-    assert trl_runs.check_omega(on_two["split"]) < 1e-6
+    assert trl_runs.check_omega(on_two["batches"]) < 1e-6
 
 
 @pytest.mark.parametrize("case, passes", [({}, (0, 1)), ({"steps_per_generation": 2}, (1, 1))])
