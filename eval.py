@@ -20,20 +20,21 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 from harness.config import EMBEDDED, Protocol, answer, parse_eval
 
-ARGS = answer(__name__, parse_eval)  # --help and mistakes in the flags end here: what follows takes seconds to import
+answer(__name__, parse_eval)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
 import torch
 import transformers
 
-from harness import checkpoint, evaluation, folders, parallel, prepare, tables
-from harness.command import GOES_ON, guarded, ranked, resolve_machine
+from harness import checkpoint, evaluation, files, parallel, tables
 from harness.evaluation import ROW, Sampler, average, paired_difference, samples_of, summarise
+from harness.launch import launch, processes, resolve_machine, run_command
+from harness.models import load_model, load_tokenizer, round_weights, sampling_of
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
 from harness.tables import fitted, percent, same_benchmarks, select_checkpoints
@@ -41,31 +42,30 @@ from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, choose_template
 
+SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of settings.json
 DATA = {"k": int, "problems": int, "revision": str, "window": str | None}  # of a set in settings.json
 
 
-def main(argv: list[str] | None = None) -> int:
+@run_command(memory="lower --generate-batch or --max-tokens")
+def main(argv: list[str] | None = None) -> int | None:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-
-    def work() -> int:
-        args = ARGS or parse_eval(argv)
-        resolve_machine(args)
-        if args.model:
-            return ranked(args, __file__, argv, lambda ranks: evaluate_models(args, ranks), grouped=False)
-        if args.runs:
-            show_runs(args)
-        else:
-            show(replay(args) if args.replay else Path(args.saved), args)
-        return 0
-
-    return guarded(work, interrupted=GOES_ON, memory="lower --generate-batch or --max-tokens")
+    args = parse_eval(argv)
+    resolve_machine(args)
+    if args.runs:
+        show_runs(args)
+    elif args.replay or args.saved:
+        show(replay(args) if args.replay else Path(args.saved), args)
+    elif processes(args) > 1:
+        return launch(processes(args), __file__, argv)
+    else:
+        evaluate_models(args, parallel.join(args.device, args.threads))
 
 
 def find_models(args: argparse.Namespace) -> dict[str, str]:
     """A short name for each model, and where it is; a run stands for its last model, or for its checkpoints."""
     paths = []
     for name in args.model:
-        run = folders.config_of(Path(name))
+        run = files.config_of(Path(name))
         if args.select:
             found = [str(folder / "model") for folder in checkpoint.complete(Path(name))] if run else []
             if not found:
@@ -92,7 +92,7 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
     given = {name: value for name, value in flags.items() if value is not None}
     chosen = set()
     for path in models.values():
-        values = {**usual, **folders.run_of(path), **given}
+        values = {**usual, **files.run_of(path), **given}
         chosen.add(tuple(values[name] for name in usual))
     if len(chosen) > 1:
         raise BadInput("--bench embedded: the models' runs hold out different problems; give --toy-seed and the like")
@@ -105,18 +105,18 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
 def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     """Every model on every benchmark, into `--out`; then the table. Returns the exit status."""
     models = find_models(args)
-    task = folders.run_of(next(iter(models.values()))).get("task")
+    task = files.run_of(next(iter(models.values()))).get("task")
     names = args.bench or ["embedded" if task == "embedded" else "math"]
-    window = tuple(args.lcb_window or benchmarks.WINDOW)
+    window = tuple(args.lcb_window or benchmarks.LCB_WINDOW)
     sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models), window)
     protocol = Protocol(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)})
     for loaded in sets:
         if max(args.pass_at, default=0) > samples_of(loaded, protocol) * len(args.seeds):
             raise BadInput(f"--pass-at {max(args.pass_at)}: {loaded.benchmark.name} has fewer samples; raise --samples")
     for path in models.values():  # before another one is evaluated: are they there, can they be asked?
-        tokenizer = prepare.load_tokenizer("--model", path)
+        tokenizer = load_tokenizer("--model", path)
         for loaded in sets:
-            evaluation.as_task(loaded, protocol, tokenizer, folders.origin_of(path)).prompt(loaded.problems[0])
+            evaluation.as_task(loaded, protocol, tokenizer, files.origin_of(path)).prompt(loaded.problems[0])
     folder = Path(args.out or "evals/" + "-".join([*models, *(args.bench or ())]).replace("/", "_")[:120])
     data = {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets}
     settings = {"protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype}, "data": data, "models": {}}
@@ -124,18 +124,19 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     for note in [note for loaded in sets for note in loaded.notes if ranks.main]:
         print(note)
     generations = folder / "generations.jsonl"
-    with folders.made(folder, ranks, "settings.json"):
+    with files.made(folder, ranks, "settings.json"):
         for label, path in models.items():
-            model, tokenizer = prepare.load_model(path, ranks.device)
-            prepare.round_weights(model, getattr(torch, args.dtype))
-            sampler = Sampler(model.eval(), tokenizer, folders.origin_of(path), prepare.sampling_of(args, model))
+            tokenizer = load_tokenizer("--model", path)
+            model = load_model(path, ranks.device, tokenizer)
+            round_weights(model, getattr(torch, args.dtype))
+            sampler = Sampler(model.eval(), tokenizer, files.origin_of(path), sampling_of(args, model))
             template = choose_template(args.template, sampler.name, tokenizer)
             checksum = int(sum(parallel.checksum(weight, number) for number, weight in enumerate(model.parameters())))
             settings["models"][label] = dict(path=path, origin=sampler.name, template=template, checksum=checksum)
             kept = []
             with parallel.together(ranks):
                 if ranks.main:
-                    folders.add_settings(folder, settings)
+                    add_settings(folder, settings)
                     kept = evaluation.kept_rows(generations, sets, protocol)
             kept = [row for row in parallel.from_main(kept, ranks) if row["model"] == label]
             for loaded in sets:
@@ -153,10 +154,27 @@ def replay(args: argparse.Namespace) -> Path:
     rows, data = evaluation.graded_responses(args.replay, args.grade_timeout, args.sandbox)
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
-    with folders.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
-        folders.add_settings(folder, settings, fixed=["protocol"])  # only the same replay may be there
-        checkpoint.write_whole(folder / "generations.jsonl", "".join(map(checkpoint.as_json, rows)))
+    with files.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
+        add_settings(folder, settings, fixed=["protocol"])  # only the same replay may be there
+        files.write_whole(folder / "generations.jsonl", "".join(map(files.as_json, rows)))
     return folder
+
+
+def add_settings(folder: Path, settings: dict, fixed: Iterable[str] = SETTINGS) -> None:
+    """settings.json with these `settings`, and what it has of other models and benchmarks.
+
+    Raises BadInput where one of the kinds that are `fixed` differs from what the generations there were made with.
+    """
+    path = folder / "settings.json"
+    saved = files.settings_in(path, SETTINGS) if path.exists() else settings
+    for kind in fixed:
+        for name, value in settings[kind].items():
+            had = saved[kind].get(name, None if kind == "protocol" else value)
+            if value != had:
+                remedy = f"the generations in {folder} have {had}; choose another --out"
+                raise BadInput(f"{kind}: {name} is {value}; {remedy}")
+    merged = {kind: {**saved[kind], **settings[kind]} for kind in fixed}
+    files.write_json(path, {**settings, **merged})
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------
@@ -167,12 +185,12 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
 
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
-    settings = folders.settings_in(folder / "settings.json", folders.SETTINGS)
+    settings = files.settings_in(folder / "settings.json", SETTINGS)
     data = settings["data"]
-    if not all(folders.has(about, DATA) for about in data.values()):
+    if not all(files.has(about, DATA) for about in data.values()):
         raise BadInput(f"{folder / 'settings.json'}: says too little of its data; restore it, or choose another folder")
     generations = {}  # model -> benchmark -> rows
-    for row in folders.rows(folder / "generations.jsonl", ROW):
+    for row in files.rows(folder / "generations.jsonl", ROW):
         if row["benchmark"] in (names or data) and (not args.model or row["seed"] in args.seeds):
             generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
     generations = {model: generations[model] for model in models or generations}
@@ -202,14 +220,14 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
         origin = settings["models"].get(first, {}).get("origin", first)
         selection = select_checkpoints(runs, args.paper or backbone_of(origin))
     settings |= {"results": results, "differences": differences, "selection": selection}
-    checkpoint.write_json(folder / "results.json", settings)
+    files.write_json(folder / "results.json", settings)
 
 
 def show_runs(args: argparse.Namespace) -> None:
     """The benchmark averages that `train.py --eval-every` wrote, step by step, and the choice; raises BadInput."""
     runs = {}
     for run in args.runs:
-        rows = [folders.with_nan(row) for row in folders.rows(Path(run) / "metrics.jsonl") if "bench" in row]
+        rows = [files.with_nan(row) for row in files.rows(Path(run) / "metrics.jsonl") if "bench" in row]
         if not rows:
             raise BadInput(f"--runs {run}: has no benchmarks in metrics.jsonl; train with --eval-every and --bench")
         runs[run] = {f"step {row['step']}": row["bench"] for row in rows}
@@ -221,7 +239,7 @@ def show_runs(args: argparse.Namespace) -> None:
             means = {name: percent(result["mean"], result["error"]) for name, result in results.items()}
             lines.append({"step": step.removeprefix("step "), **means, "average": percent(*average(results))})
         print("\n".join([run, "", *fitted(lines)]))
-    select_checkpoints(runs, args.paper or backbone_of(folders.origin_of(str(Path(args.runs[0]) / "model"))))
+    select_checkpoints(runs, args.paper or backbone_of(files.origin_of(str(Path(args.runs[0]) / "model"))))
 
 
 if __name__ == "__main__":

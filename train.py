@@ -28,7 +28,7 @@ from collections.abc import Callable
 
 from harness.config import answer, parse_train
 
-ARGS = answer(__name__, parse_train)  # --help and mistakes in the flags end here: what follows takes seconds to import
+answer(__name__, parse_train)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
 import torch
 from torch import Tensor
@@ -36,20 +36,20 @@ from tqdm import tqdm
 
 from credit.batch import Batch, Source
 from credit.methods import assign_credit, keeps_states
-from grpo import Rollouts, log_probs, policy_loss, rollout
+from grpo import log_probs, policy_loss
 from harness import parallel, report
-from harness.command import guarded, ranked, resolve
+from harness.launch import launch, parse_args, processes, run_command
 from harness.parallel import Ranks
-from harness.prepare import sampling_of
 from harness.run import (
     Run,
     check_policy,
-    due,
     finish,
     interruptible,
     on_benchmarks,
     prepared,
+    resample_equal,
     restore,
+    sample_and_grade,
     sampling_after,
     save_checkpoint,
     seed_of,
@@ -58,15 +58,15 @@ from harness.run import (
 from rewards import Verdict, rewards_of
 
 
+@run_command(
+    memory="lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs", interrupted="interrupted"
+)
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after Ctrl-C."""
-
-    def work() -> int:
-        args = resolve(ARGS or parse_train(argv))
-        return ranked(args, __file__, argv, lambda ranks: train(args, ranks), grouped=args.dtype != "float32")
-
-    remedy = "lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs"
-    return guarded(work, interrupted="interrupted", memory=remedy)
+    args = parse_args(argv)
+    if processes(args) > 1:
+        return launch(processes(args), __file__, argv)
+    return train(args, parallel.join(args.device, args.threads))
 
 
 def train(args: argparse.Namespace, ranks: Ranks) -> int:
@@ -104,7 +104,7 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
         history.append(metrics)
         log(metrics, samples)
         interrupted = any(parallel.gather(run.interrupted, run.ranks))  # all ranks end after the same step
-        if interrupted or due(run, step + 1):
+        if interrupted or step + 1 == args.steps or (step + 1) % args.save_every == 0:
             save_checkpoint(run, step + 1)
         if interrupted:
             raise KeyboardInterrupt
@@ -124,25 +124,28 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     replaced = 0
     if args.dynamic_sampling:
         problems, rollouts, verdicts, replaced = resample_equal(run, step, problems, rollouts, verdicts, clock)
-    batch = with_credit(run, Batch.of(rollouts, verdicts, problems, source_of(run, step)), clock)  # A (b,), Eq. (1)
-    batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
+    batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)  # A (b,), Eq. (1)
+    batches = parallel.gather(batch, run.ranks)
+    batch = Batch.cat(batches)  # of all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
     checksum = parallel.refresh(run.trained, run.frozen.model, run.ranks)
     clock.lap("train")
-    metrics = {"step": step + 1, **report.step_metrics(batch, run.task), **updates, "seconds": clock.laps}
     if run.ranks.device.type == "cuda":
-        metrics["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
+        updates["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
-        metrics["checksum"] = checksum
+        updates["checksum"] = checksum
     if args.dynamic_sampling:
-        metrics["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(batch.problems)
-    return metrics, report.sample_rows(step, run.tokenizer, run.task, batch, args)
+        updates["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(batch.problems)
+    samples = report.sample_rows(step, run.tokenizer, run.task, batch, args)
+    metrics = {"step": step + 1, **report.step_metrics(batch, run.task), **updates, "seconds": clock.laps}
+    return metrics, samples
 
 
-def with_credit(run: Run, batch: Batch, clock: report.Clock) -> Batch:
+def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch:
     """The batch with log-probabilities and token advantages (B, T), block by block, as only a block's states fit."""
     args = run.args
+    batch.source = Source(run.frozen, run.tokenizer, run.task, step, run.prm)  # for passes of a method's own
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     for block in batch.blocks():  # whole groups
         scored = log_probs(run.frozen, block.rollouts, **limits, keep_hidden=keeps_states(args.method))
@@ -152,59 +155,6 @@ def with_credit(run: Run, batch: Batch, clock: report.Clock) -> Batch:
         clock.lap("weights")
     batch.source = None  # it stays on its rank
     return batch
-
-
-def source_of(run: Run, step: int) -> Source:
-    """What a credit method may run passes of, after `step` steps."""
-    return Source(run.frozen, run.tokenizer, run.task, step, run.prm)
-
-
-def sample_and_grade(
-    run: Run, problems: list[dict], count: int, temperature: float, clock: report.Clock
-) -> tuple[Rollouts, list[Verdict]]:
-    """`count` responses to each problem, and their verdicts."""
-    rollouts = sample(run, problems, count, temperature)
-    clock.lap("generate")
-    verdicts = run.task.verdicts(problems, rollouts)
-    clock.lap("grade")
-    return rollouts, verdicts
-
-
-def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
-    """`count` responses to each problem."""
-    prompts = [run.task.prompt(problem) for problem in problems]
-    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.frozen.model, run.task))
-    return rollout(run.frozen.model, run.tokenizer, prompts, count, temperature=temperature, **limits)
-
-
-def resample_equal(
-    run: Run, step: int, problems: list[dict], rollouts: Rollouts, verdicts: list[Verdict], clock: report.Clock
-) -> tuple[list[dict], Rollouts, list[Verdict], int]:
-    """Resample groups whose rewards are all equal, up to N times; returns all of them and how many were replaced.
-
-    DAPO's dynamic sampling (Sec. 3.2 of arXiv 2503.14476); deviates: those that are left stay, so batches keep their
-    size. The other problems depend on the step and the round alone, so that a resumed run draws the same.
-    """
-    args, problems, verdicts, replaced = run.args, list(problems), list(verdicts), 0
-    size = args.rollouts_per_prompt
-    for round in range(1, 1 + args.dynamic_sampling):
-        equal = []
-        for group in range(len(problems)):
-            rewards = {verdict.reward for verdict in verdicts[group * size : (group + 1) * size]}
-            if len(rewards - {None}) < 2:
-                equal.append(group)
-        if not equal:
-            break
-        drawn = run.task.draw(step, args.prompts_per_step, args.seed, round)
-        others = parallel.share(drawn, run.ranks)[: len(equal)]
-        new_rollouts, new_verdicts = sample_and_grade(run, others, size, args.temperature, clock)
-        for place, group in enumerate(equal):
-            problems[group] = others[place]
-            verdicts[group * size : (group + 1) * size] = new_verdicts[place * size : (place + 1) * size]
-        rows = [row for group in equal for row in range(group * size, (group + 1) * size)]
-        rollouts = rollouts.replaced(rows, new_rollouts)
-        replaced += len(equal)
-    return problems, rollouts, verdicts, replaced
 
 
 def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
@@ -281,7 +231,7 @@ def evaluate(run: Run, step: int) -> dict:
     rollouts, verdicts = sample_and_grade(run, problems, size, args.temperature, clock)
     credited = {}
     if task.first_error:
-        batch = with_credit(run, Batch.of(rollouts, verdicts, problems, source_of(run, step)), clock)
+        batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
         credited = report.credit_vs_first_error(run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)))
     verdicts = parallel.gather_items(verdicts, ranks)
     accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, size))

@@ -26,14 +26,14 @@ from sinkhorn import sinkhorn
 DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
 # Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver holds about
 # six; on a CPU small chunks win because they stay in cache.
-CHUNK_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
+TILE_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 
 def every_pair(costs: Tensor, right_spans: Spans, wrong_spans: Spans, measure: Callable) -> Tensor:
     """`measure(blocks (P, n, m), a (P, n), b (P, m)) -> (P,)` of all pairs of spans, (K+, K-), some pairs at a time."""
     rows, columns = len(right_spans.mass), len(wrong_spans.mass)
     tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
-    at_once = max(1, CHUNK_ENTRIES.get(costs.device.type, 2**19) // tile)
+    at_once = max(1, TILE_ENTRIES.get(costs.device.type, 2**19) // tile)
     matrix = torch.empty(rows * columns, device=costs.device)  # made once: growing lists fragment memory
     for pairs in torch.arange(len(matrix), device=costs.device).split(at_once):
         k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters

@@ -33,6 +33,16 @@ class Mean(NamedTuple):
     count: int
 
 
+def add_stats(stats: dict, others: dict) -> None:
+    """Add what another block or rank has logged, in place."""
+    for name, value in others.items():
+        if name not in stats:
+            stats[name] = value
+        elif isinstance(value, Mean):
+            total, count = stats[name]
+            stats[name] = Mean(total + value.total, count + value.count)
+
+
 @dataclass(frozen=True)
 class Source:
     """What a method needs for passes of its own. It stays on its rank."""
@@ -76,6 +86,9 @@ class Batch:
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
         """The batches of several ranks as one, without `source`."""
+        stats = {}
+        for batch in batches:
+            add_stats(stats, batch.stats)
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
@@ -83,14 +96,13 @@ class Batch:
             batches[0].group_size,
             [problem for batch in batches for problem in batch.problems],
             [reason for batch in batches for reason in batch.reasons],
+            stats=stats,
         )
         for name in RESULTS:
             if getattr(batches[0], name) is not None:
                 setattr(whole, name, cat_padded([getattr(batch, name) for batch in batches]))
         if batches[0].hidden is not None:
             whole.hidden = torch.cat([batch.hidden for batch in batches])
-        for batch in batches:
-            whole.add(batch.stats)
         return whole
 
     def blocks(self) -> Iterator["Batch"]:
@@ -121,7 +133,7 @@ class Batch:
             width = block.rollouts.ids.shape[1]
             for name in RESULTS:
                 getattr(self, name)[rows, :width] = getattr(block, name)
-            self.add(block.stats)
+            add_stats(self.stats, block.stats)
             block.hidden = None
 
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
@@ -137,16 +149,7 @@ class Batch:
 
     def log(self, name: str, values: Tensor) -> None:
         """Log a metric, which is the mean over all values: of groups, or of pairs of spans, of all blocks and ranks."""
-        self.add({name: Mean(values.double().sum().item(), values.numel())})
-
-    def add(self, stats: dict) -> None:
-        """What another block or rank has logged."""
-        for name, value in stats.items():
-            if name not in self.stats:
-                self.stats[name] = value
-            elif isinstance(value, Mean):
-                total, count = self.stats[name]
-                self.stats[name] = Mean(total + value.total, count + value.count)
+        add_stats(self.stats, {name: Mean(values.double().sum().item(), values.numel())})
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from credit import lora
 from grpo import Policy
+from harness import files
 from harness.parallel import Ranks, from_main, gather, gather_items
 from tasks.problems import cause
 
@@ -144,7 +145,7 @@ def save(
     digests = gather_items(digests, ranks)
     if ranks.main:
         report = {"step": step, "ranks": ranks.world, "settings": settings, "files": dict(sorted(digests))}
-        write_json(draft / "complete.json", {**report, "metrics": _digest(run / "metrics.jsonl")})
+        files.write_json(draft / "complete.json", {**report, "metrics": _digest(run / "metrics.jsonl")})
         _remove(folder)
         draft.rename(folder)
         for old in complete(run)[:-keep]:
@@ -255,38 +256,6 @@ def _remove(folder: Path) -> None:
     """Remove a checkpoint, first what makes it one, so that a half-removed one is never chosen."""
     (folder / "complete.json").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A draft to write into, which takes the place of `folder` when all is written."""
-    draft = folder.with_name(f".{folder.name}.writing")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    yield draft
-    shutil.rmtree(folder, ignore_errors=True)
-    draft.rename(folder)
-
-
-def as_json(value, indent: int | None = None) -> str:
-    """A value as JSON text that ends its line; NaN and infinity, which JSON lacks, are null."""
-    finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
-    return json.dumps(finite, indent=indent) + "\n"
-
-
-def write_json(path: Path, value) -> None:
-    """Write a JSON file whole."""
-    write_whole(path, as_json(value, indent=1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file under a temporary name, then rename it, so that it is never half there."""
-    draft = path.with_name(f".{path.name}.writing")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
 
 
 def _state(weights: dict, moments: dict) -> dict:

@@ -1,6 +1,6 @@
 """Every flag of `train.py` and `eval.py`, its default and what is wrong with its value, by the standard library alone.
 
-    parse_train(argv), parse_eval(argv)   the flags of a command, checked; `harness/command.py` adds the machine's
+    parse_train(argv), parse_eval(argv)   the flags of a command, checked; `harness/launch.py` adds the machine's
     answer(name, parse)                   the same before a command imports what takes seconds: help and mistakes
     Parser, number                        what the studies make their own flags of
 
@@ -36,13 +36,11 @@ TRAIN += "smoke resume out device"
 EVAL = "model bench data out saved runs greedy samples max_tokens seeds select device"
 # App. B of the paper prints eps log n = 20.8 in raw units of distance; n is the window, 100 tokens.
 PAPER_EPS = 4.52
-# Without --save-every: steps between checkpoints, at least, and the share of a run's time that they may take.
-SAVE_STEPS, SAVE_SHARE = 10, 0.03
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is 12 tokens;
 # the scoring forward takes micro-batches above a mini-batch. eps is in units of nbar, which is small here.
 EMBEDDED = dict(
     **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
-    **dict(window=12, stride=6, eps=0.05, eps_unit="nbar", threads=1, recompute=False, save_every=SAVE_STEPS),
+    **dict(window=12, stride=6, eps=0.05, eps_unit="nbar", threads=1, recompute=False),
 )
 # What --smoke replaces: every size, to prove a set-up in some minutes. (Rewards in training are drawn then.)
 SMOKE = dict(
@@ -203,14 +201,14 @@ def refuse_other_settings(wanted: dict, had: dict, holder: str, remedy: str) -> 
             raise BadInput(f"{flag(name)} {value}: {holder} {had.get(name)}; {remedy}")
 
 
-def answer(name: str, parse: Callable) -> argparse.Namespace | None:
-    """`parse()` for the command of this `__name__`, before it imports what takes seconds; None for other modules."""
+def answer(name: str, parse: Callable) -> None:
+    """Answer --help and mistakes in the flags, before the command of this `__name__` imports what takes seconds."""
     if name != "__main__":
-        return None
+        return
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports; `guarded` hears Ctrl-C again
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports; `run_command` hears Ctrl-C again
     try:
-        return parse()
+        parse()
     except BadInput as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks were given the same
             print(f"error: {error}", file=sys.stderr)
@@ -294,7 +292,7 @@ def train_parser() -> Parser:
     add("--bench", nargs="+", default=[], help="math, code, embedded, or names of benchmarks, see eval.py")
     add("--bench-data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark, not the hub's")
     add = parser.add_argument_group("checkpoints").add_argument
-    add("--save-every", type=positive_int, help="steps between checkpoints; if not given: 10, more if saving is slow")
+    add("--save-every", type=positive_int, default=10, help="steps between checkpoints; the last step is always saved")
     add("--keep", type=positive_int, default=2, help="checkpoints that stay")
     add("--resume", metavar="DIR", help="resume the run in DIR (a run folder or one of its checkpoints)")
     add = add_machine_flags(parser)
@@ -313,7 +311,7 @@ def train_parser() -> Parser:
 
 
 def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of a run, checked; `command.resolve` says what they mean on this machine. Raises BadInput."""
+    """The flags of a run, checked; `launch.parse_args` says what they mean on this machine. Raises BadInput."""
     parser = train_parser()
     given = parser.given(argv)
     task = given.get("task") or ("math" if given.get("model") else "embedded")
@@ -335,7 +333,7 @@ def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
 def resumed(given: dict, parser: Parser) -> argparse.Namespace:
     """The configuration of the run to go on with; `resume` is then the checkpoint's own folder. Raises BadInput."""
     from harness import checkpoint  # imports torch
-    from harness.folders import settings_in
+    from harness.files import settings_in
 
     try:
         path, step = checkpoint.find(Path(given["resume"]))

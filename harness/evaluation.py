@@ -23,6 +23,7 @@ Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row h
 bootstrap, corrections for many comparisons.
 """
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -37,7 +38,7 @@ import torch
 from tqdm import tqdm
 
 from grpo import rollout
-from harness import checkpoint, folders, parallel
+from harness import files, parallel
 from harness.config import Protocol
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all
@@ -58,6 +59,12 @@ class Sampler(NamedTuple):
     tokenizer: object
     name: str  # of the model, which tells its template
     options: dict  # of `grpo.rollout`, as `prepare.sampling_of` returns them
+
+
+def protocol_of(args: argparse.Namespace) -> Protocol:
+    """How --bench is asked: as the paper does, with the run's own template, limit and graders."""
+    options = dict(template=args.template, grade_timeout=args.grade_timeout, sandbox=args.sandbox)
+    return Protocol(max_tokens=args.max_tokens, **options)
 
 
 # ---- sampling and grading -------------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def evaluate_benchmark(
                     made.append({**(columns or {}), "benchmark": benchmark, "seed": seed, "block": number, **row})
             made = parallel.gather_items(made, ranks)
             if path and ranks.main:
-                folders.append(path, made)
+                files.append_rows(path, made)
             rows += made
             bar.update(len(made))
             bar.set_postfix(score=avg_at_k(rows)[0])
@@ -135,7 +142,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
     """
     if not path.exists():
         return []
-    rows = folders.rows(path, {**ROW, "block": int, "response": str})
+    rows = files.rows(path, {**ROW, "block": int, "response": str})
     sizes = {}  # rows of a whole block
     for loaded in sets:
         for number, block in enumerate(blocks_of(loaded, protocol)):
@@ -143,7 +150,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
     keys = [(row["model"], row["seed"], row["benchmark"], row["block"]) for row in rows]
     counts = Counter(keys)
     kept = [row for row, key in zip(rows, keys, strict=True) if counts[key] == sizes.get(key[2:], counts[key])]
-    checkpoint.write_whole(path, "".join(map(checkpoint.as_json, kept)))
+    files.write_whole(path, "".join(map(files.as_json, kept)))
     return [{name: value for name, value in row.items() if name != "response"} for row in kept]
 
 
@@ -236,7 +243,7 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
             "truncated": line.get("truncated", False),
             "reference": line.get("tests", line.get("answer", line.get("gold"))),
         }
-        if not folders.has(row, GIVEN) or not isinstance(row["reference"], str | int | float | dict):
+        if not files.has(row, GIVEN) or not isinstance(row["reference"], str | int | float | dict):
             needed = 'needs "response", "problem", and "answer" or "tests"; other keys have their usual types'
             raise BadInput(f"--replay {path}, row {number}: {needed}")
         rows.append({**row, "problem": str(row["problem"])})

@@ -1,7 +1,7 @@
 """How much GPU memory a run will need, before it starts: arithmetic on the model's config and the run's flags.
 
     predict(config, args, world, room) -> GB by part, and of the phases sampling and training; total is the larger
-    refuse_what_cannot_fit(config, ..) -> refuses what can never fit
+    refuse_what_cannot_fit(gb, ...)    -> refuses what can never fit
     notes(predicted, device, ...)      -> the plan's lines on memory and disk, with a warning where either is too small
 
 Weights, AdamW's moments and the copy that samples stay all the time. Sampling adds the larger of `generating` (cache,
@@ -29,7 +29,7 @@ from harness.parallel import Ranks
 from tasks.problems import BadInput
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
-CPU_PARAMETERS = 2e9  # more of them take hours a step on a CPU
+CPU_PARAMETERS = 2.0  # billions; more of them take hours a step on a CPU
 
 
 def predict(config, args: argparse.Namespace, world: int, room: float = math.inf) -> dict[str, float]:
@@ -66,6 +66,7 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     gb["training"] = gb["resident"] + gb["gradients"] + gb["gathered"] + gb["backward"]
     gb["total"] = max(gb["sampling"], gb["training"])
     gb["checkpoint"] = (4 + size) * total + 8 * trained  # on the disk: weights, the sampling copy's, moments
+    gb["parameters"] = total  # billions
     return {name: count / 1e9 for name, count in gb.items()}
 
 
@@ -82,18 +83,17 @@ def parameters(config, rank: int = 0) -> tuple[int, int, int]:
     return total, trained, 2 * (total - sum(layers)) + 3 * max(layers, default=0)
 
 
-def refuse_what_cannot_fit(config, args: argparse.Namespace, ranks: Ranks) -> None:
+def refuse_what_cannot_fit(gb: dict[str, float], args: argparse.Namespace, ranks: Ranks) -> None:
     """Refuse what can never fit, whatever is sampled at a time; raises BadInput. `--force` asks for the disk alone."""
-    gb, room, free = predict(config, args, ranks.world), room_gb(ranks.device), free_gb(Path(args.out))
+    room, free = room_gb(ranks.device), free_gb(Path(args.out))
     if gb["checkpoint"] > free:
         reason = f"a checkpoint takes {gb['checkpoint']:.3g} GB, and {free:.3g} GB of the disk are free"
         raise BadInput(f"--out {args.out}: {reason}; choose another, or free space")
     need = gb["resident"] + gb["gradients"]
     reason = remedy = ""
-    total, *_ = parameters(config)
-    if ranks.device.type == "cpu" and total > CPU_PARAMETERS:
-        reason = f"{total / 1e9:.1f} billion parameters on a CPU take hours a step"
-        remedy = f"use a GPU or a model of at most {CPU_PARAMETERS / 1e9:.0f} billion"
+    if ranks.device.type == "cpu" and gb["parameters"] > CPU_PARAMETERS:
+        reason = f"{gb['parameters']:.1f} billion parameters on a CPU take hours a step"
+        remedy = f"use a GPU or a model of at most {CPU_PARAMETERS:.0f} billion"
     elif need > room:
         reason = f"weights, moments, gradients and the sampling copy take {need:.1f} GB a rank of {room:.1f} GB"
         remedy = "give --lora-rank 16, more GPUs or a smaller model"

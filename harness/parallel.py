@@ -1,6 +1,5 @@
-"""Several processes, one model: starting them, sharing the work, sharding the weights, keeping the sampler in step.
+"""Several processes, one model: sharing the work, sharding the weights, keeping the sampler in step.
 
-    launch    one process a GPU, by torch's own launcher, where torchrun has not started them already
     join      this process's place among them: rank, number of ranks, device
     share     the whole groups that a rank samples, grades and credits
     deal      the micro-batches of an optimizer step that a rank computes
@@ -23,7 +22,6 @@ Left out: tensor, pipeline and context parallelism, offloading.
 import copy
 import ctypes
 import dataclasses
-import logging
 import os
 import signal
 import sys
@@ -36,16 +34,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from tqdm import tqdm
 
 from fast.packing import packing_of
 from grpo import Policy, layers_of, pack
 from tasks.problems import BadInput
 
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
 
 
@@ -63,60 +59,22 @@ class Ranks:
         return self.rank == 0
 
 
-def launch(count: int, script: str, argv: Sequence[str]) -> int:
-    """`python script argv` in `count` processes, as torchrun would start them; returns the exit status.
-
-    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them, SIGTERM as Ctrl-C.
-    """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    logging.disable(logging.CRITICAL)  # of torch's launcher: the ranks say what is wrong
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        run_id=f"{os.getpid()}",
-        max_restarts=0,
-        signals_to_handle="SIGINT",
-        shutdown_timeout=24 * 3600,  # seconds from Ctrl-C until ranks are killed: they may have a step to finish
-    )
-    try:
-        elastic_launch(config, sys.executable)("-u", script, *argv)
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode not in (2, 130):  # bad input and Ctrl-C have said so themselves
-            print(f"rank {rank} failed with status {failure.exitcode}; the others were ended", file=sys.stderr)
-        return failure.exitcode if failure.exitcode > 0 else 1
-    except (SignalException, KeyboardInterrupt):
-        return 130
-    return 0
-
-
-def join(device: str, grouped: bool) -> Ranks:
-    """Take this process's place, as torchrun's environment names it; alone without it.
-
-    `grouped` asks for a process group of one where the process is alone. End with `leave`.
-    """
+def join(device: str, threads: int = 0) -> Ranks:
+    """Take this process's place, as torchrun's environment names it; alone without it. End with `leave`."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if rank:  # bars of rank 0 alone, whatever a bar asks for
         init = tqdm.__init__
         tqdm.__init__ = lambda bar, *words, **options: init(bar, *words, **{**options, "disable": True})
+    if threads:
+        torch.set_num_threads(threads)
     place = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else None)
     if device == "cuda":
         torch.cuda.set_device(place)
         # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are nearly always new.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    if dist.is_initialized():
-        pass  # the caller's own group
-    elif world > 1:
+    if world > 1 and not dist.is_initialized():  # else the caller's own group
         end_with_the_launcher()
-        dist.init_process_group(backend, timeout=TIMEOUT)
-    elif grouped:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
     return Ranks(rank, world, place)
 
 
@@ -227,9 +185,11 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     ranks hold one set of weights between them and the sets are copies of each other (HSDP); 0: all ranks hold one.
     """
     model = model.to(ranks.device)  # before it is copied: the machine's memory would hold two for each rank
-    if not dist.is_initialized():
+    if ranks.world == 1 and dtype == torch.float32:
         model = model.float()
         return Policy(model, recompute, **packing_of(model)), model
+    if not dist.is_initialized():  # a mesh of one
+        dist.init_process_group(BACKENDS[ranks.device.type], store=dist.HashStore(), rank=0, world_size=1)
     rounded = {}  # not sampler.to(dtype): that would round the rotary frequencies, too
     for parameter in model.parameters():
         copied = parameter.detach().to(dtype, copy=True)

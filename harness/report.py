@@ -25,7 +25,7 @@ from credit.measures import concentration, effective_weights, localisation, weig
 from credit.methods import true_errors
 from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
-from harness import folders
+from harness import files
 from harness.evaluation import mean_and_error
 from harness.tables import percent
 from harness.track import tracker
@@ -83,12 +83,12 @@ def step_metrics(batch: Batch, task: Task) -> dict[str, float]:
     """What a step says about its rollouts and its credit; where the task knows them, also beside the first errors."""
     mask, rewards, token_advantages = batch.rollouts.mask, batch.rewards.cpu().numpy(), batch.token_advantages
     groups = rewards.reshape(-1, batch.group_size)
-    by_side = {}
+    reasons, by_side = shares(batch.reasons), {}
     if task.first_error:
         first_error = true_errors(batch, task.first_error)[:, 0]  # (B,)
         by_side = weight_by_side(effective_weights(token_advantages, batch.advantages, mask), mask, first_error)
     return {
-        **shares(batch.reasons),
+        **reasons,
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
         "equal_groups": float((batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()),
@@ -169,10 +169,10 @@ def sample_rows(
 
     weights (B, T) are methods', by name; if not given, those of the batch's own.
     """
+    closest = closest_in(batch, args)
     if weights is None:
         own = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
         weights = {args.method: own}  # (B, T)
-    closest = closest_in(batch, args)
     group = batch.first_mixed or 0
     first = group * batch.group_size
     problem, rows = batch.problems[group], []
@@ -246,7 +246,7 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
 
 def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
     """The evaluation before training: a row, and held-out accuracies with standard errors."""
-    folders.append(folder / "metrics.jsonl", [{"before": without_example(before)}])
+    files.append_rows(folder / "metrics.jsonl", [{"before": without_example(before)}])
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
     print_no_signal(before["sampled"][0], before, args)
@@ -261,8 +261,8 @@ def step_log(args: argparse.Namespace, folder: Path, main: bool) -> Iterator[Cal
         def log(metrics: dict, samples: list[dict]) -> None:
             if not main:
                 return
-            folders.append(folder / "metrics.jsonl", [metrics])
-            folders.append(folder / "samples.jsonl", samples)
+            files.append_rows(folder / "metrics.jsonl", [metrics])
+            files.append_rows(folder / "samples.jsonl", samples)
             tqdm.write(table.row(metrics))
             rewards.append(metrics["reward"])
             if metrics["step"] == 2 and len(set(rewards)) == 1:
@@ -312,7 +312,7 @@ def conclude(
     args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict], predicted_gb: float
 ) -> None:
     """The evaluation after training, the curve, how the memory's prediction held, and what to type next."""
-    folders.append(folder / "metrics.jsonl", [{"after": without_example(after)}])
+    files.append_rows(folder / "metrics.jsonl", [{"after": without_example(after)}])
     print_ends(before, after)
     if after.get("example"):
         print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")

@@ -1,4 +1,4 @@
-"""The tables that are printed: Markdown of at most WIDTH columns, so that they fit a terminal and a page.
+"""The tables that are printed: Markdown of at most TABLE_WIDTH columns, so that they fit a terminal and a page.
 
 fitted(rows, *legend)      lines of a table, its columns the keys of the rows
 result_table(...)          a model on its benchmarks, beside the paper's numbers, marked †
@@ -16,7 +16,7 @@ import numpy as np
 from harness.evaluation import average
 from harness.paper_tables import PAPER, backbone_of, suite_of
 
-WIDTH = 100  # columns of a terminal that a table may take
+TABLE_WIDTH = 100  # columns of a terminal that a table may take
 SURE = 1.96  # standard errors from which a difference is marked
 
 
@@ -37,12 +37,12 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
 
 
 def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
-    """A table and its legend. Columns beyond WIDTH go into further tables, which repeat the first one."""
+    """A table and its legend. Columns beyond TABLE_WIDTH go into further tables, which repeat the first one."""
     first, *others = rows[0]
     parts = [[first]]
     for name in others:
         wider = [{column: row[column] for column in (*parts[-1], name)} for row in rows]
-        if len(markdown(wider)[0]) > WIDTH and len(parts[-1]) > 1:
+        if len(markdown(wider)[0]) > TABLE_WIDTH and len(parts[-1]) > 1:
             parts.append([first])
         parts[-1].append(name)
     lines = []

@@ -20,9 +20,9 @@ from tasks import toy
 from tasks.problems import choose_template, load_problems, text_task
 
 # With two processes, train.py's recipe for the embedded task: 16 prompts a generation, 4 an update.
-EMBEDDED = dict(use_cpu=True, bf16=False, window=12, stride=6, max_completion_length=2 * toy.response_tokens(2))
-EMBEDDED |= dict(per_device_train_batch_size=16, steps_per_generation=4, gradient_accumulation_steps=1)
-EMBEDDED |= dict(learning_rate=1e-4, lr_scheduler_type="constant", max_steps=160, save_strategy="no")
+TOY_DEFAULTS = dict(use_cpu=True, bf16=False, window=12, stride=6, max_completion_length=2 * toy.response_tokens(2))
+TOY_DEFAULTS |= dict(per_device_train_batch_size=16, steps_per_generation=4, gradient_accumulation_steps=1)
+TOY_DEFAULTS |= dict(learning_rate=1e-4, lr_scheduler_type="constant", max_steps=160, save_strategy="no")
 
 
 @dataclass
@@ -40,7 +40,7 @@ def main() -> None:
     parser = TrlParser((Options, GRPOConfig))
     parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)
     if parser.parse_known_args()[0].model is None:
-        parser.set_defaults(**EMBEDDED)
+        parser.set_defaults(**TOY_DEFAULTS)
     options, config = parser.parse_args_and_config()
     if options.model:
         model = options.model

@@ -63,9 +63,9 @@ from tqdm import tqdm
 from credit.batch import Batch
 from fast.packing import packing_of
 from grpo import Policy
-from harness import folders, tables
-from harness.checkpoint import write_json
-from harness.command import guarded, parse_args
+from harness import files, tables
+from harness.files import write_json
+from harness.launch import parse_args, run_command
 from harness.parallel import Ranks
 from harness.prepare import set_up
 from harness.run import seed_of
@@ -79,32 +79,28 @@ RESAMPLES = 1000  # of the bootstrap
 OTHERS = MAY_CHANGE | set("task model out name method prm lora_rank smoke dtype".split())
 
 
-def main(argv: list[str] | None = None) -> int:
+@run_command(memory="lower --continuations", interrupted="interrupted: nothing is kept")
+def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-
-    def work() -> int:
-        flags = make_parser().parse_args(argv)
-        args = settings_of_run(flags)
-        torch.set_num_threads(args.threads)
-        ranks = Ranks(0, 1, torch.device(args.device))
-        with folders.made(flags.out, ranks, "advantages.json"):
-            task, model, tokenizer, *_ = set_up(args, ranks)
-            methods = {name: {"method": name} for name in flags.methods}
-            problems = task.heldout[: flags.groups]
-            results = measure(args, task, model, tokenizer, problems, methods, flags.continuations)
-            if not results["mixed_groups"]:
-                raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
-            results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
-            write_json(flags.out / "advantages.json", results)
-        print("\n".join(advantage_tables(results)))
-        return 0
-
-    return guarded(work, interrupted="interrupted: nothing is kept", memory="lower --continuations")
+    flags = make_parser().parse_args(argv)
+    args = settings_of_run(flags)
+    torch.set_num_threads(args.threads)
+    ranks = Ranks(0, 1, torch.device(args.device))
+    with files.made(flags.out, ranks, "advantages.json"):
+        task, model, tokenizer, *_ = set_up(args, ranks)
+        methods = {name: {"method": name} for name in flags.methods}
+        problems = task.heldout[: flags.groups]
+        results = measure(args, task, model, tokenizer, problems, methods, flags.continuations)
+        if not results["mixed_groups"]:
+            raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
+        results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
+        write_json(flags.out / "advantages.json", results)
+    print("\n".join(advantage_tables(results)))
 
 
 def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     """The settings of a run, `model` being the one that is asked for; raises BadInput."""
-    config = folders.settings_in(flags.run / "config.json", dict(task=str, toy_lines=int))
+    config = files.settings_in(flags.run / "config.json", dict(task=str, toy_lines=int))
     folder = flags.run / ("start" if flags.start else "model")
     if config["task"] != "embedded":
         raise BadInput(f"{flags.run}: is a run of --task {config['task']}; give one of the embedded task")

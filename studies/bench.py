@@ -71,7 +71,7 @@ from credit.shear_settings import Settings
 from fast.distances import token_distances
 from fast.race import CHUNK_ENTRIES, race
 from harness import tables
-from harness.command import guarded
+from harness.launch import run_command
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies.states import States, embedded_states, real, synthetic
@@ -83,15 +83,12 @@ CHECKED = 128  # pairs whose errors are measured; at least all pairs of one righ
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they are checked against
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    return guarded(
-        partial(measure_groups, argv), interrupted="interrupted", memory="lower --tokens, --width or --group"
-    )
+@run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
+def main(argv: list[str] | None = None) -> None:
+    """Measure all groups and print a table of each.
 
-
-def measure_groups(argv: list[str] | None) -> int:
-    """Measure all groups and print a table of each. Returns 0; raises BadInput."""
+    Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
+    """
     flags = parse_bench(argv)
     warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
     device = torch.device(flags.device)

@@ -51,8 +51,8 @@ def make_parser() -> Parser:
 answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
 
 
-from harness import folders, tables
-from harness.command import GOES_ON, guarded, parse_args
+from harness import files, tables
+from harness.launch import parse_args, run_command
 from studies.findings import by_seed, differences, of_start, with_interval
 from studies.study import run_stage
 from tasks.problems import BadInput
@@ -60,9 +60,10 @@ from tasks.problems import BadInput
 OURS = "--method --seed --lr --heldout --name --out --resume --prm"  # flags of train.py that trials set themselves
 
 
+@run_command(memory="lower --jobs or --micro-tokens")
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    return guarded(lambda: compare(argv), interrupted=GOES_ON, memory="lower --jobs or --micro-tokens")
+    return compare(argv)
 
 
 def compare(argv: list[str] | None) -> int:
@@ -86,7 +87,7 @@ def compare(argv: list[str] | None) -> int:
         stages["advantages"] = SEEDS["advantages"]
     for stage, seeds in stages.items():
         run_stage(stage, {cell.flags: cell}, seeds, flags.rows, flags.jobs)
-    rows = [row for row in folders.rows(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
+    rows = [row for row in files.rows(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
     print("\n".join(tables.markdown(table_of(rows, cell))))
     return 0
 

@@ -65,20 +65,12 @@ from credit.table import options_of
 from fast.distances import token_distances
 from fast.packing import packing_of
 from grpo import Policy, spread
-from harness import folders, report, tables
-from harness.checkpoint import write_json, write_whole
-from harness.command import GOES_ON, guarded, parse_args
+from harness import files, report, tables
+from harness.files import write_json, write_whole
+from harness.launch import parse_args, run_command
+from harness.models import load_model, load_reward_model, load_reward_tokenizer, load_tokenizer, round_weights
 from harness.parallel import Ranks
-from harness.prepare import (
-    check_reward_tokenizer,
-    load_model,
-    load_reward_model,
-    load_tokenizer,
-    make_start,
-    own_prm,
-    round_weights,
-    set_up,
-)
+from harness.prepare import make_start, own_prm, set_up
 from shear import mean_norm, span_bounds, two_sides
 from studies import figures, page
 from studies.prefixes import Prefixes, collect, given, read, scored, span_table
@@ -96,20 +88,15 @@ DECIDES = (
 PAPER = {"position": -0.96, "changes": -0.42, "auc_near": 0.64, "auc_far": 0.99, "mixed": 0.838}
 
 
-def main(argv: list[str] | None = None) -> int:
+@run_command(memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
+def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-
-    def work() -> int:
-        flags, args = parse_diagnose(argv)
-        torch.set_num_threads(args.threads or torch.get_num_threads())
-        if flags.samples:
-            save_page(flags, page.of_run(flags.samples))
-            return 0
-        with folders.made(flags.out, Ranks(0, 1, torch.device(args.device)), "config.json"):
-            diagnose(flags, args)
-        return 0
-
-    return guarded(work, interrupted=GOES_ON, memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
+    flags, args = parse_diagnose(argv)
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    if flags.samples:
+        save_page(flags, page.of_run(flags.samples))
+    with files.made(flags.out, Ranks(0, 1, torch.device(args.device)), "config.json"):
+        diagnose(flags, args)
 
 
 def parse_diagnose(argv: list[str] | None) -> tuple[argparse.Namespace, argparse.Namespace]:
@@ -185,7 +172,7 @@ def check_folder(flags: argparse.Namespace, args: argparse.Namespace) -> None:
     """Refuse a folder of other samples; raises BadInput."""
     if not (flags.out / "config.json").exists():
         return
-    had = folders.settings_in(flags.out / "config.json")
+    had = files.settings_in(flags.out / "config.json")
     wanted = decided(flags, args)
     digest = wanted.pop("digest")  # which no flag gives
     refuse_other_settings(wanted, had, f"the groups in {flags.out} have", "choose another --out")
@@ -205,11 +192,12 @@ def prepare_all(
     ranks = Ranks(0, 1, torch.device(args.device))
     dtype = getattr(torch, args.dtype)
     if flags.prm:
-        check_reward_tokenizer(flags.prm, load_tokenizer("--prm", flags.prm))
+        load_reward_tokenizer(flags.prm)
     own_model = args.task == "embedded" and not args.model
     is_warm = (flags.out / "start").exists()
     if flags.rollouts:
-        model, tokenizer = load_model(args.model, ranks.device)
+        tokenizer = load_tokenizer("--model", args.model)
+        model = load_model(args.model, ranks.device, tokenizer)
         template = choose_template(args.template, args.model, tokenizer)
         task = text_task("math", template, tokenizer, grader("math", args.grade_timeout, args.sandbox))
         mixed = [rows for rows in solutions if len({row["label"] for row in rows}) == 2]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from harness import folders, tables
+from harness import files, tables
 from studies import figures
 from studies.trials import CELLS, FEW, HEADROOM, PRIMARY, RULES, SEEDS, chosen_rate, grid, mean_curves
 
@@ -235,7 +235,7 @@ def picture(rows: list[dict], path: Path) -> None:
 
 def main() -> int:
     """Print the tables and draw the picture."""
-    rows = folders.rows(DOCS / "study.jsonl")
+    rows = files.rows(DOCS / "study.jsonl")
     for title, table in all_tables(rows).items():
         print(f"\n{title}\n")
         print("\n".join(tables.markdown(table)) if table else "no rows yet")

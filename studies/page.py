@@ -28,7 +28,7 @@ import json
 import re
 from pathlib import Path
 
-from harness.folders import rows
+from harness.files import rows
 from tasks.problems import BadInput
 
 REMEDY = "give the samples.jsonl of a training run"

@@ -31,9 +31,9 @@ from credit.batch import Batch, Source
 from credit.salience import answer_places
 from credit.shear_settings import Closest
 from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, rollout, stop_ids
-from harness.checkpoint import write_whole
 from harness.evaluation import context_of
-from harness.prepare import sampling_of
+from harness.files import write_whole
+from harness.models import sampling_of
 from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds

@@ -21,7 +21,7 @@ from credit.batch import Batch
 from credit.shear_settings import Settings
 from fast.packing import packing_of
 from grpo import Policy, spread
-from harness.command import parse_args
+from harness.launch import parse_args
 from harness.parallel import Ranks
 from harness.prepare import make_start, set_up
 from studies import prefixes

@@ -60,8 +60,8 @@ from tqdm import tqdm
 import train
 from credit.batch import Batch
 from credit.table import needing
-from harness import folders, parallel, report
-from harness.command import GOES_ON, guarded, parse_args
+from harness import files, parallel, report
+from harness.launch import parse_args, run_command
 from harness.run import Run, prepared, seed_of
 from rewards import rewards_of
 from studies.advantages import measure
@@ -78,9 +78,10 @@ ROW = {"stage": str, "code": str, "cell": str, "seed": int, "rule": str, "lr": f
 NOT_CREDIT = {"lora_rank", "dynamic_sampling"}  # flags of rules
 
 
+@run_command(memory="lower --jobs")
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    return guarded(lambda: study(make_parser().parse_args(argv)), interrupted=GOES_ON, memory="lower --jobs")
+    return study(make_parser().parse_args(argv))
 
 
 def study(flags: argparse.Namespace) -> int:
@@ -138,7 +139,7 @@ def trial_rows(path: Path) -> list[dict]:
     """The rows that are there; raises BadInput for a file of something else."""
     if not os.path.lexists(path):
         return []
-    rows = folders.rows(path, ROW)
+    rows = files.rows(path, ROW)
     if not rows and path.stat().st_size:
         raise BadInput(f"--rows {path}: holds no trial; name another file")
     return rows
@@ -168,7 +169,7 @@ def run_from_one_start(unit: tuple[dict, Cell, list[Trial], Path]) -> int:
             result["seconds"] = round(time.perf_counter() - began, 1)
             if args.model is None:
                 start = ["--task", "embedded", "--model", f"{out}/0/start"]
-            folders.append(path, [{**origin, **trial._asdict(), **result}])
+            files.append_rows(path, [{**origin, **trial._asdict(), **result}])
     return len(trials)
 
 
@@ -213,7 +214,7 @@ def located(run: Run, step: int) -> dict | None:
     clock = report.Clock(run.ranks.device)
     problems, size = run.task.heldout[: run.args.eval_groups], run.args.rollouts_per_prompt
     rollouts, verdicts = train.sample_and_grade(run, problems, size, run.args.temperature, clock)
-    batch = train.with_credit(run, Batch.of(rollouts, verdicts, problems, train.source_of(run, step)), clock)
+    batch = train.with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
     return report.credit_vs_first_error(run.tokenizer, run.task, batch)["localisation"]
 
 

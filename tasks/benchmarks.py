@@ -11,10 +11,10 @@ lacks what its set must have is an error that names it. Another number of proble
   - AIME24: the hub's file holds three years; the 30 whose url says 2024 are kept.
   - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's tests are the
     `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
-  - LiveCodeBench: `test6.jsonl` holds what version 6 added; WINDOW, the paper's, keeps contests from Feb to May 2025.
-    Its private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may name any
-    function to be called while it is read: `TextOnly` admits no name, so that only plain values come out. Where a
-    problem's tests cannot be decoded, its generations have no verdict (`infra_error`): never a pass or a zero.
+  - LiveCodeBench: `test6.jsonl` holds what version 6 added; LCB_WINDOW, the paper's, keeps contests from February to
+    May 2025. Its private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may
+    name any function to be called while it is read: `TextOnly` admits no name, so that only plain values come out.
+    Where a problem's tests cannot be decoded, its generations have no verdict (`infra_error`): never a pass or a zero.
 """
 
 import base64
@@ -35,7 +35,7 @@ from tasks import toy
 from tasks.problems import as_problem, json_values
 from tasks.rows import BadInput, from_files, from_hub, lacks
 
-WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
+LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def load_sets(
     data: list[str],
     level: str,
     make_embedded: Callable[[], Loaded],
-    window: tuple[str, str] = WINDOW,
+    window: tuple[str, str] = LCB_WINDOW,
     flag: str = "--data",
 ) -> list[Loaded]:
     """The benchmarks of these names and suites, from `data`, a list of NAME=FILE given to `flag`, else from the hub.
@@ -247,7 +247,7 @@ def check_sandbox(level: str) -> None:
 
 
 def load_benchmark(
-    name: str, paths: Sequence[str] = (), window: tuple[str, str] = WINDOW, flag: str = "--data"
+    name: str, paths: Sequence[str] = (), window: tuple[str, str] = LCB_WINDOW, flag: str = "--data"
 ) -> Loaded:
     """A benchmark from files, given to `flag`, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]

@@ -33,7 +33,7 @@ from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokeniz
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-DIGITS = {str(digit): digit for digit in range(10)}  # the values of the operands that are not labels
+DIGIT_VALUES = {str(digit): digit for digit in range(10)}  # the values of the operands that are not labels
 SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
 LINE = re.compile(r"([a-h])=(?P<definition>(\w)([-+*])(\w))=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)=(?P<result>\d)\n")
 SHORT_LINE = re.compile(r"([a-h])=(\d)\n")
@@ -67,7 +67,7 @@ def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
     for i in range(lines - 1):
         operands_of[i + 1].append(LABELS[i])
     prompt = ""
-    values = dict(DIGITS)
+    values = dict(DIGIT_VALUES)
     for i, operands in enumerate(operands_of):
         used = len(operands)
         op = rng.choice("+-*")
@@ -107,7 +107,7 @@ def demonstrate(problem: dict, rng: random.Random, kind: str = "chain", careless
     if kind != "chain":
         return kind.demonstrate(problem, rng)
     todo = _definitions(problem["problem"])
-    values = dict(DIGITS)
+    values = dict(DIGIT_VALUES)
     response = ""
     while todo:
         ready = [label for label, (left, _, right) in todo.items() if left in values and right in values]
@@ -142,7 +142,7 @@ def first_error(problem: dict, response: str) -> FirstError | None:
     """
     definitions = _definitions(problem["problem"])
     query = list(definitions)[-1]  # the label asked for
-    values = dict(DIGITS)
+    values = dict(DIGIT_VALUES)
     start = 0
     for line in response.splitlines(keepends=True):
         end = start + len(SYMBOL.findall(line))

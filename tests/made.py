@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from credit import lora
 from credit.batch import Batch
 from grpo import Rollouts, group_advantages, pad_left
-from harness import folders
+from harness import files
 from harness.parallel import Ranks
 from tasks import toy
 
@@ -77,7 +77,7 @@ def assert_same_run(one, other) -> None:
     """Weights, metrics but seconds, and samples, to the bit."""
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    ours, theirs = (folders.rows(run / "metrics.jsonl") for run in (one, other))
+    ours, theirs = (files.rows(run / "metrics.jsonl") for run in (one, other))
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
 

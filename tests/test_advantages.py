@@ -10,8 +10,8 @@ import pytest
 import torch
 from test_diagnose import SIZES
 
-from harness.command import parse_args
-from harness.folders import write_config
+from harness.launch import parse_args
+from harness.run import write_config
 from studies.advantages import agreement, line_stats, lines_of, main, measure, statistics_of, value_of
 from tasks import toy
 from tasks.problems import Task

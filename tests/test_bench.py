@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from harness.command import parse_args
+from harness.launch import parse_args
 from studies import bench
 from studies.states import embedded_states, synthetic
 

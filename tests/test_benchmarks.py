@@ -17,7 +17,7 @@ from made import ALONE, Hostile
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
 from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pass_at_k, summarise
-from harness.folders import append
+from harness.files import append_rows
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
@@ -70,7 +70,7 @@ REFERENCES = {
 def write(path, rows) -> str:
     """A JSON-lines file of these rows."""
     path.unlink(missing_ok=True)
-    append(path, rows)
+    append_rows(path, rows)
     return str(path)
 
 
@@ -155,7 +155,7 @@ def test_tables_side_by_side_fit_the_terminal_and_explain_their_marks():
     models = {f"runs/{name}/model": {"amc23": {"mean": 0.5, "error": 0.01}} for name in ("a" * 35, "b" * 35, "c")}
     gaps = {name: {"amc23": {"difference": 0.1, "error": 0.06}} for name in list(models)[1:]}
     lines = tables.side_by_side(models, gaps)
-    assert max(len(line) for line in lines if line.startswith("|")) <= tables.WIDTH
+    assert max(len(line) for line in lines if line.startswith("|")) <= tables.TABLE_WIDTH
     assert sum(line.startswith("| benchmark |") for line in lines) == 2
     assert f"gain 2: c minus {'a' * 35}, paired by problem" in lines and "*" not in "".join(lines)
     gaps["runs/c/model"]["amc23"]["error"] = 0.05
@@ -344,7 +344,7 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(monkeypatch, t
     loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
     calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
     written = []
-    monkeypatch.setattr(evaluation.folders, "append", lambda path, rows: written.append((path, rows)))
+    monkeypatch.setattr(evaluation.files, "append_rows", lambda path, rows: written.append((path, rows)))
     whole = ask(loaded, tiny, protocol, seeds=[0, 5], path="file", columns={"model": "m"})
     assert [row for _, rows in written for row in rows] == whole and {path for path, _ in written} == {"file"}
     assert len(whole) == 24 and len(written) == 6 and [len(call["prompts"]) for call in calls] == [2] * 6

@@ -3,7 +3,6 @@
 Run: pytest tests/test_checkpoint.py
 """
 
-import argparse
 import builtins
 import hashlib
 import io
@@ -16,7 +15,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,11 +23,9 @@ from safetensors.torch import load_file
 from tiny import RUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import harness.run
 import train
 from grpo import Policy
-from harness import checkpoint, folders, parallel
-from harness.command import parse_args
+from harness import checkpoint, files
 from tasks import toy
 
 SIZES = [*RUN, *"--seed 1 --save-every 1 --keep 9".split()]
@@ -41,7 +37,7 @@ def whole(tmp_path_factory, taught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
     assert train.main([*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
-    assert sum(row["grad_norm"] > 0 for row in folders.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
+    assert sum(row["grad_norm"] > 0 for row in files.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
     return out / "run"
 
 
@@ -139,46 +135,11 @@ def test_state_is_digested_while_it_is_written(tiny, tmp_path, monkeypatch):
     assert not digests
 
 
-def saved_steps(monkeypatch, seconds: float, steps: int, save_every: int | None = None) -> list[int]:
-    """When a run whose steps take a second each saves checkpoints that take `seconds`, by a clock of the test's own."""
-    args = argparse.Namespace(steps=steps, save_every=save_every, keep=2)
-    parts = dict.fromkeys(("task", "tokenizer", "trained", "frozen", "optimizer", "folder"))
-    parts["frozen"] = SimpleNamespace(model=None)
-    run = harness.run.Run(args=args, ranks=ALONE, started=0.0, **parts)
-    clock = SimpleNamespace(now=0.0)
-    saved = []
-
-    def write(folder, step, *parts):
-        saved.append(step)
-        clock.now += seconds
-
-    monkeypatch.setattr(harness.run, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    monkeypatch.setattr(checkpoint, "save", write)
-    for step in range(1, steps + 1):
-        clock.now += 1
-        if harness.run.due(run, step):
-            harness.run.save_checkpoint(run, step)
-    return saved
-
-
-def test_checkpoints_take_a_small_share_of_the_time(monkeypatch):
-    """Every 10 steps where they are quick; else the first, then as many as fit into 3%; --save-every is obeyed."""
-    assert saved_steps(monkeypatch, 0.1, steps=32) == [10, 20, 30, 32]
-    assert saved_steps(monkeypatch, 1.0, steps=105) == [10, 70, 100, 105]
-    assert saved_steps(monkeypatch, 1000.0, steps=35) == [10, 35]
-    assert saved_steps(monkeypatch, 1000.0, steps=7, save_every=3) == [3, 6, 7]
-    for decided, saved in ((False, [30]), (True, [10, 20, 30])):  # by rank 0
-        monkeypatch.setattr(parallel, "from_main", lambda value, ranks, decided=decided: decided)
-        assert saved_steps(monkeypatch, 1.0, steps=30) == saved
-
-
-@pytest.mark.parametrize("save_every", [None, 10])
-def test_a_resumed_run_saves_as_often_as_before(save_every, copied):
-    """Also a run from when 10 was the default; --save-every may be given anew."""
-    config = json.loads((copied / "config.json").read_text())
-    (copied / "config.json").write_text(json.dumps({**config, "save_every": save_every}))
-    assert parse_args(["--resume", str(copied)]).save_every == save_every
-    assert parse_args(["--resume", str(copied), "--save-every", "3"]).save_every == 3
+def test_checkpoints_come_as_often_as_asked(tmp_path, taught):
+    """And after the last step; --keep of them stay."""
+    flags = ["--model", taught, "--name", "run", "--out", str(tmp_path), "--save-every", "2", "--keep", "2"]
+    assert train.main([*SIZES, *flags, "--steps", "5"]) == 0
+    assert [path.name for path in checkpoint.complete(tmp_path / "run")] == ["step-000004", "step-000005"]
 
 
 def flipped(data: bytes) -> bytes:
@@ -249,7 +210,7 @@ def test_a_resumed_run_is_the_same_run(flags, names, whole, assert_refused):
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
     """A process that dies while it writes leaves a draft, which is not looked at and later removed."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_whole", interrupt)
+        patch.setattr(files, "write_whole", interrupt)
         assert resume(copied, "--steps", "6") == 130  # dies at the end of writing step 5
     shutil.copytree(whole / "checkpoints" / "step-000002", copied / "checkpoints" / ".writing-5", dirs_exist_ok=True)
     assert checkpoint.find(copied)[1] == 4

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import folders, tables
+from harness import files, tables
 from studies import compare, study, trials
 from studies.trials import Cell
 
@@ -38,7 +38,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
     command += ["--rows", str(tmp_path / "rows.jsonl")]
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
-    rows = folders.rows(tmp_path / "rows.jsonl")
+    rows = files.rows(tmp_path / "rows.jsonl")
     expected = dict(tune=2, confirm=4, cost=2, advantages=1)
     stages = {stage: [row for row in rows if row["stage"] == stage] for stage in expected}
     assert {stage: len(found) for stage, found in stages.items()} == expected
@@ -47,7 +47,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
     assert "arca-lora" not in stages["advantages"][0]["advantages"]["methods"]
     assert printed.count("\n") == 2 + 2
     assert compare.main(command) == 0
-    assert capsys.readouterr().out == printed and folders.rows(tmp_path / "rows.jsonl") == rows
+    assert capsys.readouterr().out == printed and files.rows(tmp_path / "rows.jsonl") == rows
 
 
 def test_the_table_is_of_rows_paired_by_seed():
@@ -75,7 +75,7 @@ def test_the_table_is_of_rows_paired_by_seed():
 
 def test_the_page_has_what_the_rows_say():
     """The table of docs/methods.md can be computed again."""
-    rows = folders.rows(DOCS / "compare.jsonl")
+    rows = files.rows(DOCS / "compare.jsonl")
     confirmed = {row["rule"] for row in rows if row["stage"] == "confirm"}
     cell = Cell("--steps 20", 1e-4, [rule for rule in trials.RULES if rule in confirmed])
     assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in (DOCS / "methods.md").read_text()

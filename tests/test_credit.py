@@ -11,14 +11,14 @@ from made import adapted, made_batch, widened, with_a_stop, without_text
 
 import grpo
 from credit import hindsight, methods, salience
-from credit.batch import Batch, Source
+from credit.batch import Batch, Source, add_stats
 from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, true_errors
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings, group_weights
 from credit.table import METHODS, needing
 from grpo import Policy, group_advantages, log_probs
-from harness.command import parse_args
+from harness.launch import parse_args
 from harness.prepare import embedded_task
 from tasks import toy
 
@@ -216,7 +216,7 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of():
     one, other = batch_of([[1, 0]]), batch_of([[1, 0]])
     one.log("iterations", torch.tensor([1.0, 2.0]))
     other.log("iterations", torch.tensor([6.0]))
-    one.add(other.stats)
+    add_stats(one.stats, other.stats)
     assert one.metrics == {"iterations": 3.0}
 
 

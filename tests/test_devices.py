@@ -18,9 +18,9 @@ from credit import teacher
 from credit.table import METHODS
 from fast import decode, packing
 from grpo import hf_generate, pad_left
-from harness import prepare
-from harness.command import parse_args
-from harness.folders import rows
+from harness import models
+from harness.files import rows
+from harness.launch import parse_args
 from harness.parallel import Ranks
 from harness.run import prepared
 from rewards import Verdict
@@ -57,7 +57,7 @@ def start(tmp_path_factory):
 def run(start, tmp_path_factory):
     """A training run, which starts with the process reward model's lessons; its rollouts are `written`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(prepare.DECODERS, "generate", written)
+        patch.setitem(models.DECODERS, "generate", written)
         patch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
         folder = tmp_path_factory.mktemp("runs")
         args = parse_args([*f"{MODEL} {STEPS} --method prm".split(), "--model", start, "--out", str(folder)])
@@ -116,7 +116,7 @@ def test_half_precision_and_what_follows(start, tmp_path, monkeypatch):
 
 def test_diagnose(start, tmp_path, monkeypatch):
     """Prefixes, distances, and every method and ablation against a first error."""
-    monkeypatch.setitem(prepare.DECODERS, "generate", written)
+    monkeypatch.setitem(models.DECODERS, "generate", written)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
     monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "copy", 8))
     monkeypatch.setattr(figures, "save_png", lambda figure, path: None)

@@ -16,7 +16,7 @@ from credit.measures import around, peak
 from credit.shear_settings import Closest
 from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
-from harness import prepare
+from harness import models
 from rewards import Verdict
 from studies import diagnose, figures, prefixes, truth
 from studies.prefixes import SPANS, Prefixes
@@ -448,7 +448,7 @@ def test_walks_have_no_process_reward_model(tmp_path, assert_refused):
     assert_refused(diagnose.main, [*SIZES, *walk, "--out", tmp_path], "none holds right and wrong rollouts")
     assert not (tmp_path / "prm").exists()
     model = toy.make_model(1, seed=0)
-    prepare.round_weights(model, torch.bfloat16)
+    models.round_weights(model, torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 

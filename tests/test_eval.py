@@ -9,8 +9,8 @@ from made import saved
 import eval as command
 import train
 from grpo import rollout
-from harness import evaluation, folders, prepare, tables
-from harness.folders import rows
+from harness import evaluation, files, tables
+from harness.files import rows
 from tasks import toy
 from tasks.benchmarks import SUITES
 
@@ -46,7 +46,7 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     assert results["differences"][second]["embedded"]["problems"] == 20
     assert results["data"]["embedded"]["revision"] == "chain-1-0" and "side by side" in printed
     assert f"| embedded  | @2  | {100 * found['mean']:.1f} ± " in printed
-    monkeypatch.setattr(prepare, "load_model", None)  # nothing may be loaded
+    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
     assert command.main(["--from", str(out), "--pass-at", "1", "2"]) == 0
     assert (out / "results.json").read_text() == written and capsys.readouterr().out == printed
     lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
@@ -107,7 +107,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
         {"group": 1, "response": "7", "answer": "7"},
         *[{"group": 2, **program}] * 2,
     ]
-    folders.append(tmp_path / "r.jsonl", lines)
+    files.append_rows(tmp_path / "r.jsonl", lines)
     assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
     (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]["replay"].values()
     assert (found["mean"], found["samples"], found["right"]) == (0.5, 6, 3)
@@ -115,7 +115,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 6)
     printed = capsys.readouterr().out
     assert "50.0 ± 28.9" in printed and "missing" not in printed
-    folders.append(tmp_path / "fewer.jsonl", lines[:-1])
+    files.append_rows(tmp_path / "fewer.jsonl", lines[:-1])
     assert command.main(["--replay", str(tmp_path / "fewer.jsonl"), "--out", str(tmp_path / "fewer")]) == 0
     assert "1 samples are missing" in capsys.readouterr().out
 
@@ -143,7 +143,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     made = [row for row in rows(tmp_path / "out" / "generations.jsonl") if row["model"] == "run/step-000002"]
     assert [row["response"] for row in made] == texts
     assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
-    monkeypatch.setattr(prepare, "load_model", None)  # nothing may be loaded
+    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
     assert command.main(["--runs", run, run]) == 0
     assert "last" in capsys.readouterr().out
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # as `--resume --bench` would
@@ -184,8 +184,8 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "config.json").write_text(json.dumps({"toy_lines": 5, "model": origin}))
-    assert folders.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
-    assert folders.origin_of("some/model") == "some/model"
+    assert files.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
+    assert files.origin_of("some/model") == "some/model"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
 def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, assert_refused):
     """Exit status 2, and a line that names what is wrong."""
     monkeypatch.chdir(tmp_path)
-    folders.append(tmp_path / "r.jsonl", [{"problem": "p", "response": "r"}])
+    files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r"}])
     (tmp_path / "run").mkdir()
-    folders.append(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])
+    files.append_rows(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])
     assert_refused(command.main, flags, words)

@@ -28,10 +28,11 @@ from tiny import RUN
 
 import eval as evaluation
 import harness.run
+import harness.run as runs
 import train
 from grpo import rollout
-from harness import checkpoint, folders, prepare
-from harness.command import guarded
+from harness import checkpoint, files, models
+from harness.launch import run_command
 from studies import bench, compare, diagnose
 
 SIZES = [*RUN, *"--save-every 1 --keep 9 --steps 2".split()]
@@ -147,7 +148,7 @@ def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path,
     (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
     places = {"RUN": run / "run", "QWEN": qwen_folder, "TOY": taught}
     flags = [filled(flag, places) for flag in flags.split()]
-    monkeypatch.setattr(prepare, "load_folder", lambda *parts: pytest.fail("weights are read"))
+    monkeypatch.setattr(models, "load_weights", lambda *parts: pytest.fail("weights are read"))
     usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
     assert_says(train, [*usual, *flags], filled(words, places), tmp_path, capsys)
@@ -208,7 +209,7 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
 def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     """Another folder is; so is the same replay again."""
     file = tmp_path / "responses.jsonl"
-    folders.append(file, [{"problem": "p", "response": r"\boxed{1}", "answer": "1"}])
+    files.append_rows(file, [{"problem": "p", "response": r"\boxed{1}", "answer": "1"}])
     assert_says(evaluation, ["--replay", file, "--out", copied / "evaluation"], "choose another --out", copied, capsys)
     for _ in range(2):
         assert evaluation.main(["--replay", str(file), "--out", str(tmp_path / "new")]) == 0
@@ -250,9 +251,9 @@ def test_replayed_rows_of_other_types_are_named(changes, tmp_path, capsys):
 def test_tests_as_json_text_are_tests(tmp_path):
     """A right program is no math answer."""
     row = {"problem": "p", "response": "```python\nprint(1)\n```"}
-    folders.append(tmp_path / "r.jsonl", [row | {"tests": json.dumps({"inputs": [""], "outputs": ["1"]})}])
+    files.append_rows(tmp_path / "r.jsonl", [row | {"tests": json.dumps({"inputs": [""], "outputs": ["1"]})}])
     assert evaluation.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
-    assert folders.rows(tmp_path / "out" / "generations.jsonl")[0]["score"] == 1.0
+    assert files.rows(tmp_path / "out" / "generations.jsonl")[0]["score"] == 1.0
 
 
 def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys):
@@ -393,10 +394,10 @@ def test_a_run_that_diverges_names_the_last_good_checkpoint(value, checked, good
 def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     """Status 1, as what the flags say may be right."""
 
-    def work():
+    def work(argv):
         raise error
 
-    assert guarded(work, interrupted="", memory="less") == 1
+    assert run_command(memory="less")(work)() == 1
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
 
@@ -420,12 +421,12 @@ def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
 
 def test_numbers_that_are_not_known_are_null(tmp_path):
     """NaN is no JSON; a resumed run has it again."""
-    folders.append(tmp_path / "metrics.jsonl", [{"before": {}}, {"step": 1, "loss": float("nan")}])
+    files.append_rows(tmp_path / "metrics.jsonl", [{"before": {}}, {"step": 1, "loss": float("nan")}])
     assert '"loss": null' in (tmp_path / "metrics.jsonl").read_text()
-    kept = folders.rows_until(tmp_path, 1)
+    kept = runs.rows_until(tmp_path, 1)
     assert math.isnan(kept["metrics.jsonl"][1]["loss"])
     before = contents(tmp_path)
-    folders.cut_back(tmp_path, kept)
+    runs.cut_back(tmp_path, kept)
     assert contents(tmp_path) == before
 
 

@@ -20,7 +20,7 @@ from credit.table import METHODS
 from fast import decode, packing
 from fast.race import race
 from grpo import Policy, Rollouts, log_probs, pad_left, policy_loss
-from harness import folders
+from harness import files
 from harness.parallel import local, moved
 from shear import Spans, shear_weights
 
@@ -170,7 +170,7 @@ def test_replayed_noise_is_the_softmax_at_every_step():
 def steps_of(out: Path, flags: str, resume: list[str] = ()) -> list[dict]:
     """The steps' metrics after `train.py` in this process."""
     assert train.main([*flags.split(), *(resume or ["--out", str(out)])]) == 0
-    return [row for row in folders.rows(out / "run" / "metrics.jsonl") if "step" in row]
+    return [row for row in files.rows(out / "run" / "metrics.jsonl") if "step" in row]
 
 
 @pytest.mark.parametrize("method", METHODS)

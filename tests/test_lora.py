@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from credit import lora
-from harness import folders
+from harness import files
 from tasks import toy
 
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -68,7 +68,7 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
         shutil.rmtree(tmp_path / "cut" / "model")
         assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    whole = folders.rows(tmp_path / "whole" / "metrics.jsonl")
+    whole = files.rows(tmp_path / "whole" / "metrics.jsonl")
     assert whole[1]["weight_std"] < 1e-6 and whole[2]["weight_std"] > 0.01  # uniform until the adapter is something
     start = AutoModelForCausalLM.from_pretrained(tmp_path / "start").state_dict()
     end = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/model").state_dict()

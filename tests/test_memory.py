@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 import grpo
+import harness.run
 import train
 from credit.batch import Batch
 from harness import memory, parallel, report
-from harness.command import parse_args
+from harness.launch import parse_args
 from harness.run import assemble
 from rewards import Verdict
 from tasks.problems import BadInput, Task
@@ -158,7 +159,7 @@ def test_what_can_never_fit_is_refused(device, changes, rooms, names, documented
         monkeypatch.setattr(memory, name, lambda place, room=room: room)
     ranks = parallel.Ranks(0, 1, torch.device(device))
     with pytest.raises(BadInput) if names else contextlib.nullcontext() as refused:
-        memory.refuse_what_cannot_fit(documented["large"], flags(**changes), ranks)
+        memory.refuse_what_cannot_fit(memory.predict(documented["large"], flags(**changes), 1), flags(**changes), ranks)
     for name in names:
         assert name in str(refused.value)
 
@@ -205,10 +206,10 @@ def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
     ones = torch.ones(16, args.max_tokens).bool()
     responses = torch.randint(1, 500, ones.shape)
     rollouts = grpo.Rollouts(prompts, torch.ones_like(prompts).bool(), responses, ones, ones[:, 0], [""] * 16)
-    monkeypatch.setattr(train, "sample", lambda *inputs: rollouts)
+    monkeypatch.setattr(harness.run, "sample", lambda *inputs: rollouts)
     predicted = memory.predict(config, args, 1)
     with LiveBytes() as live:
-        ranks = parallel.join("cpu", grouped=False)
+        ranks = parallel.join("cpu")
         model = AutoModelForCausalLM.from_config(config).eval()
         run = assemble(args, ranks, Task("math", [], [], None, None), model, None, None)
         for parameter in run.trained.parameters():
@@ -219,8 +220,8 @@ def test_predictions_are_the_bytes_that_live(recompute, shape, monkeypatch):
         problems = [{"problem": number} for number in range(2)]
         clock = report.Clock(ranks.device)
         verdicts = [Verdict(row % 2.0, "drawn") for row in range(16)]
-        batch = Batch.of(train.sample(run, problems, 8, 1.0), verdicts, problems, train.source_of(run, 1))
-        batch = train.with_credit(run, batch, clock)
+        batch = Batch.of(harness.run.sample(run, problems, 8, 1.0), verdicts, problems)
+        batch = train.with_credit(run, batch, 1, clock)
         sampling, live.peak = live.peak, 0
         train.update(run, batch, 1)
     assert 0.95 < 1e9 * (predicted["resident"] + predicted["scoring"]) / sampling < 1.3

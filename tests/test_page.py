@@ -13,7 +13,7 @@ import torch
 from credit.batch import Batch
 from credit.measures import effective_weights
 from credit.methods import oracle
-from harness import folders
+from harness import files
 from studies import diagnose, page
 from tasks.toy import FirstError
 
@@ -105,7 +105,7 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     """A step's second problem is a group of its own; a last line that is cut off is left out."""
     rows = [rollout([str(place)], [1.0], step=step) for place, step in enumerate([1, 1, 2, 2, 2, 3])]
     rows[4]["problem"] = "3+3?"
-    folders.append(tmp_path / "samples.jsonl", rows)
+    files.append_rows(tmp_path / "samples.jsonl", rows)
     with (tmp_path / "samples.jsonl").open("a") as file:
         file.write('{"step": 3, "prob')
     groups = page.read_groups(tmp_path / "samples.jsonl")
@@ -174,7 +174,7 @@ def test_bad_samples_are_one_sentence(tmp_path, capsys, content):
 def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, assert_refused, where):
     """The samples themselves are never overwritten."""
     source = tmp_path / "samples.jsonl"
-    folders.append(source, [GOOD])
+    files.append_rows(source, [GOOD])
     words = ["--samples", source, "--html", tmp_path / where]
     assert_refused(diagnose.main, words, f"error: --html {tmp_path / where}: ", "name a")
     assert json.loads(source.read_text()) == GOOD and [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]

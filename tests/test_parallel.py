@@ -1,6 +1,6 @@
 """harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
 
-The checks on two ranks run once, by `parallel.launch` of this very file over gloo; each rank leaves what it saw.
+The checks on two ranks run once, by `launch.launch` of this very file over gloo; each rank leaves what it saw.
 """
 
 import contextlib
@@ -18,10 +18,11 @@ from tiny import RUN
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
+import harness.run
 import train
 from grpo import Rollouts, rollout
-from harness import folders, parallel
-from harness.command import parse_args
+from harness import files, launch, parallel
+from harness.launch import parse_args
 from harness.parallel import Ranks, checksum, full, share
 from harness.run import assemble
 from rewards import Verdict
@@ -62,12 +63,12 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
         places = [drawn.index(int(problem["problem"])) for problem in mine]
         return rollouts.take(torch.cat([torch.arange(4 * place, 4 * place + 4) for place in places]))
 
-    train.sample, kept = given, train.sample
+    harness.run.sample, kept = given, harness.run.sample
     try:
         before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
         metrics, _ = train.train_step(run, 0)
     finally:
-        train.sample = kept
+        harness.run.sample = kept
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
     sampled = dict(run.frozen.model.named_parameters())
     for name, p in run.trained.model.named_parameters():
@@ -78,7 +79,7 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
 def on_two_ranks(folder: Path, taught: str) -> None:
     """What each rank does; the main one writes it down."""
     torch.set_num_threads(1)
-    ranks = parallel.join("cpu", grouped=False)
+    ranks = parallel.join("cpu")
     seen = {
         "gathered": [value[0].tolist() for value in parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)],
         "total": parallel.total({"a": 1.0, "b": ranks.rank}, ranks),
@@ -125,7 +126,7 @@ def test_other_ranks_draw_no_bars(monkeypatch):
     """Whatever a bar asks for."""
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
     monkeypatch.setenv("RANK", "1")
-    parallel.join("cpu", grouped=False)
+    parallel.join("cpu")
     assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
 
 
@@ -141,7 +142,7 @@ def two(taught, tmp_path_factory):
     torch.save(rollouts, folder / "rollouts.pt")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
         patch.setenv("PYTHONPATH", str(Path(train.__file__).parent))
-        status = parallel.launch(2, __file__, [str(folder), taught])
+        status = launch.launch(2, __file__, [str(folder), taught])
     seen = json.loads((folder / "seen.json").read_text())
     return folder, rollouts, seen | {"status": status, "said": said.getvalue()}
 
@@ -184,7 +185,7 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
     """To the bit: weights, metrics but seconds, samples; and the folder is one that transformers loads."""
     folder, _, _ = two
     assert_same_run(folder / "parts", folder / "whole")
-    ours = folders.rows(folder / "parts" / "metrics.jsonl")
+    ours = files.rows(folder / "parts" / "metrics.jsonl")
     assert len(ours) == 4 and len({row["checksum"] for row in ours[1:3]}) == 2
     assert AutoModelForCausalLM.from_pretrained(folder / "parts" / "model")
 
@@ -220,7 +221,7 @@ def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:
-        assert parallel.join("cuda", grouped=False).device == torch.device("cuda", 0)
+        assert parallel.join("cuda").device == torch.device("cuda", 0)
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
@@ -228,7 +229,7 @@ def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
 
 def test_bfloat16_rounds_no_buffer():
     """Rotary frequencies stay float32 in the sampler; rounded, they would shift late positions."""
-    ranks = parallel.join("cpu", grouped=True)
+    ranks = parallel.join("cpu")
     try:
         model = toy.make_model(2, seed=1)
         expected = {name: buffer.clone() for name, buffer in model.named_buffers()}

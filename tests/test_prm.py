@@ -13,7 +13,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from credit import teacher
 from credit.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from grpo import Rollouts
-from harness.prepare import load_reward_model
+from harness.models import load_reward_model
 from tasks import toy
 from tasks.problems import BadInput
 

@@ -13,9 +13,9 @@ from credit.shear_settings import Settings
 from credit.table import METHODS, options_of
 from fast.race import race_matrix
 from grpo import group_advantages, policy_loss
-from harness import config, prepare
-from harness.command import parse_args
+from harness import config, evaluation
 from harness.config import Protocol
+from harness.launch import parse_args
 from shear import shear_weights
 from sinkhorn import sinkhorn
 from tasks import benchmarks, problems
@@ -60,11 +60,11 @@ def test_every_default_of_the_evaluation():
     expected |= dict(grade_timeout=None, sandbox="auto")
     assert dataclasses.asdict(Protocol()) == expected
     assert {name: getattr(args, name) for name in expected} == expected
-    assert args.seeds == [0] and benchmarks.WINDOW == ("2025-02-01", "2025-05-31")
+    assert args.seeds == [0] and benchmarks.LCB_WINDOW == ("2025-02-01", "2025-05-31")
     assert {name: (each.k, each.timeout_s) for name, each in BENCHMARKS.items()} == SETS
     own = dict(max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process")
     words = "--model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
-    assert prepare.protocol_of(parse_args(words.split())) == Protocol(**own)
+    assert evaluation.protocol_of(parse_args(words.split())) == Protocol(**own)
 
 
 def test_functions_for_other_trainers_have_the_same_defaults():

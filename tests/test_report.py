@@ -11,8 +11,8 @@ from made import made_batch
 
 from credit.batch import Mean
 from grpo import Rollouts, group_advantages
-from harness import folders, report
-from harness.command import parse_args
+from harness import files, report
+from harness.launch import parse_args
 from rewards import grade_math
 from tasks import toy
 from tasks.problems import Task
@@ -179,7 +179,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     command, samples = lines[-3:-1]  # one command in two lines
     assert command == "next: python -m studies.diagnose --html credit.html \\"
     assert samples == "        --samples runs/embedded-shear-1/samples.jsonl"
-    assert [set(row) for row in folders.rows(folder / "metrics.jsonl")] == [{"before"}, {"after"}]
+    assert [set(row) for row in files.rows(folder / "metrics.jsonl")] == [{"before"}, {"after"}]
     assert (folder / "curve.png").exists()
 
 

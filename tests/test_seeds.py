@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 import train
 from credit import teacher
 from harness import evaluation, parallel, prepare
-from harness.command import parse_args
+from harness.launch import parse_args
 from harness.parallel import Ranks
 from harness.run import prepared
 from tasks import toy

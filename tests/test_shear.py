@@ -190,8 +190,8 @@ def test_chunking_changes_nothing(entries, reading, monkeypatch):
     """Pairs are solved on their own, so the chunk size is invisible, in the race and without."""
     hidden, mask, correct = group(4, lengths=(9, 12, 4, 7), shared=3)
     whole = weights(hidden, mask, correct, reading=reading, **SMALL)
-    for module in (ablations, race):
-        monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
+    monkeypatch.setitem(ablations.TILE_ENTRIES, "cpu", entries)
+    monkeypatch.setitem(race.CHUNK_ENTRIES, "cpu", entries)
     ours = weights(hidden, mask, correct, reading=reading, **SMALL)
     torch.testing.assert_close(ours, whole, atol=2e-6, rtol=0)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness import folders, tables
+from harness import files, tables
 from studies import findings, study, trials
 from studies.trials import Trial
 from tasks.rows import BadInput
@@ -50,7 +50,7 @@ def test_seeds_of_the_comparison_chose_nothing():
 def test_rows_of_other_code_and_rates_that_are_not_chosen_are_refused(tmp_path):
     """What is run, and is not run again, is in test_compare.py."""
     path = tmp_path / "rows.jsonl"
-    folders.append(path, [row("tune", "T2", 100, "grpo", 1e-4, 0.5) | {"code": "c"}])
+    files.append_rows(path, [row("tune", "T2", 100, "grpo", 1e-4, 0.5) | {"code": "c"}])
     study.refuse_other_code(path, {"stage": "tune", "code": "c"})
     with pytest.raises(BadInput, match="of other code"):
         study.refuse_other_code(path, {"stage": "tune", "code": "another"})
@@ -97,5 +97,5 @@ def test_differences_are_paired_by_seed():
 def test_the_page_has_what_the_rows_say():
     """Every line of every table of docs/study.md can be computed again."""
     page = (DOCS / "study.md").read_text(encoding="utf-8")
-    for title, table in findings.all_tables(folders.rows(DOCS / "study.jsonl")).items():
+    for title, table in findings.all_tables(files.rows(DOCS / "study.jsonl")).items():
         assert table and "\n".join(tables.markdown(table)) in page, title

@@ -14,8 +14,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from grpo import Rollouts
-from harness.command import parse_args
-from harness.folders import append
+from harness.files import append_rows
+from harness.launch import parse_args
 from harness.prepare import make_task
 from rewards import grade_code, grade_math
 from tasks import toy
@@ -65,7 +65,7 @@ def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
 def test_prompts_that_leave_no_room_are_dropped_and_counted(method, context, dropped, qwen, tmp_path):
     """Of over 250 tokens, a byte each: one of 300 letters, or of 100 where its answer of 60 is told; hsd tells more."""
     rows = [*numbered(5), {"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
-    append(tmp_path / "x.jsonl", rows)
+    append_rows(tmp_path / "x.jsonl", rows)
     words = "--model M --max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method".split()
     args = parse_args([*words, method, "--data", str(tmp_path / "x.jsonl")])
     task, notes = make_task(args, qwen, context)

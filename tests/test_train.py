@@ -25,9 +25,9 @@ from credit.methods import assign_credit
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
 from grpo import Rollouts, log_probs
-from harness import checkpoint, config, folders, prepare
-from harness.command import parse_args
-from harness.folders import rows
+from harness import checkpoint, config, files, models, prepare
+from harness.files import rows
+from harness.launch import parse_args
 from harness.run import Run, assemble
 from rewards import Verdict
 from shear import shear_weights
@@ -65,8 +65,8 @@ def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     count = len(rollouts.texts)
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(count)]
     problems = run.task.train[: count // run.args.rollouts_per_prompt]
-    batch = batches.Batch.of(rollouts, verdicts, problems, train.source_of(run, 0))
-    return train.with_credit(run, batch, train.report.Clock(torch.device("cpu"))).log_probs
+    batch = batches.Batch.of(rollouts, verdicts, problems)
+    return train.with_credit(run, batch, 0, train.report.Clock(torch.device("cpu"))).log_probs
 
 
 def credited(run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: torch.Tensor) -> batches.Batch:
@@ -122,7 +122,7 @@ def test_a_run_leaves_what_it_promises(tmp_path, start, monkeypatch, capsys):
     assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
     printed = capsys.readouterr().out
     assert "\n 2/2 " in printed and "8 prompts x 8 rollouts" in printed
-    assert folders.free_name(parse_args(["--out", str(tmp_path)])) == "embedded-shear-2"  # nothing is overwritten
+    assert harness.run.free_name(parse_args(["--out", str(tmp_path)])) == "embedded-shear-2"  # nothing is overwritten
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, capsys, assert_refused):
@@ -172,7 +172,7 @@ def test_updates_are_those_of_a_written_out_loop(start):
     run.args.micro_tokens = 150  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
-    rollouts = train.sample(run, run.task.train[:6], 4, 1.0)
+    rollouts = harness.run.sample(run, run.task.train[:6], 4, 1.0)
     mask, ragged = rollouts.mask, rollouts.mask.sum(1)
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
@@ -243,7 +243,7 @@ def test_updates_that_are_not_finite_are_skipped(broken, tmp_path, start, monkey
 def test_a_skipped_update_leaves_weights_and_moments_alone(start):
     """To the bit, as if the mini-batch had not been."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4", "--lr", "1"])
-    rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
+    rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     before = {name: value.clone() for name, value in run.trained.state_dict().items()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "skip", lambda *inputs: None)
@@ -258,7 +258,7 @@ def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
     """Groups of equal rewards leave forward and backward, not the token count; the gradient is the same."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
-    rollouts = train.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
+    rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     old_logp = old_log_probs(run, rollouts)
     some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
     seen = []
@@ -274,7 +274,7 @@ def test_a_filler_row_counts_for_nothing(start, monkeypatch):
     """What a rank runs beside the others when it has no work left: neither gradients nor metrics change."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
-    rollouts = train.sample(run, run.task.train[:2], 8, 1.0)
+    rollouts = harness.run.sample(run, run.task.train[:2], 8, 1.0)
     batch = credited(run, rollouts, old_log_probs(run, rollouts) - 0.1, torch.ones(rollouts.ids.shape))
     plain, deal = train.update(run, batch, 0), train.parallel.deal
     filler = (torch.tensor([3]), 0.0)
@@ -304,7 +304,7 @@ def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, caps
     path = tmp_path / "problems.jsonl"
     problems = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(12)]
     problems.append({"problem": "x" * 490, "answer": "1"})
-    folders.append(path, problems)
+    files.append_rows(path, problems)
     sizes = "--steps 2 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 1 --max-tokens 16".split()
     sizes += "--heldout 4 --eval-groups 2 --lr 1e-3".split()
     flags = ["--model", str(qwen_folder), "--data", str(path), *sizes, "--window", "6", "--stride", "3"]
@@ -381,8 +381,8 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
     for tokens in (1, 2 * 8 * run.args.max_tokens, 2**20):
         monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
-        batch = batches.Batch.of(train.sample(run, problems, 8, 1.0), verdicts, problems, train.source_of(run, 0))
-        found.append(train.with_credit(run, batch, train.report.Clock(torch.device("cpu"))))
+        batch = batches.Batch.of(harness.run.sample(run, problems, 8, 1.0), verdicts, problems)
+        found.append(train.with_credit(run, batch, 0, train.report.Clock(torch.device("cpu"))))
         assert batch.hidden is None and batch.source is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
     for batch in found[1:]:
@@ -430,18 +430,18 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
 def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, assert_refused):
     """transformers' `generate` by default, decode.py with --decode fast: greedily the same; refused where it cannot."""
     calls = []
-    for name, function in prepare.DECODERS.items():
+    for name, function in models.DECODERS.items():
 
         def noted(*parts, name=name, function=function, **options):
             calls.append(name)
             return function(*parts, **options)
 
-        monkeypatch.setitem(prepare.DECODERS, name, noted)
+        monkeypatch.setitem(models.DECODERS, name, noted)
     flags = ["--task", "embedded", "--model", start, *QUICK, "--heldout", "16"]
     responses = []
     for more in ([], ["--decode", "fast"]):
         run = assembled([*flags, *more])
-        responses.append(train.sample(run, run.task.heldout, 1, 0.0))
+        responses.append(harness.run.sample(run, run.task.heldout, 1, 0.0))
     assert calls == ["generate", "fast"]
     assert responses[0].texts == responses[1].texts and len(set(responses[0].texts)) > 1
     config = Qwen2Config.from_pretrained(start)
@@ -494,32 +494,35 @@ def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
     for method in ("grpo", "shear"):
         run = assembled(["--task", "embedded", "--model", start, *QUICK, "--method", method])
         problems, verdicts = run.task.train[:1], [Verdict(1.0, "correct")] * 8
-        rollouts = train.sample(run, problems, 8, 1.0)
-        batch = batches.Batch.of(rollouts, verdicts, problems, train.source_of(run, 0))
-        train.with_credit(run, batch, train.report.Clock(torch.device("cpu")))
+        rollouts = harness.run.sample(run, problems, 8, 1.0)
+        batch = batches.Batch.of(rollouts, verdicts, problems)
+        train.with_credit(run, batch, 0, train.report.Clock(torch.device("cpu")))
     assert hidden[0] is None and hidden[1].shape == (rollouts.mask.sum(), 128)
 
 
 def test_weights_are_loaded_straight_to_the_device(qwen_folder, monkeypatch):
     """On `meta` they can have been nowhere else before; policy and process reward model ask for their rank's device."""
     meta, asked = torch.device("meta"), []
-    model, _ = prepare.load_folder("--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta)
+    tokenizer = models.load_tokenizer("--model", str(qwen_folder))
+    model = models.load_weights("--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta, tokenizer)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
-    def noted(option, name, kind, dtype, device):
+    def noted(option, name, kind, dtype, device, tokenizer):
         asked.append((option, device))
         raise BadInput("seen enough")
 
-    monkeypatch.setattr(prepare, "load_folder", noted)
-    for load, *dtype in ((prepare.load_model,), (prepare.load_reward_model, torch.float32)):
+    monkeypatch.setattr(models, "load_weights", noted)
+    monkeypatch.setattr(models, "load_reward_tokenizer", lambda name: tokenizer)
+    for load, last in ((models.load_model, tokenizer), (models.load_reward_model, torch.float32)):
         with pytest.raises(BadInput):
-            load("m", meta, *dtype)
+            load("m", meta, last)
     assert asked == [("--model", meta), ("--prm", meta)]
 
 
 def test_a_loaded_model_is_the_plain_one(start):
     """The folder's weights to the bit, tied ones tied, without hooks that copies, sharding or adapters would meet."""
-    model, _ = prepare.load_model(start, torch.device("cpu"))
+    device = torch.device("cpu")
+    model = models.load_model(start, device, models.load_tokenizer("--model", start))
     for name, value in load_file(f"{start}/model.safetensors").items():
         assert torch.equal(model.state_dict()[name], value)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
@@ -541,7 +544,7 @@ def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(start, tmp_path, mon
 def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_path, monkeypatch, assert_refused):
     """Status 2, the need, and no folder; --force goes on to the weights."""
     monkeypatch.setattr(harness.run.memory, "room_gb", lambda device: 0.0001)
-    monkeypatch.setattr(prepare, "load_model", lambda *inputs: interrupt())
+    monkeypatch.setattr(models, "load_model", lambda *inputs: interrupt())
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 9)
     flags = ["--model", str(qwen_folder), "--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9"]
     flags += ["--heldout", "1", "--eval-groups", "1", "--name", "small"]
@@ -613,7 +616,7 @@ def other(family, sizes=SMALL, **more):
 )
 def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, monkeypatch, assert_refused):
     """Weights, tokenizer, template, config, architecture: one sentence, status 2."""
-    monkeypatch.setattr(prepare, "TEMPLATE_SECONDS", 0.2)
+    monkeypatch.setattr(models, "TEMPLATE_SECONDS", 0.2)
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)

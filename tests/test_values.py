@@ -12,7 +12,7 @@ from credit.batch import Batch, Source
 from credit.methods import assign_credit
 from credit.values import aligned_distances
 from grpo import spread
-from harness.command import parse_args
+from harness.launch import parse_args
 from tasks.problems import Task
 
 NAN = math.nan

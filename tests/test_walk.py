@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from grpo import hf_generate, rollout
-from harness import folders
-from harness.command import parse_args
+from harness import files
+from harness.launch import parse_args
 from tasks import benchmarks, toy
 from tasks.rows import BadInput
 from tasks.walk import Environment, Walk
@@ -93,7 +93,7 @@ def test_what_the_environment_wrote_gets_no_credit(tmp_path, no_curve):
     words += " --window 4 --stride 2 --heldout 8 --eval-groups 8 --name run"
     assert main([*words.split(), "--out", str(tmp_path)]) == 0
     foreign = 0
-    for row in folders.rows(tmp_path / "run" / "samples.jsonl"):
+    for row in files.rows(tmp_path / "run" / "samples.jsonl"):
         for token in Walk(luck=0.3).foreign({"problem": row["problem"]}, row["response"]):
             foreign += 1
             assert row["weights"]["shear"][token] == 0.0

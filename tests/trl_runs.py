@@ -27,7 +27,7 @@ from trl import GRPOConfig, GRPOTrainer
 from credit.batch import Batch
 from credit.methods import assign_credit
 from grpo import Policy, Rollouts, cat_padded, log_probs
-from harness.command import parse_args
+from harness.launch import parse_args
 from integrations import trl_shear
 from integrations.trl_shear import ShearGRPOTrainer
 from tasks import toy

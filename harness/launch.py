@@ -1,0 +1,176 @@
+"""What stands around every command: its processes, and one sentence for everything that can go wrong.
+
+@run_command(memory=...)      a command's main: exit status 0, 1 where it cannot go on, 2 for bad input, 130: Ctrl-C
+parse_args(argv)              the configuration of a run: the flags of train.py, and what they mean on this machine
+resolve_machine(args)         what `auto` means on this machine
+processes(args), launch(...)  one process per GPU, by torch's own launcher, where torchrun has started none
+"""
+
+import argparse
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+import transformers
+from huggingface_hub.utils import enable_progress_bars
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from harness import parallel
+from harness.config import parse_train
+from tasks import toy
+from tasks.benchmarks import check_sandbox
+from tasks.problems import BadInput
+from tasks.walk import kind_of
+
+NOT_FINITE = "probability tensor contains"  # torch's multinomial
+# As torch says it on a CPU, C++, the kernel, and Python of threads.
+NO_MEMORY = "DefaultCPUAllocator: can't allocate", "bad_alloc", "Cannot allocate memory", "can't start new thread"
+FULL = "No space left on device", "inline_container.cc"  # a full disk, as safetensors says it and as torch.save does
+INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
+GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The flags of train.py as the configuration of a run on this machine; raises BadInput."""
+    args = parse_train(argv)
+    if args.task == "embedded" and not args.max_tokens:
+        args.max_tokens = toy.response_tokens(args.toy_lines, kind_of(args))
+    resolve_machine(args, half=args.task != "embedded")
+    if args.task == "code":
+        check_sandbox(args.sandbox)
+    return args
+
+
+def resolve_machine(args: argparse.Namespace, half: bool = True) -> None:
+    """What `auto` means here: `half` computes in bfloat16 on a GPU. Raises BadInput for a GPU that is not there."""
+    if args.device == "auto":
+        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
+    if args.device == "cuda" and args.ranks > torch.cuda.device_count():
+        raise BadInput(f"--ranks {args.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it")
+    if args.dtype == "auto":
+        args.dtype = "bfloat16" if args.device == "cuda" and half else "float32"
+
+
+class RunFailed(RuntimeError):
+    """A run that cannot go on, as its message says; all ranks raise it."""
+
+
+class RankFailed(RuntimeError):
+    """The same of one rank, for which the others may wait."""
+
+
+def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
+    """Decorates a command's `main(argv)`, which returns its exit status or None for 0, to catch what it raises.
+
+    `memory` says how to take less of it; `interrupted` is said after Ctrl-C.
+    """
+
+    def decorate(main: Callable[[list[str] | None], int | None]) -> Callable[[list[str] | None], int]:
+        @functools.wraps(main)
+        def command(argv: list[str] | None = None) -> int:
+            rank = os.environ.get("RANK", "0")
+            set_up_process(rank)
+            sentence = ""
+            try:
+                status = main(argv) or 0
+            except (BadInput, RunFailed) as error:  # of all ranks alike
+                status, sentence = 2 if isinstance(error, BadInput) else 1, f"error: {error}"
+            except KeyboardInterrupt:  # the launcher ends all ranks with the first that fails
+                status, sentence = 130 if rank == "0" else 0, interrupted
+            except Exception as error:  # of one rank, perhaps: nothing can be left together
+                said = f"rank {rank}: out of memory; {memory}" if out_of_memory(error) else known_trouble(error)
+                if said:
+                    print(f"error: {said}", file=sys.stderr)
+                    return 1
+                if "RANK" in os.environ:  # whose traceback this is
+                    print(f"rank {rank} fails: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                raise
+            if sentence and rank == "0":
+                print(sentence, file=sys.stderr)
+            parallel.leave()
+            return status
+
+        return command
+
+    return decorate
+
+
+def set_up_process(rank: str) -> None:
+    """Set up the bars, the output and the signals of a command."""
+    transformers.utils.logging.disable_progress_bar()
+    if rank == "0" and sys.stderr.isatty():
+        enable_progress_bars()  # of downloads alone, which may take an hour
+    # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
+    sys.stdout.reconfigure(line_buffering=True, errors="replace")
+    if threading.current_thread() is threading.main_thread():
+        for number in INTERRUPTS[: 1 if "RANK" in os.environ else 2]:  # a rank's launcher may end it by SIGTERM
+            if signal.getsignal(number) is signal.SIG_DFL:  # not where the parent had it ignored
+                signal.signal(number, signal.default_int_handler)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory does not suffice, of a GPU or of the machine."""
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_known or any(mark in str(error) for mark in NO_MEMORY)
+
+
+def known_trouble(error: Exception) -> str | None:
+    """A sentence for a full disk, an unusable file and a ruined model; None for any other error."""
+    if isinstance(error, RankFailed):
+        return str(error)
+    if NOT_FINITE in str(error):
+        return "the model's probabilities are not finite; lower --lr, or give another model"
+    if any(mark in str(error) for mark in FULL):
+        return "the disk is full; free space, then go on"
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; choose a place that can be read and written"
+    return None
+
+
+def processes(args: argparse.Namespace) -> int:
+    """How many processes this command has to start; 1: this one is enough, or is one of torchrun's."""
+    if "RANK" in os.environ:
+        return 1
+    return args.ranks or (torch.cuda.device_count() if args.device == "cuda" else 1)
+
+
+def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
+    """`python script argv` in `count` processes, as torchrun would start them; returns the exit status.
+
+    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them, SIGTERM as Ctrl-C.
+    """
+    print(f"starting {count} processes on this machine, one a rank", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    logging.disable(logging.CRITICAL)  # of torch's launcher: the ranks say what is wrong
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        run_id=f"{os.getpid()}",
+        max_restarts=0,
+        signals_to_handle="SIGINT",
+        shutdown_timeout=24 * 3600,  # seconds from Ctrl-C until ranks are killed: they may have a step to finish
+    )
+    try:
+        elastic_launch(config, sys.executable)("-u", script, *(sys.argv[1:] if argv is None else argv))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode not in (2, 130):  # bad input and Ctrl-C have said so themselves
+            print(f"rank {rank} failed with status {failure.exitcode}; the others were ended", file=sys.stderr)
+        return failure.exitcode if failure.exitcode > 0 else 1
+    except (SignalException, KeyboardInterrupt):
+        return 130
+    return 0

@@ -1,0 +1,214 @@
+"""Models and tokenizers from folders and the hub, refusing what would train wrongly.
+
+    load_outline(name, rank)     a causal LM without its weights, and its tokenizer: quick to load
+    load_tokenizer(option, name)
+    load_model(name, device, ..) the same with its weights
+    load_reward_model(name, ..)  a process reward model and its tokenizer
+    sampling_of(args, model)     how a model generates rollouts
+
+No code of a folder is run. What is loaded is checked: that the weights are all there, of the shapes of config.json and
+finite, and that the logits are the head of the last hidden state, which `grpo.Policy` builds on.
+"""
+
+import argparse
+import contextlib
+import functools
+import re
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import huggingface_hub
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
+from transformers.utils import logging
+
+from credit import lora
+from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
+from fast import decode
+from grpo import hf_generate, stop_ids
+from harness.files import config_of, settings_in
+from harness.launch import out_of_memory
+from tasks.problems import BadInput, Task
+
+logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
+TEMPLATE_SECONDS = 20  # that a chat template may take
+DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
+
+
+@contextlib.contextmanager
+def opened(option: str, name: str) -> Iterator[dict]:
+    """The options with which loaders read a folder or hub id; raises BadInput naming the `option` for what they raise.
+
+    Where the hub is out of reach they would ask it again and again, for half a minute a file.
+    """
+    folder, is_local, blame = Path(name), Path(name).is_dir(), ""
+    try:
+        if config_of(folder):
+            raise ValueError(f"it is a run, its model is {folder / 'model'}")
+        if is_local and not (folder / "config.json").is_file():
+            raise ValueError("it has no config.json")
+        if is_local and (odd := [path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()]):
+            raise ValueError(f"its {odd[0]} is no file")  # a pipe would never end
+        if not is_local and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # which no hub id has
+            raise ValueError("no such folder")
+        blame = "" if is_local else "no such folder; "
+        # No code of the folder's is trusted; if that were left open, a terminal would be asked.
+        yield dict(trust_remote_code=False, local_files_only=is_local or not hub_answers(name))
+    except Exception as error:  # loaders raise of every kind; the cause stays attached
+        if out_of_memory(error):  # no fault of the folder's
+            raise
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        reason = blame * isinstance(error, OSError) + reason
+        remedy = f"give {option} a Hugging Face folder or hub id"
+        raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}") from error
+
+
+@functools.cache
+def hub_answers(name: str) -> bool:
+    """Whether the hub can be asked for a model; it may know none of that name."""
+    try:
+        huggingface_hub.HfApi().model_info(name, timeout=5)
+    except huggingface_hub.errors.HfHubHTTPError:
+        return True
+    except Exception:  # of every kind: no name server, no route, no time, no wish to ask it
+        return False
+    return True
+
+
+def load_outline(name: str, rank: int) -> tuple[torch.nn.Module, object]:
+    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load.
+
+    Raises BadInput, also where no adapter of this rank, if it is not 0, can be trained.
+    """
+    with opened("--model", name) as options:
+        config = AutoConfig.from_pretrained(name, **options)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    text = config.get_text_config()
+    if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
+        raise BadInput(f"--model {name}: {config.model_type} has no attention, which training needs; give another")
+    if rank and not lora.fits(model, rank):
+        kind = config.model_type
+        raise BadInput(f"--model {name}: adapters cannot be merged into a {kind} model; leave --lora-rank out")
+    return model, load_tokenizer("--model", name)
+
+
+def load_tokenizer(option: str, name: str):
+    """The tokenizer of a folder or hub id; raises BadInput naming the `option`."""
+    with opened(option, name) as options:
+        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    if not tokenizer("1 + 1 =")["input_ids"]:
+        raise BadInput(f"{option} {name}: its tokenizer is missing; save it in the folder")
+    if tokenizer.chat_template:
+        thread = threading.Thread(target=render_turns, args=[tokenizer], daemon=True)
+        thread.start()
+        thread.join(TEMPLATE_SECONDS)
+        if thread.is_alive():
+            raise BadInput(f"{option} {name}: its chat template does not end; remove chat_template.jinja")
+    return tokenizer
+
+
+def render_turns(tokenizer) -> None:
+    """What is asked of a chat template. One that raises is refused where a prompt is made."""
+    turns = [{"role": role, "content": "1 + 1 ="} for role in ("user", "assistant")]
+    for count in (1, 2):
+        with contextlib.suppress(Exception):
+            tokenizer.apply_chat_template(turns[:count], tokenize=False, add_generation_prompt=True)
+
+
+def load_weights(option: str, name: str, kind: type, dtype, device: torch.device, tokenizer) -> torch.nn.Module:
+    """A model of class `kind` on a device; raises BadInput naming the `option` for a broken folder.
+
+    Weights go from their files to the device; the host holds no copy of them.
+    """
+    with opened(option, name) as options:
+        options.update(dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True)
+        model, loading = kind.from_pretrained(name, **options)
+    names = model.state_dict().keys()
+    others = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
+    others |= {key for key in loading["unexpected_keys"] if re.sub(r"\.\d+\.", ".0.", key, count=1) in names}  # layers
+    if others:
+        reason = f"its weights are not those of its config.json ({min(others)} and perhaps others)"
+        raise BadInput(f"{option} {name}: {reason}; give a complete folder")
+    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+        raise BadInput(f"{option} {name}: its tokenizer is another model's; save its own in the folder")
+    return model
+
+
+def check_finite(option: str, name: str, model) -> None:
+    """Refuse weights that are not finite, also those of tokens that no check's prompt has; raises BadInput."""
+    for key, weight in model.named_parameters():
+        if not all(value.isfinite() for value in weight.aminmax()):  # NaN if there is one
+            raise BadInput(f"{option} {name}: its weights are not finite ({key}); give another model")
+
+
+def load_model(name: str, device: torch.device, tokenizer) -> torch.nn.Module:
+    """The policy, in the dtype in which it is stored; raises BadInput."""
+    policy = load_weights("--model", name, AutoModelForCausalLM, "auto", device, tokenizer)
+    check_finite("--model", name, policy)
+    if (Path(name) / "generation_config.json").exists():
+        settings_in(Path(name) / "generation_config.json")  # transformers would do without a damaged one
+    try:
+        torch.tensor(stop_ids(policy, tokenizer), dtype=torch.long)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"--model {name}: its eos_token_id is no number; mend its (generation_)config.json") from error
+    ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"].to(device)
+    with torch.no_grad():
+        plain = policy(ids).logits
+        ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
+    if not plain.isfinite().all():
+        raise BadInput(f"--model {name}: its weights give logits that are not finite; give another model")
+    if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):  # caps, scales: `grpo.Policy` would train another model
+        raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
+    return policy
+
+
+def round_weights(model, dtype: torch.dtype) -> None:
+    """In place; not model.to(dtype), which would round the rotary frequencies, too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
+    """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
+    tokenizer = load_reward_tokenizer(name)
+    model = load_weights("--prm", name, ProcessRewardModel, dtype, device, tokenizer)
+    check_finite("--prm", name, model)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def load_reward_tokenizer(name: str):
+    """The tokenizer of a process reward model; raises BadInput where it cannot tell steps."""
+    tokenizer = load_tokenizer("--prm", name)
+    if tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"] != [tokenizer.get_vocab().get(SEPARATOR)]:
+        raise BadInput(f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like {EXAMPLE}")
+    if not tokenizer.chat_template:
+        raise BadInput(f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}")
+    encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
+    return tokenizer
+
+
+def sampling_of(args: argparse.Namespace, model, task: Task | None = None) -> dict:
+    """The options of `grpo.rollout` that change speed alone, and the task's environment, if it has one.
+
+    Raises BadInput for a model that --decode cannot run.
+    """
+    if args.decode == "fast" and not decode.supported(model):
+        raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
+    options = dict(generate=DECODERS[args.decode])
+    if task and task.environment:
+        options["generate"] = partial(hf_generate, processors=LogitsProcessorList([task.environment]))
+    if args.generate_batch:
+        options["batch_size"] = args.generate_batch
+    elif model.device.type == "cuda":
+        options["batch_size"] = partial(rows_at_a_time, model, args.decode)
+    return options
+
+
+def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
+    """How many rollouts of so many tokens the free memory of this rank's GPU holds."""
+    torch.cuda.empty_cache()  # or what training has cached counts as taken
+    free, _ = torch.cuda.mem_get_info()
+    return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)
