@@ -10,6 +10,7 @@ import torch
 from made import ALONE, with_a_stop
 from transformers import AutoTokenizer
 
+import harness.run
 import train
 from credit import teacher
 from harness import evaluation, parallel, prepare
@@ -103,7 +104,7 @@ def asked(starts, monkeypatch):
         orders.append(minibatch.tolist())
         return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0), []
 
-    for module in (train, evaluation):
+    for module in (harness.run, evaluation):
         monkeypatch.setattr(module, "rollout", rollout)
     monkeypatch.setattr(train, "backward", backward)
     monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
