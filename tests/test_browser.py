@@ -8,11 +8,10 @@ import re
 import shutil
 from collections import defaultdict
 
-import numpy as np
 import pytest
 import torch
 from test_page import GOOD, HOSTILE, long_group, rollout
-from test_shear import pot_distance
+from test_shear import slow_closest
 
 from credit.shear_settings import Settings, closest_by_rollout, group_weights
 from studies import page
@@ -73,34 +72,20 @@ def marked(shown, name):
 
 
 def states_group():
-    """Rows of 4 rollouts of 24 tokens, and the opposing span that POT, in float64, finds closest to each span."""
+    """Rows of 4 rollouts of 24 tokens, and of each its spans with the opposing ones that POT finds closest."""
     generator = torch.Generator().manual_seed(3)
-    hidden = torch.randn(4, 24, 5, generator=generator)
-    correct = torch.tensor([True, False, True, False])
-    mask = torch.ones(4, 24, dtype=torch.bool)
+    mask, correct = torch.ones(4, 24, dtype=torch.bool), torch.tensor([True, False, True, False])
+    states = torch.randn(4, 24, 5, generator=generator), mask, correct
     settings = Settings(window=8, stride=4, eps=0.3, tol=1e-5)  # a large eps, as POT takes long near exact transport
     group = []
     stats = defaultdict(list)
-    group_weights(hidden, mask, correct, settings, stats)
+    group_weights(*states, settings, stats)
     for row, spans in enumerate(closest_by_rollout(stats["closest"][0], mask, correct, 8, 4)):
         tokens = [f"{'abcd'[row]}{place} " for place in range(24)]
         omega = [max(span.distance for span in spans if span.start <= place < span.end) for place in range(24)]
         verdict = dict(score=float(correct[row]), advantage=1.0 if correct[row] else -1.0)
         group.append(rollout(tokens, omega, spans=spans, **verdict))
-    states = hidden.double().numpy()
-    eps = 0.3 * np.linalg.norm(states, axis=-1).mean()
-    starts = range(0, 17, 4)
-    closest = {}
-    for row in range(4):
-        for start in starts:
-            own = states[row, start : start + 8]
-            found = []
-            for other in (0, 2) if row % 2 else (1, 3):
-                for begin in starts:
-                    distance = pot_distance(own, states[other, begin : begin + 8], eps, "value")
-                    found.append((distance, other, begin))
-            closest[row, start] = min(found)
-    return group, closest
+    return group, slow_closest(*states, "value", eps=0.3, window=8, stride=4)
 
 
 def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
@@ -109,12 +94,11 @@ def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
     shown = look(page.as_html([group], "states"))
     for row, place in ((0, 1), (1, 13), (3, 23)):
         token(shown, row + 1, place).hover()
-        covering = [start for start in range(0, 17, 4) if start <= place < start + 8]
-        start = max(covering, key=lambda start: closest[row, start])
-        _, other, begin = closest[row, start]
+        covering = [span for span in closest[row] if span[0] <= place < span[1]]
+        start, end, _, other, begin, stop = max(covering, key=lambda span: span[2])
         assert marked(shown, "now") == (row + 1, f"{'abcd'[row]}{place} ")
-        assert marked(shown, "here") == (row + 1, "".join(group[row]["tokens"][start : start + 8]))
-        assert marked(shown, "there") == (other + 1, "".join(group[other]["tokens"][begin : begin + 8]))
+        assert marked(shown, "here") == (row + 1, "".join(group[row]["tokens"][start:end]))
+        assert marked(shown, "there") == (other + 1, "".join(group[other]["tokens"][begin:stop]))
         said = shown.locator("footer").text_content()
         weight = f"{group[row]['weights']['shear'][place]:.3g}"
         assert f"has weight {weight}." in said and f"rollout {other + 1}, at distance {weight}." in said

@@ -8,7 +8,7 @@ import make_believe
 import pytest
 import torch
 from made import saved
-from torch.nn.functional import embedding, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2ForCausalLM
 
@@ -178,15 +178,11 @@ def test_no_garbage_is_collected_while_a_step_is_captured(start, monkeypatch):
 
 MIXED = {  # x and rows are on CUDA, y is not
     "sum": lambda x, y, rows: x + y,
-    "in place": lambda x, y, rows: y.add_(x),
     "list": lambda x, y, rows: torch.cat([x, y]),
     "keyword": lambda x, y, rows: torch.where(x > 0, input=x, other=y),
     "number of CUDA": lambda x, y, rows: y * x.sum(),
     "weights": lambda x, y, rows: torch.nn.Linear(3, 2, device=y.device)(x),
-    "ids": lambda x, y, rows: embedding(rows, y),
-    "attention": lambda x, y, rows: scaled_dot_product_attention(x, x, x, attn_mask=y),
     "index": lambda x, y, rows: y[rows],
-    "mask": lambda x, y, rows: y[x > 0],
     "values": lambda x, y, rows: x.__setitem__(rows, y[:2]),
     "noise": lambda x, y, rows: torch.randn(3, generator=torch.Generator(y.device), device=x.device),
     "like another": lambda x, y, rows: x.new_zeros(3, 3) + torch.zeros_like(y),
@@ -240,8 +236,6 @@ def test_numpy_takes_no_cuda_tensor():
 
 WAITS = {
     "item": lambda x: x.sum().item(),
-    "bool": lambda x: bool(x.any()),
-    "int": lambda x: int(x.sum()),
     "tolist": lambda x: x.tolist(),
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],

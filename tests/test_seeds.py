@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from made import ALONE, with_a_stop
 from transformers import AutoTokenizer
 
+import harness.run
 import train
 from credit import teacher
-from grpo import Rollouts, pad_left
 from harness import evaluation, parallel, prepare
 from harness.launch import parse_args
 from harness.parallel import Ranks
@@ -22,7 +23,6 @@ from tasks.benchmarks import Loaded
 FLAGS = "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --eval-every 1 --bench embedded --temperature .7 "
 FLAGS += "--prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 --dynamic-sampling 2 "
 FLAGS += "--method prm --lora-rank 2"
-ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 class Asked(NamedTuple):
@@ -96,17 +96,15 @@ def asked(starts, monkeypatch):
 
     def rollout(model, tokenizer, prompts, count, *, temperature, **options):
         calls.append(Asked(tuple(prompts), temperature, torch.rand(()).item()))
-        encoded = [ids for ids in tokenizer(prompts)["input_ids"] for _ in range(count)]
-        ids = torch.tensor([tokenizer(r"\boxed{3}<eos>")["input_ids"]]).repeat(len(encoded), 1)
-        mask = torch.ones_like(ids).bool()
+        prompts = [prompt for prompt in prompts for _ in range(count)]
         # All alike: no group has a signal, and --dynamic-sampling replaces all of them.
-        return Rollouts(*pad_left(encoded, 0, "cpu"), ids, mask, ~mask.any(1), [r"\boxed{3}"] * len(ids))
+        return with_a_stop(tokenizer, prompts, [r"\boxed{3}"] * len(prompts))
 
     def backward(run, batch, minibatch):
         orders.append(minibatch.tolist())
         return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0), []
 
-    for module in (train, evaluation):
+    for module in (harness.run, evaluation):
         monkeypatch.setattr(module, "rollout", rollout)
     monkeypatch.setattr(train, "backward", backward)
     monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
