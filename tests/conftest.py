@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
-from tiny import CHAT, SMALL, byte_tokenizer
+from tiny import SMALL, turns_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +63,7 @@ def qwen_folder(tmp_path_factory):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
-    turns = dict(eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>"])
-    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
-    tokenizer.chat_template = CHAT
+    tokenizer = turns_tokenizer()
     torch.manual_seed(3)
     ids = dict(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0)
     saved(folder, Qwen2ForCausalLM(Qwen2Config(**SMALL, **ids, max_position_embeddings=512)), tokenizer)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from made import saved, with_a_stop
-from tiny import CHAT, SMALL, byte_tokenizer
+from tiny import CHAT, SMALL, turns_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit import teacher
@@ -32,22 +32,13 @@ RESPONSES = [  # text, its steps, the first character of each
 TEXTS = [text for text, _, _ in RESPONSES]
 
 
-def make_tokenizer(separator: bool = True, template: str | None = CHAT):
-    """Bytes and the tokens of turns, with <extra_0> or without."""
-    extra = ["<|im_start|>", SEPARATOR] if separator else ["<|im_start|>"]
-    turns = dict(eos_token="<|im_end|>", extra_special_tokens=extra)
-    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
-    tokenizer.chat_template = template
-    return tokenizer
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A random model in a folder that is laid out, and names its classes, as Qwen2.5-Math-PRM-7B does."""
     torch.manual_seed(0)
     config = Qwen2Config(vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL)
     path = tmp_path_factory.mktemp("models") / "prm"
-    saved(path, ProcessRewardModel(config), make_tokenizer())
+    saved(path, ProcessRewardModel(config), turns_tokenizer(SEPARATOR))
     about = json.loads((path / "config.json").read_text())
     about |= {"architectures": ["Qwen2ForProcessRewardModel"], "num_labels": 2}
     about["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
@@ -63,14 +54,14 @@ def pair(folder):
 
 def respond(texts: list[str], stop: bool = True) -> Rollouts:
     """Rollouts of these texts, a token a byte, and the stop token."""
-    rollouts = with_a_stop(make_tokenizer(separator=False), ["?"] * len(texts), texts)
+    rollouts = with_a_stop(turns_tokenizer(), ["?"] * len(texts), texts)
     return rollouts if stop else replace(rollouts, mask=rollouts.mask & (rollouts.ids != STOP))
 
 
 def scored(pair, texts, questions=None, micro_tokens=1000, stop=True):
     """score_steps of texts whose steps end with an empty line."""
     questions = questions or [f"What is {i} + {i}?" for i in range(len(texts))]
-    return score_steps(pair, questions, respond(texts, stop), make_tokenizer(separator=False), "\n\n", micro_tokens)
+    return score_steps(pair, questions, respond(texts, stop), turns_tokenizer(), "\n\n", micro_tokens)
 
 
 def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
@@ -130,12 +121,12 @@ def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair):
     texts, questions = TEXTS[:3], ["?"] * 3
     rollouts, expected = respond(texts), scored(pair, texts, questions)
     rollouts.mask[1] = False
-    results = score_steps(pair, questions, rollouts, make_tokenizer(False), "\n\n", 1000)
+    results = score_steps(pair, questions, rollouts, turns_tokenizer(), "\n\n", 1000)
     assert [values.shape for values in results[1]] == [(0,), (0,)]
     for i in (0, 2):
         torch.testing.assert_close(results[i], expected[i])
     rollouts.mask[:] = False
-    for good, step in score_steps(pair, questions, rollouts, make_tokenizer(False), "\n\n", 1000):
+    for good, step in score_steps(pair, questions, rollouts, turns_tokenizer(), "\n\n", 1000):
         assert not good.numel() and not step.numel()
 
 
@@ -166,14 +157,15 @@ def test_folders_that_cannot_score_steps_are_refused(folder, tmp_path):
     config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
     model = ProcessRewardModel(config)
     small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
-    losing = make_tokenizer(template=CHAT.replace("m['content']", "m['content'][:30]"))
+    whole = turns_tokenizer(SEPARATOR)
+    losing = turns_tokenizer(SEPARATOR, template=CHAT.replace("m['content']", "m['content'][:30]"))
     folders = {
         str(tmp_path / "missing"): "cannot be loaded",
-        saved(tmp_path / "causal", Qwen2ForCausalLM(config), make_tokenizer()): r"not those of its config.json \(score",
-        saved(tmp_path / "other", model, make_tokenizer(separator=False)): "<extra_0> is not one token",
-        saved(tmp_path / "plain", model, make_tokenizer(template=None)): "no chat template",
+        saved(tmp_path / "causal", Qwen2ForCausalLM(config), whole): r"not those of its config.json \(score",
+        saved(tmp_path / "other", model, turns_tokenizer()): "<extra_0> is not one token",
+        saved(tmp_path / "plain", model, turns_tokenizer(SEPARATOR, template=None)): "no chat template",
         saved(tmp_path / "losing", model, losing): "1 separators of 2 steps",
-        saved(tmp_path / "small", small, make_tokenizer()): "another model's",
+        saved(tmp_path / "small", small, whole): "another model's",
     }
     for name, reason in folders.items():
         with pytest.raises(BadInput, match=f"^--prm {name}: .*{reason}"):

@@ -51,9 +51,10 @@ def supervisors() -> list[int]:
 
 
 def test_a_program_gets_its_input_and_gives_its_output(level):
-    """One fresh process an input, in order."""
+    """One fresh process an input, in order; no input follows a failed one."""
     outputs = run("print(int(input()) + 1)", level, "1", "2\n", "3\r\n")
     assert outputs == [Output("ok", "2\n"), Output("ok", "3\n"), Output("ok", "4\n")]
+    assert [output.reason for output in run("print(1 / int(input()))", level, "1", "0", "1")] == ["ok", "crashed"]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +76,6 @@ def test_how_a_program_ends(program, reason, level):
     """Limits and failures by name; the exit status that a program chooses decides nothing."""
     limit = 1.5 if "RLIMIT" in program else 0.7 if reason == "timeout" else 30
     assert run(program, level, timeout_s=limit)[0].reason == reason
-
-
-def test_it_stops_at_the_first_failure(level):
-    """No input follows a failed one."""
-    assert [output.reason for output in run("print(1 / int(input()))", level, "1", "0", "1")] == ["ok", "crashed"]
 
 
 def test_files_and_processes_are_limited(level):

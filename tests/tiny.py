@@ -20,6 +20,14 @@ def byte_tokenizer(*special: str, more=(), merges=(), eos_token="<|endoftext|>",
     return Qwen2Tokenizer(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=list(merges), **tokens)
 
 
+def turns_tokenizer(*special: str, template: str | None = CHAT):
+    """`byte_tokenizer` with the turns of Qwen's chat models, and further special tokens."""
+    turns = dict(eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>", *special])
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def small_gpt2():
     """A model whose positions are absolute."""
     from transformers import GPT2Config, GPT2LMHeadModel
