@@ -28,7 +28,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 from transformers.utils import logging
 
-from credit import lora, teacher
+from credit import teacher
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from credit.table import METHODS
 from fast import decode
@@ -65,7 +65,7 @@ def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     """What is loaded, checked: what tells a model without its weights, then problems, then weights. Raises BadInput."""
     check_ranks(args, ranks)
     if args.model:
-        model, tokenizer = load_outline(args.model, args.lora_rank)
+        model, tokenizer = load_outline(args.model)
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed, args.toy_width), toy.make_tokenizer()
     if args.prm:
@@ -205,11 +205,8 @@ def hub_answers(name: str) -> bool:
     return True
 
 
-def load_outline(name: str, rank: int) -> tuple[torch.nn.Module, object]:
-    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load.
-
-    Raises BadInput, also where no adapter of this rank, if it is not 0, can be trained.
-    """
+def load_outline(name: str) -> tuple[torch.nn.Module, object]:
+    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load; raises BadInput."""
     with opened("--model", name) as options:
         config = AutoConfig.from_pretrained(name, **options)
         with torch.device("meta"):
@@ -217,9 +214,6 @@ def load_outline(name: str, rank: int) -> tuple[torch.nn.Module, object]:
     text = config.get_text_config()
     if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(f"--model {name}: {config.model_type} has no attention, which training needs; give another")
-    if rank and not lora.fits(model, rank):
-        kind = config.model_type
-        raise BadInput(f"--model {name}: adapters cannot be merged into a {kind} model; leave --lora-rank out")
     return model, load_tokenizer("--model", name)
 
 

@@ -70,7 +70,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
     with parallel.together(ranks):
         check_out(args.out)
         if args.model:
-            memory.refuse_what_cannot_fit(load_outline(args.model, args.lora_rank)[0].config, args, ranks)
+            memory.refuse_what_cannot_fit(load_outline(args.model)[0].config, args, ranks)
         task, model, tokenizer, notes, reward_model, sets = set_up(args, ranks)
     predicted = memory.predict(model.config, args, ranks.world, memory.room_gb(ranks.device))
     args.digest = digest_of(task.train + task.heldout)
