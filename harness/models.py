@@ -1,6 +1,6 @@
 """Models and tokenizers from folders and the hub, refusing what would train wrongly.
 
-    load_outline(name, rank)     a causal LM without its weights, and its tokenizer: quick to load
+    load_outline(name)           a causal LM without its weights, and its tokenizer: quick to load
     load_tokenizer(option, name)
     load_model(name, device, ..) the same with its weights
     load_reward_model(name, ..)  a process reward model and its tokenizer
@@ -24,7 +24,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
 from transformers.utils import logging
 
-from credit import lora
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from fast import decode
 from grpo import hf_generate, stop_ids
@@ -77,11 +76,8 @@ def hub_answers(name: str) -> bool:
     return True
 
 
-def load_outline(name: str, rank: int) -> tuple[torch.nn.Module, object]:
-    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load.
-
-    Raises BadInput, also where no adapter of this rank, if it is not 0, can be trained.
-    """
+def load_outline(name: str) -> tuple[torch.nn.Module, object]:
+    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load; raises BadInput."""
     with opened("--model", name) as options:
         config = AutoConfig.from_pretrained(name, **options)
         with torch.device("meta"):
@@ -89,9 +85,6 @@ def load_outline(name: str, rank: int) -> tuple[torch.nn.Module, object]:
     text = config.get_text_config()
     if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(f"--model {name}: {config.model_type} has no attention, which training needs; give another")
-    if rank and not lora.fits(model, rank):
-        kind = config.model_type
-        raise BadInput(f"--model {name}: adapters cannot be merged into a {kind} model; leave --lora-rank out")
     return model, load_tokenizer("--model", name)
 
 

@@ -49,7 +49,7 @@ def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     """What is loaded, checked: what tells a model without its weights, then problems, then weights. Raises BadInput."""
     check_ranks(args, ranks)
     if args.model:
-        model, tokenizer = models.load_outline(args.model, args.lora_rank)
+        model, tokenizer = models.load_outline(args.model)
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed, args.toy_width), toy.make_tokenizer()
     predicted = memory.predict(model.config, args, ranks.world, memory.room_gb(ranks.device))

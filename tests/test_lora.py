@@ -1,10 +1,12 @@
 """credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model."""
 
+import copy
 import shutil
 
 import pytest
 import torch
 from made import adapted, assert_same_run, saved
+from tiny import small_mixtral
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
@@ -40,15 +42,20 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     assert trainable == [parameter.requires_grad for parameter in model.parameters()]
     part = model.model.layers[0].mlp.up_proj
     expected = part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
-    torch.testing.assert_close(lora.merged(model)["model.layers.0.mlp.up_proj.weight"], expected)  # W + B A, unscaled
+    acts = lora.merged(model).model.layers[0].mlp.up_proj.weight
+    torch.testing.assert_close(acts, expected)  # W + B A, unscaled
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_saved_model_needs_no_adapter(rank, tiny, tmp_path):
-    """transformers loads the folder, without a missing or an unexpected weight, and says the same."""
+@pytest.mark.parametrize("rank, experts", [(0, False), (2, False), (2, True)])
+def test_a_saved_model_needs_no_adapter(rank, experts, tiny, tmp_path):
+    """transformers loads the folder, without a missing or an unexpected weight, and says the same. Nothing moves."""
     model, tokenizer = tiny
+    model = small_mixtral() if experts else model
     model = adapted(model, rank) if rank else model
+    assert experts == any("experts.lora_B" in name for name, _ in model.named_parameters())
+    before = copy.deepcopy(model.state_dict())
     lora.save_merged(model, tokenizer, tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     ids = torch.randint(0, 20, (2, 9))

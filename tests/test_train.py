@@ -607,10 +607,7 @@ def other(family, sizes=SMALL, **more):
         (written("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"), "does not end"),
         (missing_tokenizer, "its tokenizer is missing"),
         (other("granite", logits_scaling=4), "not head(last hidden state)"),
-        (
-            other("mixtral", num_local_experts=2),
-            "adapters cannot be merged into a mixtral model; leave --lora-",
-        ),
+        (other("falcon_h1", mamba_d_ssm=64, mamba_n_heads=4), "rank 2: [PEFT:PeftType.LORA] Module 'out_proj' is"),
         (other("mamba", dict(hidden_size=32, num_hidden_layers=1)), "mamba has no attention"),
     ],
 )

@@ -34,3 +34,11 @@ def small_gpt2():
 
     ids = dict(vocab_size=29, bos_token_id=1, eos_token_id=1)
     return GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **ids)).eval()
+
+
+def small_mixtral():
+    """A model with experts, for the embedded task's vocabulary."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    ids = dict(vocab_size=29, bos_token_id=None, eos_token_id=None)
+    return MixtralForCausalLM(MixtralConfig(num_local_experts=4, **SMALL, **ids)).eval()
