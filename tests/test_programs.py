@@ -38,7 +38,7 @@ NUMPY = "import numpy as np"
 EQUAL = "class X:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
 
 
-def tests_of(column) -> dict:
+def in_our_form(column) -> dict:
     """Tests as `grade_code` takes them, of the third column: one text or several, where an expression is asserted."""
     if isinstance(column, dict):
         return column
@@ -613,7 +613,7 @@ def graded(rows: list[tuple], level: str, timeout_s: float) -> dict:
     responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in rows]
 
     def grade(response: str, row: tuple):
-        return grade_code(response, tests_of(row[2]), timeout_s=1.0 if row[0] in SLOW else timeout_s, level=level)
+        return grade_code(response, in_our_form(row[2]), timeout_s=1.0 if row[0] in SLOW else timeout_s, level=level)
 
     return {row[0]: verdict for row, verdict in zip(rows, grade_all(grade, responses, rows), strict=True)}
 
