@@ -55,6 +55,11 @@ def keeps_states(method: str) -> bool:
     return "states" in METHODS[method].needs
 
 
+def drops_uncredited(method: str) -> bool:
+    """Whether the loss is a mean over the rollouts with credit alone."""
+    return METHODS[method].drops_uncredited
+
+
 def own_tokens(batch: Batch) -> Tensor:
     """The mask (B, T) without the tokens that the task's environment wrote."""
     mask = batch.rollouts.mask
