@@ -35,7 +35,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Source
-from credit.methods import assign_credit, keeps_states
+from credit.methods import assign_credit, drops_uncredited, keeps_states
 from grpo import log_probs, policy_loss
 from harness import parallel, report
 from harness.launch import launch, parse_args, processes, run_command
@@ -187,9 +187,10 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> tuple[dict[str, float
     Every rank holds the whole batch and takes its part of the mini-batch, in equally many micro-batches.
     """
     args, ranks, rollouts, lengths = run.args, run.ranks, batch.rollouts, batch.rollouts.lengths
-    n_tokens = max(1, int(rollouts.mask[minibatch].sum()))  # one count for the whole optimizer step
     has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,) false in groups of equal rewards
     rows = minibatch[has_gradient]
+    counted = rows if drops_uncredited(args.method) else minibatch
+    n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
     suspects = []

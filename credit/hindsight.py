@@ -8,7 +8,8 @@
 Each takes one forward pass over the same responses after longer prompts, which must fit into the model's context.
 
 Left out: the sources' losses over the whole vocabulary, of which SDPO and HSD find the sampled token's share to be the
-noisiest part: a method of this loop sees sampled tokens only. SDPO's teacher lags behind, HSD stays near its start.
+noisiest part: a method of this loop sees sampled tokens only. (SDPO's default is the Jensen-Shannon divergence of the
+100 likeliest, ratios cut at 2.) SDPO's teacher lags behind, a moving average of rate .05; HSD stays near its start.
 """
 
 from dataclasses import replace
@@ -24,9 +25,10 @@ from grpo import log_probs, pad_id, pad_left
 def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
     """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))).
 
-    RLSD (arXiv 2604.03128): pi', the policy that also sees the final answer, teaches pi; lam falls from `mix` to 0
-    over the first `steps`. From third-party notes. Inferred: pi' is the policy of this step (theirs lags up to 10
-    steps behind), and the answer stands before the problem (`Task.hint`).
+    RLSD (arXiv 2604.03128, Eqs. 13 to 15): pi', the policy that also sees the final answer, teaches pi; lam falls from
+    `mix` to 0 over the first `steps`. Inferred: A_t stands in the usual clipped loss (Eq. 16 as printed is a min with
+    w_t in the place of the ratio of policies); pi' is the policy of this step (theirs lags up to 10 steps behind); and
+    the answer stands before the problem (`Task.hint`).
     """
     scale = batch.advantages[:, None]  # (B, 1)
     share = mix * max(0.0, 1 - batch.source.step / steps)
@@ -40,8 +42,9 @@ def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
 def sdpo(batch: Batch, args, *, mix: float) -> Tensor:
     """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)), Eq. (3) and App. B.1 of SDPO (arXiv 2601.20802).
 
-    pi' also sees the first other right rollout of the group; without one its part is 0, as in the authors' code. `mix`
-    is 0 in the paper's main runs, .9 for weak models. Deviates: their A is r - mean r; their prompt, which shows the
+    pi' also sees the first other right rollout of the group. Without one its part is 0, and as in the authors' code a
+    rollout without credit does not count in the loss's mean (with a `mix`, theirs has two means). `mix` is 0 in the
+    paper's main runs, .9 for weak models. Deviates: their A is r - mean r; their prompt, which shows the
     solution below the problem, ours above it (`Task.shown`); and see above.
     """
     told, has_peer = [], []

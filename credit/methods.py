@@ -55,6 +55,11 @@ def keeps_states(method: str) -> bool:
     return "states" in METHODS[method].needs
 
 
+def drops_uncredited(method: str) -> bool:
+    """Whether the loss is a mean over the rollouts with credit alone."""
+    return METHODS[method].drops_uncredited
+
+
 def own_tokens(batch: Batch) -> Tensor:
     """The mask (B, T) without the tokens that the task's environment wrote."""
     mask = batch.rollouts.mask
@@ -283,9 +288,10 @@ def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
 def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
     """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G, arXiv 2601.07408).
 
-    quantile, beta, noise are those of the authors' page; the paper's own are not known. Their code multiplies by the
-    embedding, their page does not: we do. Inferred: the answer is the one that was given, read where it was sampled.
-    With either probe a part of the importance is the draw of the noise, which is made anew in each step.
+    quantile, beta, noise are those of the authors' page and code; the paper's own (ACL 2026) are not known. As in the
+    code, J is the KL of the answer's mean logits, and the gradient is multiplied by the embedding, which the page does
+    not. Inferred: the answer is the one that was given, read where it was sampled. With either probe a part of the
+    importance is the draw of the noise, which is made anew in each step.
     """
     seed = args.seed * 2**20 + batch.source.step  # no run takes so many steps
     importance_of = partial(salience.importance_by_gradient, noise=noise, seed=seed)
@@ -293,7 +299,10 @@ def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
 
 
 def oar_p(batch: Batch, args, **options) -> Tensor:
-    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token."""
+    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token.
+
+    Deviates: by the probe "logp" a token whose absence makes the answer likelier has importance 0; in their code, less.
+    """
     importance_of = partial(salience.importance_by_masking, pad=pad_id(batch.source.tokenizer))
     return outcome_advantages(batch, args, importance_of, **options)
 

@@ -77,8 +77,9 @@ def importance_by_masking(
 ) -> Tensor:
     """I_t for every token t before the answer: how the answer's distribution changes with `pad` in the place of t.
 
-    `probe`: "kl", KL(clean || changed), or "logp", how much less likely the answer that was given becomes, at least
-    0; the mean over the answer's tokens. Importance (B, T) float32 is 0 outside of the reasoning.
+    `probe`: "kl", KL(clean || changed) of the mean logits over the answer's tokens, or "logp", how much less likely the
+    answer that was given becomes, at least 0, the mean over its tokens. Importance (B, T) float32 is 0 outside of the
+    reasoning.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     rows = [row for row, answer in enumerate(answers) if answer]
@@ -95,8 +96,8 @@ def importance_by_masking(
             copies = ids.repeat(len(masked), 1)  # (b, S)
             copies[torch.arange(len(masked)), len(prompt) + masked] = pad
             changed = _next_log_probs(policy, [positions] * len(masked), input_ids=copies)  # (b n, V)
-            change = _change(clean.repeat(len(masked), 1), changed, tokens.repeat(len(masked)), probe)  # (b n,)
-            importance[row, masked] = change.view(-1, count).mean(1).clamp_min(0.0)
+            changed = changed.view(len(masked), count, -1)  # (b, n, V)
+            importance[row, masked] = _change(clean, changed, tokens, probe).clamp_min(0.0)
     return importance
 
 
@@ -117,19 +118,20 @@ def importance_by_gradient(
         ids, _, _ = end_to_end(rollouts.take(micro_batch))  # (b, S)
         embeddings = embed(ids).detach()  # (b, S, d)
         noisy = embeddings.clone()
-        positions, tokens, shares = [], [], []
+        positions, tokens = [], []
         for i, row in enumerate(micro_batch.tolist()):
             offset = offsets[row]
             reasoning, start, end = answers[row]
             noisy[i, offset : offset + reasoning] += moves[:reasoning]
             positions.append(slice(offset + start - 1, offset + end - 1))  # where the answer's tokens are predicted
             tokens.append(rollouts.ids[row, start:end])
-            shares.append(torch.full((end - start,), 1 / (end - start), device=ids.device))  # of a mean
         with torch.no_grad():
             clean = _next_log_probs(policy, positions, inputs_embeds=embeddings)  # (n, V)
         with torch.enable_grad():
             changed = _next_log_probs(policy, positions, inputs_embeds=noisy.requires_grad_())  # (n, V)
-            change = _change(clean, changed, torch.cat(tokens), probe) @ torch.cat(shares)
+            counts = [len(given) for given in tokens]
+            answered = zip(clean.split(counts), changed.split(counts), tokens, strict=True)
+            change = sum(_change(before, after, given, probe) for before, after, given in answered)
             (gradient,) = torch.autograd.grad(change, noisy)  # (b, S, d), of the embeddings alone
         inner = (gradient.float() * embeddings.float()).sum(-1).abs()  # (b, S)
         for i, row in enumerate(micro_batch.tolist()):
@@ -213,11 +215,11 @@ def _next_log_probs(policy: Policy, positions: list[slice], **inputs) -> Tensor:
 
 
 def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tensor:
-    """How far log-distributions `changed` (n, V) are from `clean`, in nats, by `probe`; (n,)."""
-    difference = clean - changed
-    if probe == "kl":
-        return (clean.exp() * difference).sum(-1)
-    return difference.gather(-1, tokens[:, None]).squeeze(-1)
+    """How far an answer's log-distributions `changed` (..., n, V) are from `clean` (n, V), by `probe`, (...) nats."""
+    if probe == "kl":  # the mean of log-probabilities is that of logits, up to a constant
+        clean, changed = clean.mean(-2).log_softmax(-1), changed.mean(-2).log_softmax(-1)  # (V,), (..., V)
+        return (clean.exp() * (clean - changed)).sum(-1)
+    return (clean - changed)[..., torch.arange(len(tokens)), tokens].mean(-1)
 
 
 def _fixed_noise(count: int, like: Tensor, seed: int) -> Tensor:

@@ -63,6 +63,7 @@ class Method:
     about: str
     needs: tuple[str, ...] = ()  # of NEEDS
     weighs: bool = True  # it multiplies A; else it has advantages of its own, which may change its sign
+    drops_uncredited: bool = False  # the loss is a mean over the rollouts that it gives credit, not over all
     options: dict[str, Option] = field(default_factory=dict)
     ascending: tuple[str, str] | None = None  # two options, the first of which must be less than the second
 
@@ -183,6 +184,7 @@ METHODS = {
         "the log-ratio after another right rollout is shown",
         ("peer",),
         weighs=False,
+        drops_uncredited=True,
         options={"mix": Option(0.0, "share of A; 0.9 for weak models", 0, 1)},
     ),
     "hsd": Method(

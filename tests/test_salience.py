@@ -1,6 +1,7 @@
 """credit/salience.py: every signal against a slow computation of its own, one rollout and one token at a time."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -80,6 +81,12 @@ def test_char_starts_of_characters_in_several_tokens():
 # ---- importance for the answer --------------------------------------------------------------------------------
 
 
+def kl_of(logits, others) -> float:
+    """KL between the distributions of two vectors of logits."""
+    p, q = logits.softmax(-1).tolist(), others.softmax(-1).tolist()
+    return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+
+
 def slow_importance(policy, rollouts, row, answer, pad, probe) -> list[float]:
     """Hide one token, run everything, compare: float64, no batches."""
     model, (ids, offset) = copy.deepcopy(policy.model).double(), whole(rollouts, row)
@@ -91,10 +98,11 @@ def slow_importance(policy, rollouts, row, answer, pad, probe) -> list[float]:
         masked[offset + token] = pad
         other = model(masked[None]).logits[0].log_softmax(-1)
         if probe == "kl":
-            changes = [(clean[place].exp() * (clean[place] - other[place])).sum().item() for place in places]
+            mean, changed = (sum(logits[place] for place in places) / len(places) for logits in (clean, other))
+            change = kl_of(mean, changed)
         else:
-            changes = [(clean[place] - other[place])[ids[place + 1]].item() for place in places]
-        importance.append(max(0.0, sum(changes) / len(changes)))
+            change = sum((clean[place] - other[place])[ids[place + 1]].item() for place in places) / len(places)
+        importance.append(max(0.0, change))
     return importance
 
 
@@ -133,11 +141,11 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
                 noisy = embeddings.clone()
                 noisy[offset : offset + answer.reasoning] += moved
                 noisy[offset + token] += step * embeddings[offset + token]
-                difference = clean - model(inputs_embeds=noisy[None]).logits[0, places].log_softmax(-1)
+                other = model(inputs_embeds=noisy[None]).logits[0, places].log_softmax(-1)
                 if probe == "kl":
-                    changes.append((clean.exp() * difference).sum(-1).mean().item())
+                    changes.append(kl_of(clean.mean(0), other.mean(0)))
                 else:
-                    changes.append(difference.gather(-1, ids[places + 1][:, None]).mean().item())
+                    changes.append((clean - other).gather(-1, ids[places + 1][:, None]).mean().item())
             slope = abs(changes[0] - changes[1]) / 2e-2
             assert ours[row, token].item() == pytest.approx(slope, rel=2e-2, abs=1e-6)
         assert ours[row, : answer.reasoning].min() > 0 and ours[row, answer.reasoning :].abs().max() == 0

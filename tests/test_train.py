@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from tiny import SMALL
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
+import grpo
 import harness.run
 import train
 from credit import batch as batches
@@ -472,6 +473,24 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
     _, *steps, _ = rows(tmp_path / "mine" / "metrics.jsonl")
     assert [step["grad_norm"] > 0 and step["salience"] > 2 for step in steps] == [True, True]
     assert_refused(train.main, [*flags, "--method-option", "floor=-1"], "--method-option floor=-1: must be from 0")
+
+
+@pytest.mark.parametrize("method", ["sdpo", "grpo"])
+def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(start, monkeypatch, method):
+    """Two groups of four, the second without credit: the mean is over all tokens, but for sdpo over the first's."""
+    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--method", method])
+    rollouts, counts = harness.run.sample(run, run.task.train[:2], 4, 1.0), []
+    token_advantages = 1.0 * rollouts.mask
+    token_advantages[4:] = 0
+    batch = credited(run, rollouts, old_log_probs(run, rollouts), token_advantages)
+
+    def noted(*inputs):
+        counts.append(inputs[4])
+        return grpo.policy_loss(*inputs)
+
+    monkeypatch.setattr(train, "policy_loss", noted)
+    train.backward(run, batch, torch.arange(8))
+    assert set(counts) == {int(rollouts.mask[: 4 if method == "sdpo" else 8].sum())}
 
 
 @pytest.mark.parametrize("method", METHODS)
