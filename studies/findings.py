@@ -132,15 +132,33 @@ def rates(rows: list[dict]) -> list[dict[str, str]]:
 
 def at_equal_rates(rows: list[dict]) -> list[dict[str, str]]:
     """D of the mean curve against GRPO at the same learning rate, over the tuning seeds."""
-    table = []
-    for cell in PRIMARY:
-        curves = {rule: mean_curves("tune", cell, rule, rows) for rule in CELLS[cell].rules}
-        for rule in CELLS[cell].rules[1:]:
+    table, tried = [], set()
+    for cell, (_, _, rules) in CELLS.items():
+        curves = {rule: mean_curves("tune", cell, rule, rows) for rule in rules}
+        tried |= curves["grpo"].keys()
+        for rule in rules[1:]:
             line = {"cell": cell, "rule": rule}
-            for lr in sorted(curves["grpo"]):
-                both = lr in curves[rule]
-                line[f"{lr:g}"] = signed(curves[rule][lr] - curves["grpo"][lr]) if both else "-"
+            for lr in curves["grpo"].keys() & curves[rule].keys():
+                line[lr] = signed(curves[rule][lr] - curves["grpo"][lr])
             table.append(line)
+    columns = {"cell": "cell", "rule": "rule"} | {lr: f"{lr:g}" for lr in sorted(tried)}
+    return [{title: line.get(key, "-") for key, title in columns.items()} for line in table]
+
+
+def exclusions(rows: list[dict]) -> list[dict[str, str]]:
+    """What is said of SHEAR - GRPO in each cell: by the plan's word, and gains above the interval alone.
+
+    "jointly" is the bound for all walks at once, by Bonferroni's correction.
+    """
+    table, walks = [], len(CELLS) - 1
+    for cell in CELLS:
+        values = differences(rows, cell, "shear", "grpo")
+        mean, low, high = interval(values)
+        joint = signed(mean + stats.t.ppf(1 - 0.05 / walks, len(values) - 1) * stats.sem(values))
+        within = "yes" if low >= -0.01 and high <= 0.01 else "no"
+        line = {"cell": cell, "90% interval": f"{signed(low)} to {signed(high)}", "within ±.01": within}
+        line["gains excluded above"] = signed(high)
+        table.append(line | {"in all walks at once, above": "-" if cell == "T2" else joint})
     return table
 
 
@@ -201,6 +219,7 @@ def all_tables(rows: list[dict]) -> dict[str, list[dict[str, str]]]:
     return {
         "Primary tests": primary(rows),
         "Mean curve": comparison(rows, "curve"),
+        "What is excluded": exclusions(rows),
         "Rules against their controls": controls(rows),
         "Sampled accuracy on held-out problems": comparison(rows, "sampled"),
         "Correlation with true advantages": correlations(rows),
