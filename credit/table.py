@@ -28,7 +28,6 @@ NEEDS = {
     "hint": "the answer in its prompt",
     "peer": "another response of the group in its prompt",
     "first error": "the true first error",
-    "lines": "what each line of a response decides",
 }
 
 
@@ -189,7 +188,6 @@ METHODS = {
         options={"slope": Option(1.0, "c goes from minus this to this", TINY, LARGE)},
     ),
     "oracle": Method("credit.methods:oracle", "control: only the true first wrong step", ("first error",)),
-    "oracle-value": Method("credit.values:oracle_value", "control: true changes of value", ("lines",), weighs=False),
     "position": Method("credit.methods:position", "control: later tokens get more"),
     "random": Method("credit.methods:random", "control: uniform weights, the same for a window"),
     "shuffle": Method(

@@ -18,14 +18,13 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import huggingface_hub
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from credit import lora, teacher
@@ -42,7 +41,6 @@ from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
-from tasks.walk import Environment, kind_of
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
 TEMPLATE_SECONDS = 20  # that a chat template may take
@@ -137,16 +135,11 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
     return task, [*about, *dropped, f"template {template} ({reason})"]
 
 
-def sampling_of(args: argparse.Namespace, model, task: Task | None = None) -> dict:
-    """The options of `grpo.rollout` that change speed alone, and the task's environment, if it has one.
-
-    Raises BadInput for a model that --decode cannot run.
-    """
+def sampling_of(args: argparse.Namespace, model) -> dict:
+    """The options of `grpo.rollout` that change speed alone; raises BadInput for a model that --decode cannot run."""
     if args.decode == "fast" and not decode.supported(model):
         raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
     options = dict(generate=DECODERS[args.decode])
-    if task and task.environment:
-        options["generate"] = partial(hf_generate, processors=LogitsProcessorList([task.environment]))
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":
@@ -322,7 +315,7 @@ def make_start(model, tokenizer, task: Task, args: argparse.Namespace, folder: P
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}
         started = time.perf_counter()
-        loss = toy.warm_up(model, args.toy_lines, kind_of(args), forbidden, steps=args.warmup_steps, seed=args.seed)
+        loss = toy.warm_up(model, args.toy_lines, forbidden, steps=args.warmup_steps, seed=args.seed)
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         with whole_folder(folder / "start") as draft:
             model.save_pretrained(draft)
@@ -334,7 +327,7 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
     """The embedded task's process reward model, taught by one rank for all; a resumed run has it already."""
     if ranks.main and not args.resume:
         forbidden = {problem["problem"] for problem in task.heldout}
-        reward_model, its_tokenizer = teacher.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed)
+        reward_model, its_tokenizer = teacher.make_prm(model, args.toy_lines, forbidden, seed=args.seed)
         with whole_folder(folder / "prm") as draft:
             reward_model.save_pretrained(draft)
             its_tokenizer.save_pretrained(draft)
@@ -344,7 +337,7 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
 
 def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
-    make_embedded = partial(benchmarks.embedded_set, args.toy_lines, args.toy_kind, args.heldout, args.seed)
+    make_embedded = partial(benchmarks.embedded_set, args.toy_lines, args.heldout, args.seed)
     sets = benchmarks.load_sets(args.bench, args.bench_data, args.sandbox, make_embedded, flag="--bench-data")
     for loaded in sets:
         evaluation.as_task(loaded, protocol_of(args), tokenizer, args.model or "the model")
@@ -361,12 +354,11 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
-    kind = kind_of(args)
-    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, kind, args.seed)
+    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, args.seed)
     if len(heldout) < args.heldout or len(train) < TOY_PROBLEMS:
         few = f"too few different problems for --heldout {args.heldout}"
         raise BadInput(f"--toy-lines {args.toy_lines}: {few}; raise it")
-    task = Task(
+    return Task(
         "embedded",
         train,
         heldout,
@@ -377,9 +369,3 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         hint=toy.HINT,
         solved="{}\n",
     )
-    if kind == "chain":
-        return task
-    task = replace(task, first_error=kind.first_error, lines=kind.lines)
-    if kind.luck:
-        task = replace(task, foreign=kind.foreign, environment=Environment(kind.luck, args.toy_lines))
-    return task
