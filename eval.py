@@ -87,8 +87,8 @@ def label_of(path: str) -> str:
 
 def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
     """The held-out set of the models' runs, or of the flags; raises BadInput where runs have different ones."""
-    usual = dict(toy_lines=5, toy_kind="chain", heldout=EMBEDDED["heldout"], seed=0)
-    flags = dict(toy_lines=args.toy_lines, toy_kind=args.toy_kind, heldout=args.heldout, seed=args.toy_seed)
+    usual = dict(toy_lines=5, heldout=EMBEDDED["heldout"], seed=0)
+    flags = dict(toy_lines=args.toy_lines, heldout=args.heldout, seed=args.toy_seed)
     given = {name: value for name, value in flags.items() if value is not None}
     chosen = set()
     for path in models.values():

@@ -141,11 +141,10 @@ def stop_ids(model, tokenizer) -> list[int]:
     return sorted(ids - {None})
 
 
-def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad, processors=None) -> Tensor:
+def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
     """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token.
 
-    `rollout` takes any function of this signature; `fast.decode` has one. `processors` (transformers') change scores
-    before a token is drawn, as an environment may that writes some tokens itself.
+    `rollout` takes any function of this signature; `fast.decode` has one.
     """
     greedy = dict(do_sample=False, top_k=None, top_p=None)
     sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
@@ -157,8 +156,7 @@ def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stop
         eos_token_id=stops or None,
         pad_token_id=pad,
     )
-    if not temperature:
-        processors = [*(processors or ()), refuse_unknown]
+    processors = None if temperature else [refuse_unknown]
     folder_config = model.generation_config
     model.generation_config = GenerationConfig()  # or `generate` takes what we left unset from the folder's file
     try:

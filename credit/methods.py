@@ -40,7 +40,7 @@ def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor
     size of the step; groups without any weight stay as they are.
     """
     token_advantages = function_of(method)(batch, args, **options_of(method, args.method_option))  # (B, T)
-    token_advantages = torch.where(own_tokens(batch), token_advantages.detach(), 0.0)
+    token_advantages = torch.where(batch.rollouts.mask, token_advantages.detach(), 0.0)
     token_advantages = torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
     if args.rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
@@ -58,17 +58,6 @@ def keeps_states(method: str) -> bool:
 def drops_uncredited(method: str) -> bool:
     """Whether the loss is a mean over the rollouts with credit alone."""
     return METHODS[method].drops_uncredited
-
-
-def own_tokens(batch: Batch) -> Tensor:
-    """The mask (B, T) without the tokens that the task's environment wrote."""
-    mask = batch.rollouts.mask
-    if batch.source is None or batch.source.task.foreign is None:
-        return mask
-    mask = mask.clone()
-    for row, text in enumerate(batch.rollouts.texts):
-        mask[row, batch.source.task.foreign(batch.problem_of(row), text)] = False
-    return mask
 
 
 def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,6 @@ NEEDS = {
     "peer": "another response of the group in its prompt",
     "first error": "the true first error",
     "rephrase": "its problems in other words",
-    "lines": "what each line of a response decides",
 }
 
 
@@ -217,7 +216,6 @@ METHODS = {
         weighs=False,
         options={"prefix": Option(0.0, "share of a right rollout's advantage before the error", 0, 1)},
     ),
-    "oracle-value": Method("credit.values:oracle_value", "control: true changes of value", ("lines",), weighs=False),
     "own-side": Method(
         "credit.methods:own_side", "control: distance to the closest span of the same side", ("states", "pairs")
     ),

@@ -1,7 +1,7 @@
 """The embedded task's process reward model: made from a policy, taught by careless demonstrations.
 
-    make_prm(policy, lines, kind, forbidden, seed=0) -> `reward_model.RewardModel`: model and tokenizer
-    good_lines(problem, response)                    -> which lines come before the first error: the truth
+    make_prm(policy, lines, forbidden, seed=0) -> `reward_model.RewardModel`: model and tokenizer
+    good_lines(problem, response)              -> which lines come before the first error: the truth
 
 It learns which lines come before the first error, from demonstrations alone. It may call a fault good that no
 demonstration has: a line left out or repeated, a wrong box.
@@ -20,7 +20,7 @@ from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, mak
 NO_RESULT = -100  # in place of a line's right result, for a line without work
 
 
-def make_prm(policy, lines: int, kind: str, forbidden: set[str], *, steps: int = 400, seed: int) -> RewardModel:
+def make_prm(policy, lines: int, forbidden: set[str], *, steps: int = 400, seed: int) -> RewardModel:
     """A process reward model of the task, with its tokenizer.
 
     It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh demonstrations of
@@ -40,7 +40,7 @@ def make_prm(policy, lines: int, kind: str, forbidden: set[str], *, steps: int =
     def batch_loss() -> torch.Tensor:
         """Cross-entropy of 32 demonstrations' labels, plus that of their right results, at the separators."""
         rows, good, results = [], [], []
-        for problem, text in demonstrations(rng.randint(1, lines), kind, forbidden, rng):
+        for problem, text in demonstrations(rng.randint(1, lines), forbidden, rng):
             rows.append(encode(tokenizer, problem["problem"], text.splitlines()))
             good += good_lines(problem, text)
             results += [_right_result(line) for line in text.splitlines(keepends=True)]

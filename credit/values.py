@@ -1,13 +1,11 @@
 """The value of a prefix, V_t, the reward to be expected after t tokens, and credit from how it changes.
 
-    kgae           values by the group's other rollouts that pass near the prefix, without labels (ours)
-    oracle_value   control: values by counting, on a task that knows in which state a prefix is
+    kgae   values by the group's other rollouts that pass near the prefix, without labels (ours)
 
 Token advantages take the place of A here, as in `methods.pure`: a right rollout's bad step is punished, and a wrong
 one's good step rewarded.
 """
 
-from collections import defaultdict
 from itertools import combinations
 
 import torch
@@ -19,9 +17,6 @@ from shear import mean_norm
 
 PRIOR = 1.0  # n0, rollouts that the mean of the others' rewards counts for
 DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
-# The kinds of lines that decide whether the rollout is on track: whether it is before the line, and after it.
-ON_BEFORE = {"stay": True, "slip": True, "off": False, "repair": False}
-ON_AFTER = {"stay": True, "slip": False, "off": False, "repair": True}
 
 
 def deviation(rewards: Tensor) -> Tensor:
@@ -30,9 +25,6 @@ def deviation(rewards: Tensor) -> Tensor:
     if len(graded.unique()) < 2:
         return rewards.new_tensor(torch.inf)
     return graded.std() + DELTA
-
-
-# ---- by neighbours --------------------------------------------------------------------------------------------
 
 
 def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
@@ -108,45 +100,3 @@ def discounted_sums(changes: Tensor, decay: float) -> Tensor:
         later = changes[:, t] + decay * later
         sums[:, t] = later
     return sums
-
-
-# ---- by counting ----------------------------------------------------------------------------------------------
-
-
-def oracle_value(batch: Batch, args) -> Tensor:
-    """A_t = V(after) - V(before) over std where a line decides, and r - V(end) over std on all tokens after the last.
-
-    V(k, state) is the mean reward of the batch's rollouts (a block of one rank) whose k-th deciding line starts on
-    track, or off it; after the last one V is 1 on track and 0 off it. So r - V(end) is 0 unless form or copying failed,
-    and lies on the tokens with which it did. Where the environment slips, staying on track is not the policy's doing
-    and gets no difference.
-    The std is the batch's, as true advantages tell good from bad in groups of equal rewards, too.
-    """
-    task, rewards = batch.source.task, batch.rewards
-    decisions = decisions_of(batch)
-    outcomes = defaultdict(list)  # (line, on track before it) -> rewards
-    for row, decided in decisions.items():
-        for line, (_, _, kind) in enumerate(decided):
-            outcomes[line, ON_BEFORE[kind]].append(rewards[row].item())
-    values = {state: sum(reached) / len(reached) for state, reached in outcomes.items()}
-    token_advantages = torch.zeros(batch.rollouts.mask.shape, device=rewards.device)  # (B, T)
-    for row, decided in decisions.items():
-        _, end, last = decided[-1] if decided else (0, 0, "stay")  # a rollout starts on track
-        path = [values[line, ON_BEFORE[kind]] for line, (_, _, kind) in enumerate(decided)]
-        path.append(float(ON_AFTER[last]))
-        for line, (token, _, kind) in enumerate(decided):
-            if kind != "stay" or task.foreign is None:
-                token_advantages[row, token] = path[line + 1] - path[line]
-        token_advantages[row, end:] = rewards[row] - path[-1]
-    return token_advantages / deviation(rewards)
-
-
-def decisions_of(batch: Batch) -> dict[int, list[tuple[int, int, str]]]:
-    """The first token, the end and the kind of each line that decides, for each rollout with a verdict."""
-    decisions = {}
-    for row in (~batch.rewards.isnan()).nonzero().flatten().tolist():
-        decisions[row] = []
-        for start, end, kind in batch.source.task.lines(batch.problem_of(row), batch.rollouts.texts[row]):
-            if kind in ON_BEFORE:
-                decisions[row].append((start, end, kind))
-    return decisions

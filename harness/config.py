@@ -176,7 +176,6 @@ random_seed = number(int, 0, 2**32 - 1)
 positive = number(float, 0, 1e30, above=True)
 not_negative = number(float, 0, 1e30)
 temperature = number(float, 0.001, 1000)
-fraction = number(float, 0, 1)
 seconds = number(float, 0, 86_400, above=True)  # a day at most
 
 
@@ -300,12 +299,8 @@ def train_parser() -> Parser:
     add("--shard-over", type=natural, default=0, help="ranks that hold one set of weights; 0: all; nodes: GPUs a node")
     add("--recompute", action=argparse.BooleanOptionalAction, default=True, help="activations, in the backward pass")
     add = parser.add_argument_group("embedded task").add_argument
-    add("--toy-kind", choices=("chain", "recoverable"), default="chain", help="of little programs; recoverable: a walk")
-    add("--toy-lines", type=number(int, 1, 64), default=5, help="definitions a problem, 1 to 8; recoverable: digits")
+    add("--toy-lines", type=number(int, 1, 8), default=5, help="definitions a problem")
     add("--toy-width", type=number(int, 8, 4096), default=128, help="hidden size of the model that is made")
-    add("--toy-repair", type=fraction, default=0.1, help="recoverable: chance a line of a demonstration's repair")
-    add("--toy-luck", type=fraction, default=0.0, help="recoverable: chance a line of the environment's slip")
-    add("--toy-tail", type=natural, default=0, help="recoverable: filler tokens after the lines, 8 a line at most")
     add("--warmup-steps", type=positive_int, default=600, help="supervised steps on careless demonstrations")
     return parser
 
@@ -376,16 +371,6 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput("--max-tokens 0: only the embedded task knows how long a full response is; raise it")
     if args.task == "embedded" and args.data:
         raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
-    if args.toy_kind != "recoverable":
-        if args.toy_lines > 8:
-            raise BadInput(f"--toy-lines {args.toy_lines}: a program has 8 at most; lower it")
-        for name, default in (("toy_repair", 0.1), ("toy_luck", 0.0), ("toy_tail", 0)):
-            if getattr(args, name) != default:
-                raise BadInput(f"{flag(name)} {getattr(args, name)}: is of --toy-kind recoverable; add it")
-    if args.toy_tail > 8 * args.toy_lines:
-        raise BadInput(f"--toy-tail {args.toy_tail}: over 8 tokens a line have no room; lower it")
-    if args.toy_luck and args.decode == "fast":
-        raise BadInput(f"--toy-luck {args.toy_luck}: --decode fast knows no environment; leave one of them out")
     if args.eval_groups > args.heldout:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
     if bool(args.eval_every) != bool(args.bench):
@@ -402,14 +387,12 @@ def check_method(args: argparse.Namespace) -> None:
         options_of(name, args.method_option)
     except ValueError as error:
         raise BadInput(f"--method-option {error}") from error
-    recoverable = embedded and args.toy_kind == "recoverable"
     has = {
         "adapter": (args.lora_rank, "give --lora-rank"),
-        "prm": ((args.prm or embedded) and not recoverable, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
+        "prm": (args.prm or embedded, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
         "box": (args.task != "code", "programs have none; choose another method"),
         "first error": (embedded, "only --task embedded knows it; choose another method"),
-        "rephrase": (embedded and not recoverable, "only --task embedded puts them so; choose another method"),
-        "lines": (recoverable, "only --toy-kind recoverable knows it; choose another method"),
+        "rephrase": (embedded, "only --task embedded puts them so; choose another method"),
     }
     for word in sorted(method.needs):
         fulfilled, remedy = has.get(word, (True, ""))
@@ -478,7 +461,6 @@ def eval_parser() -> Parser:
     )
     add("--select", choices=("best",), help="every checkpoint of the runs, and the best, chosen on the test sets")
     add = parser.add_argument_group("embedded task, if not given: as the model's run has them").add_argument
-    add("--toy-kind", choices=("chain", "recoverable"), help="shape of the little programs")
     add("--toy-lines", type=number(int, 1, 8), help="definitions a problem")
     add("--heldout", type=number(int, 1, 10**5), help="problems")
     add("--toy-seed", type=random_seed, help="the run's seed, which made the problems")

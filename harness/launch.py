@@ -27,7 +27,6 @@ from harness.config import parse_train
 from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.problems import BadInput
-from tasks.walk import kind_of
 
 NOT_FINITE = "probability tensor contains"  # torch's multinomial
 # As torch says it on a CPU, C++, the kernel, and Python of threads.
@@ -41,7 +40,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The flags of train.py as the configuration of a run on this machine; raises BadInput."""
     args = parse_train(argv)
     if args.task == "embedded" and not args.max_tokens:
-        args.max_tokens = toy.response_tokens(args.toy_lines, kind_of(args))
+        args.max_tokens = toy.response_tokens(args.toy_lines)
     resolve_machine(args, half=args.task != "embedded")
     if args.task == "code":
         check_sandbox(args.sandbox)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LogitsProcessorList
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
@@ -29,7 +29,7 @@ from fast import decode
 from grpo import hf_generate, stop_ids
 from harness.files import config_of, settings_in
 from harness.launch import out_of_memory
-from tasks.problems import BadInput, Task
+from tasks.problems import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
 TEMPLATE_SECONDS = 20  # that a chat template may take
@@ -183,16 +183,11 @@ def load_reward_tokenizer(name: str):
     return tokenizer
 
 
-def sampling_of(args: argparse.Namespace, model, task: Task | None = None) -> dict:
-    """The options of `grpo.rollout` that change speed alone, and the task's environment, if it has one.
-
-    Raises BadInput for a model that --decode cannot run.
-    """
+def sampling_of(args: argparse.Namespace, model) -> dict:
+    """The options of `grpo.rollout` that change speed alone; raises BadInput for a model that --decode cannot run."""
     if args.decode == "fast" and not decode.supported(model):
         raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
     options = dict(generate=DECODERS[args.decode])
-    if task and task.environment:
-        options["generate"] = partial(hf_generate, processors=LogitsProcessorList([task.environment]))
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":

@@ -10,7 +10,6 @@ fits, and that prompts and responses fit its context.
 
 import argparse
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +27,6 @@ from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
-from tasks.walk import Environment, kind_of
 
 TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
 
@@ -133,12 +131,11 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
-    kind = kind_of(args)
-    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, kind, args.seed)
+    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, args.seed)
     if len(heldout) < args.heldout or len(train) < TOY_PROBLEMS:
         few = f"too few different problems for --heldout {args.heldout}"
         raise BadInput(f"--toy-lines {args.toy_lines}: {few}; raise it")
-    task = Task(
+    return Task(
         "embedded",
         train,
         heldout,
@@ -150,17 +147,11 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         hint=toy.HINT,
         solved="{}\n",
     )
-    if kind == "chain":
-        return task
-    task = replace(task, first_error=kind.first_error, rephrase=None, lines=kind.lines)
-    if kind.luck:
-        task = replace(task, foreign=kind.foreign, environment=Environment(kind.luck, args.toy_lines))
-    return task
 
 
 def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
-    make_embedded = partial(benchmarks.embedded_set, args.toy_lines, args.toy_kind, args.heldout, args.seed)
+    make_embedded = partial(benchmarks.embedded_set, args.toy_lines, args.heldout, args.seed)
     sets = benchmarks.load_sets(args.bench, args.bench_data, args.sandbox, make_embedded, flag="--bench-data")
     for loaded in sets:
         evaluation.as_task(loaded, evaluation.protocol_of(args), tokenizer, args.model or "the model")
@@ -172,7 +163,7 @@ def make_start(model, tokenizer, task: Task, args: argparse.Namespace, folder: P
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}
         started = time.perf_counter()
-        loss = toy.warm_up(model, args.toy_lines, kind_of(args), forbidden, steps=args.warmup_steps, seed=args.seed)
+        loss = toy.warm_up(model, args.toy_lines, forbidden, steps=args.warmup_steps, seed=args.seed)
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         with files.whole_folder(folder / "start") as draft:
             model.save_pretrained(draft)
@@ -184,7 +175,7 @@ def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ra
     """The embedded task's process reward model, taught by one rank for all; a resumed run has it already."""
     if ranks.main and not args.resume:
         forbidden = {problem["problem"] for problem in task.heldout}
-        reward_model, its_tokenizer = teacher.make_prm(model, args.toy_lines, args.toy_kind, forbidden, seed=args.seed)
+        reward_model, its_tokenizer = teacher.make_prm(model, args.toy_lines, forbidden, seed=args.seed)
         with files.whole_folder(folder / "prm") as draft:
             reward_model.save_pretrained(draft)
             its_tokenizer.save_pretrained(draft)

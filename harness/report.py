@@ -321,8 +321,7 @@ def conclude(
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory a GPU: {max(peaks):.1f} GB measured, {predicted_gb:.1f} GB predicted")
-    samples = shlex.quote(str(folder / "samples.jsonl"))
-    print(f"\nnext: python -m studies.diagnose --html credit.html \\\n        --samples {samples}")
+    print(f"\nnext: python -m studies.page {shlex.quote(str(folder))}")
 
 
 def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path) -> None:

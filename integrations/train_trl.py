@@ -50,8 +50,8 @@ def main() -> None:
         rows = [{"prompt": task.prompt(problem), "answer": problem["answer"]} for problem in problems]
     else:
         model, tokenizer = toy.make_model(2, seed=0), toy.make_tokenizer()
-        toy.warm_up(model, 2, "chain", set(), steps=300, seed=0)
-        problems, _ = toy.make_problems(2_000, 0, 2, "chain", seed=0)
+        toy.warm_up(model, 2, set(), steps=300, seed=0)
+        problems, _ = toy.make_problems(2_000, 0, 2, seed=0)
         rows = [{"prompt": problem["problem"], "answer": problem["answer"]} for problem in problems]
     sizes = dict(window=options.window, stride=options.stride)
     trainer = ShearGRPOTrainer(model, math_reward, config, Dataset.from_list(rows), processing_class=tokenizer, **sizes)

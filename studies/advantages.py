@@ -16,11 +16,20 @@ mean token advantage of its tokens. Over all lines of the groups with right and 
     corrected = r / sqrt(reliability)
 
 The correction is valid as fresh continuations' noise is independent of credit and advantage. Standard errors are of a
-bootstrap, 1,000 draws of groups with replacement, as lines of a group depend on each other. Kinds of lines come from
-`Task.lines`; else a line is "before", "after" or itself the "first error". Lines that begin with a token that the
-environment wrote (`Task.foreign`) are no act of the policy's: they are in the table of kinds alone.
+bootstrap, 1,000 draws of groups with replacement, as lines of a group depend on each other. A line is "before", "after"
+or itself the "first error".
 
-Left out: tasks without known lines; single tokens; the samples, of which only the numbers are kept.
+`against_truth` measures credit against the first errors themselves, for `studies.diagnose`: how well weights tell a
+wrong rollout's tokens from its first error on from those before it, and how far off the largest weight lies
+(`measures.localisation`, `peak`), for every credit method that gives weights and for SHEAR with one option changed at a
+time. "From the error on" is the end of a rollout, so within one rollout any weight that grows with position is perfect:
+read the pooled AUC, beside that of position alone. It also measures how far ahead of the error the weights rise. A span
+that ends beyond the error starts up to w - 1 tokens before it and gives these tokens its distance (App. H.1 of arXiv
+2604.23318), whole by max pooling, in part by mean pooling. Every kind of error is over at the wrong step's last token,
+so offsets are counted from there, in rollouts with a window of tokens before the step.
+
+Left out: tasks other than the embedded one; single tokens; the samples, of which only the numbers are kept; `arca`,
+whose weights need a trained adapter, which no saved model has (`lora.save_merged` merges it).
 """
 
 import argparse
@@ -31,7 +40,7 @@ from collections import defaultdict
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from credit.table import METHODS, needing
+from credit.table import METHODS, needing, options_of
 from harness.config import MAY_CHANGE, Parser, answer, number, positive_int, spelled
 
 
@@ -58,19 +67,22 @@ answer(__name__, lambda: make_parser().parse_args())  # before what takes second
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch
+from credit.measures import around, effective_weights, localisation, peak
+from credit.methods import assign_credit, true_errors
 from fast.packing import packing_of
-from grpo import Policy
+from grpo import Policy, cat_padded
 from harness import files, tables
 from harness.files import write_json
 from harness.launch import parse_args, run_command
 from harness.parallel import Ranks
 from harness.prepare import set_up
 from harness.run import seed_of
+from studies import figures
 from studies.prefixes import Prefixes, continued, sampled, scored
-from studies.truth import weights_of
 from tasks.problems import BadInput, Task
 from tasks.toy import SYMBOL
 
@@ -117,6 +129,21 @@ def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
+def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:
+    """What a method multiplies each token's advantage by, (G, T), with the flags' options but for those `changed`."""
+    torch.manual_seed(args.seed)
+    uncontrolled = {"negative_scale": 1.0, "rescale": "none"}  # controls, which belong to no method
+    options = [] if method != args.method else args.method_option
+    args = argparse.Namespace(**(vars(args) | uncontrolled | {"method_option": options} | changed))
+    return effective_weights(assign_credit(method, batch, args), batch.advantages, batch.rollouts.mask)
+
+
+def errors_in(batch: Batch, task: Task) -> Tensor:
+    """`credit.true_errors`, (G, 2); -1 everywhere where the task does not know."""
+    first_error = task.first_error or (lambda problem, text: None)
+    return true_errors(batch, first_error)
+
+
 def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int) -> dict:
     """The numbers of both tables, of rollouts to these problems.
 
@@ -137,19 +164,12 @@ def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, c
         group = continued(dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer)
         batch = scored(group, policy, task, tokenizer, args)
         weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
-        measured += line_stats(index, group, lines, batch, weights, task)
+        measured += line_stats(index, group, lines, batch, weights)
     return {"groups": len(problems), **statistics_of(measured, list(methods))}
 
 
 def lines_of(task: Task, problem: dict, text: str, length: int) -> list[tuple[int, int, str]]:
     """The lines of a response of `length` tokens, one a symbol and the stop token: start, end after the last, kind."""
-    if task.lines:
-        symbols = len(SYMBOL.findall(text))
-        lines = [line for line in task.lines(problem, text) if line[0] < symbols]
-        if not lines or lines[-1][1] < symbols:
-            lines.append((lines[-1][1] if lines else 0, length, "rest"))
-        lines[-1] = (lines[-1][0], length, lines[-1][2])  # the stop token belongs to the last line
-        return lines
     error = task.first_error(problem, text)
     sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
     lines = []
@@ -170,17 +190,16 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
     return p, p * (1 - p) / (len(graded) - 1)
 
 
-def line_stats(number: int, group: Prefixes, lines: list[list], batch: Batch, weights: dict, task: Task) -> list[dict]:
+def line_stats(number: int, group: Prefixes, lines: list[list], batch: Batch, weights: dict) -> list[dict]:
     """The lines (of each rollout) with their advantages, noise variances, mean weights and credits."""
     measured = []
-    for row, text in enumerate(group.texts):
-        values = {len(group.responses[row]): (group.scores[row], 0.0)}  # boundary -> V, variance
+    for row, response in enumerate(group.responses):
+        values = {len(response): (group.scores[row], 0.0)}  # boundary -> V, variance
         for end, scores in zip(group.ends[row], group.continued[row], strict=True):
             values[end] = value_of(scores)
-        foreign = task.foreign(group.problem, text) if task.foreign else []
         side = "right" if batch.correct[row] else "wrong"
         for start, end, kind in lines[row]:
-            line = {"group": number, "kind": kind, "side": side, "start": start, "own": start not in foreign}
+            line = {"group": number, "kind": kind, "side": side, "start": start}
             line["advantage"] = values[end][0] - values[start][0]
             line["noise"] = values[end][1] + values[start][1]
             line["weight"] = {name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()}
@@ -192,9 +211,8 @@ def line_stats(number: int, group: Prefixes, lines: list[list], batch: Batch, we
 
 def statistics_of(lines: list[dict], methods: list[str]) -> dict:
     """How well each method's credit goes with the true advantage, and the means of each kind of line."""
-    own = [line for line in lines if line["own"]]
-    results = {"mixed_groups": len({line["group"] for line in lines}), "lines": len(own), "kinds": []}
-    results["methods"] = {name: agreement(own, name) for name in methods}
+    results = {"mixed_groups": len({line["group"] for line in lines}), "lines": len(lines), "kinds": []}
+    results["methods"] = {name: agreement(lines, name) for name in methods}
     kinds = {}  # (kind, side) -> lines
     for line in sorted(lines, key=lambda line: (line["side"], line["start"], line["kind"])):
         kinds.setdefault((line["kind"], line["side"]), []).append(line)
@@ -259,6 +277,59 @@ def advantage_tables(results: dict) -> list[str]:
 def with_error(value: float | None, error: float | None) -> str:
     """0.35 ± 0.02; a dash for what is not known."""
     return " ± ".join("-" if number is None else f"{number:.2f}" for number in (value, error))
+
+
+# ---- the first error -------------------------------------------------------------------------------------------
+
+
+def against_truth(args: argparse.Namespace, task: Task, batches: list[Batch], out: Path, left_out: list[str]) -> dict:
+    """Numbers, and pictures in `out`, of every method and setting against the true first errors of wrong rollouts.
+
+    What cannot be measured goes to `left_out`, with the reason.
+    """
+    errors = torch.cat([errors_in(batch, task) for batch in batches])  # (B, 2)
+    errors = torch.where(errors[:, :1] > 0, errors, -1)
+    last_wrong = torch.where(errors[:, 0] >= args.window, errors[:, 1] - 1, -1)  # (B,)
+    mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
+    absent = needing("adapter")
+    left_out.append(f"{', '.join(absent)} against the truth: weights need an adapter, which no saved model has")
+    if localisation(mask.float(), mask, errors) is None:
+        left_out.append("credit against the truth: no rollout has tokens before and after its first error")
+        return {}
+    runs = [("methods", name, name, {}) for name in METHODS if name not in absent]
+    runs += [("settings", name, "shear", changed) for name, changed in changes_of(args).items()]
+    results, curves = {"methods": {}, "settings": {}}, {}
+    for part, name, method, changed in tqdm(runs, "methods and settings", leave=False, disable=None):
+        weights = cat_padded([weights_of(method, batch, args, **changed) for batch in batches])  # (B, T)
+        results[part][name] = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
+        if part == "settings" and (name == "as given" or name.startswith("pool ")):
+            pool = options_of("shear", changed.get("method_option", args.method_option))["pool"]
+            curves[pool] = around(weights, mask, last_wrong, 2 * args.window)
+    figures.credit_placement(results["methods"], "method", out / "truth_methods.png")
+    figures.credit_placement(results["settings"], "SHEAR, one option changed", out / "truth_settings.png")
+    return results | {"pooling": figures.pooling_smear(curves, args.window, out / "pooling.png")}
+
+
+def changes_of(args: argparse.Namespace) -> dict[str, dict]:
+    """SHEAR as the flags have it, and with one option changed at a time."""
+    half = max(1, args.window // 2)
+    settings = {"as given": {}}
+    for changed in (
+        {"window": half, "stride": min(args.stride, half)},
+        {"window": 2 * args.window},
+        {"stride": max(1, args.stride // 2)},
+        {"stride": min(2 * args.stride, args.window)},
+        {"eps": args.eps / 5},
+        {"eps": args.eps * 5},
+    ):
+        if vars(args) | changed != vars(args):
+            settings[", ".join(f"{name} {value:g}" for name, value in changed.items())] = changed
+    options = options_of("shear", args.method_option)
+    for name in ("pool", "reading", "distance"):
+        for choice in METHODS["shear"].options[name].choices:
+            if choice != options[name]:
+                settings[f"{name} {choice}"] = {"method_option": [*args.method_option, f"{name}={choice}"]}
+    return settings
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """SHEAR's distances beside other solvers of the same problem: one command, one run, ratios side by side.
 
-    python -m studies.bench  # a step of the embedded model, and synthetic groups
-    python -m studies.bench --states states.safetensors  # and groups of states: groupN.rolloutK.right or .wrong
+    python -m studies.bench  # random walks in the place of states
+    python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model; flags are train.py's
+    python -m studies.bench --model PATH --data problems.jsonl --prompts-per-step 2  # of any
     python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16  # the sizes of a GPU
 
 Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group after
@@ -12,28 +13,21 @@ A round measures each solver once, so that a drift of the machine affects all. R
 median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours) or of pairs (peers),
 against `sinkhorn.py` in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs.
 
-The floor is the larger of two times that this machine cannot go below. One is to read the states, and to write and read
-the costs once, at the rate of a copy. The other is to compute the products between states, one exponential an entry of
-each tile, and two multiply-adds an entry and iteration of our race, at the float32 rates of a matrix product and `exp`.
+Left out: the memory that each takes.
 """
 
 import argparse
 import sys
-from pathlib import Path
 
-from harness.config import Parser, answer, number
+from harness.config import Parser, answer, check_flags, number
 
 
-def bench_parser() -> Parser:
-    """Of `studies.bench`."""
-    about = (
-        "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores, and two to three "
-        "more to make the embedded model without --model."
-    )
-    parser = Parser(prog="python -m studies.bench", description=about)
+def make_parser() -> Parser:
+    """This command's flags."""
+    about = "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores."
+    epilog = "With --model and other flags of train.py, the states of a training step of this model, too."
+    parser = Parser(prog="python -m studies.bench", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
-    add("--states", type=Path, help="safetensors file of groups of states, groupN.rolloutK.right or .wrong (T, d)")
-    add("--model", help="a folder of the embedded task's model; if not given, one is made and warmed up")
     tokens, states = "of synthetic responses; if not given: 300", "of synthetic states; if not given: 896"
     add("--tokens", type=number(int, 1, 16_384), nargs="*", help=f"{tokens}, on a GPU 1000 and 3000, too")
     add("--width", type=number(int, 1, 16_384), nargs="*", help=f"{states}, on a GPU 3584, too")
@@ -41,11 +35,10 @@ def bench_parser() -> Parser:
     pairs = "of 100 x 100 that a peer solves at most, more if small; if not given: 256, on a GPU 4096"
     add("--pairs", type=number(int, 8, 16_384), help=pairs)
     add("--rounds", type=number(int, 1, 1000), default=3, help="times that each is measured")
-    add("--device", choices=("cpu", "cuda"), help="if not given: cuda where there is one")
     return parser
 
 
-answer(__name__, lambda: bench_parser().parse_args())  # before what takes seconds to import
+answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
 
 import datetime
 import itertools
@@ -54,9 +47,8 @@ import platform
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import NamedTuple
 
 import geomloss
@@ -67,20 +59,27 @@ import transformers
 from torch import Tensor
 from tqdm import tqdm
 
+from credit.batch import Batch
 from credit.shear_settings import Settings
 from fast.distances import token_distances
+from fast.packing import packing_of
 from fast.race import CHUNK_ENTRIES, race
+from grpo import Policy, spread
 from harness import tables
-from harness.launch import run_command
+from harness.launch import parse_args, run_command
+from harness.parallel import Ranks
+from harness.prepare import set_up
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
-from studies.states import States, embedded_states, real, synthetic
+from studies import prefixes
 from tasks.problems import BadInput
 
 LARGEST = 2**31  # entries of a synthetic group's states, and of its costs between tokens: 8 GB each
 EPS = Settings.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they are checked against
+ON_CPU = dict(tokens=[300], width=[896], group=[8], pairs=256)
+ON_GPU = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096)
 
 
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
@@ -89,42 +88,77 @@ def main(argv: list[str] | None = None) -> None:
 
     Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
     """
-    flags = parse_bench(argv)
-    warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
-    device = torch.device(flags.device)
-    print(hardware(device), flush=True)
-    rates = ceilings(device)
-    for states in groups(flags, device):
-        print(f"\nmeasuring {states.name}", flush=True)  # which may take minutes
-        print("\n".join(table(states, flags, rates)), flush=True)
-    return 0
-
-
-def parse_bench(argv: list[str] | None) -> argparse.Namespace:
-    """The flags; raises BadInput."""
-    parser = bench_parser()
-    on_gpu = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096, device="cuda")
-    on_cpu = dict(tokens=[300], width=[896], group=[8], pairs=256, device="cpu")
-    device = parser.parse_args(argv).device or ("cuda" if torch.cuda.is_available() else "cpu")
-    parser.set_defaults(**on_gpu if device == "cuda" else on_cpu)
-    flags = parser.parse_args(argv)
-    if flags.device == "cuda" and not torch.cuda.is_available():
-        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
+    flags, others = make_parser().parse_with_others(argv, "", "")
+    args = parse_args(others)
+    usual = ON_GPU if args.device == "cuda" else ON_CPU
+    flags = argparse.Namespace(**usual | {name: value for name, value in vars(flags).items() if value is not None})
     for size, tokens, width in itertools.product(flags.group, flags.tokens, flags.width):
         entries = max(size * tokens * width, (size * tokens // 2) ** 2)
         if entries > LARGEST:
             sizes = f"--group {size} --tokens {tokens} --width {width}"
             raise BadInput(f"{sizes}: a group takes {entries * 4 / 1e9:.0f} GB; lower one of them")
-    return flags
+    warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
+    device = torch.device(args.device)
+    of_model = [states_of_step(args, device)] if args.model else []
+    print(hardware(device), flush=True)
+    sizes = itertools.product(flags.group, flags.width, flags.tokens)
+    for states in itertools.chain(of_model, (synthetic(*size, device) for size in sizes)):
+        print(f"\nmeasuring {states.name}", flush=True)  # which may take minutes
+        print("\n".join(table(states, flags)), flush=True)
 
 
-def groups(flags: argparse.Namespace, device: torch.device) -> Iterator[States]:
-    """The groups to measure, one after the other. Those of a file are read before anything is measured."""
-    from_file = list(real(flags.states, device)) if flags.states else []
-    yield embedded_states(flags.model, device)
-    for size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
-        yield synthetic(size, tokens, width, device)
-    yield from from_file
+def hardware(device: torch.device) -> str:
+    """What it was measured on, with what, and when."""
+    if device.type == "cuda":
+        name = f"{torch.cuda.get_device_name(device)}, {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
+    else:
+        name = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
+    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, python {platform.python_version()}"
+    return f"{name}; float32; {versions}; {datetime.date.today()}"
+
+
+# ---- states ---------------------------------------------------------------------------------------------------
+
+
+class States(NamedTuple):
+    """Rollout groups that are measured together."""
+
+    name: str
+    hidden: Tensor  # (B, T, d)
+    mask: Tensor  # (B, T) bool
+    correct: Tensor  # (B,) bool
+    group_size: int  # G; rollouts of a group are adjacent
+    window: int = Settings.window
+    stride: int = Settings.stride
+
+
+def synthetic(size: int, width: int, tokens: int, device: torch.device) -> States:
+    """Random walks of norm sqrt(d), half of them right; bfloat16 on a GPU, as a model's states are there."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(size, tokens, width, generator=generator).mul_(0.3).cumsum_(1)  # (G, T, d)
+    hidden += torch.randn(size, 1, width, generator=generator)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    hidden = torch.nn.functional.rms_norm(hidden, (width,)).to(device, dtype)
+    mask = torch.ones(size, tokens, dtype=torch.bool, device=device)  # (G, T)
+    correct = torch.arange(size, device=device) % 2 == 0  # (G,)
+    return States(f"random walks, G {size}, T {tokens:,}, d {width:,}", hidden, mask, correct, size)
+
+
+def states_of_step(args: argparse.Namespace, device: torch.device) -> States:
+    """As many groups of a model's rollouts as a training step has, with its spans; raises BadInput."""
+    ready = set_up(args, Ranks(0, 1, device))
+    task, model, tokenizer = ready.task, ready.model.eval().to(device), ready.tokenizer
+    torch.manual_seed(args.seed)
+    problems = task.heldout[: args.prompts_per_step]
+    sampled = [prefixes.sampled(args, task, model, tokenizer, problem) for problem in problems]
+    if not any(group.mixed for group in sampled):
+        raise BadInput(f"--model {args.model}: none of its groups holds right and wrong rollouts; give another")
+    policy = Policy(model, **packing_of(model))
+    batch = Batch.cat([prefixes.scored(group, policy, task, tokenizer, args) for group in sampled])
+    mask, size = batch.rollouts.mask, args.rollouts_per_prompt  # (B, T)
+    hidden = spread(batch.hidden, mask)  # (B, T, d)
+    name = f"{args.model}, a step of {len(mask)} rollouts, G {size}, T {mask.shape[1]}, d {hidden.shape[-1]}"
+    return States(name, hidden, mask, batch.correct, size, args.window, args.stride)
 
 
 # ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place --------------------
@@ -207,18 +241,11 @@ def two_sided(states: States) -> list[tuple[Side, Side]]:
     return sides
 
 
-def full_pairs(sides: list[tuple[Side, Side]], count: int) -> Pairs:
-    """The first `count` pairs of spans without padding, group after group."""
-    of_groups = []
-    for right, wrong in sides:
-        full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
-        k, l = full.nonzero()[:count].T  # noqa: E741 - the paper's letters
-        of_groups.append(pairs_of(right, wrong, k, l))
-        count -= len(k)
-    tensors = []
-    for name in Pairs._fields:
-        tensors.append(torch.cat([getattr(pairs, name) for pairs in of_groups]))
-    return Pairs(*tensors)
+def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
+    """The first `count` pairs of spans without padding."""
+    full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
+    k, l = full.nonzero()[:count].T  # noqa: E741 - the paper's letters
+    return pairs_of(right, wrong, k, l)
 
 
 def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: E741
@@ -233,15 +260,6 @@ def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: 
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------
-
-
-class Solver(NamedTuple):
-    """A row of the table."""
-
-    name: str
-    solve: Callable[[], Tensor]
-    pairs: int  # of spans, that it solves
-    error: str
 
 
 def ours(states: States, stats: dict[str, list] | None = None) -> Tensor:
@@ -266,134 +284,60 @@ def relative_error(values: Tensor, truth: Tensor) -> str:
     return f"{(values[:count].to(truth) / truth[:count] - 1).abs().max().item():.0e}"
 
 
-def solvers_of(states: States, most: float, total: int) -> list[Solver]:
-    """Ours, which solves all `total` pairs, then the peers, which solve `most` pairs at most; raises BadInput."""
-    sides, device = two_sided(states), states.mask.device
-    pairs = full_pairs(sides, int(most))
-    if not len(pairs.costs):
-        raise BadInput(f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out")
-    right, wrong = sides[0]
+def true_minima(right: Side, wrong: Side) -> Tensor:
+    """The least value of each of the first right spans, (rows,): of some whole rows of pairs."""
     columns = len(wrong.spans.tokens)  # K-
     rows = min(len(right.spans.tokens), max(1, CHECKED // columns))
-    index = torch.arange(rows * columns, device=device)  # whole rows of pairs, whose minima are known
-    minima = true_values(pairs_of(right, wrong, index // columns, index % columns)).view(rows, columns).amin(1)
-    solve = partial(ours, states)
-    solvers = [Solver("ours", solve, total, relative_error(solve(), minima))]
-    truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
-    for name, (function, shares) in PEERS.items():
-        count = min(len(pairs.costs), max(1, int(most * shares[device.type])))
-        solve = partial(in_batches, function, pairs, count)
-        error = "-" if function is exact_loop else relative_error(solve(), truth)
-        solvers.append(Solver(name, solve, count, error))
-    return solvers
+    index = torch.arange(rows * columns, device=right.states.device)
+    values = true_values(pairs_of(right, wrong, index // columns, index % columns))
+    return values.view(rows, columns).amin(1)
 
 
-def seconds_and_gb(solve: Callable[[], Tensor], device: torch.device) -> tuple[float, float]:
-    """Seconds of a call and the GB it takes on a GPU, after a call that does not count."""
-    timed(solve, device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()  # 0 without a GPU
-    seconds = timed(solve, device)
-    return seconds, (torch.cuda.max_memory_allocated() - held) / 1e9
+def seconds_of(solve: Callable[[], Tensor], device: torch.device) -> float:
+    """Seconds of a call, after one that does not count."""
+    for _ in range(2):
+        started = time.perf_counter()
+        solve()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
-def table(states: States, flags: argparse.Namespace, rates: dict[str, float]) -> list[str]:
-    """Seconds of a group, ratios to ours, errors and memory."""
-    sides, device, stats = two_sided(states), states.mask.device, defaultdict(list)
+def table(states: States, flags: argparse.Namespace) -> list[str]:
+    """Seconds of a group, ratios to ours, and errors; peers get pairs of one group alone. Raises BadInput."""
+    sides, stats = two_sided(states), defaultdict(list)
     ours(states, stats)
     iterations = torch.cat(stats["sinkhorn_iterations"])  # (pairs,)
-    solved = len(torch.cat(stats["sinkhorn_error"]))
-    total = len(iterations)
-    tile = sides[0][0].spans.tokens.shape[1] ** 2
-    solvers = solvers_of(states, flags.pairs * 100**2 / tile, total)
+    solved, total = len(torch.cat(stats["sinkhorn_error"])), len(iterations)
+    for right, wrong in sides:
+        most = flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2
+        pairs = full_pairs(right, wrong, most)
+        if len(pairs.costs):
+            break
+    else:
+        raise BadInput(f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out")
+    truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
+    # A call, how many pairs it solves, and what the first of its values should be.
+    solvers = {"ours": (partial(ours, states), total, true_minima(right, wrong))}
+    for name, (function, shares) in PEERS.items():
+        count = min(len(pairs.costs), max(1, int(most * shares[states.mask.device.type])))
+        solvers[name] = partial(in_batches, function, pairs, count), count, truth
     seconds = np.zeros((flags.rounds, len(solvers)))
-    gb = np.zeros((flags.rounds, len(solvers)))
     for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
-        for column, solver in enumerate(solvers):
-            once, gb[turn, column] = seconds_and_gb(solver.solve, device)
-            seconds[turn, column] = once * total / solver.pairs  # of all pairs
-    medians = np.median(seconds, 0)
-    ratios = seconds / seconds[:, :1]
-    rows = []
-    for column, solver in enumerate(solvers):
+        for column, (solve, count, _) in enumerate(solvers.values()):
+            seconds[turn, column] = seconds_of(solve, states.mask.device) * total / count  # of all pairs
+    medians, ratios, rows = np.median(seconds, 0), seconds / seconds[:, :1], []
+    for column, (name, (solve, count, expected)) in enumerate(solvers.items()):
         times = ratios[:, column]
-        rows.append(
-            {
-                "": solver.name,
-                "s a group": f"{medians[column] / len(sides):.3g}",
-                "times ours": f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})" if column else "",
-                "pairs measured": f"{solver.pairs:,}",
-                "largest error": solver.error,
-                "GB": f"{gb[:, column].max():.2f}" if device.type == "cuda" else "-",
-            }
-        )
-    least, bound = floor(sides, iterations, rates)
-    share = {"s a group": f"{least / len(sides):.2g}", "times ours": f"{least / medians[0]:.3f}"}
-    rows.append(dict.fromkeys(rows[0], "") | {"": f"floor: {bound}"} | share)
+        row = {"": name, "s a group": f"{medians[column] / len(sides):.3g}"}
+        row["times ours"] = f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})" if column else ""
+        error = "-" if "exact" in name else relative_error(solve(), expected)
+        rows.append(row | {"pairs measured": f"{count:,}", "largest error": error})
     about = (
         f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: {len(sides)}; "
         f"{solved / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a pair"
     )
     return [about, *tables.markdown(rows)]
-
-
-def floor(sides: list[tuple[Side, Side]], iterations: Tensor, rates: dict[str, float]) -> tuple[float, str]:
-    """The least seconds for all pairs on this machine, and which bound sets them; iterations (pairs,)."""
-    moved = products = 0
-    for right, wrong in sides:
-        rows, columns, width = len(right.states), len(wrong.states), right.states.shape[1]
-        moved += (rows + columns) * width * right.states.element_size() + 2 * 4 * rows * columns
-        products += 2 * rows * columns * width
-    tile = sides[0][0].spans.tokens.shape[1] ** 2
-    multiply_adds = products + 4 * tile * iterations.sum().item()
-    compute = multiply_adds / rates["matmul"] + tile * len(iterations) / rates["exp"]
-    copy = moved / rates["copy"]
-    return (copy, "copy") if copy > compute else (compute, "compute")
-
-
-# ---- the machine ----------------------------------------------------------------------------------------------
-
-
-def hardware(device: torch.device) -> str:
-    """What it was measured on, with what, and when."""
-    if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}, {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
-    else:
-        name = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, python {platform.python_version()}"
-    return f"{name}; float32; {versions}; {datetime.date.today()}"
-
-
-def ceilings(device: torch.device) -> dict[str, float]:
-    """FLOP/s of a large matrix product, exponentials/s, bytes/s of a copy, read and written; in float32."""
-    cuda = device.type == "cuda"
-    size = 8192 if cuda else 512
-    a, b = torch.randn(2, size, size, device=device)
-    numbers = torch.randn(2**22, device=device)
-    source = torch.zeros(2**31 if cuda else 2**26, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return {
-        "matmul": 2 * size**3 / seconds_of(lambda: a @ b, device),
-        "exp": len(numbers) / seconds_of(lambda: numbers.exp(), device),
-        "copy": 2 * source.nbytes / seconds_of(lambda: target.copy_(source), device),
-    }
-
-
-def seconds_of(call, device: torch.device) -> float:
-    """Median seconds of a call, after those that do not count; fewer on a CPU, where nothing is claimed."""
-    aside, counted = (3, 10) if device.type == "cuda" else (1, 3)
-    seconds = [timed(call, device) for _ in range(aside + counted)]
-    return median(seconds[aside:])
-
-
-def timed(call, device: torch.device) -> float:
-    """Seconds of one call."""
-    started = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -1,17 +1,23 @@
-"""Every credit method under the same loop, each at its own learning rate, as one table.
+"""Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m studies.compare --steps 20                       # the embedded task, every row of `trials.RULES`
+    python -m studies.compare --steps 20                       # the embedded task, all rows that it allows
     python -m studies.compare --methods grpo shear first       # some of them
-    python -m studies.compare --methods grpo shear --toy-lines 3 --steps 10    # any flags of train.py
+    python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl   # any flags of train.py
 
-A trial is a row of the table, a learning rate and a seed. The stages of `studies/study.py` run one after the other:
-`tune` tries half, one and two times `--lr` on two seeds, and further where the best lies at an end; `confirm` takes
-each row's best rate on `--seeds`; `cost` times a step of each row, and of GRPO by turns; `advantages` measures true
-token advantages at the start, on the embedded task. All rows of a seed go from one start and see the same problems.
+A row is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1), `-wrong-X` (wrong
+rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter of rank 16). `shear-mean1` and
+`grpo-wrong-.12` are controls: methods differ in the size of their steps, and in how much they punish.
+
+A trial is a row, a learning rate and a seed. Four stages run one after the other: `tune` tries half, one and two times
+`--lr` (adapters: ten times that) on two seeds, and further while the best lies at an end; `confirm` takes each row's
+best rate on `--seeds`; `cost` times a step of each row, and of GRPO by turns; `advantages` measures true token
+advantages at the start, on the embedded task. All rows of a seed go from one start and see the same problems.
 Finished trials are lines of `--rows`, which is only added to: the same command goes on where it was interrupted, and
-prints the table where nothing lacks. Other flags of train.py are another task, whose trials may go to the same file.
+prints the table where nothing lacks. Other flags of train.py are another task, whose trials may go to the same file;
+other code is not told apart, so give its trials a file of their own.
 
-The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with its 90% interval:
+The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with its 90% interval by
+Student's t, and on how many seeds it is positive:
     curve            mean reward of all training steps
     held out         accuracy on 256 problems after training, 8 samples each
     AUC              of the weights against the true first error, before / after training; and of the wrong step alone
@@ -19,19 +25,46 @@ The table has means over the seeds, D the mean of the differences from GRPO, pai
     extra cost       a step's time beside GRPO's, median of three
     weight, share    mean weight of tokens, and the share of them that it is spread over
 
-`shear-mean1` and `grpo-wrong-.12` are controls: methods differ in how much they punish, and in the size of the step.
-
 Left out: several GPUs, and the process reward model of a real one: run train.py for these.
 """
 
 import argparse
+import contextlib
+import multiprocessing
+import os
+import re
 import shlex
 import statistics
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+from credit.table import METHODS, needing
 from harness.config import Parser, answer, check_flags, positive_int, random_seed, spelled
-from studies.trials import RULES, SEEDS, Cell, chosen_rate
+
+OPTIONS = {"sdpo": {"method_option": ["mix=0.9"]}}  # for a weak model
+CHANGES = {"mean1": {"rescale": "mean1"}, "dynamic": {"dynamic_sampling": 4}, "lora": {"lora_rank": 16}}
+SUFFIXES = "-mean1, -dynamic, -lora and -wrong-X"
+ROWS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
+ROWS += [name for name in METHODS if name not in ROWS and name not in needing("adapter")]
+ROWS += "grpo-dynamic shear-dynamic grpo-lora arca-lora".split()
+
+
+def flags_of(row: str) -> dict:
+    """The flags of train.py that a row sets; raises BadInput for the name of none."""
+    method, *changes = re.split("-(?=mean1|dynamic|lora|wrong-)", row)
+    flags = {"method": method} | OPTIONS.get(method, {})
+    try:
+        METHODS[method]
+        for change in changes:
+            scale = change.removeprefix("wrong-")
+            flags |= CHANGES[change] if scale == change else {"negative_scale": float(scale)}
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"--methods {row}: is no method of train.py with any of {SUFFIXES}; change it") from error
+    return flags
 
 
 def make_parser() -> Parser:
@@ -40,8 +73,8 @@ def make_parser() -> Parser:
     epilog = "Flags of train.py that are not set here can be added. Without any, all rows take some hours."
     parser = Parser(prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
-    names = f"rows of the table, of {', '.join(RULES)}; if not given: all that the task allows"
-    add("--methods", nargs="+", default=[], choices=list(RULES), metavar="ROW", help=names)
+    names = f"rows: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
+    add("--methods", nargs="+", default=[], metavar="ROW", help=names + ", ".join(ROWS))
     add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table; others choose the rates")
     add("--jobs", type=positive_int, default=2, help="seeds at a time, a process each")
     add("--rows", type=Path, metavar="FILE", default=Path("runs/compare.jsonl"), help="of finished trials")
@@ -50,14 +83,46 @@ def make_parser() -> Parser:
 
 answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
 
+import numpy as np
+import torch
+from scipy import stats
+from tqdm import tqdm
 
-from harness import files, tables
+import train
+from credit.batch import Batch
+from harness import files, parallel, report, tables
 from harness.launch import parse_args, run_command
-from studies.findings import by_seed, differences, of_start, with_interval
-from studies.study import run_stage
+from harness.run import Run, prepared, seed_of
+from rewards import rewards_of
+from studies.advantages import measure
 from tasks.problems import BadInput
 
 OURS = "--method --seed --lr --heldout --name --out --resume --prm"  # flags of train.py that trials set themselves
+TUNING = (100, 101)  # seeds
+LOWEST, HIGHEST = 1 / 8, 8  # of the grid's middle: no grid goes further
+LEVEL = 0.90  # of intervals
+HELDOUT = 256  # problems
+GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
+TIMED = 3  # steps
+CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
+FORMS = {"stage": str, "cell": str, "seed": int, "rule": str, "lr": float | int}  # of any trial's line in --rows
+
+
+class Cell(NamedTuple):
+    """A task by its flags of train.py, the learning rate in the middle of its grid, and the rows that are tried."""
+
+    flags: str
+    lr: float
+    rules: list[str]
+
+
+class Trial(NamedTuple):
+    """What tells a trial of a stage from the others; `cell` is a task's flags, `rule` a row of the table."""
+
+    cell: str
+    seed: int
+    rule: str
+    lr: float
 
 
 @run_command(memory="lower --jobs or --micro-tokens")
@@ -70,10 +135,16 @@ def compare(argv: list[str] | None) -> int:
     """The trials that are not there yet, and the table; raises BadInput for flags that no trial can have."""
     flags, others = make_parser().parse_with_others(argv, OURS, "the trials set it")
     args = parse_args(others)
-    cell = Cell(shlex.join(others), args.lr, flags.methods or [rule for rule in RULES if allowed(rule, others)])
-    for rule in cell.rules:
-        flags_of(rule, others)  # raises for what it needs and does not have
-    if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(SEEDS["tune"]):
+    rules = []
+    for rule in flags.methods or ROWS:
+        try:
+            settings_of_trial(rule, others)
+            rules.append(rule)
+        except BadInput:  # what the row needs and the task does not have
+            if flags.methods:
+                raise
+    cell = Cell(shlex.join(others), args.lr, rules)
+    if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(TUNING):
         given = " ".join(map(str, flags.seeds))
         raise BadInput(f"--seeds {given}: 100 and 101 choose the rates, an interval needs two others; give these")
     if "grpo" not in cell.rules:
@@ -82,64 +153,230 @@ def compare(argv: list[str] | None) -> int:
         flags.rows.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadInput(f"--rows {flags.rows}: its folder cannot be made ({error}); choose another") from error
-    stages = {"tune": SEEDS["tune"], "confirm": flags.seeds, "cost": SEEDS["tune"][:1]}
+    stages = {"tune": TUNING, "confirm": sorted(set(flags.seeds)), "cost": TUNING[:1]}
     if args.task == "embedded":
-        stages["advantages"] = SEEDS["advantages"]
+        stages["advantages"] = TUNING
     for stage, seeds in stages.items():
-        run_stage(stage, {cell.flags: cell}, seeds, flags.rows, flags.jobs)
-    rows = [row for row in files.rows(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
+        while trials := lacking(stage, rows_in(flags.rows), cell, seeds):
+            units = [(stage, cell, [t for t in trials if t.seed == seed], flags.rows) for seed in seeds]
+            with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
+                list(tqdm(pool.imap_unordered(run_from_one_start, units), stage, len(units), disable=None))
+    rows = [row for row in rows_in(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
     print("\n".join(tables.markdown(table_of(rows, cell))))
     return 0
 
 
-def flags_of(rule: str, others: list[str]) -> argparse.Namespace:
+def rows_in(path: Path) -> list[dict]:
+    """The trials that have run; raises BadInput for a file of something else."""
+    return files.rows(path, FORMS) if os.path.lexists(path) else []
+
+
+def settings_of_trial(rule: str, others: list[str]) -> argparse.Namespace:
     """train.py's settings of a row; raises BadInput."""
-    words = [word for name, value in RULES[rule].items() for word in spelled(name, value)]
+    words = [word for name, value in flags_of(rule).items() for word in spelled(name, value)]
     return parse_args([*others, *words])
 
 
-def allowed(rule: str, others: list[str]) -> bool:
-    """Whether the task has what the rule needs."""
+# ---- which trials ---------------------------------------------------------------------------------------------
+
+
+def lacking(stage: str, rows: list[dict], cell: Cell, seeds: list[int]) -> list[Trial]:
+    """The trials of a stage that have not run, seed by seed."""
+    rates = {"grpo": [cell.lr]} if stage == "advantages" else {}  # before its first step: one has the credit of all
+    for rule in cell.rules if stage != "advantages" else ():
+        if stage == "cost":
+            rates[rule] = [cell.lr]
+        elif stage == "confirm":
+            rates[rule] = [chosen_rate(cell.flags, rule, rows)]
+        else:  # adapters need ten times the rate of the whole model
+            middle = 10 * cell.lr if "lora_rank" in flags_of(rule) else cell.lr
+            rates[rule] = grid(middle, mean_curves(cell.flags, rule, rows))
+    ran = {Trial(*[row[name] for name in Trial._fields]) for row in rows if row["stage"] == stage}
+    trials = [Trial(cell.flags, seed, rule, lr) for seed in seeds for rule in rates for lr in rates[rule]]
+    return [trial for trial in trials if trial not in ran]
+
+
+def grid(middle: float, curves: dict[float, float]) -> list[float]:
+    """Half the middle rate, itself and its double; beyond, by factors of 2, as long as the best lies at an end."""
+    rates = [middle / 2, middle, middle * 2]
+    while set(rates) <= set(curves):
+        best = max(rates, key=curves.get)
+        if best == rates[0] and best > LOWEST * middle:
+            rates.insert(0, best / 2)
+        elif best == rates[-1] and best < HIGHEST * middle:
+            rates.append(best * 2)
+        else:
+            break
+    return rates
+
+
+def mean_curves(cell: str, rule: str, rows: list[dict]) -> dict[float, float]:
+    """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all seeds have run."""
+    found = {}
+    for row in rows:
+        if (row["stage"], row["cell"], row["rule"]) == ("tune", cell, rule):
+            found.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
+    return {lr: statistics.mean(curves) for lr, curves in found.items() if len(curves) == len(TUNING)}
+
+
+def chosen_rate(cell: str, rule: str, rows: list[dict]) -> float:
+    """The rate of the highest mean curve in the stage `tune`."""
+    curves = mean_curves(cell, rule, rows)
+    return max(curves, key=curves.get)
+
+
+# ---- running them ---------------------------------------------------------------------------------------------
+
+
+def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
+    """The trials of a seed, one after the other; each adds its line to the file."""
+    stage, cell, trials, path = unit
+    with tempfile.TemporaryDirectory() as out:
+        start = []  # flags: the first trial makes the start, the others load it
+        for number, trial in enumerate(trials):
+            words = [*shlex.split(cell.flags), *start, "--seed", str(trial.seed), "--lr", str(trial.lr)]
+            words += ["--heldout", str(HELDOUT), "--name", str(number), "--out", out]
+            args, began = settings_of_trial(trial.rule, words), time.perf_counter()
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+                result = MEASURES[stage](args, cell)
+            result["seconds"] = round(time.perf_counter() - began, 1)
+            if args.model is None:
+                start = ["--task", "embedded", "--model", f"{out}/0/start"]
+            files.append_rows(path, [{"stage": stage, **trial._asdict(), **result}])
+
+
+@contextlib.contextmanager
+def started(args: argparse.Namespace) -> Iterator[Run]:
+    """A run without checkpoints, ready for its first step."""
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    ranks = parallel.join(args.device, grouped=args.dtype != "float32")
     try:
-        flags_of(rule, others)
-    except BadInput:
-        return False
-    return True
+        with prepared(args, ranks) as run:
+            parallel.refresh(run.trained, run.frozen.model, ranks)
+            yield run
+    finally:
+        parallel.leave()
+
+
+def train_only(args: argparse.Namespace, cell: Cell) -> dict:
+    """The rewards of every step, which choose a learning rate."""
+    with started(args) as run:
+        return {"rewards": [round(train.train_step(run, step)[0]["reward"], 6) for step in range(args.steps)]}
+
+
+def run_trial(args: argparse.Namespace, cell: Cell) -> dict:
+    """The rewards of every step, held-out accuracy afterwards, and where credit went."""
+    with started(args) as run:
+        before = located(run, 0)
+        steps = [train.train_step(run, step)[0] for step in range(args.steps)]
+        torch.manual_seed(seed_of(args.seed, "evaluation"))
+        sampled = accuracy(run, args.rollouts_per_prompt, args.temperature)
+        greedy = accuracy(run, 1, 0.0)
+        after = located(run, args.steps)
+    rewards = [round(step["reward"], 6) for step in steps]
+    means = {name: round(float(np.nanmean([step[name] for step in steps])), 4) for name in ("weight_mean", "ess")}
+    return {"rewards": rewards, "sampled": sampled, "greedy": greedy, **means, "before": before, "after": after}
+
+
+def accuracy(run: Run, count: int, temperature: float) -> float:
+    """Share of right ones among `count` responses to each held-out problem."""
+    _, verdicts = train.sample_and_grade(run, run.task.heldout, count, temperature, report.Clock(run.ranks.device))
+    return float(np.nanmean(rewards_of(verdicts)))
+
+
+def located(run: Run, step: int) -> dict | None:
+    """`measures.localisation` of the method's weights in rollouts to held-out problems, where errors are known."""
+    if not run.task.first_error:
+        return None
+    torch.manual_seed(seed_of(run.args.seed, "evaluation"))
+    clock = report.Clock(run.ranks.device)
+    problems, size = run.task.heldout[: run.args.eval_groups], run.args.rollouts_per_prompt
+    rollouts, verdicts = train.sample_and_grade(run, problems, size, run.args.temperature, clock)
+    batch = train.with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
+    return report.credit_vs_first_error(run.tokenizer, run.task, batch)["localisation"]
+
+
+def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
+    """`studies.advantages` of the start, for the rows that differ in credit and need no other model for it."""
+    rules = {}
+    for rule in cell.rules:
+        changed = flags_of(rule)
+        if changed.keys() <= CREDIT and not {"prm", "adapter"} & set(METHODS[changed["method"]].needs):
+            rules[rule] = changed
+    with started(args) as run:
+        parts = args, run.task, run.frozen.model, run.tokenizer
+        return {"advantages": measure(*parts, run.task.heldout[:GROUPS], rules, CONTINUATIONS)}
+
+
+def cost_of(args: argparse.Namespace, cell: Cell) -> dict:
+    """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that drift hits both."""
+    plain = dict(method="grpo", rescale="none", negative_scale=1.0, lora_rank=0, dynamic_sampling=0)
+    other = argparse.Namespace(**vars(args) | plain | {"name": f"{args.name}-grpo"})
+    with started(args) as ours, started(other) as theirs:
+        seconds = [], []
+        for step in range(1 + TIMED):
+            for number, run in enumerate((ours, theirs)):
+                began = time.perf_counter()
+                train.train_step(run, step)
+                seconds[number].append(time.perf_counter() - began)
+    ours, theirs = (statistics.median(times[1:]) for times in seconds)  # the first step warms up
+    return {"step": round(ours, 3), "of_grpo": round(theirs, 3)}  # seconds
+
+
+MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantages": advantages_of}
+
+
+# ---- the table ------------------------------------------------------------------------------------------------
+
+
+def outcome_by_seed(rows: list[dict], cell: str, rule: str, outcome: str) -> dict[int, float]:
+    """Seed -> the `curve` or another outcome of the trials that are compared."""
+    trials = [row for row in rows if (row["stage"], row["cell"], row["rule"]) == ("confirm", cell, rule)]
+    return {row["seed"]: statistics.mean(row["rewards"]) if outcome == "curve" else row[outcome] for row in trials}
+
+
+def differences(rows: list[dict], cell: str, rule: str, other: str, outcome: str = "curve") -> np.ndarray:
+    """Of the seeds that both have run, (n,)."""
+    ours, theirs = (outcome_by_seed(rows, cell, name, outcome) for name in (rule, other))
+    return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
+
+
+def with_interval(values: np.ndarray) -> str:
+    """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive."""
+    mean = values.mean()
+    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
+    mean, low, high = (f"{value:+.3f}".replace("0.", ".") for value in (mean, mean - half, mean + half))
+    return f"{mean} ({low} to {high}), {(values > 0).sum()}/{len(values)}"
 
 
 def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
-    """A line a rule, of rows whose seeds are those of the table."""
+    """A line for each row of the table, of trials whose seeds are those of the table."""
+    of_cell = [row for row in rows if row["cell"] == cell.flags]
+    at_start = [row["advantages"]["methods"] for row in of_cell if row["stage"] == "advantages"]
     table = []
     for rule in cell.rules:
-        of_rule = [row for row in rows if (row["cell"], row["rule"]) == (cell.flags, rule)]
-        trials = [row for row in of_rule if row["stage"] == "confirm"]
+        trials = [row for row in of_cell if (row["stage"], row["rule"]) == ("confirm", rule)]
+        costs = [row["step"] / row["of_grpo"] - 1 for row in of_cell if (row["stage"], row["rule"]) == ("cost", rule)]
         line = {"method": rule, "lr": f"{chosen_rate(cell.flags, rule, rows):g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
-            line[title] = f"{statistics.mean(by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
+            line[title] = f"{statistics.mean(outcome_by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
             of_grpo = differences(rows, cell.flags, rule, "grpo", outcome)
             line[f"D, {title}"] = "" if rule == "grpo" else with_interval(of_grpo)
-        line["AUC"] = f"{mean_auc(trials, 'before', 'auc')} / {mean_auc(trials, 'after', 'auc')}"
-        line["wrong step"] = f"{mean_auc(trials, 'before', 'auc_step')} / {mean_auc(trials, 'after', 'auc_step')}"
-        line["correlation"] = mean_correlation(rows, cell, rule)
-        costs = [row["step"] / row["of_grpo"] - 1 for row in of_rule if row["stage"] == "cost"]
+        for title, name in (("AUC", "auc"), ("wrong step", "auc_step")):
+            both = [[row[when][name] for row in trials if row[when]] for when in ("before", "after")]
+            line[title] = " / ".join(mean_of(values) for values in both)
+        line["correlation"] = mean_of([methods.get(rule, {}).get("corrected") for methods in at_start])
         line["extra cost"] = " ".join(f"{cost:+.0%}" for cost in costs)
-        line["weight"] = f"{statistics.mean(row['weight_mean'] for row in trials):.2f}"
-        line["share"] = f"{statistics.mean(row['ess'] for row in trials):.2f}"
+        line["weight"] = mean_of([row["weight_mean"] for row in trials])
+        line["share"] = mean_of([row["ess"] for row in trials])
         table.append(line)
     return table
 
 
-def mean_auc(trials: list[dict], when: str, name: str) -> str:
-    """A measure of `localisation`, over the trials that have it."""
-    values = [row[when][name] for row in trials if row[when]]
-    return f"{statistics.mean(values):.2f}" if values else "-"
-
-
-def mean_correlation(rows: list[dict], cell: Cell, rule: str) -> str:
-    """Of a rule's credit with the true advantages of lines; mean over seeds."""
-    of_seeds = [seed["methods"].get(rule, {}).get("corrected") for seed in of_start(rows, cell.flags)]
-    found = [value for value in of_seeds if value is not None]  # None: not measured, or all noise
-    return f"{statistics.mean(found):.2f}" if found else "-"
+def mean_of(values: list[float | None]) -> str:
+    """The mean of those that are known; a dash for none."""
+    known = [value for value in values if value is not None]
+    return f"{statistics.mean(known):.2f}" if known else "-"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Where credit went, to look at: one HTML page of groups of rollouts, every token shaded by its weight.
 
-    python -m studies.diagnose --html credit.html                                    # of groups sampled now
-    python -m studies.diagnose --html credit.html --samples runs/NAME/samples.jsonl  # of a training run
+    python -m studies.page runs/NAME        # of a training run, or of `studies.diagnose`: runs/NAME/credit.html
 
 A group's rollouts stand side by side, right ones first, each under the curve of its weights. Blue tokens are
 reinforced and orange ones suppressed, by the sign of A x weight. Strength is |weight| relative to the group's largest.
@@ -26,12 +25,30 @@ import html
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 
-from harness.files import rows
-from tasks.problems import BadInput
+from harness.config import Parser, answer
 
-REMEDY = "give the samples.jsonl of a training run"
+
+def make_parser() -> Parser:
+    """This command's flags."""
+    about = "One HTML page of a run's groups of rollouts, every token shaded by its weight."
+    parser = Parser(prog="python -m studies.page", description=about)
+    parser.usage = "%(prog)s RUN [flags]"
+    run = "folder of a run of train.py, or of studies.diagnose, which holds samples.jsonl"
+    parser.add_argument("run", type=Path, metavar="RUN", help=run)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page; if not given: credit.html in RUN")
+    return parser
+
+
+answer(__name__, lambda: make_parser().parse_args())  # before what takes seconds to import
+
+from harness.files import rows, write_whole
+from harness.launch import run_command
+from tasks.problems import BadInput, cause
+
+REMEDY = "give the folder of a run"
 NUMBER = int | float | None  # None stands for one that is not known
 # Keys of a row and their types, see `has_form`.
 REQUIRED = {
@@ -46,9 +63,19 @@ REQUIRED = {
 OPTIONAL = {"answer": object, "first_error": list | None, "spans": [[NUMBER]]}
 
 
-def of_run(path: Path) -> str:
-    """The page of a run's samples.jsonl; raises BadInput."""
-    return as_html(with_controls(read_groups(path)), str(path))
+@run_command(memory="remove groups from samples.jsonl", interrupted="interrupted: no page is written")
+def main(argv: list[str] | None = None) -> None:
+    """The page of a run, whole or not at all. Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    flags = make_parser().parse_args(argv)
+    out = flags.out or flags.run / "credit.html"
+    if out.suffix != ".html":
+        raise BadInput(f"--out {out}: is no page; name a file that ends in .html")
+    page = as_html(with_controls(read_groups(flags.run / "samples.jsonl")), str(flags.run))
+    try:
+        write_whole(out, page)
+    except OSError as error:
+        raise BadInput(f"--out {out}: cannot be written ({cause(error)}); name another file") from error
+    print(f"{out}: {len(page) / 1e6:.1f} MB")
 
 
 def read_groups(path: Path) -> list[list[dict]]:
@@ -60,9 +87,9 @@ def read_groups(path: Path) -> list[list[dict]]:
     samples = rows(path)
     for number, row in enumerate(samples, 1):
         if not is_sample(row):
-            raise BadInput(f"--samples {path}: line {number} is not a rollout with its weights; {REMEDY}")
+            raise BadInput(f"{path}: line {number} is not a rollout with its weights; {REMEDY}")
     if not samples:
-        raise BadInput(f"--samples {path}: no rollouts to show; {REMEDY}")
+        raise BadInput(f"{path}: no rollouts to show; {REMEDY}")
     return [list(group) for _, group in itertools.groupby(samples, lambda row: (row["step"], row["problem"]))]
 
 
@@ -144,3 +171,7 @@ def groups_as_json(groups: list[list[dict]]) -> str:
 def hash_of(text: str) -> str:
     """What admits an inline script or style to a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -38,7 +38,7 @@ from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds
 from tasks.problems import SURROGATE, BadInput, Task
-from tasks.rows import cause, json_lines
+from tasks.rows import json_lines, reading
 
 SPANS = ("rollout", "number", "right", "end", "distance", "success")  # columns of the table that figures take
 
@@ -77,10 +77,8 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
     Rows are {"problem", "solution", "label"}, label 0 or 1; with `graded` also "answer" (or "gold"), for continuations.
     """
     groups = {}
-    try:
+    with reading(f"--rollouts {path}", "give a UTF-8 JSON-lines file"):
         lines = json_lines(path)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"--rollouts {path}: cannot be read ({cause(error)}); give a UTF-8 JSON-lines file") from error
     for number, row in lines:
         where = f"--rollouts {path}, line {number}"
         row["answer"] = row.get("answer", row.get("gold"))
@@ -99,24 +97,24 @@ def read(path: Path, graded: bool) -> list[list[dict]]:
 # ---- sampling -------------------------------------------------------------------------------------------------
 
 
-def collect(flags, args, task: Task, model, tokenizer, sources: list) -> list[Prefixes]:
+def collect(args, task: Task, model, tokenizer, sources: list) -> list[Prefixes]:
     """The groups, from `--out` where they are there, else made and saved one by one.
 
     `sources` are problems to sample, or with --rollouts the groups of `given`.
     """
     groups = []
     for number, source in enumerate(tqdm(sources, "groups", leave=False, disable=None)):
-        path = flags.out / f"group-{number:04d}.json"
+        path = args.out / f"group-{number:04d}.json"
         if not path.exists():
             torch.manual_seed(seed_of(args.seed, number))
-            group = source if flags.rollouts else sampled(args, task, model, tokenizer, source)
-            if group.mixed and flags.continuations:
-                group = continued(group, flags.continuations, args, task, model, tokenizer)
+            group = source if args.rollouts else sampled(args, task, model, tokenizer, source)
+            if group.mixed and args.continuations:
+                group = continued(group, args.continuations, args, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
             groups.append(Prefixes(**json.loads(path.read_text())))
         except (ValueError, TypeError, RecursionError) as error:
-            raise BadInput(f"--out {flags.out}: {path.name} is damaged ({error}); delete it") from error
+            raise BadInput(f"--out {args.out}: {path.name} is damaged ({error}); delete it") from error
     return groups
 
 
@@ -124,11 +122,11 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
     limits = dict(max_tokens=args.max_tokens, temperature=args.temperature)
     prompts = [task.prompt(problem)]
-    rollouts = rollout(model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model, task))
+    rollouts = rollout(model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model))
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 
-def given(flags, args, task: Task, model, tokenizer, rows: list[dict]) -> Prefixes:
+def given(args, task: Task, model, tokenizer, rows: list[dict]) -> Prefixes:
     """Solutions from a file, encoded once, in the place of sampled rollouts.
 
     Raises BadInput for solutions that do not fit the model's context, or that the limits leave no room to continue.
@@ -138,16 +136,12 @@ def given(flags, args, task: Task, model, tokenizer, rows: list[dict]) -> Prefix
     texts = [row["solution"] for row in rows]
     responses = tokenizer(texts, add_special_tokens=False)["input_ids"]
     longest, context = max(map(len, responses)), context_of(model)
-    if len(prompt) + longest > context:
-        size = f"one has {len(prompt) + longest} tokens, the model's context is {context}"
-        raise BadInput(f"--rollouts {flags.rollouts}: {size}; leave its problem out")
-    if flags.continuations and longest > args.max_tokens:
+    if args.continuations and longest > args.max_tokens:
         raise BadInput(f"--max-tokens {args.max_tokens}: a solution has {longest} tokens; raise it")
-    if flags.continuations and len(prompt) + args.max_tokens > context:
-        raise BadInput(
-            f"--max-tokens {args.max_tokens}: with a prompt of {len(prompt)} tokens it exceeds the model's context "
-            f"of {context}; lower it"
-        )
+    needed = len(prompt) + (args.max_tokens if args.continuations else longest)
+    if needed > context:
+        size = f"a problem and its solutions need {needed} tokens, the model's context is {context}"
+        raise BadInput(f"--rollouts {args.rollouts}: {size}; leave it out, or lower --max-tokens")
     rollouts = as_rollouts(prompt, responses, texts, [False] * len(rows), tokenizer, model.device)
     return as_group(args, tokenizer, problem, rollouts, [Verdict(float(row["label"]), "label") for row in rows])
 
@@ -200,7 +194,7 @@ def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
         limits = dict(max_tokens=args.max_tokens - end, temperature=args.temperature)
-        rollouts = rollout(model, tokenizer, prompts, count, **limits, **sampling_of(args, model, task))
+        rollouts = rollout(model, tokenizer, prompts, count, **limits, **sampling_of(args, model))
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]

@@ -1,7 +1,7 @@
 r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and how they are loaded.
 
     load_benchmark("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without files: from the hub
-    embedded_set(lines, kind, heldout, seed)  -> Loaded, of the embedded task
+    embedded_set(lines, heldout, seed)        -> Loaded, of the embedded task
     load_sets(names, data, ...)               -> those that --bench and --bench-data name
 
 BENCHMARKS says where each set comes from, how many problems it should have and its k (avg@k, Sec. 5.2). A file may be
@@ -292,12 +292,10 @@ def _id_of(row: dict, number: int) -> str:
     return str(number)
 
 
-def embedded_set(lines: int, kind: str, heldout: int, seed: int) -> Loaded:
-    """The held-out problems that `train.py` makes with these settings; raises BadInput for the recoverable kind."""
-    if kind == "recoverable":
-        raise BadInput("--bench embedded: has no recoverable problems; train.py itself asks them, before and after")
-    _, problems = toy.make_problems(0, heldout, lines, kind, seed)
+def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
+    """The held-out problems that `train.py` makes with these settings."""
+    _, problems = toy.make_problems(0, heldout, lines, seed)
     problems = [{"id": str(number), **problem} for number, problem in enumerate(problems, 1)]
-    source = f"toy.py: {kind}, {lines} lines, seed {seed}"
-    revision = f"{kind}-{lines}-{seed}"
+    source = f"toy.py: {lines} lines, seed {seed}"
+    revision = f"{lines}-{seed}"
     return Loaded(BENCHMARKS["embedded"], problems, source, revision, max_tokens=toy.response_tokens(lines))

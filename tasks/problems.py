@@ -40,8 +40,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.rows import SURROGATE, BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows, reading
@@ -76,10 +74,6 @@ class Task:
     first_error: Callable[[dict, str], tuple[int, str, int] | None] | None = None
     # (problem, k) -> the problem in other words, the k-th way, and the tokens that get other names in its responses.
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
-    # The lines of a response with their kinds (`walk.Line`), and its tokens that the environment wrote, if there are.
-    lines: Callable[[dict, str], Iterable[tuple[int, int, str]]] | None = None
-    foreign: Callable[[dict, str], list[int]] | None = None
-    environment: Callable[[Tensor, Tensor], Tensor] | None = None  # writes them: a processor of `grpo.hf_generate`
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
     solved: str = "A correct solution:\n\n{}\n\n"  # tells a right response before it

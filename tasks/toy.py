@@ -10,8 +10,7 @@ Every operation is invertible mod 10 (`*` only by 3, 7 or 9), so no step can abs
 wrong answer always has a first wrong line, which `first_error` finds together with its kind. That is what no
 real data set offers: credit can be scored against the truth.
 
-Each definition uses the one before. `kind` is "chain" for this task; a `Walk(...)` in its place is a task of its own,
-whose wrong turns can be undone (`tasks/walk.py`).
+Each definition uses the one before.
 
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations: they do `*`
 as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
@@ -59,10 +58,8 @@ def apply(op: str, left: int, right: int) -> int:
     return {"+": left + right, "-": left - right, "*": left * right}[op] % 10
 
 
-def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
+def make_problem(rng: random.Random, lines: int) -> dict:
     """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 8)."""
-    if kind != "chain":
-        return kind.make_problem(rng, lines)
     operands_of = [[] for _ in range(lines)]
     for i in range(lines - 1):
         operands_of[i + 1].append(LABELS[i])
@@ -84,17 +81,17 @@ def make_problem(rng: random.Random, lines: int, kind: str = "chain") -> dict:
     return {"problem": f"{prompt}{last}?\n", "answer": str(values[last])}
 
 
-def make_problems(count: int, heldout: int, lines: int, kind: str, seed: int) -> tuple[list[dict], list[dict]]:
+def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list[dict], list[dict]]:
     """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice.
 
-    There are fewer if the kind has not that many: one line allows 230 problems, a chain of two 9,890.
+    There are fewer where so many do not exist: one line allows 230 problems, a chain of two 9,890.
     """
     rng = random.Random(f"problems {seed}")
     train, tests = [], {}
     for _ in range(100 * (count + heldout)):
         if len(tests) == heldout and len(train) == count:
             break
-        problem = make_problem(rng, lines, kind)
+        problem = make_problem(rng, lines)
         if len(tests) < heldout:
             tests[problem["problem"]] = problem
         elif problem["problem"] not in tests:
@@ -102,10 +99,8 @@ def make_problems(count: int, heldout: int, lines: int, kind: str, seed: int) ->
     return train, list(tests.values())
 
 
-def demonstrate(problem: dict, rng: random.Random, kind: str = "chain", careless: bool = True) -> str:
+def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
     """A worked response to a problem; a careless one makes mistakes and goes on from the wrong values."""
-    if kind != "chain":
-        return kind.demonstrate(problem, rng)
     todo = _definitions(problem["problem"])
     values = dict(DIGIT_VALUES)
     response = ""
@@ -212,9 +207,9 @@ def prompt_tokens(lines: int) -> int:
     return 6 * lines + 3
 
 
-def response_tokens(lines: int, kind: str = "chain") -> int:
+def response_tokens(lines: int) -> int:
     """Length of a full response: 12 tokens a line, the box, its digit, the brace and the end."""
-    return 12 * lines + 4 if kind == "chain" else kind.response_tokens(lines)
+    return 12 * lines + 4
 
 
 def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
@@ -241,7 +236,7 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, seed: int) -> float:
+def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) -> float:
     """Teach the model careless work: `steps` batches of fresh demonstrations; returns the last loss.
 
     `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
@@ -252,7 +247,7 @@ def warm_up(model, lines: int, kind: str, forbidden: set[str], *, steps: int, se
     def batch_loss() -> torch.Tensor:
         """Of the next token, over the responses of a batch of demonstrations."""
         rows, weights = [], []
-        for problem, response in demonstrations(lines, kind, forbidden, rng):
+        for problem, response in demonstrations(lines, forbidden, rng):
             symbols = SYMBOL.findall(problem["problem"])
             weight = [0.0] * len(symbols)
             for symbol in SYMBOL.findall(response + "<eos>"):
@@ -287,13 +282,13 @@ def teach(model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str) 
     return loss.item()
 
 
-def demonstrations(lines: int, kind: str, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
+def demonstrations(lines: int, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
     """BATCH problems that are not forbidden, each with a careless response."""
     pairs = []
     while len(pairs) < BATCH:
-        problem = make_problem(rng, lines, kind)
+        problem = make_problem(rng, lines)
         if problem["problem"] not in forbidden:
-            pairs.append((problem, demonstrate(problem, rng, kind)))
+            pairs.append((problem, demonstrate(problem, rng)))
     return pairs
 
 

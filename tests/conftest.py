@@ -89,7 +89,7 @@ def teach(folder: Path) -> str:
 
     torch.set_num_threads(1)
     model = toy.make_model(1, seed=0)
-    toy.warm_up(model, 1, "chain", set(), steps=100, seed=0)
+    toy.warm_up(model, 1, set(), steps=100, seed=0)
     return saved(folder, model)
 
 

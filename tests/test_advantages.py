@@ -30,7 +30,7 @@ def planted(groups: int, continuations: int) -> tuple[list[dict], float]:
             scores = rng.random((2, continuations)) < chances[:, None]  # (2, K)
             before, after = (value_of(row.astype(float).tolist()) for row in scores)
             truth.append((chances[1] - chances[0], chances[1] - chances[0] + rng.normal(0, 0.4)))
-            line = {"group": group, "kind": "before", "side": "right", "start": 0, "own": True}
+            line = {"group": group, "kind": "before", "side": "right", "start": 0}
             line |= {"advantage": after[0] - before[0], "noise": before[1] + after[1]}
             lines.append(line | {"credit": {"made": truth[-1][1]}, "weight": {"made": 1.0}})
     return lines, np.corrcoef(np.array(truth).T)[0, 1]
@@ -61,22 +61,22 @@ def test_the_estimated_variance_of_a_value_has_no_bias():
 
 
 def test_errors_of_one_group_and_noise_without_signal_are_not_known():
-    """None, and no number that looks like one; lines of the environment are in the kinds alone."""
+    """None, and no number that looks like one."""
     lines, _ = planted(groups=1, continuations=4)
     assert agreement(lines, "made")["r_se"] is None
     for line in lines:
         line["noise"] = 9.0
     assert agreement(lines, "made")["corrected"] is None and agreement(lines, "made")["r"] is not None
-    lines[0] |= {"own": False, "kind": "told"}
+    lines[0]["kind"] = "after"
     found = statistics_of(lines, ["made"])
-    assert found["lines"] == 9 and [row["lines"] for row in found["kinds"]] == [9, 1]
-    assert found["methods"]["made"] == agreement(lines[1:], "made")
+    assert found["lines"] == 10 and sorted(row["lines"] for row in found["kinds"]) == [1, 9]
+    assert found["methods"]["made"] == agreement(lines, "made")
     nothing = statistics_of([], ["made"])
     assert nothing["lines"] == nothing["mixed_groups"] == 0 and nothing["methods"]["made"]["r"] is None
 
 
 def chain(text: str, length: int) -> list[tuple[int, int, str]]:
-    """Lines of the embedded task's plain kinds."""
+    """Lines of the embedded task."""
     return lines_of(Task("embedded", [], [], None, None, first_error=toy.first_error), PROBLEM, text, length)
 
 
@@ -92,18 +92,6 @@ def test_lines_end_with_their_newlines_and_are_named_by_the_first_error():
     assert chain("", 1) == [(0, 1, "first error")]
 
 
-def test_lines_that_a_task_knows_are_its_own_and_the_rest_is_one_line():
-    """What they leave over, and nothing beyond the response."""
-
-    def ends_of(*lines, length=28):
-        return lines_of(Task("x", [], [], None, None, lines=lambda *_: lines), PROBLEM, RIGHT, length)
-
-    assert ends_of((0, 12, "step"), (12, 24, "undo")) == [(0, 12, "step"), (12, 24, "undo"), (24, 28, "rest")]
-    assert ends_of((0, 12, "step"), (12, 27, "box")) == [(0, 12, "step"), (12, 28, "box")]
-    assert ends_of((0, 12, "step"), (12, 30, "box"), (30, 31, "none"), length=27)[1:] == [(12, 27, "box")]
-    assert ends_of() == [(0, 28, "rest")]
-
-
 def test_a_line_s_numbers_against_written_out_ones():
     """Values of both ends, the own verdict without noise at the last, mean weights, credit; a line with no value."""
     group = SimpleNamespace(problem=PROBLEM, texts=["", ""], responses=[[1] * 4, [1] * 3], scores=[1.0, 0.0])
@@ -111,13 +99,12 @@ def test_a_line_s_numbers_against_written_out_ones():
     lines = [[(0, 2, "one"), (2, 4, "two")], [(0, 3, "one")]]
     batch = SimpleNamespace(advantages=torch.tensor([3.0, -1.0]), correct=torch.tensor([True, False]))
     weights = {"made": torch.tensor([[1.0, 0, 2, 0.5], [1, 1, 1, 0]])}
-    task = Task("x", [], [], None, None, foreign=lambda problem, text: [2, 3])
-    first, second = line_stats(7, group, lines, batch, weights, task)  # of the other, one verdict is not enough
+    first, second = line_stats(7, group, lines, batch, weights)  # of the other, one verdict is not enough
     assert first == {
-        **{"group": 7, "kind": "one", "side": "right", "start": 0, "own": True, "advantage": 0.5},
+        **{"group": 7, "kind": "one", "side": "right", "start": 0, "advantage": 0.5},
         **{"noise": 2 * 3 / 16 / 3, "weight": {"made": 0.5}, "credit": {"made": 1.5}},
     }
-    assert second["advantage"] == 0.25 and second["noise"] == 3 / 16 / 3 and not second["own"]
+    assert second["advantage"] == 0.25 and second["noise"] == 3 / 16 / 3
     assert second["weight"] == {"made": 1.25} and second["credit"] == {"made": 3.75}
 
 
@@ -175,7 +162,6 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(run, taught):
         ({"toy_lines": 99}, ["--start"], "--toy-lines 99"),
         ({}, ["--start", "--continuations", "1"], "--continuations 1: must be at least 2"),
         ({}, ["--start", "--methods", "pure"], "'pure'"),
-        ({}, ["--start", "--methods", "grpo", "oracle-value"], "--method oracle-value needs what each line"),
         (None, ["--start"], "config.json: cannot be read"),
     ],
 )

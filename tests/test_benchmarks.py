@@ -376,7 +376,7 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
     """A long problem gets what its prompt leaves of the context, and none is left out."""
     model, tokenizer = tiny
     context = evaluation.context_of(model)
-    long = Loaded(BENCHMARKS["embedded"], toy.make_problems(0, 2, 2, "chain", 0)[1], "made", "0")
+    long = Loaded(BENCHMARKS["embedded"], toy.make_problems(0, 2, 2, 0)[1], "made", "0")
     problems = [{"id": str(i), **p} for i, p in enumerate(long.problems)]
     problems.append({"id": "2", "problem": "1" * context, "answer": "1"})
     calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
@@ -389,4 +389,4 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """It would read the problems in other tokens."""
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(benchmarks.embedded_set(2, "chain", 4, 0), Protocol(), ["one symbol"], "some/model")
+        evaluation.as_task(benchmarks.embedded_set(2, 4, 0), Protocol(), ["one symbol"], "some/model")

@@ -1,12 +1,17 @@
 """studies/compare.py: stages in a row, a table of what they left, and what is refused."""
 
+import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from harness import files, tables
-from studies import compare, study, trials
-from studies.trials import Cell
+from studies import compare
+from studies.compare import Cell, Trial
+from tasks.problems import BadInput
 
 DOCS = Path(__file__).parents[1] / "docs"
 SMALL = "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8 --steps 1 --warmup-steps 9"
@@ -15,21 +20,80 @@ SMALL += " --threads 0"
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Trials run here, one after the other, as if the code were committed; of each grid only the middle."""
+    """Trials run here, one after the other; of each grid only the middle."""
 
-    def run_stage(stage, cells, seeds, path, jobs):
-        for name, cell in cells.items():
-            for seed in seeds:
-                missing = trials.lacking(stage, study.trial_rows(path), {name: cell}, [seed])
-                if missing:
-                    study.run_from_one_start(({"stage": stage, "plan": None, "code": "c"}, cell, missing, path))
+    class Pool:
+        def __init__(self, jobs):
+            pass
 
-    monkeypatch.setattr(compare, "run_stage", run_stage)
-    monkeypatch.setattr(trials, "grid", lambda middle, curves: [middle])
-    monkeypatch.setitem(trials.SEEDS, "tune", (7,))
-    monkeypatch.setitem(trials.SEEDS, "advantages", (7,))
-    monkeypatch.setattr(study, "HELDOUT", 8)
-    monkeypatch.setattr(study, "GROUPS", 2)
+        def __enter__(self):
+            return SimpleNamespace(imap_unordered=map)
+
+        def __exit__(self, *raised):
+            pass
+
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: SimpleNamespace(Pool=Pool))
+    monkeypatch.setattr(compare, "grid", lambda middle, curves: [middle])
+    monkeypatch.setattr(compare, "TUNING", (7,))
+    monkeypatch.setattr(compare, "HELDOUT", 8)
+    monkeypatch.setattr(compare, "GROUPS", 2)
+
+
+def test_a_grid_grows_until_its_best_rate_is_inside():
+    """And to 8 times its middle, no further."""
+    assert compare.grid(2.0, {}) == [1.0, 2.0, 4.0]
+    assert compare.grid(2.0, {1.0: 0.1, 2.0: 0.3, 4.0: 0.2}) == [1.0, 2.0, 4.0]
+    assert compare.grid(2.0, {1.0: 0.4, 2.0: 0.3, 4.0: 0.2}) == [0.5, 1.0, 2.0, 4.0]
+    assert compare.grid(2.0, {1.0: 0.1, 2.0: 0.2, 4.0: 0.3, 8.0: 0.4}) == [1.0, 2.0, 4.0, 8.0, 16.0]
+    rising = {1.0: 0.1, 2.0: 0.2, 4.0: 0.3, 8.0: 0.4, 16.0: 0.5}
+    assert compare.grid(2.0, rising) == sorted(rising)
+
+
+def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
+    """What lacks is a trial, by its seed; the rate of the highest mean curve is then confirmed, others' rows aside."""
+    rows, cell = [], Cell("--steps 2", 1e-4, ["grpo", "kgae", "grpo-lora"])
+    for rule, middle in (("grpo", 1e-4), ("grpo-lora", 1e-3), ("kgae", 1e-4)):
+        for lr in (middle / 2, middle, middle * 2):
+            for seed in (100, 101):
+                row = {"stage": "tune", "cell": cell.flags, "seed": seed, "rule": rule, "lr": lr}
+                rows.append(row | {"rewards": [0.5 if lr == middle else 0.3, 0.5]})
+    rows.append(rows[-1] | {"cell": "--steps 3", "lr": 5e-5, "rewards": [0.9, 0.9]})
+    rows.append(rows[-1] | {"stage": "confirm", "cell": cell.flags})
+    assert not compare.lacking("tune", rows, cell, (100, 101))
+    without = [row for row in rows if (row["rule"], row["lr"], row["seed"]) != ("kgae", 2e-4, 101)]
+    assert compare.lacking("tune", without, cell, (100, 101)) == [Trial(cell.flags, 101, "kgae", 2e-4)]
+    assert compare.mean_curves(cell.flags, "kgae", without).keys() == {5e-5, 1e-4}
+    confirmed = compare.lacking("confirm", rows, cell, [0])
+    assert [(trial.rule, trial.lr) for trial in confirmed] == [("grpo", 1e-4), ("kgae", 1e-4), ("grpo-lora", 1e-3)]
+    assert [trial.rule for trial in compare.lacking("advantages", rows, cell, (100, 101))] == ["grpo", "grpo"]
+
+
+def test_names_of_rows_are_methods_with_changes():
+    """Any method, any factor, in any order; a name of something else is refused."""
+    assert compare.flags_of("oar-g") == {"method": "oar-g"}
+    both = {"method": "shear", "rescale": "mean1", "negative_scale": 0.5}
+    assert compare.flags_of("shear-mean1-wrong-.5") == compare.flags_of("shear-wrong-0.5-mean1") == both
+    assert compare.flags_of("grpo-dynamic-lora") == {"method": "grpo", "dynamic_sampling": 4, "lora_rank": 16}
+    for name in ("nothing", "grpo-", "grpo-mean2", "grpo-wrong-", "grpo-wrong-x", "grpo-loras", "-mean1"):
+        with pytest.raises(BadInput, match=f"--methods {name}: is no method"):
+            compare.flags_of(name)
+
+
+def test_intervals_are_scipy_s():
+    """Of Student's t at 90%."""
+    values = np.array([0.01, 0.03, -0.02, 0.04])
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.90)
+    assert compare.with_interval(values) == f"+.015 (-{-low:.3f} to +{high:.3f}), 3/4".replace("0.", ".")
+
+
+def test_differences_are_paired_by_seed():
+    """Seeds that one has not run, and other stages, do not count."""
+    row = {"stage": "confirm", "cell": "c", "rule": "grpo"}
+    rows = [row | {"seed": seed, "rewards": [0.0, 0.2 * seed], "sampled": 0.5} for seed in (1, 2, 3)]
+    rows += [rows[seed] | {"rule": "shear", "rewards": [0.1 * seed + 0.12], "sampled": 0.75} for seed in (2, 1)]
+    rows += [rows[0] | {"stage": "tune", "rule": "shear", "rewards": [0.9]}]
+    assert compare.differences(rows, "c", "shear", "grpo") == pytest.approx([0.02, 0.02])
+    assert compare.differences(rows, "c", "shear", "grpo", "sampled").tolist() == [0.25, 0.25]
 
 
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsys):
@@ -76,8 +140,8 @@ def test_the_table_is_of_rows_paired_by_seed():
 def test_the_page_has_what_the_rows_say():
     """The table of docs/methods.md can be computed again."""
     rows = files.rows(DOCS / "compare.jsonl")
-    confirmed = {row["rule"] for row in rows if row["stage"] == "confirm"}
-    cell = Cell("--steps 20", 1e-4, [rule for rule in trials.RULES if rule in confirmed])
+    assert {row["rule"] for row in rows if row["stage"] == "confirm"} == set(compare.ROWS)
+    cell = Cell("--steps 20", 1e-4, compare.ROWS)
     assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in (DOCS / "methods.md").read_text()
 
 
@@ -85,13 +149,13 @@ def test_the_page_has_what_the_rows_say():
     "flags, words",
     [
         ("--methods shear", "all are compared with grpo; add it"),
-        ("--methods grpo oracle-value", "--method oracle-value needs what each line"),
+        ("--methods grpo oracle --model M", "--method oracle needs the true first error"),
         ("--seeds 0 0", "--seeds 0 0: 100 and 101 choose the rates"),
         ("--seeds 0 100", "--seeds 0 100: 100 and 101 choose the rates"),
         ("--seed 3", "--seed: the trials set it; leave it out"),
         ("--window 0", "--window 0: must be at least 1"),
         ("--rows /dev/null/rows.jsonl", "--rows /dev/null/rows.jsonl: its folder"),
-        ("--methods grpo nothing", "--methods: invalid choice: 'nothing'"),
+        ("--methods grpo nothing", "--methods nothing: is no method of train.py"),
     ],
 )
 def test_bad_input_is_one_sentence_before_any_trial(flags, words, tmp_path, assert_refused):

@@ -77,7 +77,7 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
 # ---- what a user runs ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"arca", "oracle-value"}))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"arca"}))
 def test_a_step_with_every_method(run, method):
     """From rollouts to moved weights, in float32."""
     run.args.method = method
@@ -125,7 +125,7 @@ def test_diagnose(start, tmp_path, monkeypatch):
     flags = f"{MODEL} --groups 1 --continuations 2 --rollouts-per-prompt 4"
     assert diagnose.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
     methods = json.loads((tmp_path / "diagnose.json").read_text())["methods"]
-    assert set(methods) == set(METHODS) - {"arca", "oracle-value"}
+    assert set(methods) == set(METHODS) - {"arca"}
 
 
 def test_replayed_steps_are_those_of_generate(start, monkeypatch):

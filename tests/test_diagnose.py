@@ -18,7 +18,7 @@ from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
 from harness import models
 from rewards import Verdict
-from studies import diagnose, figures, prefixes, truth
+from studies import diagnose, figures, page, prefixes
 from studies.prefixes import SPANS, Prefixes
 from tasks import toy
 from tasks.problems import BadInput, Task
@@ -173,8 +173,8 @@ def test_panels_say_what_they_show(tmp_path, monkeypatch):
         draw(made(0.5), tmp_path / "a.png")
     figures.fig_10_accuracies(np.array([0.5, 1]), tmp_path / "a.png")
     place = {"auc": 0.7, "auc_step": 0.6, "auc_position": 0.8, "peak": None}
-    truth.credit_placement({"one": place}, "method", tmp_path / "a.png")
-    truth.pooling_smear({"max": [0.1] * 5}, 2, tmp_path / "a.png")
+    figures.credit_placement({"one": place}, "method", tmp_path / "a.png")
+    figures.pooling_smear({"max": [0.1] * 5}, 2, tmp_path / "a.png")
     for figure in drawn:
         assert figure.axes[0].get_ylabel()
         for axes in figure.axes[:2]:
@@ -197,11 +197,11 @@ def test_where_half_of_the_rise_is_done(tmp_path):
     """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the middle."""
     early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
     line = [place / 10 for place in range(13)]
-    found = truth.pooling_smear({"max": early, "mean": line}, 3, tmp_path / "a.png")
+    found = figures.pooling_smear({"max": early, "mean": line}, 3, tmp_path / "a.png")
     assert [each["half_risen"] for each in found.values()] == [-1, 0]
     assert (found["max"]["base"], found["max"]["top"]) == (0.15, 0.9) and found["mean"]["weights"] == line
     short = [None, None, 0.2, 0.4, None]
-    assert truth.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")["max"]["half_risen"] is None
+    assert figures.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")["max"]["half_risen"] is None
 
 
 # ---- prefixes -------------------------------------------------------------------------------------------------
@@ -242,21 +242,21 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
         return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
 
     monkeypatch.setattr(prefixes, "sampled", draw)
-    flags, args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0), SimpleNamespace(seed=1, **SPANS_OF_4)
-    groups = prefixes.collect(flags, args, None, tiny[0], None, [{}, {}])
+    args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0, seed=1, **SPANS_OF_4)
+    groups = prefixes.collect(args, None, tiny[0], None, [{}, {}])
     assert groups[0] != groups[1]
     (tmp_path / "group-0001.json").unlink()
-    assert prefixes.collect(flags, args, None, tiny[0], None, [{}, {}]) == groups
+    assert prefixes.collect(args, None, tiny[0], None, [{}, {}]) == groups
 
 
 def test_damaged_groups_are_one_sentence(tiny, tmp_path):
     """The file and the remedy are named; nothing is changed."""
-    flags, args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0), SimpleNamespace(seed=1, **SPANS_OF_4)
+    args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0, seed=1, **SPANS_OF_4)
     path = tmp_path / "group-0000.json"
     for text in ("", "{", "[1]", "{}", "[" * 100_000):
         path.write_text(text)
         with pytest.raises(BadInput, match=r"--out .*: group-0000.json is damaged \(.*\); delete it"):
-            prefixes.collect(flags, args, None, tiny[0], None, [{}])
+            prefixes.collect(args, None, tiny[0], None, [{}])
         assert path.read_text() == text
 
 
@@ -311,7 +311,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "arith", 12))
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     monkeypatch.setattr(prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options))
-    assert diagnose.main([*flags, "--html", str(tmp_path / "page.html")]) == 0 and made
+    assert diagnose.main(flags) == 0 and made
     results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
     assert results.keys() >= FIGURES | {"methods", "settings", "pooling", "paper", "flags", "left_out"}
     pictures = {path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
@@ -323,11 +323,13 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 100
     assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
     assert set(results["pooling"]) == {"max", "mean"} and "as given" in results["settings"]
-    assert set(results["methods"]) == set(METHODS) - {"arca", "oracle-value"}
+    assert set(results["methods"]) == set(METHODS) - {"arca"}
     settings = {name: each["weight_after"] for name, each in results["settings"].items()}
     assert len(set(settings.values())) == len(settings) - 1  # a window of one line or two: every change has an effect
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
-    shown = json.loads((tmp_path / "page.html").read_text().split('id="data">')[1].split("</script>")[0])
+    assert page.main([str(tmp_path)]) == 0  # the command that its last line names
+    assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
+    shown = json.loads((tmp_path / "credit.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
     wrong = [row for rows in shown for row in rows if row["score"] == 0]
     late = [row["weights"]["shear"][11] for row in wrong]  # of the wrong step's last token
@@ -393,9 +395,9 @@ def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypat
     assert {len(scores) for each in group.continued for scores in each} == {2}
     assert all(answer == "1" and text.startswith("Step ") for text, answer in asked)
     assert (tmp_path / "out" / "fig_1a.png").exists()
-    for limit, *names in (("40", "has 41 tokens", "raise it"), ("600", "context of 512", "lower it")):
+    for limit, *names in (("40", "has 41 tokens", "raise it"), ("600", "context is 512", "lower --max-tokens")):
         words = [*flags, "--max-tokens", limit, "--out", tmp_path / limit]
-        assert_refused(diagnose.main, words, f"error: --max-tokens {limit}", *names)
+        assert_refused(diagnose.main, words, *names)
         assert not (tmp_path / limit).exists()
 
 
@@ -405,14 +407,14 @@ def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, t
     flags = [*solutions(path), "--model", str(qwen_folder), "--out", str(out)]
     sound = path.read_text()
     path.write_text(sound + sound.replace("1+1", "3+3").replace(TEXT.format(2)[:4], "a" * 600))
-    assert_refused(diagnose.main, flags, f"--rollouts {path}: one has", "leave its problem out")
+    assert_refused(diagnose.main, flags, f"--rollouts {path}: a problem and its solutions need", "leave it out")
     assert not out.exists()
     path.write_text(sound)
     monkeypatch.setattr(diagnose, "scored", interrupt)  # what comes after the groups is not of interest
     assert diagnose.main(flags) == 130 and len(list(out.glob("group-*.json"))) == 1
     before = {file: file.read_bytes() for file in out.iterdir()}
     path.write_text(sound.replace("Step", "Stop"))
-    assert_refused(diagnose.main, flags, f"--rollouts {path}: the groups in {out} are not of these solutions; choose")
+    assert_refused(diagnose.main, flags, "--rollouts sha256:", f": the groups in {out} have sha256:", "another --out")
     assert {file: file.read_bytes() for file in out.iterdir()} == before
 
 
@@ -442,11 +444,8 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     assert diagnose.main(flags) == 130 and len(warmed) == 2
 
 
-def test_walks_have_no_process_reward_model(tmp_path, assert_refused):
-    """Their steps are not labelled; and the weights are rounded, the rotary frequencies not."""
-    walk = "--toy-kind recoverable --toy-width 16 --warmup-steps 1 --groups 1 --dtype bfloat16".split()
-    assert_refused(diagnose.main, [*SIZES, *walk, "--out", tmp_path], "none holds right and wrong rollouts")
-    assert not (tmp_path / "prm").exists()
+def test_weights_are_rounded_and_rotary_frequencies_are_not():
+    """As on a GPU, where the model computes in bfloat16."""
     model = toy.make_model(1, seed=0)
     models.round_weights(model, torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -482,7 +481,7 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
         ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
         ("--rollouts nowhere.jsonl --model x", ["--rollouts nowhere.jsonl", "cannot be read"]),
         ("--stride 13", ["--stride 13", "--window"]),
-        ("--samples x.jsonl", ["--samples x.jsonl", "--html"]),
+        ("--prm x", ["--prm", "leave it out"]),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, assert_refused):

@@ -33,7 +33,7 @@ import train
 from grpo import rollout
 from harness import checkpoint, files, models
 from harness.launch import run_command
-from studies import bench, compare, diagnose
+from studies import compare, diagnose
 
 SIZES = [*RUN, *"--save-every 1 --keep 9 --steps 2".split()]
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
@@ -161,8 +161,6 @@ def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path,
         (train, "--data", "--model QWEN --max-tokens 9 --out OUT"),
         (evaluation, "--replay", "--out OUT"),
         (diagnose, "--rollouts", "--model QWEN --max-tokens 9 --out OUT"),
-        (diagnose, "--samples", "--html OUT.html"),
-        (bench, "--states", ""),
         (compare, "--rows", "--methods grpo shear"),
     ],
 )

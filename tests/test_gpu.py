@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_curve"),
 ]
 RUN = f"--task embedded --smoke --decode fast --device {DEVICE.type} --name run"
-NEEDS = {"arca": "--lora-rank 2", "oracle-value": "--toy-kind recoverable --decode generate"}
+NEEDS = {"arca": "--lora-rank 2"}
 
 
 def to_device(*tensors: Tensor) -> list[Tensor]:

@@ -14,7 +14,7 @@ from credit.batch import Batch
 from credit.measures import effective_weights
 from credit.methods import oracle
 from harness import files
-from studies import diagnose, page
+from studies import page
 from tasks.toy import FirstError
 
 SENSE = "So $(2n-19)^2 + 35 = 4x^2$ holds.\n\nThen the two factors, which have the same sign, make 35. "
@@ -47,9 +47,9 @@ def long_group():
     return [rollout(tokens, weights, score=float(place < 3), advantage=0.6 - 0.3 * place) for place in range(8)]
 
 
-def make(samples, out):
-    """The command of a training run's page; its exit status."""
-    return diagnose.main(["--html", str(out), "--samples", str(samples)])
+def make(run, *words):
+    """The command of a run's page; its exit status."""
+    return page.main([str(run), *map(str, words)])
 
 
 def data_of(text):
@@ -110,9 +110,10 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
         file.write('{"step": 3, "prob')
     groups = page.read_groups(tmp_path / "samples.jsonl")
     assert [[row["tokens"][0] for row in group] for group in groups] == [["0", "1"], ["2", "3"], ["4"], ["5"]]
-    assert make(tmp_path / "samples.jsonl", tmp_path / "page.html") == 0
-    assert data_of((tmp_path / "page.html").read_text())[0][0]["tokens"] == ["0"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "samples.jsonl"]
+    assert make(tmp_path) == 0 == make(tmp_path, "--out", tmp_path / "other.html")
+    text = (tmp_path / "credit.html").read_text()
+    assert data_of(text)[0][0]["tokens"] == ["0"] and (tmp_path / "other.html").read_text() == text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["credit.html", "other.html", "samples.jsonl"]
 
 
 def test_a_long_group_is_small():
@@ -159,14 +160,14 @@ BAD = [None, b"\xff\xfe\n", b"", json.dumps(GOOD).encode(), *(f"{line}\n".encode
 @pytest.mark.parametrize("content", BAD, ids=range(len(BAD)))
 def test_bad_samples_are_one_sentence(tmp_path, capsys, content):
     """Status 2, the file and the remedy, nothing written, and an old page left as it was."""
-    source, out = tmp_path / "samples.jsonl", tmp_path / "page.html"
+    source, out = tmp_path / "samples.jsonl", tmp_path / "credit.html"
     if content is not None:
         source.write_bytes(content)
     out.write_text("old")
-    assert make(source, out) == 2
+    assert make(tmp_path) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and str(source) in said.err
-    assert said.err.startswith("error: ") and re.search("give the samples.jsonl|restore|no such file", said.err)
+    assert said.err.startswith("error: ") and re.search("give the folder|restore|no such file", said.err)
     assert out.read_text() == "old" and len(list(tmp_path.iterdir())) == 1 + source.exists()
 
 
@@ -175,6 +176,6 @@ def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, assert_
     """The samples themselves are never overwritten."""
     source = tmp_path / "samples.jsonl"
     files.append_rows(source, [GOOD])
-    words = ["--samples", source, "--html", tmp_path / where]
-    assert_refused(diagnose.main, words, f"error: --html {tmp_path / where}: ", "name a")
+    words = [tmp_path, "--out", tmp_path / where]
+    assert_refused(page.main, words, f"error: --out {tmp_path / where}: ", "name a")
     assert json.loads(source.read_text()) == GOOD and [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]

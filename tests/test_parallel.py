@@ -140,7 +140,7 @@ def two(taught, tmp_path_factory):
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("two")
     model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
-    prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, "chain", 0)[0]]
+    prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, 0)[0]]
     rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
     torch.save(rollouts, folder / "rollouts.pt")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:

@@ -176,9 +176,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         "peak memory a GPU: 10.0 GB measured, 12.0 GB predicted",
     ):
         assert line in lines
-    command, samples = lines[-3:-1]  # one command in two lines
-    assert command == "next: python -m studies.diagnose --html credit.html \\"
-    assert samples == "        --samples runs/embedded-shear-1/samples.jsonl"
+    assert lines[-2] == "next: python -m studies.page runs/embedded-shear-1"
     assert [set(row) for row in files.rows(folder / "metrics.jsonl")] == [{"before"}, {"after"}]
     assert (folder / "curve.png").exists()
 

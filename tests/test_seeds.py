@@ -43,8 +43,8 @@ def starts(tmp_path_factory):
     """For seeds 0, 0 and 1: the run, its benchmarks, and what its lessons, which teach nothing, forbid and show."""
     made, lessons, plain = [], [], toy.demonstrations
 
-    def demonstrations(lines, kind, forbidden, rng):
-        pairs = plain(lines, kind, forbidden, rng)
+    def demonstrations(lines, forbidden, rng):
+        pairs = plain(lines, forbidden, rng)
         lessons.append((forbidden, texts([problem for problem, _ in pairs])))
         return pairs
 

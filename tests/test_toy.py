@@ -94,10 +94,10 @@ def test_special_tokens_in_a_response_are_tokens_and_faults():
 
 def test_held_out_problems_are_not_trained_on():
     """No prompt on both sides; too small a space gives fewer held-out problems."""
-    train, heldout = toy.make_problems(2000, 100, 2, "chain", seed=4)
+    train, heldout = toy.make_problems(2000, 100, 2, seed=4)
     asked = {problem["problem"] for problem in heldout}
     assert len(asked) == len(heldout) == 100 and not asked & {problem["problem"] for problem in train}
-    train, heldout = toy.make_problems(1, 1000, 1, "chain", seed=0)
+    train, heldout = toy.make_problems(1, 1000, 1, seed=0)
     assert len(heldout) == 10 * (10 + 10 + 3) and not train
 
 
@@ -122,7 +122,7 @@ def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
 def test_warm_up_teaches_the_format_and_leaves_no_gradient():
     """A few steps bring the loss down; a gradient left behind would leak into the first policy update."""
     model = toy.make_model(2, seed=0)
-    first = toy.warm_up(model, 2, "chain", set(), steps=1, seed=0)
-    last = toy.warm_up(model, 2, "chain", set(), steps=25, seed=1)
+    first = toy.warm_up(model, 2, set(), steps=1, seed=0)
+    last = toy.warm_up(model, 2, set(), steps=25, seed=1)
     assert last < 0.75 * first
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -8,12 +8,11 @@ import pytest
 import torch
 from made import made_batch, without_text
 
-from credit.batch import Batch, Source
+from credit.batch import Batch
 from credit.methods import assign_credit
 from credit.values import aligned_distances
 from grpo import spread
 from harness.launch import parse_args
-from tasks.problems import Task
 
 NAN = math.nan
 
@@ -125,45 +124,3 @@ def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
     for row, inside in enumerate(batch.rollouts.mask):
         assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()
     assert ours[~batch.rollouts.mask].abs().max() == 0
-
-
-def lines_of(problem: dict, text: str) -> list[tuple[int, int, str]]:
-    """The words of a text, as lines of two tokens."""
-    return [(2 * number, 2 * number + 2, kind) for number, kind in enumerate(text.split())]
-
-
-def walk_batch(foreign=None) -> Batch:
-    """Two groups of five walks; of the second all are wrong, or without a verdict."""
-    texts = ["stay stay answer", "slip repair answer", "slip off answer", "stay stay format", ""]
-    texts += ["stay slip answer", "stay copy slip", "format", "", "slip"]
-    rewards = torch.tensor([1.0, 1, 0, 0, 0, 0, 0, 0, 0, NAN])
-    task = Task("walk", [], [], str, str, lines=lines_of, foreign=foreign)
-    mask = (torch.arange(6) < 6).repeat(10, 1) & ~rewards.isnan()[:, None]
-    return made_batch(rewards, without_text(mask, texts), 5, source=Source(None, None, task, 0))
-
-
-def test_oracle_value_against_written_out_numbers():
-    """V(0, on) = 2/6, V(1, on) = 1/4, V(1, off) = 1/2, counted over both groups; then 1 on track and 0 off it."""
-    ours = assign_credit("oracle-value", walk_batch(), flags()) * (math.sqrt(7 / 36) + 1e-6)  # std of two 1 and seven 0
-    expected = [
-        [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, 0, 0],
-        [1 / 2 - 1 / 3, 0, 1 - 1 / 2, 0, 0, 0],
-        [1 / 2 - 1 / 3, 0, 0 - 1 / 2, 0, 0, 0],
-        [1 / 4 - 1 / 3, 0, 1 - 1 / 4, 0, -1, -1],  # on track after its lines, and wrong: then its form failed
-        [-1, -1, -1, -1, -1, -1],  # on track at its end, which comes before any line
-        [1 / 4 - 1 / 3, 0, 0 - 1 / 4, 0, 0, 0],  # a group of equal rewards tells, too
-        [1 / 4 - 1 / 3, 0, 0, 0, 0 - 1 / 4, 0],
-        [-1, -1, -1, -1, -1, -1],
-        [-1, -1, -1, -1, -1, -1],
-        [0, 0, 0, 0, 0, 0],  # no verdict
-    ]
-    torch.testing.assert_close(ours, torch.tensor(expected))
-
-
-def test_oracle_value_leaves_the_environment_s_decisions_out():
-    """Where slips are the environment's, staying on track earns nothing; repairs, and failures of form, count on."""
-    expected = assign_credit("oracle-value", walk_batch(), flags())
-    ours = assign_credit("oracle-value", walk_batch(foreign=lambda problem, text: []), flags())
-    for row, token in ((0, 0), (0, 2), (3, 0), (3, 2), (5, 0), (6, 0)):
-        expected[row, token] = 0
-    torch.testing.assert_close(ours, expected)

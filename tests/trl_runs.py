@@ -85,7 +85,7 @@ def tools(batch: dict) -> dict:
 
 def make_trainer(kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bool = False, **changes):
     """A trainer of three steps of an untrained model of the embedded task; `rows` rollouts a pass and process."""
-    problems, _ = toy.make_problems(60, 0, 2, "chain", seed=0)
+    problems, _ = toy.make_problems(60, 0, 2, seed=0)
     config = GRPOConfig(
         **dict(output_dir=tempfile.gettempdir(), use_cpu=True, report_to="none", save_strategy="no", logging_steps=1),
         **dict(per_device_train_batch_size=rows, num_generations=GROUP, max_completion_length=24),
