@@ -219,7 +219,8 @@ def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tenso
     if probe == "kl":  # the mean of log-probabilities is that of logits, up to a constant
         clean, changed = clean.mean(-2).log_softmax(-1), changed.mean(-2).log_softmax(-1)  # (V,), (..., V)
         return (clean.exp() * (clean - changed)).sum(-1)
-    return (clean - changed)[..., torch.arange(len(tokens)), tokens].mean(-1)
+    places = torch.arange(len(tokens), device=tokens.device)  # (n,)
+    return (clean - changed)[..., places, tokens].mean(-1)
 
 
 def _fixed_noise(count: int, like: Tensor, seed: int) -> Tensor:
