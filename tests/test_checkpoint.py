@@ -18,9 +18,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import ALONE, assert_same_run, interrupt
+from cases import ALONE, RUN, assert_same_run, interrupt
 from safetensors.torch import load_file
-from tiny import RUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from made import adapted, made_batch, widened, with_a_stop, without_text
+from cases import adapted, made_batch, widened, with_a_stop, without_text
 
 import grpo
 from credit import hindsight, methods, salience

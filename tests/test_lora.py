@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from made import adapted, assert_same_run, saved
+from cases import adapted, assert_same_run, saved
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train

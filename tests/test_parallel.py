@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import ALONE, adapted, assert_same_run
-from tiny import RUN
+from cases import ALONE, RUN, adapted, assert_same_run
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 import torch
-from made import made_batch, without_text
+from cases import made_batch, without_text
 
 from credit.batch import Batch, Source
 from credit.methods import assign_credit
