@@ -3,6 +3,7 @@
     rlsd   told the answer; how much likelier a token becomes is its weight
     sdpo   told another right rollout of the group; the log-ratio is the advantage
     hsd    told the answer and another right rollout; the ratio minus 1 is the advantage
+    scapo  told nothing, but asked in other words; tokens that this changes lose some advantage
 
 Each takes one forward pass over the same responses after longer prompts, which must fit into the model's context.
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch
+from credit.methods import standardised
 from grpo import log_probs, pad_id, pad_left
 
 
@@ -68,6 +70,28 @@ def hsd(batch: Batch, args) -> Tensor:
     return (told_log_probs(batch, told, args) - batch.log_probs).expm1()
 
 
+def scapo(batch: Batch, args, *, strength: float, phrasings: int) -> Tensor:
+    """A_t = A + strength min(u_t, 0), u_t = z(mean over k of z(-d_t)), d_t = 2 |p - p_k| / (p + p_k): SCAPO.
+
+    p and p_k are pi(y_t) after the prompt and after its k-th rephrasing (arXiv 2609.40360). Inferred: each z is over
+    the group's tokens; and where a rephrasing gives things other names, the response gets them, too. Deviates: theirs
+    ends after 120 to 200 steps.
+    """
+    task, mask, stable = batch.source.task, batch.rollouts.mask, torch.zeros_like(batch.log_probs)  # (B, T)
+    tokens_of = batch.source.tokenizer.convert_tokens_to_ids
+    for k in range(phrasings):
+        problems, ids = [], batch.rollouts.ids.clone()  # (B, T)
+        for row, response in enumerate(batch.rollouts.ids):
+            problem, names = task.rephrase(batch.problem_of(row), k)
+            problems.append(problem)
+            for old, new in names.items():
+                ids[row, response == tokens_of(old)] = tokens_of(new)
+        log_ratio = told_log_probs(batch, problems, args, ids) - batch.log_probs  # (B, T)
+        distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
+        stable += standardised(-distance, mask, batch.group_size) / phrasings
+    return batch.advantages[:, None] + strength * standardised(stable, mask, batch.group_size).clamp_max(0.0)
+
+
 def right_peers(batch: Batch) -> list[list[str]]:
     """For each rollout, the other right responses of its group."""
     right, found = batch.correct.tolist(), []
@@ -78,9 +102,10 @@ def right_peers(batch: Batch) -> list[list[str]]:
     return found
 
 
-def told_log_probs(batch: Batch, problems: list[dict], args) -> Tensor:
-    """Log-probabilities (B, T) float32 of the same responses to other problems, one per rollout."""
-    source, rollouts = batch.source, batch.rollouts
+def told_log_probs(batch: Batch, problems: list[dict], args, ids: Tensor | None = None) -> Tensor:
+    """Log-probabilities (B, T) float32 of the same responses, or of `ids`, to other problems, one per rollout."""
+    source = batch.source
+    rollouts = batch.rollouts if ids is None else replace(batch.rollouts, ids=ids)
     prompts = [source.task.prompt(problem) for problem in problems]
     encoded = source.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     ids, mask = pad_left(encoded, pad_id(source.tokenizer), rollouts.ids.device)

@@ -12,6 +12,7 @@ credit went.
 """
 
 import argparse
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
@@ -26,8 +27,9 @@ from credit.measures import effective_weights
 from credit.shear_settings import ClosestSpans, Settings, group_weights, settings_of
 from credit.table import METHODS, function_of, options_of
 from fast.distances import token_distances
+from fast.race import race_matrix
 from grpo import pad_id
-from shear import mean_norm, span_bounds, two_sides
+from shear import mean_norm, span_bounds, token_weights, two_sides
 
 
 def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
@@ -76,6 +78,12 @@ def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor
     return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(group_size, 0)
 
 
+def standardised(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    """The values (B, T) less the mean of their group's tokens, over the standard deviation of these."""
+    mean, std = group_moments(values, mask, group_size)
+    return (values - mean) / std.clamp_min(1e-8)
+
+
 # ---- group and entropies --------------------------------------------------------------------------------------
 
 
@@ -101,9 +109,8 @@ def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
     may differ.
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    mean, std = group_moments(batch.entropies, batch.rollouts.mask, batch.group_size)
     bound = scale.abs() / phi
-    z = (batch.entropies - mean) / std.clamp_min(1e-8)  # (B, T)
+    z = standardised(batch.entropies, batch.rollouts.mask, batch.group_size)  # (B, T)
     return scale + alpha * scale.sign() * z.clamp(-bound, bound)
 
 
@@ -117,6 +124,17 @@ def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
     kept = (index >= low) & (index <= high) & batch.rollouts.mask  # (B, T)
     lengths = batch.rollouts.mask.sum(1, keepdim=True)  # (B, 1)
     return batch.advantages[:, None] * kept * lengths / kept.sum(1, keepdim=True).clamp_min(1)
+
+
+def taco(batch: Batch, args, *, alpha: float, strength: float) -> Tensor:
+    """A_t = A (1 - strength (1 - exp(-r_t))) where A > 0 and r_t = -log pi(y_t) - H_t + log alpha > 0, A elsewhere.
+
+    TACO (arXiv 2607.07976): tokens of right rollouts that were far less likely than entropy expects earn less, down to
+    1 - strength of A. H_t is in nats. Here log pi and H_t are those of the rollout, once for all updates.
+    """
+    excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
+    earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
+    return batch.advantages[:, None] * torch.where(batch.advantages[:, None] > 0, earned, 1.0)
 
 
 # ---- hidden states --------------------------------------------------------------------------------------------
@@ -176,11 +194,44 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
     return omega
 
 
+def own_side(batch: Batch, args) -> Tensor:
+    """A_t = A omega_t as in `shear`, from the closest span of the same outcome in another rollout; a control, ours.
+
+    If distance from the other side tells more than novelty, this tells less. HarA (arXiv 2610.04344), of which only the
+    abstract is public, has another distance from rollouts of the same outcome, to their barycentre.
+    """
+    return batch.advantages[:, None] * group_by_group(batch, partial(own_side_weights, settings=settings_of(args)))
+
+
+@torch.no_grad()
+def own_side_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> Tensor:
+    """Weights (G, T) float32 of one group; 1 without an opposing side, and in a rollout that is alone on its own.
+
+    Shapes and errors are those of `group_weights`, and so are nbar and eps: those of the whole group.
+    """
+    window, stride = settings.window, settings.stride
+    mask, correct = mask.bool(), correct.bool()
+    omega = mask.float()  # (G, T)
+    if two_sides(hidden, mask, correct, window, stride)[0] is None:
+        return omega
+    nbar = mean_norm(hidden[mask])
+    eps = settings.eps_over(nbar) * nbar
+    for row in range(len(mask)):
+        same = mask & (correct == correct[row])[:, None]  # (G, T)
+        alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
+        own, others = two_sides(hidden, same, alone, window, stride)
+        if own is not None:
+            costs = token_distances(own.states, others.states)  # (N, N')
+            matrix = race_matrix(costs, own.spans, others.spans, eps, max_iters=settings.max_iters, tol=settings.tol)
+            omega[own.mask] = token_weights(matrix.amin(1) / nbar, own.spans)
+    return omega
+
+
 def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
     """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart: DelTA, 2605.21467.
 
     v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log pi(y_t). lambda_t grows
-    with how much closer v_t lies to the mean of its own side than to the other's, `own_side`. Deviates: a side is one
+    with how much closer v_t lies to the mean of its own side than to the other's, `nearer_own`. Deviates: a side is one
     of a group, theirs of all prompts of a shard; a response's first token, whose h is the prompt's, has the middle.
     """
     mask, hidden = batch.rollouts.mask, batch.hidden
@@ -194,13 +245,13 @@ def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
         rows = slice(group, group + batch.group_size)
         right = batch.correct[rows, None].expand_as(later[rows])[later[rows]]  # (m,)
         if right.any() and not right.all():
-            own[rows][later[rows]] = own_side(vectors[first : first + len(right)], right)
+            own[rows][later[rows]] = nearer_own(vectors[first : first + len(right)], right)
         first += len(right)
     omega = low + (high - low) * own
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
-def own_side(vectors: Tensor, right: Tensor) -> Tensor:
+def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
     """sigmoid(margin / its std), (n,): the margin of vectors (n, d) towards the mean of their own side, `right` (n,).
 
     Once more with the vectors weighted by the result, but the first margins' std, as in DelTA's code.
@@ -270,9 +321,8 @@ def attention(batch: Batch, args, *, slope: float) -> Tensor:
     """
     source, mask = batch.source, batch.rollouts.mask
     values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=args.micro_tokens)  # (B, T)
-    mean, std = group_moments(values, mask, batch.group_size)
     pull = slope * (2 * source.step / args.steps - 1)
-    omega = 2 * torch.sigmoid(pull * (values - mean) / std.clamp_min(1e-8))  # (B, T)
+    omega = 2 * torch.sigmoid(pull * standardised(values, mask, batch.group_size))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
@@ -365,6 +415,29 @@ def oracle(batch: Batch, args) -> Tensor:
     start, end = true_errors(batch, batch.source.task.first_error).unbind(1)  # (B,), (B,)
     inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
+
+
+def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
+    """A_t = A_cor - b in right rollouts; in wrong ones prefix A_cor - b before the true first error, A_inc - b from it.
+
+    Cliff (arXiv 2609.02817), whose teacher names the error that the task knows here. A_cor = (1 - mu) / sigma and
+    A_inc = -mu / sigma, mu the group's share of right rollouts and sigma = sqrt(mu (1 - mu)); b makes the mean over the
+    group's tokens 0. A wrong rollout without a known error keeps A; inferred: b is taken from all other tokens.
+    """
+    mask, rewards = batch.rollouts.mask, batch.rewards.view(-1, batch.group_size)
+    mu = (rewards > 0.5).sum(1) / rewards.isfinite().sum(1)  # (groups,), NaN without a verdict
+    mu = mu.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
+    sigma = (mu * (1 - mu)).sqrt()
+    start = true_errors(batch, batch.source.task.first_error)[:, :1]  # (B, 1)
+    right, known = batch.correct[:, None], start >= 0  # (B, 1)
+    before = torch.arange(mask.shape[1], device=mask.device) < start  # (B, T)
+    credit = torch.where(before, prefix * (1 - mu) / sigma, -mu / sigma)
+    credit = torch.where(right, (1 - mu) / sigma, torch.where(known, credit, batch.advantages[:, None]))
+    moved = mask & (right | known)  # (B, T)
+    sums = torch.where(mask, credit, 0.0).sum(1).view_as(rewards).sum(1)  # (groups,)
+    shift = sums / moved.sum(1).view_as(rewards).sum(1)  # b
+    credit = torch.where(moved, credit - shift.repeat_interleave(batch.group_size)[:, None], credit)
+    return torch.where(batch.advantages[:, None] != 0, credit, 0.0)
 
 
 def position(batch: Batch, args) -> Tensor:

@@ -28,6 +28,7 @@ NEEDS = {
     "hint": "the answer in its prompt",
     "peer": "another response of the group in its prompt",
     "first error": "the true first error",
+    "rephrase": "its problems in other words",
     "lines": "what each line of a response decides",
 }
 
@@ -125,6 +126,14 @@ METHODS = {
         },
         ascending=("low", "high"),
     ),
+    "taco": Method(
+        "credit.methods:taco",
+        "less on tokens of right rollouts that entropy did not expect",
+        options={
+            "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", TINY, 1),
+            "strength": Option(0.9, "share of A that it can lose", 0, 1),
+        },
+    ),
     "delta": Method(
         "credit.methods:delta",
         "more on tokens that tell the sides apart",
@@ -182,6 +191,16 @@ METHODS = {
         ("box", "hint", "peer"),
         weighs=False,
     ),
+    "scapo": Method(
+        "credit.hindsight:scapo",
+        "less on tokens that depend on how the problem is put",
+        ("rephrase",),
+        weighs=False,
+        options={
+            "strength": Option(0.01, "advantage per standard deviation of instability", 0, LARGE),
+            "phrasings": Option(4, "of each problem, a pass each", 1, 100),
+        },
+    ),
     "attention": Method(
         "credit.methods:attention",
         "from focused tokens to those that look back widely",
@@ -189,7 +208,17 @@ METHODS = {
         options={"slope": Option(1.0, "c goes from minus this to this", TINY, LARGE)},
     ),
     "oracle": Method("credit.methods:oracle", "control: only the true first wrong step", ("first error",)),
+    "cliff": Method(
+        "credit.methods:cliff",
+        "control: nothing before the true first error, A from it",
+        ("first error",),
+        weighs=False,
+        options={"prefix": Option(0.0, "share of a right rollout's advantage before the error", 0, 1)},
+    ),
     "oracle-value": Method("credit.values:oracle_value", "control: true changes of value", ("lines",), weighs=False),
+    "own-side": Method(
+        "credit.methods:own_side", "control: distance to the closest span of the same side", ("states", "pairs")
+    ),
     "position": Method("credit.methods:position", "control: later tokens get more"),
     "random": Method("credit.methods:random", "control: uniform weights, the same for a window"),
     "shuffle": Method(

@@ -2,27 +2,24 @@
 
     runs/NAME/checkpoints/step-000010/
         model/           an ordinary Hugging Face folder, for any tool: the weights that sample, and the tokenizer
-        state/           what training goes on from, by torch.distributed.checkpoint, each rank its own part:
-                         float32 weights and AdamW's moments
+        state/           what training goes on from, as safetensors, each rank its own part: float32 weights and
+                         AdamW's moments
         complete.json    the step (which is the data cursor, as `Task.draw` is a function of it), the number of
                          ranks, the run's settings, every file with its size and SHA-256, and the same of the rows of
                          metrics.jsonl that lead to it
 
-The digests of state/ are computed while it is written; model/ is read once more, spread over the ranks.
-
 A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
-leaves none that could be chosen; the last `keep` stay. Loading checks every file first, reads nothing but tensors, and
-runs nothing that a folder holds. No random state is saved: `train.py` seeds every step anew, by the seed, the step and
-the rank.
+leaves none that could be chosen; the last `keep` stay. The digests are made by reading the files back, and loading
+checks them first; ranks share that work. No random state is saved: `train.py` seeds every step anew, by the seed, the
+step and the rank.
 
-Another number of ranks can go on from the same files, with other random numbers: exact is the same number.
+A checkpoint can be resumed on another number of ranks; only the same number makes the same run to the bit.
 """
 
 import hashlib
-import io
 import json
+import logging
 import os
-import pickle
 import re
 import shutil
 import warnings
@@ -31,92 +28,26 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from credit import lora
 from grpo import Policy
 from harness import files
-from harness.parallel import Ranks, from_main, gather, gather_items
+from harness.parallel import Ranks, gather, gather_items
 from tasks.problems import cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-
+# Of a file that it cannot read it logs a traceback, and then raises an error that says the same.
+logging.getLogger().addFilter(lambda record: "metadata is not found" not in record.getMessage())
 
 STEP = re.compile(r"step-(\d{6,})")  # a folder of ours; a copy beside it has another name
-# All that torch's `.metadata`, a pickle, may name: anything else could run code of whoever made the folder.
-METADATA = {
-    "torch.distributed.checkpoint.metadata": "Metadata StorageMeta MetadataIndex TensorStorageMetadata "
-    "TensorProperties ChunkStorageMetadata BytesStorageMetadata _MEM_FORMAT_ENCODING",
-    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
-    "torch.serialization": "_get_layout",
-    "torch": "Size float32",
-    "pathlib": "PosixPath",
-    "collections": "OrderedDict",
-}
+PER_FILE = 64  # tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
 
 
 class CheckpointError(ValueError):
     """A checkpoint that is missing or damaged."""
-
-
-class MetadataUnpickler(pickle.Unpickler):
-    """Raises CheckpointError for a name that is not in METADATA."""
-
-    def find_class(self, module: str, name: str):
-        if (module, name) == ("builtins", "getattr"):
-            return memory_format
-        if name not in METADATA.get(module, "").split():
-            raise CheckpointError(f".metadata names {module}.{name}, which no checkpoint needs")
-        return super().find_class(module, name)
-
-
-def memory_format(kind: type, name: str):
-    """`getattr` as Python 3.11.0 to 3.11.3 pickle a member of an Enum; raises CheckpointError for any other use."""
-    if kind is not _MEM_FORMAT_ENCODING:
-        raise CheckpointError(f".metadata asks for {name} of {kind}, which no checkpoint needs")
-    return kind[name]
-
-
-class TensorsOnly(dcp.DefaultLoadPlanner):
-    """torch's planner, which unpickles whatever is no tensor; ours asks for tensors alone."""
-
-    def load_bytes(self, read_item, value) -> None:
-        raise CheckpointError(f"{read_item.dest_index.fqn} is no tensor")
-
-
-class DigestedFile(io.BufferedWriter):
-    """A file whose SHA-256 is computed while it is written, from its beginning to its end."""
-
-    def __init__(self, path: Path):
-        super().__init__(io.FileIO(path, "wb"))
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data) -> int:
-        self.sha256.update(data)
-        return super().write(data)
-
-    def seek(self, *where):
-        raise io.UnsupportedOperation("what is written a second time would be digested a second time")
-
-
-class DigestedFiles(FileSystem):
-    """The file system of torch's writer; `digests` holds size and SHA-256 of every file that this rank has written."""
-
-    def __init__(self):
-        self.digests = {}
-
-    @contextmanager
-    def create_stream(self, path: Path, mode: str) -> Iterator[DigestedFile]:
-        with DigestedFile(path) as file:
-            yield file
-        self.digests[path.name] = path.stat().st_size, file.sha256.hexdigest()
-
-    def rename(self, path: Path, new_path: Path) -> None:
-        super().rename(path, new_path)
-        self.digests[new_path.name] = self.digests.pop(path.name)
 
 
 def save(
@@ -130,19 +61,15 @@ def save(
                 os.fsync(file.fileno())
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-    gather(None, ranks)  # until the draft is there
-    writer = dcp.FileSystemWriter(draft / "state")
-    writer.fs = DigestedFiles()
-    with plain_errors():
-        dcp.save(_state(*get_state_dict(policy, optimizer)), storage_writer=writer)
-    names = []
-    if ranks.main:
         lora.save_merged(sampler, tokenizer, draft / "model")
-        names = sorted(str(path.relative_to(draft)) for path in (draft / "model").rglob("*") if path.is_file())
-    names = from_main(names, ranks)  # one list for all: shared file systems show new files late
-    digests = [(name, _digest(draft / name)) for name in names[ranks.rank :: ranks.world]]
-    digests += [(f"state/{name}", digest) for name, digest in writer.fs.digests.items()]
-    digests = gather_items(digests, ranks)
+    gather(None, ranks)  # until the draft is there
+    state = _state(policy, optimizer)
+    file_of = {name: 1 + place // PER_FILE for place, name in enumerate(state)}
+    with plain_errors():
+        dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(draft / "state", file_of, save_distributed=True))
+    seen = [str(path.relative_to(draft)) for path in draft.rglob("*") if path.is_file()]
+    names = sorted(set(gather_items(seen, ranks)))  # one list for all: shared file systems show others' files late
+    digests = gather_items([(name, _digest(draft / name)) for name in names[ranks.rank :: ranks.world]], ranks)
     if ranks.main:
         report = {"step": step, "ranks": ranks.world, "settings": settings, "files": dict(sorted(digests))}
         files.write_json(draft / "complete.json", {**report, "metrics": _digest(run / "metrics.jsonl")})
@@ -190,13 +117,10 @@ def find(path: Path) -> tuple[Path, int]:
 
 
 def report_of(path: Path) -> dict:
-    """What complete.json says of a checkpoint, whose run may be older than "settings" and "metrics".
-
-    Raises CheckpointError.
-    """
+    """What complete.json says of a checkpoint; raises CheckpointError."""
     try:
-        report = {"settings": {}, "metrics": None, **json.loads((path / "complete.json").read_text(encoding="utf-8"))}
-        digests = [report["metrics"] or (0, ""), *report["files"].values()]
+        report = json.loads((path / "complete.json").read_text(encoding="utf-8"))
+        digests = [report["metrics"], *report["files"].values()]
         numbers = [report["step"], report["ranks"], *(size for size, _ in digests)]
         if not all(type(number) is int for number in numbers) or not isinstance(report["settings"], dict):
             raise TypeError("values of other types")
@@ -215,17 +139,11 @@ def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
         raise CheckpointError(f"{path} is damaged: {damaged[0]} does not hold what was written")
     if report["ranks"] != ranks.world and ranks.main:
         print(f"checkpoint of {report['ranks']} ranks, now {ranks.world}: other random numbers from here on")
-    weights, moments = get_state_dict(policy, optimizer)
-    state = _state(weights, moments)
     try:
-        with (path / "state" / ".metadata").open("rb") as file:
-            MetadataUnpickler(file).load()  # torch will, as it is
         with plain_errors():
-            dcp.load(state, checkpoint_id=path / "state", planner=TensorsOnly())
+            dcp.load(_state(policy, optimizer), storage_reader=dcp.HuggingFaceStorageReader(path / "state"))
     except Exception as error:  # torch raises of every kind; the cause stays attached
         raise CheckpointError(f"{path} cannot be loaded ({cause(error)})") from error
-    moments["state"] = state["optimizer"]["state"]
-    set_state_dict(policy, optimizer, model_state_dict=state["policy"], optim_state_dict=moments)
 
 
 @contextmanager
@@ -258,9 +176,12 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _state(weights: dict, moments: dict) -> dict:
-    """What `state/` holds, all of it tensors, of what `get_state_dict` returns; loading overwrites it in place."""
-    return {"policy": weights, "optimizer": {"state": moments["state"]}}
+def _state(policy: Policy, optimizer) -> dict[str, Tensor]:
+    """Weights and moments by name, tied weights once; loading writes into these very tensors."""
+    flat = StateDictOptions(flatten_optimizer_state_dict=True)
+    moments = get_optimizer_state_dict(policy, optimizer, options=flat)
+    weights = {name: parameter.detach() for name, parameter in policy.named_parameters()}
+    return weights | {name: value for name, value in moments.items() if name.startswith("state.")}
 
 
 def begins_with(path: Path, size: int, sha256: str) -> bool:

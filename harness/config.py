@@ -408,6 +408,7 @@ def check_method(args: argparse.Namespace) -> None:
         "prm": ((args.prm or embedded) and not recoverable, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
         "box": (args.task != "code", "programs have none; choose another method"),
         "first error": (embedded, "only --task embedded knows it; choose another method"),
+        "rephrase": (embedded and not recoverable, "only --task embedded puts them so; choose another method"),
         "lines": (recoverable, "only --toy-kind recoverable knows it; choose another method"),
     }
     for word in sorted(method.needs):

@@ -32,7 +32,7 @@ from tasks.walk import kind_of
 NOT_FINITE = "probability tensor contains"  # torch's multinomial
 # As torch says it on a CPU, C++, the kernel, and Python of threads.
 NO_MEMORY = "DefaultCPUAllocator: can't allocate", "bad_alloc", "Cannot allocate memory", "can't start new thread"
-FULL = "No space left on device", "inline_container.cc"  # a full disk, as safetensors says it and as torch.save does
+FULL = "No space left on device"  # a full disk, as safetensors and Linux say it
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
 GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
 
@@ -129,7 +129,7 @@ def known_trouble(error: Exception) -> str | None:
         return str(error)
     if NOT_FINITE in str(error):
         return "the model's probabilities are not finite; lower --lr, or give another model"
-    if any(mark in str(error) for mark in FULL):
+    if FULL in str(error):
         return "the disk is full; free space, then go on"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; choose a place that can be read and written"

@@ -145,13 +145,14 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
         lambda problem: problem["problem"],
         grader("math", args.grade_timeout, args.sandbox),
         first_error=toy.first_error,
+        rephrase=toy.rephrase,
         step_end="\n",
         hint=toy.HINT,
         solved="{}\n",
     )
     if kind == "chain":
         return task
-    task = replace(task, first_error=kind.first_error, lines=kind.lines)
+    task = replace(task, first_error=kind.first_error, rephrase=None, lines=kind.lines)
     if kind.luck:
         task = replace(task, foreign=kind.foreign, environment=Environment(kind.luck, args.toy_lines))
     return task

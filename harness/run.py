@@ -132,7 +132,7 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
             print(way_on(args, folder), file=sys.stderr)
         raise
     except Exception as error:
-        if ranks.main and any(mark in str(error) for mark in FULL):
+        if ranks.main and FULL in str(error):
             print(way_on(args, folder), file=sys.stderr)
         raise
 
@@ -330,7 +330,7 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         first, *history = kept.get("metrics.jsonl") or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
-        if made["metrics"] and not checkpoint.begins_with(run.folder / "metrics.jsonl", *made["metrics"]):
+        if not checkpoint.begins_with(run.folder / "metrics.jsonl", *made["metrics"]):
             raise BadInput(f"--resume {path}: metrics.jsonl is not that of its {step} steps; restore the file")
     try:
         checkpoint.load(path, run.trained, run.optimizer, run.ranks)

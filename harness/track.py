@@ -1,4 +1,4 @@
-"""A run's metrics on a dashboard as well: `--track wandb`, `trackio` or `tensorboard`.
+"""A run's metrics on a dashboard as well, by accelerate's trackers: `--track wandb`, `trackio` or `tensorboard`.
 
     with tracker(args, folder, main) as track:     on the main rank; does nothing on others, or without --track
         track(metrics)                             the numbers of a step, the nested ones as `seconds/generate`
@@ -19,6 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from accelerate.state import PartialState
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+from harness.checkpoint import find
 from tasks.rows import BadInput, cause
 
 PROJECT = "shear"
@@ -26,17 +30,38 @@ PROJECT = "shear"
 
 @contextmanager
 def tracker(args: argparse.Namespace, folder: Path, main: bool) -> Iterator[Callable[[dict], None]]:
-    """The function that tracks a row of metrics.jsonl; closed at the end, as failed after an error."""
+    """The function that tracks a row of metrics.jsonl."""
     if not (args.track and main):
         yield lambda metrics: None
         return
-    with TRACKERS[args.track](args, folder) as log:
+    PartialState()  # the trackers raise without it; it takes a process group as it is
+    run = LOGGER_TYPE_TO_CLASS[args.track](**options(args, folder))
+    try:
+        run.start()
+    except Exception as error:  # of every kind; the cause stays attached
+        remedy = "log in, set WANDB_MODE=offline, or leave it out"
+        raise BadInput(f"--track {args.track}: cannot start ({cause(error)}); {remedy}") from error
 
-        def track(metrics: dict) -> None:
-            values = numbers(metrics)
-            log(values, step=values.pop("step"))
+    def track(metrics: dict) -> None:
+        values = numbers(metrics)
+        run.log(values, step=values.pop("step"))
 
-        yield track
+    yield track
+    run.finish()  # not after an error: wandb then ends with Python, and knows its exit status
+
+
+def options(args: argparse.Namespace, folder: Path) -> dict:
+    """What a tracker is made with; a resumed run goes on in it."""
+    if args.track == "tensorboard":
+        first = find(Path(args.resume))[1] + 1 if args.resume else None
+        return dict(run_name="tensorboard", logging_dir=folder, purge_step=first)
+    named = dict(run_name=PROJECT, name=folder.name, config=vars(args))  # accelerate's run_name is the project
+    if args.track == "trackio":  # runs of one name are one only if --resume says so
+        return dict(**named, resume="allow" if args.resume else "never")
+    earlier = sorted(folder.glob("wandb/*run-*"))  # their names end in the run's id
+    run_id = earlier[-1].name.rpartition("-")[2] if earlier else None
+    named["run_name"] = os.environ.get("WANDB_PROJECT", PROJECT)
+    return dict(**named, dir=folder, id=run_id, resume="allow", settings={"quiet": True})
 
 
 def numbers(row: dict, prefix: str = "") -> dict[str, float]:
@@ -48,57 +73,3 @@ def numbers(row: dict, prefix: str = "") -> dict[str, float]:
         elif isinstance(value, int | float):
             flat[prefix + name] = value
     return flat
-
-
-# ---- trackers: their packages are imported here, and nowhere else ----------------------------------------------
-
-
-@contextmanager
-def to_wandb(args: argparse.Namespace, folder: Path) -> Iterator[Callable]:
-    """Files go to wandb/ in the run's folder; their names end in the id by which a resumed run is continued."""
-    import wandb
-
-    earlier = sorted(folder.glob("wandb/*run-*"))
-    run_id = earlier[-1].name.rpartition("-")[2] if earlier else None
-    project = os.environ.get("WANDB_PROJECT", PROJECT)
-    place = dict(project=project, name=folder.name, dir=folder, id=run_id, resume="allow")
-    try:
-        started = wandb.init(**place, config=vars(args), settings=wandb.Settings(quiet=True))
-    except wandb.Error as error:
-        raise BadInput(f"--track wandb: cannot start ({cause(error)}); log in, or set WANDB_MODE=offline") from error
-    with started as run:
-        yield run.log
-
-
-@contextmanager
-def to_trackio(args: argparse.Namespace, folder: Path) -> Iterator[Callable]:
-    """Into trackio's own folder, where runs of one name are one only if --resume says so."""
-    import trackio
-
-    resume = "allow" if args.resume else "never"
-    run = trackio.init(PROJECT, name=folder.name, resume=resume, config=vars(args))
-    try:
-        yield run.log
-    finally:
-        trackio.finish()
-
-
-@contextmanager
-def to_tensorboard(args: argparse.Namespace, folder: Path) -> Iterator[Callable]:
-    """Into tensorboard/ in the run's folder."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    from harness.checkpoint import find
-
-    first = find(Path(args.resume))[1] + 1 if args.resume else None
-    with SummaryWriter(folder / "tensorboard", purge_step=first) as writer:
-
-        def log(values: dict[str, float], step: int) -> None:
-            for name, value in values.items():
-                writer.add_scalar(name, value, step)
-            writer.flush()
-
-        yield log
-
-
-TRACKERS = {"wandb": to_wandb, "trackio": to_trackio, "tensorboard": to_tensorboard}

@@ -70,9 +70,10 @@ def against_truth(
     if batches[0].source.prm is None:
         absent |= needing("prm")
         left_out.append(f"{', '.join(sorted(needing('prm')))} against the truth: they need --prm")
-    if task.lines is None:
-        absent |= needing("lines")
-        left_out.append(f"{', '.join(needing('lines'))} against the truth: the task does not know {NEEDS['lines']}")
+    for word, known in (("lines", task.lines), ("rephrase", task.rephrase)):
+        if known is None:
+            absent |= needing(word)
+            left_out.append(f"{', '.join(needing(word))} against the truth: the task does not know {NEEDS[word]}")
     if localisation(mask.float(), mask, errors) is None:
         left_out.append("credit against the truth: no rollout has tokens before and after its first error")
         return {}

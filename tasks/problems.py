@@ -74,6 +74,8 @@ class Task:
     reference: str = "answer"
     # The first wrong step of a response, a `toy.FirstError` or None, if the task knows it.
     first_error: Callable[[dict, str], tuple[int, str, int] | None] | None = None
+    # (problem, k) -> the problem in other words, the k-th way, and the tokens that get other names in its responses.
+    rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
     # The lines of a response with their kinds (`walk.Line`), and its tokens that the environment wrote, if there are.
     lines: Callable[[dict, str], Iterable[tuple[int, int, str]]] | None = None
     foreign: Callable[[dict, str], list[int]] | None = None

@@ -12,7 +12,6 @@ which lacks whatever a reader of rows asks for.
 
 import csv
 import fnmatch
-import glob
 import gzip
 import hashlib
 import itertools
@@ -83,9 +82,7 @@ def read_rows(path: Path) -> Iterable[dict]:
 
 def is_json_lines(path: Path) -> bool:
     """Whether a path is neither a folder nor a table nor a JSON list."""
-    if path.is_dir() or path.suffix in (".parquet", ".csv"):
-        return False
-    return not _text_of(path).lstrip().startswith("[")
+    return path.is_file() and path.suffix not in (".parquet", ".csv") and not _text_of(path).lstrip().startswith("[")
 
 
 def json_lines(path: Path) -> list[tuple[int, dict]]:
@@ -110,12 +107,14 @@ def _text_of(path: Path) -> str:
 def _by_datasets(path: Path) -> Iterable[dict]:
     """The rows of a .parquet file or of a folder, read by `datasets`."""
     import datasets  # here, as it takes a second, which the embedded task saves
+    from pyarrow import parquet
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would print beside our one sentence
     if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    if not path.is_dir():  # its name, not escaped, would be a pattern
-        return datasets.load_dataset("parquet", data_files=glob.escape(str(path)), split="train")
+    if not path.is_dir():  # not by `load_dataset`, which copies it into the home; a folder "level=3" is no column
+        table = parquet.read_table(path, partitioning=None)
+        return datasets.Dataset(table, fingerprint=str(path))  # any: to make one it would pickle the table
     if not (path / "dataset_dict.json").exists() and not (path / "state.json").exists():
         return datasets.load_dataset(str(path), split="train")  # names of files tell training from test
     saved = datasets.load_from_disk(str(path))

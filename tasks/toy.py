@@ -188,6 +188,14 @@ def _definitions(prompt: str) -> dict[str, str]:
     return dict(re.findall(r"([a-h])=(\w[-+*]\w);", prompt))
 
 
+def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
+    """The same problem with its labels rotated by k + 1, never by a whole turn; and which label stands for which."""
+    labels = list(_definitions(problem["problem"]))  # the first of LABELS
+    count = max(2, len(labels))
+    names = {label: LABELS[(place + 1 + k % (count - 1)) % count] for place, label in enumerate(labels)}
+    return {**problem, "problem": problem["problem"].translate(str.maketrans(names))}, names
+
+
 def make_tokenizer() -> Qwen2Tokenizer:
     """One token a symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
     # Not a tokenizer class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever was saved.

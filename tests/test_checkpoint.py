@@ -3,9 +3,7 @@
 Run: pytest tests/test_checkpoint.py
 """
 
-import builtins
 import hashlib
-import io
 import json
 import random
 import shutil
@@ -18,12 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import ALONE, RUN, assert_same_run, interrupt
+from cases import RUN, assert_same_run, interrupt
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from grpo import Policy
 from harness import checkpoint, files
 from tasks import toy
 
@@ -106,26 +103,9 @@ def test_a_checkpoint_is_a_folder_that_other_tools_load(whole):
     assert tokenizer("a=1;a?\n")["input_ids"] == toy.make_tokenizer()("a=1;a?\n")["input_ids"]
 
 
-def test_state_is_digested_while_it_is_written(tiny, tmp_path, monkeypatch):
-    """complete.json has the size and digest of every file; those of state/ are not opened again to be read."""
-    model, tokenizer = tiny
-    optimizer = torch.optim.AdamW(model.parameters())
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    read, plain = [], io.open
-
-    def noted(path, mode="r", *rest, **options):
-        if "r" in mode:
-            read.append(str(path))
-        return plain(path, mode, *rest, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(io, "open", noted)  # pathlib's
-        patch.setattr(builtins, "open", noted)
-        checkpoint.save(tmp_path, 1, Policy(model, False), model, optimizer, tokenizer, ALONE, 1, {})
-    assert any("/model/" in path for path in read) and not any("/state/" in path for path in read)
-    folder, _ = checkpoint.find(tmp_path)
+def test_every_file_of_a_checkpoint_is_digested(whole):
+    """complete.json has the size and the SHA-256 of all files beside it."""
+    folder = whole / "checkpoints" / "step-000004"
     digests = json.loads((folder / "complete.json").read_text())["files"]
     for path in folder.rglob("*"):
         if path.is_file() and path.name != "complete.json":
@@ -150,9 +130,9 @@ def flipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     "name, change, names",
     [
-        ("state/*.distcp", lambda data: data[:-1], ["damaged", "distcp"]),
-        ("state/*.distcp", flipped, ["damaged", "distcp", "does not hold what was written"]),
-        ("state/.metadata", None, ["damaged", ".metadata"]),
+        ("state/*-00001-of-*", lambda data: data[:-1], ["damaged", "state/shard"]),
+        ("state/*-00001-of-*", flipped, ["damaged", "state/shard", "does not hold what was written"]),
+        ("state/*-00001-of-*", None, ["damaged", "state/shard"]),
         ("complete.json", lambda data: b'{"step": 4', ["complete.json cannot be read"]),
         ("../step-*/complete.json", None, ["no complete checkpoint"]),
     ],

@@ -139,7 +139,7 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert ours.shape == told.rollouts.mask.shape and not ours.requires_grad
     assert ours.isfinite().all() and ours[:4].abs().max() > 0
     assert ours[~told.rollouts.mask].abs().max() == 0
-    assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value", "hsd"))
+    assert (ours[4:].abs().max() == 0) == (method not in ("pure", "oracle-value", "hsd", "scapo"))
     if METHODS[method].weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
         assert (ours * told.advantages[:, None] >= 0).all()
     wide = wider(told, 3)  # filled with garbage
@@ -152,14 +152,14 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
         exchanged = assign_credit(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
         torch.testing.assert_close(exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4)
-    if method != "hsd":  # which compares nothing
+    if method not in ("hsd", "scapo"):  # which compare nothing
         alone = with_rewards(told, [1, math.nan, math.nan, math.nan] + [math.nan] * 4)
         for rescale in ("none", "mean1"):  # no NaN, and no division by the deviation of a single rollout
             assert assign_credit(method, alone, flags(method, rescale=rescale)).abs().max() == 0
 
 
 # Of the whole batch; oar-p's depend on lengths.
-PASSES = {"oar-g": 2, "rlsd": 1, "sdpo": 1, "hsd": 1, "attention": 1, "arca": 1}
+PASSES = {"oar-g": 2, "rlsd": 1, "sdpo": 1, "hsd": 1, "scapo": 4, "attention": 1, "arca": 1}
 
 
 @pytest.mark.parametrize("method", METHODS)

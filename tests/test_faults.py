@@ -3,7 +3,6 @@
 Run: pytest tests/test_faults.py
 """
 
-import copyreg
 import errno
 import fcntl
 import hashlib
@@ -23,6 +22,7 @@ import huggingface_hub
 import pytest
 import torch
 from cases import RUN, Hostile, filled
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation
@@ -272,13 +272,6 @@ def test_other_problems_are_refused(copied, monkeypatch, capsys):
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
 
 
-class Attribute:
-    """Takes an attribute of an allowed name where it is unpickled."""
-
-    def __reduce__(self):
-        return getattr, (torch.Size, "numel")
-
-
 def digest(folder: Path) -> None:
     """Write the digests of a checkpoint's files as they are now."""
     complete = json.loads((folder / "complete.json").read_text())
@@ -288,41 +281,24 @@ def digest(folder: Path) -> None:
     (folder / "complete.json").write_text(json.dumps(complete))
 
 
-def test_checkpoints_of_older_pythons_load(copied, monkeypatch):
-    """Python 3.11.0 to 3.11.3 pickle a member of an Enum as `getattr`."""
+@pytest.mark.parametrize("kind", ["runs code", "cut off", "lacks a tensor", "other shapes"])
+def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys, caplog):
+    """Nor loads anything but the policy's tensors. Its digests are right: whoever makes a folder makes them, too."""
     folder = copied / "run" / "checkpoints" / "step-000002"
-    metadata = pickle.loads((folder / "state" / ".metadata").read_bytes())
-    kind = torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING
-    with monkeypatch.context() as patch:
-        patch.setitem(copyreg.dispatch_table, kind, lambda member: (getattr, (kind, member.name)))
-        (folder / "state" / ".metadata").write_bytes(pickle.dumps(metadata))
-    assert b"getattr" in (folder / "state" / ".metadata").read_bytes()
-    digest(folder)
-    assert train.main(["--resume", str(copied / "run")]) == 0
-
-
-@pytest.mark.parametrize("kind", ["runs code", "takes an attribute", "cut off", "no tensor"])
-def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
-    """Its digests are right: whoever makes a folder makes them, too."""
-    folder = copied / "run" / "checkpoints" / "step-000002"
-    path = folder / "state" / ".metadata"
-    metadata = pickle.loads(path.read_bytes())
-    if kind == "no tensor":  # torch would unpickle what stands in the place of a tensor
-        name = next(iter(metadata.state_dict_metadata))
-        metadata.state_dict_metadata[name] = torch.distributed.checkpoint.metadata.BytesStorageMetadata()
-        (place,) = [place for place in metadata.storage_data if place.fqn == name]
-        file = folder / "state" / metadata.storage_data[place].relative_path
-        index = torch.distributed.checkpoint.metadata.MetadataIndex(name)
-        metadata.storage_data[index] = metadata.storage_data.pop(place)
-        metadata.storage_data[index].offset = file.stat().st_size
-        torch.save(Hostile(tmp_path / "made"), tmp_path / "hostile")
-        file.write_bytes(file.read_bytes() + (tmp_path / "hostile").read_bytes())
+    path = min((folder / "state").iterdir())
+    with safe_open(path, "pt") as file:
+        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    if kind == "runs code":
+        path.write_bytes(pickle.dumps(Hostile(tmp_path / "made")))
+    elif kind == "cut off":
+        path.write_bytes(path.read_bytes()[:-1])
     else:
-        metadata = Attribute() if kind == "takes an attribute" else Hostile(tmp_path / "made")
-    path.write_bytes(pickle.dumps(metadata)[: 20 if kind == "cut off" else None])
+        name, tensor = tensors.popitem()
+        save_file(tensors | ({name: tensor[..., None]} if kind == "other shapes" else {}), path, metadata)
     digest(folder)
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys)
     assert not (tmp_path / "made").exists()
+    assert "root" not in {record.name for record in caplog.records}  # where torch logs a traceback
 
 
 def test_a_model_folder_runs_no_code(taught, tmp_path, capsys):
@@ -382,7 +358,6 @@ def test_a_run_that_diverges_names_the_last_good_checkpoint(value, checked, good
     [
         (OSError(errno.ENOSPC, "No space left on device", "x"), "the disk is full"),
         (RuntimeError("I/O error: No space left on device"), "the disk is full"),
-        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598"), "the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
         (OSError(errno.EROFS, "Read-only file system", "/x/y"), "/x/y: Read-only"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "of memory; less"),

@@ -18,7 +18,7 @@ FLOORS = [
     {"studies"},
 ]
 # Lines of Python in each room, at most: what they were, plus five per cent.
-ROOMS = dict(root=1695, fast=722, grading=2295, tasks=1364, credit=2068, harness=3525, integrations=294, studies=2988)
+ROOMS = dict(root=1695, fast=722, grading=2295, tasks=1364, credit=2115, harness=3525, integrations=294, studies=2988)
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = [*ROOT.glob("*.py"), *(path for room in FLOOR for path in (ROOT / room).glob("*.py"))]
 

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 from cases import ALONE, RUN, adapted, assert_same_run
+from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 import harness.run
 import train
-from grpo import Rollouts, rollout
-from harness import files, launch, parallel
+from grpo import Policy, Rollouts, rollout
+from harness import checkpoint, files, launch, parallel
 from harness.launch import parse_args
 from harness.parallel import Ranks, checksum, full, share
 from harness.run import assemble
@@ -187,6 +188,22 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
     ours = files.rows(folder / "parts" / "metrics.jsonl")
     assert len(ours) == 4 and len({row["checksum"] for row in ours[1:3]}) == 2
     assert AutoModelForCausalLM.from_pretrained(folder / "parts" / "model")
+
+
+def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
+    """Weights and moments to the bit; and it is said that random numbers differ from here on."""
+    path, _ = checkpoint.find(two[0] / "parts")
+    model = toy.make_model(1, seed=5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoint.load(path, Policy(model), optimizer, ALONE)
+    assert "checkpoint of 2 ranks, now 1" in capsys.readouterr().out
+    saved = load_file(path / "model" / "model.safetensors")
+    parts = [load_file(part) for part in sorted((path / "state").iterdir())]  # a rank's files lie side by side
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, saved[name])
+        moments = [part[f"state.model.{name}.exp_avg"] for part in parts if f"state.model.{name}.exp_avg" in part]
+        assert len(moments) == 2 and torch.equal(torch.cat(moments), optimizer.state[weight]["exp_avg"])
+    assert {float(state["step"]) for state in optimizer.state.values()} == {4.0}
 
 
 def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):

@@ -232,8 +232,10 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path):
-    """Of several splits the training one; answers stay the text they are."""
+def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, monkeypatch):
+    """Of several splits the training one; answers stay the text they are. A file needs no home to be copied into."""
+    if name != "folder":
+        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/no-home")
     rows = [{"problem": "a", "answer": "007"}, {"problem": "b", "answer": "1.50"}]
     WRITERS[name](tmp_path / name, rows)
     problems, notes = load_problems("math", str(tmp_path / name))
@@ -312,7 +314,7 @@ def test_a_row_that_cannot_be_used_is_named(name, tmp_path):
         ("x.json", '{"problem": "a"}', 'line 1: needs "answer"'),
         ("x.csv", "problem,answer\n", "none of 0 rows"),
         ("x.csv", b"\xff", "cannot be read .*utf-8"),
-        ("x.parquet", "junk", "cannot be read .Parquet file size is 4 bytes"),
+        ("x.parquet", "junk", "cannot be read .*Parquet file size is 4 bytes"),
         ("cut", {"train.jsonl": '{"problem": "a"}\n{"problem": '}, "cannot be read .JSON parse error"),
         ("none.csv", None, "cannot be read .no such file"),
         ("empty", {}, "cannot be read .*any data files"),

@@ -3,11 +3,13 @@
 import argparse
 import importlib.util
 import sys
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
+from accelerate.state import PartialState
 
+from harness import parallel
 from harness.config import check_installed
 from harness.track import tracker
 from tasks.problems import BadInput
@@ -39,21 +41,32 @@ def test_nothing_is_tracked_without_the_flag_or_on_other_ranks(tmp_path):
     assert "wandb" not in sys.modules and not list(tmp_path.iterdir())
 
 
-def test_wandb_gets_flat_numbers_and_the_id_of_the_run_it_continues(tmp_path, monkeypatch):
-    """A stand-in makes the folder that wandb 0.31 makes, whose name ends in the run's id."""
-    started, logged = [], []
+@pytest.mark.parametrize("grouped", [False, True])
+def test_wandb_gets_flat_numbers_and_the_id_of_the_run_it_continues(grouped, tmp_path, monkeypatch):
+    """A stand-in makes the folder that wandb 0.31 makes, whose name ends in the run's id. Our process group stays.
+
+    A run that fails is not finished: wandb does that as Python ends, with its exit status.
+    """
+    started, logged, finished = [], [], []
 
     def init(**options):
         started.append(options)
         (tmp_path / "wandb" / "offline-run-20260101_000000-id7").mkdir(parents=True, exist_ok=True)
         (tmp_path / "wandb" / "latest-run").touch()
-        return nullcontext(SimpleNamespace(log=lambda values, step: logged.append((step, values))))
+        run = dict(log=lambda values, step: logged.append((step, values)), finish=lambda: finished.append(len(logged)))
+        return SimpleNamespace(**run)
 
-    wandb = SimpleNamespace(init=init, Error=RuntimeError, Settings=dict)
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    for _ in range(2):
-        with tracker(flags("wandb"), tmp_path, True) as track:
-            track(ROW)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    PartialState._reset_state()
+    if grouped:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    with tracker(flags("wandb"), tmp_path, True) as track:
+        track(ROW)
+    with pytest.raises(ZeroDivisionError), tracker(flags("wandb"), tmp_path, True) as track:
+        track(ROW)
+        1 / 0  # noqa: B018 - something fails
+    assert dist.is_initialized() == grouped and finished == [1]
+    parallel.leave()
     assert [options["id"] for options in started] == [None, "id7"] and started[0]["name"] == tmp_path.name
     assert logged[0] == (2, {"reward": 0.5, "seconds/generate": 1.5, "bench/aime24/mean": 0.25})
 
@@ -63,7 +76,7 @@ def test_tensorboard_shows_the_steps_of_the_resumed_run(tmp_path):
     reason = "tensorboard is not installed, and no requirement"
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
     (tmp_path / "copied").mkdir()
-    (tmp_path / "copied" / "complete.json").write_text('{"step": 2, "files": {}}')
+    (tmp_path / "copied" / "complete.json").write_text('{"step": 2, "ranks": 1, "files": {}}')
     for resume, steps, reward in ((None, (1, 2, 3), 0.5), (str(tmp_path / "copied"), (3, 4), 0.75)):
         with tracker(flags("tensorboard", resume), tmp_path, True) as track:
             for step in steps:
