@@ -1,5 +1,6 @@
 """Cases of several test files: tokenizers, small models and their folders, rollouts, batches, and what they share."""
 
+import argparse
 import os
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from credit import lora
 from credit.batch import Batch
 from grpo import Rollouts, group_advantages, pad_left
 from harness import files
+from harness.launch import parse_args
 from harness.parallel import Ranks
 from tasks import toy
 
@@ -51,6 +53,25 @@ def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
     """A `Batch` of these rewards (B,), with Eq. (1)'s advantages; `parts` are what it holds besides."""
     usual = dict(problems=[{}] * (len(rewards) // group_size), reasons=["drawn"] * len(rewards))
     return Batch(rollouts, rewards, group_advantages(rewards, group_size), group_size, **usual | parts)
+
+
+def drawn_batch(rewards: list[list[float]], *, shared: int = 0, seed: int = 0) -> Batch:
+    """Groups of 5 to 10 tokens of random probabilities, entropies and states, which share the first `shared` ones."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.tensor(rewards)  # (groups, G), NaN for no verdict and no token
+    groups, size = rewards.shape
+    mask = torch.arange(10) < torch.randint(5, 11, (groups * size, 1), generator=generator)  # (B, T)
+    mask &= ~rewards.view(-1, 1).isnan()
+    log_probs, entropies = -6 * torch.rand(mask.shape, generator=generator), torch.rand(mask.shape, generator=generator)
+    hidden = torch.rand(groups, size, 10, 6, generator=generator)
+    hidden[:, :, :shared] = hidden[:, :1, :shared]
+    parts = dict(log_probs=log_probs, entropies=entropies, hidden=hidden.flatten(0, 1)[mask])
+    return made_batch(rewards.flatten(), without_text(mask), size, **parts)
+
+
+def flags(**changes) -> argparse.Namespace:
+    """The recipe's, and `changes`."""
+    return argparse.Namespace(**{**vars(parse_args([])), **changes})
 
 
 def saved(folder, model, tokenizer=None) -> str:
