@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from filelock import FileLock
-from tiny import SMALL, turns_tokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +58,7 @@ def no_curve():
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer, template, two stop ids."""
-    from made import saved
+    from cases import SMALL, saved, turns_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
@@ -83,7 +82,7 @@ def taught(tmp_path_factory):
 
 def teach(folder: Path) -> str:
     """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
-    from made import saved
+    from cases import saved
 
     from tasks import toy
 

@@ -11,8 +11,8 @@ import zlib
 import huggingface_hub
 import pytest
 import torch
+from cases import ALONE, Hostile
 from datasets import Dataset, config
-from made import ALONE, Hostile
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import assert_same_run, interrupt
+from cases import RUN, assert_same_run, interrupt
 from safetensors.torch import load_file
-from tiny import RUN
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train

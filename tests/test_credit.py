@@ -5,9 +5,10 @@ import math
 import statistics
 from dataclasses import replace
 
+import cases
 import pytest
 import torch
-from made import adapted, made_batch, widened, with_a_stop, without_text
+from cases import adapted, drawn_batch, made_batch, widened, with_a_stop
 
 import grpo
 from credit import hindsight, methods, salience
@@ -28,20 +29,7 @@ OPTIONS = {"shear": dict(window=6, stride=3), "first": dict(window=6, stride=3),
 
 def flags(method: str = "", **changes) -> argparse.Namespace:
     """The recipe's, but for OPTIONS of the method, and `changes`."""
-    return argparse.Namespace(**{**vars(parse_args([])), **OPTIONS.get(method, {}), **changes})
-
-
-def batch_of(scores: list[list[float]], seed: int = 0) -> Batch:
-    """Groups of random numbers without a model: rewards as given, lengths 5 to 10, six hidden dimensions."""
-    generator = torch.Generator().manual_seed(seed)
-    rewards = torch.tensor(scores).flatten()
-    count, size = len(rewards), len(scores[0])
-    lengths = torch.randint(5, 11, (count, 1), generator=generator)
-    mask = torch.arange(10) < lengths
-    entropies = torch.rand(count, 10, generator=generator)
-    hidden = torch.rand(count, 10, 6, generator=generator)[mask]
-    parts = dict(log_probs=0 * entropies, entropies=entropies, hidden=hidden)
-    return made_batch(rewards, without_text(mask), size, **parts)
+    return cases.flags(**OPTIONS.get(method, {}), **changes)
 
 
 def with_entropies(batch: Batch, entropies: torch.Tensor, mask: torch.Tensor) -> Batch:
@@ -208,7 +196,7 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
 
 def test_a_metric_is_the_mean_over_all_that_it_is_of():
     """Of two blocks or ranks, three values: not the mean of two means."""
-    one, other = batch_of([[1, 0]]), batch_of([[1, 0]])
+    one, other = drawn_batch([[1, 0]]), drawn_batch([[1, 0]])
     one.log("iterations", torch.tensor([1.0, 2.0]))
     other.log("iterations", torch.tensor([6.0]))
     add_stats(one.stats, other.stats)
@@ -220,7 +208,7 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of():
 
 def test_negative_scale_multiplies_wrong_rollouts_only():
     """Half the punishment, the same reward."""
-    batch = batch_of([[1, 0, 0, 1]])
+    batch = drawn_batch([[1, 0, 0, 1]])
     ours = assign_credit("grpo", batch, flags(negative_scale=0.5))
     expected = batch.advantages * torch.tensor([1, 0.5, 0.5, 1])
     assert torch.equal(ours, expected[:, None] * batch.rollouts.mask)
@@ -229,7 +217,7 @@ def test_negative_scale_multiplies_wrong_rollouts_only():
 @pytest.mark.parametrize("method", ["shear", "entropy", "position", "first"])
 def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
     """Over the tokens of the group; the weights' proportions stay."""
-    batch = batch_of([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
+    batch = drawn_batch([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
     plain = assign_credit(method, batch, flags(method, negative_scale=0.3))
     ours = assign_credit(method, batch, flags(method, negative_scale=0.3, rescale="mean1"))
     weights = effective_weights(ours, batch.advantages, batch.rollouts.mask)
@@ -242,7 +230,7 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
 
 def test_shear_is_the_rollout_advantage_times_its_weights():
     """The door adds nothing to Algorithm 1, and reports how the solver fared."""
-    batch = batch_of([[1, 0, 0, 1], [0, 0, 0, 0]])
+    batch = drawn_batch([[1, 0, 0, 1], [0, 0, 0, 0]])
     ours = assign_credit("shear", batch, flags("shear"))
     mask = batch.rollouts.mask
     hidden = grpo.spread(batch.hidden, mask)
@@ -256,7 +244,7 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
 
 def test_entropy_adds_at_most_half_the_advantage():
     """A + min(.4 H, |A| / 2): A is +-.5 (1e6 delta aside), so 1.25 |A| nats reach the bound; penalties shrink."""
-    batch = batch_of([[1, 0]])
+    batch = drawn_batch([[1, 0]])
     scale = batch.advantages.tolist()
     entropies = torch.tensor([0.0, 0.1, 2.0]).repeat(2, 1)
     ours = assign_credit("entropy", with_entropies(batch, entropies, torch.ones(2, 3)), flags())
@@ -266,7 +254,7 @@ def test_entropy_adds_at_most_half_the_advantage():
 
 def test_hapo_stays_within_its_bound_and_knows_the_group():
     """Entropies 0 0 1 | 1 of one group: mean .5, deviation .5, z = -1, -1, 1 | 1; clipped at |A| / 2, times .2."""
-    batch = batch_of([[1, 0]])
+    batch = drawn_batch([[1, 0]])
     scale = batch.advantages.tolist()
     entropies = torch.tensor([[0.0, 0, 1], [1.0, 99, 99]])
     batch = with_entropies(batch, entropies, torch.tensor([[1, 1, 1], [1, 0, 0]]))
@@ -284,7 +272,7 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
 def test_rsi_keeps_what_is_neither_certain_nor_far_off():
     """1 + log pi / H of -6.1, -6, .7, .81 and, of no entropy, of 1: two of five tokens stay, at 5 / 2 times A."""
     entropies = torch.tensor([0.5, 0.5, 2, 2, 0]).repeat(2, 1)
-    batch = with_entropies(batch_of([[1, 0]]), entropies, torch.ones(2, 5))
+    batch = with_entropies(drawn_batch([[1, 0]]), entropies, torch.ones(2, 5))
     logp = torch.tensor([-3.55, -3.5, -0.6, -0.38, 0]).repeat(2, 1)
     batch = replace(batch, log_probs=logp)
     expected = batch.advantages[:, None] * torch.tensor([0, 2.5, 2.5, 0, 0])
@@ -295,7 +283,7 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
 
 def test_delta_against_a_float64_loop():
     """DelTA's steps 0 to 5 with one refinement, token by token, on the second of two groups; their mean weight is 1."""
-    batch = batch_of([[1, 1, 0], [0, 1, 0]])
+    batch = drawn_batch([[1, 1, 0], [0, 1, 0]])
     logp = -torch.rand(batch.rollouts.mask.shape) * 3
     batch = replace(batch, log_probs=logp)
     hidden = grpo.spread(batch.hidden, batch.rollouts.mask).double()

@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from tiny import SMALL, small_gpt2
+from cases import SMALL, small_gpt2
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from fast import decode as subject

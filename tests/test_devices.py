@@ -7,7 +7,7 @@ import json
 import make_believe
 import pytest
 import torch
-from made import saved
+from cases import saved
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2ForCausalLM

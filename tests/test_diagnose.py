@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from made import interrupt
+from cases import interrupt
 from scipy.stats import spearmanr
 
 from credit import teacher

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from made import saved
+from cases import saved
 
 import eval as command
 import train

@@ -21,10 +21,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from made import Hostile, filled
+from cases import RUN, Hostile, filled
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny import RUN
 
 import eval as evaluation
 import harness.run

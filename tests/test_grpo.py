@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny import small_gpt2
+from cases import small_gpt2
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 

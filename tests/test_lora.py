@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 import torch
-from made import adapted, assert_same_run, saved
-from tiny import small_mixtral
+from cases import adapted, assert_same_run, saved, small_mixtral
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train

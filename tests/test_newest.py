@@ -1,13 +1,12 @@
 """The newest methods of credit/table.py, each against its formula, token by token, in float64."""
 
-import argparse
 import math
 import re
 from dataclasses import replace
 
 import pytest
 import torch
-from made import made_batch, with_a_stop, without_text
+from cases import drawn_batch, flags, made_batch, with_a_stop
 
 from credit.batch import Batch, Source
 from credit.methods import assign_credit, own_side_weights
@@ -19,21 +18,6 @@ from shear import span_bounds
 from sinkhorn import sinkhorn
 from tasks import toy
 from tasks.problems import BadInput, Task
-
-
-def flags(**changes) -> argparse.Namespace:
-    """The recipe's, and `changes`."""
-    return argparse.Namespace(**{**vars(parse_args([])), **changes})
-
-
-def drawn(rewards: list[float], group_size: int, **parts) -> Batch:
-    """Rollouts of 5 to 10 tokens, of random probabilities, entropies and states in six dimensions."""
-    generator = torch.Generator().manual_seed(0)
-    mask = torch.arange(10) < torch.randint(5, 11, (len(rewards), 1), generator=generator)
-    log_probs, entropies = -6 * torch.rand(mask.shape, generator=generator), torch.rand(mask.shape, generator=generator)
-    hidden = torch.randn(*mask.shape, 6, generator=generator)[mask]
-    parts |= dict(log_probs=log_probs, entropies=entropies, hidden=hidden)
-    return made_batch(torch.tensor(rewards), without_text(mask), group_size, **parts)
 
 
 def renamed(text: str, names: dict[str, str]) -> str:
@@ -49,7 +33,7 @@ def tokens(batch: Batch):
 @pytest.mark.parametrize("options", [{}, dict(alpha=0.2, strength=0.5)])
 def test_taco(options):
     """1 - lambda (1 - exp(-r)), r = -log p - H + log alpha, where A > 0 and r > 0; else 1. The defaults: .01, .9."""
-    batch = drawn([1, 0, 0, 1, 1, 1], 3)
+    batch = drawn_batch([[1.0, 0, 0], [1, 1, 1]])
     alpha, strength = options.get("alpha", 0.01), options.get("strength", 0.9)
     given = flags(method_option=[f"{name}={value}" for name, value in options.items()])
     ours, weights = assign_credit("taco", batch, given), []
@@ -62,7 +46,7 @@ def test_taco(options):
 
 def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
     """Every span against every span, one pair at a time; the only right rollout of the second group keeps weight 1."""
-    batch, window, stride = drawn([1, 0, 0, 1, 0, 0, 1, 0], 4), 4, 2
+    batch, window, stride = drawn_batch([[1.0, 0, 0, 1], [0, 0, 1, 0]]), 4, 2
     ours = assign_credit("own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5))
     hidden = spread(batch.hidden, batch.rollouts.mask).double()
     for group in (range(4), range(4, 8)):
@@ -86,7 +70,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
 
 def test_own_side_without_an_opposing_side_weighs_nothing():
     """As SHEAR does, and as where a rollout has no verdict."""
-    batch = drawn([1, 1, 1], 3)
+    batch = drawn_batch([[1.0, 1, 1]])
     mask = batch.rollouts.mask
     hidden, settings = spread(batch.hidden, mask), Settings(window=4, stride=2)
     assert torch.equal(own_side_weights(hidden, mask, batch.correct, settings), mask.float())
@@ -103,9 +87,8 @@ def test_cliff(prefix):
     """
     errors = {"a": 3, "b": 0, "?": None}
     texts = ["right", "a", "?", "b", "right", "none", *["a"] * 6]
-    batch = drawn([1, 0, 0, 0, 1, math.nan, *[0] * 6], 6)
+    batch = drawn_batch([[1, 0, 0, 0, 1, math.nan], [0] * 6])
     batch.rollouts.texts[:] = texts
-    batch.rollouts.mask[5] = False
 
     def first_error(problem, text):
         return None if errors[text] is None else toy.FirstError(errors[text], "copy", errors[text] + 1)

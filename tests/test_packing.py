@@ -4,9 +4,8 @@ import copy
 
 import pytest
 import torch
-from made import adapted
+from cases import adapted, small_gpt2
 from test_decode import FAMILIES, generated, make, prompts
-from tiny import small_gpt2
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast import packing

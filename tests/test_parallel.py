@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import ALONE, adapted, assert_same_run
+from cases import ALONE, RUN, adapted, assert_same_run, small_mixtral
 from safetensors.torch import load_file
-from tiny import RUN, small_mixtral
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from made import saved, with_a_stop
-from tiny import CHAT, SMALL, turns_tokenizer
+from cases import CHAT, SMALL, saved, turns_tokenizer, with_a_stop
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit import teacher

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made import made_batch
+from cases import made_batch
 
 from credit.batch import Mean
 from grpo import Rollouts, group_advantages

@@ -5,8 +5,7 @@ import math
 
 import pytest
 import torch
-from made import learned, with_a_stop
-from tiny import byte_tokenizer
+from cases import byte_tokenizer, learned, with_a_stop
 
 from credit import lora, salience
 from credit.salience import Answer, answer_places, char_starts

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from made import ALONE, with_a_stop
+from cases import ALONE, with_a_stop
 from transformers import AutoTokenizer
 
 import harness.run

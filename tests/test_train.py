@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import ALONE, filled, interrupt, made_batch, saved, without_text
+from cases import ALONE, SMALL, filled, interrupt, made_batch, saved, without_text
 from safetensors.torch import load_file, save_file
-from tiny import SMALL
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import grpo

@@ -6,9 +6,8 @@ import statistics
 
 import pytest
 import torch
-from made import made_batch, without_text
+from cases import drawn_batch
 
-from credit.batch import Batch
 from credit.methods import assign_credit
 from credit.values import aligned_distances
 from grpo import spread
@@ -20,22 +19,6 @@ NAN = math.nan
 def flags(**changes) -> argparse.Namespace:
     """The recipe's, for responses of some ten tokens, but for `changes`."""
     return argparse.Namespace(**{**vars(parse_args([])), "window": 4, "stride": 2, **changes})
-
-
-def batch_of(rewards: list[list[float]], longest: int = 11, seed: int = 0) -> Batch:
-    """Groups of random states, which share their first three tokens; a rollout without a verdict has no token."""
-    generator = torch.Generator().manual_seed(seed)
-    rewards = torch.tensor(rewards)
-    groups, size = rewards.shape
-    count = groups * size
-    rewards = rewards.flatten()
-    lengths = torch.randint(4, longest + 1, (count, 1), generator=generator)
-    mask = (torch.arange(longest) < lengths) & ~rewards.isnan()[:, None]
-    hidden = torch.rand(groups, size, longest, 6, generator=generator)
-    hidden[:, :, :3] = hidden[:, :1, :3]
-    hidden = hidden.flatten(0, 1)[mask]
-    zeros = torch.zeros(count, longest)
-    return made_batch(rewards, without_text(mask), size, log_probs=zeros, entropies=zeros, hidden=hidden)
 
 
 def slow_kgae(states: list[list], rewards: list[float], window: int, width: float, decay: float) -> list[list[float]]:
@@ -75,7 +58,7 @@ def slow_kgae(states: list[list], rewards: list[float], window: int, width: floa
 @pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 0.95), (50, 0.0)])
 def test_kgae_against_a_loop_by_its_formula(window, decay):
     """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all lengths."""
-    batch = batch_of([[1, 0, NAN, 0, 1], [0, 1, 0, 0, 0]])
+    batch = drawn_batch([[1, 0, NAN, 0, 1], [0, 1, 0, 0, 0]], shared=3)
     ours = assign_credit("kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"]))
     hidden = spread(batch.hidden, batch.rollouts.mask).double()
     for start in (0, 5):
@@ -90,14 +73,14 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
 
 def test_kgae_without_discount_telescopes():
     """At decay 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
-    batch = batch_of([[1, 0, NAN, 0, 1]])
+    batch = drawn_batch([[1, 0, NAN, 0, 1]], shared=3)
     ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
     torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
 
 
 def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
     """Values move only where rollouts part: decay 0 shows the changes alone. One verdict, or equal ones: 0."""
-    batch = batch_of([[1, 0, 0, 1], [1, 1, NAN, 1], [NAN, NAN, 0, NAN]])
+    batch = drawn_batch([[1, 0, 0, 1], [1, 1, NAN, 1], [NAN, NAN, 0, NAN]], shared=3)
     ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
     assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
     assert ours[4:].abs().max() == 0
@@ -116,7 +99,7 @@ def test_aligned_distances_are_means_over_what_there_is():
 
 def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
     """The same numbers in another order, anew with every draw."""
-    batch = batch_of([[1, 0, NAN, 0, 1]])
+    batch = drawn_batch([[1, 0, NAN, 0, 1]], shared=3)
     shear = assign_credit("shear", batch, flags())
     torch.manual_seed(0)
     ours, again = assign_credit("shuffle", batch, flags()), assign_credit("shuffle", batch, flags())

@@ -1,25 +1,83 @@
-"""What several test files make: batches, rollouts, folders of models; and what they ask of folders."""
+"""Cases of several test files: tokenizers, small models and their folders, rollouts, batches, and what they share."""
 
+import argparse
 import os
 from dataclasses import replace
 
 import torch
 from safetensors.torch import load_file
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM, Qwen2Tokenizer
 
 from credit import lora
 from credit.batch import Batch
 from grpo import Rollouts, group_advantages, pad_left
 from harness import files
+from harness.launch import parse_args
 from harness.parallel import Ranks
 from tasks import toy
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Flags of a short run of the embedded task.
+RUN = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2 ".split()
+RUN += "--heldout 8 --eval-groups 4".split()
+SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)
+
+
+def byte_tokenizer(*special: str, more=(), merges=(), eos_token="<|endoftext|>", extra_special_tokens=()):
+    """Qwen2's: <|endoftext|>, the `special` tokens, a token a byte, and `more` that `merges` make."""
+    symbols = ["<|endoftext|>", *special, *sorted(ByteLevel.alphabet()), *more]
+    tokens = dict(eos_token=eos_token, pad_token="<|endoftext|>", extra_special_tokens=list(extra_special_tokens))
+    return Qwen2Tokenizer(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=list(merges), **tokens)
+
+
+def turns_tokenizer(*special: str, template: str | None = CHAT):
+    """`byte_tokenizer` with the turns of Qwen's chat models, and further special tokens."""
+    turns = dict(eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>", *special])
+    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def small_gpt2():
+    """A model whose positions are absolute."""
+    ids = dict(vocab_size=29, bos_token_id=1, eos_token_id=1)
+    return GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **ids)).eval()
+
+
+def small_mixtral():
+    """A model with experts, for the embedded task's vocabulary."""
+    ids = dict(vocab_size=29, bos_token_id=None, eos_token_id=None)
+    return MixtralForCausalLM(MixtralConfig(num_local_experts=4, **SMALL, **ids)).eval()
 
 
 def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
     """A `Batch` of these rewards (B,), with Eq. (1)'s advantages; `parts` are what it holds besides."""
     usual = dict(problems=[{}] * (len(rewards) // group_size), reasons=["drawn"] * len(rewards))
     return Batch(rollouts, rewards, group_advantages(rewards, group_size), group_size, **usual | parts)
+
+
+def drawn_batch(rewards: list[list[float]], *, shared: int = 0, seed: int = 0) -> Batch:
+    """Groups of 5 to 10 tokens of random probabilities, entropies and states, which share the first `shared` ones."""
+    generator = torch.Generator().manual_seed(seed)
+    rewards = torch.tensor(rewards)  # (groups, G), NaN for no verdict and no token
+    groups, size = rewards.shape
+    mask = torch.arange(10) < torch.randint(5, 11, (groups * size, 1), generator=generator)  # (B, T)
+    mask &= ~rewards.view(-1, 1).isnan()
+    log_probs, entropies = -6 * torch.rand(mask.shape, generator=generator), torch.rand(mask.shape, generator=generator)
+    hidden = torch.rand(groups, size, 10, 6, generator=generator)
+    hidden[:, :, :shared] = hidden[:, :1, :shared]
+    parts = dict(log_probs=log_probs, entropies=entropies, hidden=hidden.flatten(0, 1)[mask])
+    return made_batch(rewards.flatten(), without_text(mask), size, **parts)
+
+
+def flags(**changes) -> argparse.Namespace:
+    """The recipe's, and `changes`."""
+    return argparse.Namespace(**{**vars(parse_args([])), **changes})
 
 
 def saved(folder, model, tokenizer=None) -> str:
