@@ -51,7 +51,7 @@ SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
 # What a resumed run may be given anew: how long it goes on, what is saved and measured on the way, how fast it learns,
 # and what the machine asks for. With another value of the last two it is no longer the same run to the bit.
 MAY_CHANGE = set(
-    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch decode "
+    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch "
     "eval_every bench bench_data track force".split()
 )
 
@@ -223,8 +223,6 @@ def add_machine_flags(parser: Parser):
     add("--ranks", type=number(int, 0, 4096), default=0, help="processes to start, unless torchrun has; 0: one per GPU")
     add("--threads", type=number(int, 0, 4096), default=0, help="CPU threads, 0: torch's default")
     add("--generate-batch", type=natural, default=0, help="rollouts at a time; 0: what memory holds, 512 on CPU")
-    decoders = "fast: CUDA graphs; no GPU has proved them yet"
-    add("--decode", choices=("generate", "fast"), default="generate", help=decoders)
     return add
 
 
@@ -384,8 +382,6 @@ def check(args: argparse.Namespace) -> None:
                 raise BadInput(f"{flag(name)} {getattr(args, name)}: is of --toy-kind recoverable; add it")
     if args.toy_tail > 8 * args.toy_lines:
         raise BadInput(f"--toy-tail {args.toy_tail}: over 8 tokens a line have no room; lower it")
-    if args.toy_luck and args.decode == "fast":
-        raise BadInput(f"--toy-luck {args.toy_luck}: --decode fast knows no environment; leave one of them out")
     if args.eval_groups > args.heldout:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
     if bool(args.eval_every) != bool(args.bench):

@@ -23,7 +23,7 @@ from tasks.benchmarks import BENCHMARKS
 
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over recompute threads "
-PLAIN += "generate_batch decode toy_kind toy_lines warmup_steps track force method_option toy_width toy_repair "
+PLAIN += "generate_batch toy_kind toy_lines warmup_steps track force method_option toy_width toy_repair "
 PLAIN += "toy_luck toy_tail"
 SETS = dict(  # samples a problem, avg@k of Sec. 5.2, and seconds to grade one; the embedded set is ours
     **dict(aime24=(32, 5), aime25=(32, 5), amc23=(8, 5), math500=(1, 5), olympiadbench=(1, 5), mbpp=(4, 10)),

@@ -106,7 +106,6 @@ def test_what_the_environment_wrote_gets_no_credit(tmp_path, no_curve):
         ("--toy-luck 0.2", "--toy-luck"),
         ("--toy-lines 9", "--toy-lines"),
         ("--toy-kind recoverable --toy-lines 2 --toy-tail 17", "--toy-tail"),
-        ("--toy-kind recoverable --toy-luck 0.2 --decode fast", "--toy-luck"),
         ("--toy-kind recoverable --method prm", "--method prm"),
         ("--method oracle-value", "--method oracle-value"),
     ],
