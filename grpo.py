@@ -144,7 +144,7 @@ def stop_ids(model, tokenizer) -> list[int]:
 def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
     """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token.
 
-    `rollout` takes any function of this signature; `fast.decode` has one.
+    `rollout` takes any function of this signature.
     """
     greedy = dict(do_sample=False, top_k=None, top_p=None)
     sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)

@@ -9,7 +9,7 @@ Packed, it computes with these alone. Positions restart at each rollout, and eac
 is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
 by SDPA over one rollout after the other, or over several of one length. No mask over all pairs of tokens ever exists.
 
-Left out: sliding windows, and families other than `decode.FAMILIES`, which the tests compare with single rollouts.
+Left out: sliding windows, and families other than `FAMILIES`, which the tests compare with single rollouts.
 """
 
 import itertools
@@ -24,8 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from fast.decode import attends_fully
-
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HALF = (torch.float16, torch.bfloat16)
 CAUSAL = (-1, 0)  # the window of `varlen_attn`: everything before a token, nothing after it
 
@@ -35,6 +34,16 @@ class Segments(NamedTuple):
 
     starts: Tensor  # (b + 1,) int32, on the device: where each begins, and where the last one ends
     lengths: list[int]  # b numbers of tokens
+
+
+def attends_fully(config) -> bool:
+    """One of FAMILIES, every token of which sees all before it, in every layer."""
+    return (
+        config.model_type in FAMILIES
+        and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+        and getattr(config, "sliding_window", None) is None
+        and config.rope_parameters["rope_type"] not in ("dynamic", "longrope")  # these look at the longest row
+    )
 
 
 def packing_of(model) -> dict[str, Callable]:

@@ -51,7 +51,7 @@ SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
 # What a resumed run may be given anew: how long it goes on, what is saved and measured on the way, how fast it learns,
 # and what the machine asks for. With another value of the last two it is no longer the same run to the bit.
 MAY_CHANGE = set(
-    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch decode "
+    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens generate_batch "
     "eval_every bench bench_data track force".split()
 )
 
@@ -222,8 +222,6 @@ def add_machine_flags(parser: Parser):
     add("--ranks", type=number(int, 0, 4096), default=0, help="processes to start, unless torchrun has; 0: one per GPU")
     add("--threads", type=number(int, 0, 4096), default=0, help="CPU threads, 0: torch's default")
     add("--generate-batch", type=natural, default=0, help="rollouts at a time; 0: what memory holds, 512 on CPU")
-    decoders = "fast: CUDA graphs; no GPU has proved them yet"
-    add("--decode", choices=("generate", "fast"), default="generate", help=decoders)
     return add
 
 

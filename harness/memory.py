@@ -3,6 +3,7 @@
     predict(config, args, world, room) -> GB by part, and of the phases sampling and training; total is the larger
     refuse_what_cannot_fit(gb, ...)    -> refuses what can never fit
     notes(predicted, device, ...)      -> the plan's lines on memory and disk, with a warning where either is too small
+    rows_that_fit(model, ...)          -> how many rollouts to generate at a time
 
 Weights, AdamW's moments and the copy that samples stay all the time. Sampling adds the larger of `generating` (cache,
 logits and prefill of the rollouts generated at a time) and `scoring` (a forward pass of micro_tokens tokens). Training
@@ -23,12 +24,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from credit import lora
-from fast.decode import PREFILL, SHARE, layer_numbers, passing_bytes, row_bytes
 from grpo import HEAD_CHUNK, layers_of
 from harness.parallel import Ranks
 from tasks.problems import BadInput
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
+SHARE = 0.8  # of the free memory for the rollouts generated at a time; the rest is for what is not counted
 CPU_PARAMETERS = 2.0  # billions; more of them take hours a step on a CPU
 
 
@@ -45,12 +46,9 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
 
     rollouts = -(-args.prompts_per_step // world) * args.rollouts_per_prompt  # of the rank that has most
     width = PROMPT + args.max_tokens
-    row = row_bytes(config, width, size)  # keys, values and logits of a rollout
-    if args.decode == "generate":
-        row += passing_bytes(config, PROMPT, width, size)  # all prompts are prefilled at once
+    row = row_bytes(config, PROMPT, args.max_tokens, size)
     rows = max(1, int(min(args.generate_batch or SHARE * (room * 1e9 - gb["resident"]) / row, rollouts)))
-    prefilled = min(rows * PROMPT, PREFILL) if args.decode == "fast" else 0  # tokens at a time
-    gb["generating"] = rows * row + prefilled * layer_numbers(text) * size
+    gb["generating"] = rows * row
 
     # Tokens of a pass: no more than there are; a rollout longer than micro_tokens goes alone.
     tokens = max(min(args.micro_tokens, rollouts * width), width)
@@ -68,6 +66,32 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     gb["checkpoint"] = (4 + size) * total + 8 * trained  # on the disk: weights, the sampling copy's, moments
     gb["parameters"] = total  # billions
     return {name: count / 1e9 for name, count in gb.items()}
+
+
+def rows_that_fit(model, prompt: int, response: int) -> int:
+    """How many rollouts of so many tokens the free memory of this rank's GPU holds; at least 1."""
+    torch.cuda.empty_cache()  # or what training has cached counts as taken
+    free, _ = torch.cuda.mem_get_info()
+    return max(1, int(SHARE * free) // row_bytes(model.config, prompt, response, model.dtype.itemsize))
+
+
+def row_bytes(config, prompt: int, response: int, itemsize: int) -> int:
+    """Memory of a rollout in `generate`: its cache, four float32 copies of a token's logits, and what one layer holds.
+
+    A layer holds the larger of the prompt's activations, and of keys and values copied once for every query head.
+    """
+    text = config.get_text_config()
+    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head = 2 * (prompt + response) * head_width  # numbers
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    cache = text.num_hidden_layers * kv_heads * head
+    layer = max(prompt * layer_numbers(text), text.num_attention_heads * head)  # all prompts are prefilled at once
+    return itemsize * (cache + layer) + 4 * 4 * text.vocab_size
+
+
+def layer_numbers(text) -> int:
+    """Numbers a token that a layer holds at once where nothing is saved for a backward pass; counted on Qwen2."""
+    return 6 * text.hidden_size + 3 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
 
 
 def parameters(config, rank: int = 0) -> tuple[int, int, int]:

@@ -25,15 +25,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
-from fast import decode
-from grpo import hf_generate, stop_ids
+from grpo import stop_ids
 from harness.files import config_of, settings_in
 from harness.launch import out_of_memory
+from harness.memory import rows_that_fit
 from tasks.problems import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
 TEMPLATE_SECONDS = 20  # that a chat template may take
-DECODERS = {"generate": hf_generate, "fast": decode.decode}  # of --decode
 
 
 @contextlib.contextmanager
@@ -184,19 +183,10 @@ def load_reward_tokenizer(name: str):
 
 
 def sampling_of(args: argparse.Namespace, model) -> dict:
-    """The options of `grpo.rollout` that change speed alone; raises BadInput for a model that --decode cannot run."""
-    if args.decode == "fast" and not decode.supported(model):
-        raise BadInput(f"--decode fast: cannot run this {model.config.model_type} model; leave it out")
-    options = dict(generate=DECODERS[args.decode])
+    """The options of `grpo.rollout` that change speed alone: how many rollouts are generated at a time."""
+    options = {}
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":
-        options["batch_size"] = partial(rows_at_a_time, model, args.decode)
+        options["batch_size"] = partial(rows_that_fit, model)
     return options
-
-
-def rows_at_a_time(model, decoder: str, prompt: int, response: int) -> int:
-    """How many rollouts of so many tokens the free memory of this rank's GPU holds."""
-    torch.cuda.empty_cache()  # or what training has cached counts as taken
-    free, _ = torch.cuda.mem_get_info()
-    return decode.rows_that_fit(model, prompt + response, free, 0 if decoder == "fast" else prompt)

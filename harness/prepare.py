@@ -18,7 +18,7 @@ import torch
 
 from credit import teacher
 from credit.table import METHODS
-from fast import decode
+from fast.packing import attends_fully
 from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
 from harness.config import flag
@@ -91,11 +91,8 @@ def check_architecture(args: argparse.Namespace, model) -> list[str]:
     if "attention" in needs and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
         reason = "its layers have no self_attn; choose another --method than"
         raise BadInput(f"--model {args.model}: {reason} {args.method}")
-    models.sampling_of(args, model)  # refuses what it cannot be
     notes = []
-    if args.device == "cuda" and args.decode == "generate" and decode.supported(model):
-        notes.append("--decode fast would replay CUDA graphs, several times faster, which no GPU has proved equal yet")
-    if not decode.attends_fully(model.config):
+    if not attends_fully(model.config):
         notes.append(f"rollouts are padded to the longest of each pass: {model.config.model_type} is not known to pack")
     if "pairs" in needs and args.max_tokens <= args.window and not args.smoke:
         reason = f"--max-tokens {args.max_tokens} lies within one --window of {args.window}"

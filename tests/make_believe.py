@@ -8,8 +8,6 @@ Every call of torch marks the tensors that it returns with the device on which t
 
     - tensors of both devices, but for a CPU tensor without dimensions, which CUDA takes as a number;
     - a CPU tensor indexed by a CUDA tensor, a CUDA tensor given to NumPy, a CPU generator for CUDA's random numbers;
-    - in a captured step all that waits for the device (`item`, `tolist`, `nonzero`, a mask as an index, `isin`) and
-      every copy between the devices. Nothing that a capture computes stays; a replay computes it on the same tensors;
     - devices, dtypes and shapes that `varlen_attn` does not take; its result is SDPA's, in float32.
 
 Not found: what a CUDA kernel lacks or computes otherwise; memory, streams and races; pinned memory; mistakes inside
@@ -29,12 +27,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-# Operations, and those whose names begin so, that wait for the device, or that tell it what only the host knows.
-WAITS = tuple("_local_scalar_dense nonzero masked_select unique _unique isin equal bincount multinomial".split())
-FROM_HOST = ("tensor", "as_tensor", "asarray")
 SET_DATA = Tensor.data.__set__  # `tensor.data = other`, which moves the tensor
 UNCHECKED = (SET_DATA, torch._has_compatible_shallow_copy_type)
 
@@ -70,8 +64,6 @@ def mark(value, device: torch.device):
 
 class Cuda(TorchFunctionMode):
     """Lets the CPU compute every call; checks and answers as if there were a GPU."""
-
-    capturing = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in PROPERTIES:
@@ -121,7 +113,6 @@ class Cuda(TorchFunctionMode):
         if device is None or device.type == device_of(tensor).type:
             device = device_of(tensor)
         else:
-            self.wait(name)
             copy = True
         if tensor.is_meta or device.type == "meta":
             return tensor.to(device, dtype)
@@ -133,8 +124,6 @@ class Cuda(TorchFunctionMode):
         device = torch.device(kwargs["device"])
         if device.type == "cuda":
             kwargs["device"] = CPU
-            if name in FROM_HOST:
-                self.wait(name)
             if kwargs.get("generator") is not None:
                 raise RuntimeError(f"{name}: Expected a 'cuda' device type for generator but found 'cpu'")
         return device
@@ -145,8 +134,6 @@ class Cuda(TorchFunctionMode):
             raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found cuda:0 and cpu")
         if name in ("numpy", "__array__"):
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
-        if name == "tolist":
-            self.wait(name)
 
     def check_parts(self, name: str, device: torch.device, args: tuple) -> None:
         """An index may be on the CPU, and so may what is copied, unless it is put where tensors point to."""
@@ -156,24 +143,6 @@ class Cuda(TorchFunctionMode):
         for values in tensors_in(args[2:]):
             if indices and values.dim() and device_of(values) != device:
                 raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found cuda:0 and cpu")
-        if any(device_of(tensor) != device for tensor in tensors_in(args)):
-            self.wait(name)
-
-    def wait(self, name: str) -> None:
-        """What a capture forbids."""
-        if self.capturing:
-            raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
-
-    @contextlib.contextmanager
-    def graph(self, graph: "Graph", **options) -> Iterator[None]:
-        """torch.cuda.graph."""
-        self.capturing = True
-        try:
-            with graph:
-                yield
-        finally:
-            self.capturing = False
-            graph.put_back()
 
 
 PROPERTIES = {
@@ -182,46 +151,6 @@ PROPERTIES = {
     Tensor.is_cpu.__get__: lambda tensor, device: device == CPU and not tensor.is_meta,
     Tensor.get_device: lambda tensor, device: 0 if device == CUDA else -1,
 }
-
-
-class Graph(TorchDispatchMode):
-    """torch.cuda.CUDAGraph: operations noted with their tensors, and repeated on these."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations, self.overwritten = [], []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = func._schema.name.removeprefix("aten::")
-        is_masked = name.startswith("index") and any(tensor.dtype == torch.bool for tensor in tensors_in(args[1:]))
-        if name.startswith(WAITS) or is_masked:
-            raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                self.overwritten += [(tensor, tensor.clone()) for tensor in tensors_in(value)]
-        result = func(*args, **kwargs)
-        self.operations.append((func, args, kwargs, result))
-        return result
-
-    def put_back(self) -> None:
-        """What was there before the capture, which only records."""
-        for tensor, before in reversed(self.overwritten):
-            tensor.copy_(before)
-        self.overwritten.clear()
-
-    def replay(self) -> None:
-        """The operations once more, each into the tensors that it returned."""
-        with torch._C.DisableTorchFunction():
-            for func, args, kwargs, result in self.operations:
-                again = func(*args, **kwargs)
-                for old, new in zip(tensors_in(result), tensors_in(again), strict=True):
-                    if old.data_ptr() != new.data_ptr():  # neither a view nor in place
-                        old.copy_(new)
-
-    def pool(self) -> "Graph":
-        """Memory is the CPU's."""
-        return self
 
 
 def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1)) -> Tensor:
@@ -246,7 +175,6 @@ def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=No
 @contextlib.contextmanager
 def cuda() -> Iterator[None]:
     """One make-believe GPU, `cuda:0`, of 80 GB."""
-    mode = Cuda()
     make_subclass, init_process_group = Tensor._make_subclass, dist.init_process_group
 
     def make_marked(kind, data, *args, **options):  # a Parameter, which is made by no call that a mode sees
@@ -263,9 +191,8 @@ def cuda() -> Iterator[None]:
         **dict(device_count=lambda: 1, current_device=lambda: 0),
         mem_get_info=lambda *args: (70 * 10**9, 80 * 10**9),
         max_memory_allocated=lambda *args: 0,
-        is_current_stream_capturing=lambda: mode.capturing,
         **dict.fromkeys(("Stream", "Event"), lambda *args, **options: mock.MagicMock()),
-        **dict(stream=contextlib.nullcontext, CUDAGraph=Graph, graph=mode.graph),
+        stream=contextlib.nullcontext,
     )
     nothing = "set_device synchronize current_stream empty_cache reset_peak_memory_stats manual_seed manual_seed_all"
     with (
@@ -277,6 +204,6 @@ def cuda() -> Iterator[None]:
         mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"),
         # Autograd's hooks see tensors without marks, so what is computed anew cannot be compared by its device.
         mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=same_shape),
-        mode,
+        Cuda(),
     ):
         yield

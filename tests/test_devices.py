@@ -1,7 +1,6 @@
 """Every path of a run on a make-believe GPU (`make_believe.py`), and that it refuses what a GPU would."""
 
 import functools
-import gc
 import json
 
 import make_believe
@@ -16,8 +15,7 @@ import eval
 import train
 from credit import teacher
 from credit.table import METHODS
-from fast import decode, packing
-from grpo import hf_generate, pad_left
+from fast import packing
 from harness import models
 from harness.files import rows
 from harness.launch import parse_args
@@ -57,7 +55,7 @@ def start(tmp_path_factory):
 def run(start, tmp_path_factory):
     """A training run, which starts with the process reward model's lessons; its rollouts are `written`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.DECODERS, "generate", written)
+        patch.setattr(models, "hf_generate", written)
         patch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
         folder = tmp_path_factory.mktemp("runs")
         args = parse_args([*f"{MODEL} {STEPS} --method prm".split(), "--model", start, "--out", str(folder)])
@@ -88,9 +86,9 @@ def test_a_step_with_every_method(run, method):
         assert new.device == CUDA and not torch.equal(old, new)
 
 
-def test_an_adapter_and_fast_decoding(start, tmp_path):
-    """arca on LoRA, sampled by replayed steps, evaluated before and after and on a benchmark."""
-    flags = f"{MODEL} {STEPS} --method arca --lora-rank 2 --decode fast --eval-every 1 --bench embedded --name arca"
+def test_an_adapter_and_generate(start, tmp_path):
+    """arca on LoRA, sampled by transformers' own loop, evaluated before and after and on a benchmark."""
+    flags = f"{MODEL} {STEPS} --method arca --lora-rank 2 --eval-every 1 --bench embedded --name arca"
     assert train.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
     _, step, after = rows(tmp_path / "arca" / "metrics.jsonl")
     assert step["grad_norm"] > 0 and "embedded" in step["bench"] and after["after"]
@@ -116,7 +114,7 @@ def test_half_precision_and_what_follows(start, tmp_path, monkeypatch):
 
 def test_diagnose(start, tmp_path, monkeypatch):
     """Prefixes, distances, and every method and ablation against a first error."""
-    monkeypatch.setitem(models.DECODERS, "generate", written)
+    monkeypatch.setattr(models, "hf_generate", written)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=1))
     monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "copy", 8))
     monkeypatch.setattr(figures, "save_png", lambda figure, path: None)
@@ -126,51 +124,6 @@ def test_diagnose(start, tmp_path, monkeypatch):
     assert diagnose.main([*flags.split(), "--model", start, "--out", str(tmp_path)]) == 0
     methods = json.loads((tmp_path / "diagnose.json").read_text())["methods"]
     assert set(methods) == set(METHODS) - {"arca"}
-
-
-def test_replayed_steps_are_those_of_generate(start, monkeypatch):
-    """Prompts of unlike length, over several buckets and dropped rows: the same greedy tokens."""
-    graphs = []
-
-    def new_graph():
-        graphs.append(make_believe.Graph())
-        return graphs[-1]
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", new_graph)
-    monkeypatch.setattr(decode, "BUCKET", 8)
-    monkeypatch.setattr(decode, "CHECK", 4)
-    model = Qwen2ForCausalLM.from_pretrained(start).to(CUDA).eval()
-    prompts = [[3] * 9, [5, 6, 7], [4, 2]]
-    ids, mask = pad_left(prompts, 0, model.device)
-    free = hf_generate(model, ids, mask, max_tokens=12, temperature=0.0, stops=[], pad=0)  # (3, 12)
-    limits = dict(max_tokens=12, temperature=0.0, stops=free[0, 4:5].tolist(), pad=0)
-    expected = hf_generate(model, ids, mask, **limits)
-    assert torch.equal(decode.decode(model, ids, mask, **limits), expected)
-    assert 1 < len(graphs) < 11 and all(graph.operations for graph in graphs)
-
-
-def test_replays_draw_fresh_noise(start):
-    """Rows differ from one another, and no column repeats the one before it."""
-    model = Qwen2ForCausalLM.from_pretrained(start).to(CUDA).eval()
-    ids, mask = pad_left([[3] * 4] * 50, 0, model.device)
-    out = decode.decode(model, ids, mask, max_tokens=20, temperature=50.0, stops=[], pad=0)  # all but uniform
-    assert len({tuple(row) for row in out.tolist()}) == 50
-    assert (out[:, 1:] == out[:, :-1]).float().mean(0).max() < 0.3
-
-
-def test_no_garbage_is_collected_while_a_step_is_captured(start, monkeypatch):
-    """A graph or tensor freed in the middle may call what a capture forbids; afterwards collection is as it was."""
-    step, during = decode.Decoding.step, []
-
-    def noted(batch, length):
-        during.append(gc.isenabled())
-        step(batch, length)
-
-    monkeypatch.setattr(decode.Decoding, "step", noted)
-    model = Qwen2ForCausalLM.from_pretrained(start).to(CUDA).eval()
-    ids, mask = pad_left([[3] * 4], 0, model.device)
-    decode.decode(model, ids, mask, max_tokens=20, temperature=0.0, stops=[], pad=0)
-    assert during[:2] == [True, False] and gc.isenabled()  # a first step that runs as it is, then its capture
 
 
 # ---- and that it could have failed --------------------------------------------------------------------------
@@ -232,48 +185,6 @@ def test_numpy_takes_no_cuda_tensor():
         with pytest.raises(TypeError, match="numpy"):
             convert(tensor)
     assert tensor.cpu().numpy().sum() == 2
-
-
-WAITS = {
-    "item": lambda x: x.sum().item(),
-    "tolist": lambda x: x.tolist(),
-    "nonzero": lambda x: x.nonzero(),
-    "mask": lambda x: x[x > 0],
-    "put by mask": lambda x: x.__setitem__(x > 0, 1.0),
-    "isin": lambda x: torch.isin(x, x),
-    "unique": lambda x: x.unique(),
-    "multinomial": lambda x: x.multinomial(1),
-    "to the CPU": lambda x: x.cpu(),
-    "from the CPU": lambda x: torch.ones(3).to(x.device),
-    "into the GPU": lambda x: x.copy_(torch.ones(3)),
-    "from a list": lambda x: torch.tensor([1.0], device=x.device),
-    "rows of the CPU": lambda x: x[torch.tensor([0])],
-}
-
-
-@pytest.mark.parametrize("name", WAITS)
-def test_a_capture_forbids_to_wait(name):
-    """What is fine outside of it; and after it has failed all is fine again."""
-    x = torch.ones(3, device=CUDA)
-    WAITS[name](x)
-    with pytest.raises(RuntimeError, match="capturing"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        WAITS[name](x)
-    WAITS[name](x)
-
-
-def test_a_capture_only_records_and_a_replay_computes():
-    """On the tensors of the capture, with what is in them at the time."""
-    x, graph = torch.ones(3, device=CUDA), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        x += 1
-        y = x * 10
-        x[1:].mul_(2)
-    assert x.tolist() == [1, 1, 1]
-    graph.replay()
-    assert x.tolist() == [2, 4, 4] and y.tolist() == [20, 20, 20]
-    x.fill_(0)
-    graph.replay()
-    assert x.tolist() == [1, 2, 2] and y.tolist() == [10, 10, 10]
 
 
 def test_varlen_attn_is_attention_in_each_segment_and_strict():

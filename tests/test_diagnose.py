@@ -283,7 +283,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     monkeypatch.setattr(prefixes, "rollout", sampler)
     monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
-    args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0, decode="generate")
+    args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0)
     found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
     assert asked == [([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
     assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])

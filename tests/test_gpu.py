@@ -1,6 +1,6 @@
 """What a GPU computes, against the CPU or against the plain way on the same GPU: `pytest -m gpu` on a fresh node.
 
-**Not run on a GPU yet**, only with DEVICE = "cpu": no graph is captured, `varlen_attn` is SDPA, a CPU meets itself.
+**Not run on a GPU yet**, only with DEVICE = "cpu": `varlen_attn` is SDPA, a CPU meets itself.
 """
 
 import copy
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_decode import FAMILIES, PAD, chi_square, generated, greedy, make, prompts
 from test_grpo import sampled
 from test_race import CASES, LIMITS, problem
 from test_shear import SMALL, group, weights
@@ -17,7 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
 from credit.table import METHODS
-from fast import decode, packing
+from fast import packing
 from fast.race import race
 from grpo import Policy, Rollouts, log_probs, pad_left, policy_loss
 from harness import files
@@ -30,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
     pytest.mark.usefixtures("no_curve"),
 ]
-RUN = f"--task embedded --smoke --decode fast --device {DEVICE.type} --name run"
+RUN = f"--task embedded --smoke --device {DEVICE.type} --name run"
 NEEDS = {"arca": "--lora-rank 2"}
 
 
@@ -121,50 +120,6 @@ def test_packed_rollouts_are_padded_ones():
     for exact, *both, values in zip(packed, packed_half, padded_half, expected, strict=True):
         ours, usual = (relative(half, values) for half in both)
         assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_generate_and_of_a_cpu(family, monkeypatch):
-    """By graphs over several buckets, with two stop ids; the first tokens are also those of a CPU."""
-    monkeypatch.setattr(decode, "BUCKET", 8)
-    model, inputs = make(family), prompts([11, 1, 4, 7, 11, 2], extra=3)
-    on_cpu = generated(model, *inputs, 8, [])
-    model.to(DEVICE)
-    inputs = to_device(*inputs)
-    free = generated(model, *inputs, 40, [])
-    assert torch.equal(free[:, :8].cpu(), on_cpu) and torch.equal(greedy(model, *inputs, 40, []), free)
-    stops = [int(free[0, 20]), int(free[2, 9])]
-    assert torch.equal(greedy(model, *inputs, 40, stops), generated(model, *inputs, 40, stops))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_graphs_are_steps(temperature, monkeypatch):
-    """In bfloat16 over many graphs and dropped rows: two runs with graphs agree, greedy ones also with one without."""
-    monkeypatch.setattr(decode, "BUCKET", 64)
-    model = wide_model().bfloat16()
-    ids, mask = rows_of([3 + 7 * row % 90 for row in range(48)])
-    limits, outputs = dict(max_tokens=300, temperature=temperature, stops=[40, 41], pad=PAD), []
-    for capture_on in ((), ("cuda",), ("cuda",)):
-        monkeypatch.setattr(decode, "CAPTURE_ON", capture_on)
-        torch.manual_seed(7)
-        outputs.append(decode.decode(model, ids, mask, **limits))
-    assert torch.equal(outputs[1], outputs[2])
-    assert temperature or torch.equal(outputs[0], outputs[1])  # sampled noise has other offsets in a graph
-
-
-def test_replayed_noise_is_the_softmax_at_every_step():
-    """Chi-square of each replayed column's tokens, whose distribution is the same at every step, and of neighbours."""
-    model, draws = make(vocab_size=16).to(DEVICE), 20_000
-    bias = torch.linspace(-1, 1, 16, device=DEVICE)
-    model.lm_head.register_forward_hook(lambda head, inputs, logits: torch.zeros_like(logits) + bias)
-    ids, mask = to_device(*prompts([4]))
-    rows = (ids % 16).repeat(draws, 1), mask.repeat(draws, 1)
-    out = decode.decode(model, *rows, max_tokens=12, temperature=0.7, stops=[], pad=0).cpu()  # step 1 is the warm-up
-    expected = (bias.double() / 0.7).softmax(-1).cpu()
-    for column in out.unbind(1):
-        chi_square(column.bincount(minlength=16), draws * expected)
-    pairs = out[:, -2] * 16 + out[:, -1]
-    chi_square(pairs.bincount(minlength=256), draws * (expected[:, None] * expected).flatten())
 
 
 def steps_of(out: Path, flags: str, resume: list[str] = ()) -> list[dict]:

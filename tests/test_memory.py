@@ -36,7 +36,7 @@ WHOLE = 2 * REST + 3 * LAYER  # that FSDP gathers
 def flags(**changes) -> argparse.Namespace:
     """The paper's recipe, as far as memory depends on it."""
     recipe = dict(dtype="bfloat16", micro_tokens=16_384, prompts_per_step=64, out="runs", model="M", force=False)
-    recipe |= dict(max_tokens=3000, recompute=True, shard_over=0, lora_rank=0, generate_batch=0, decode="generate")
+    recipe |= dict(max_tokens=3000, recompute=True, shard_over=0, lora_rank=0, generate_batch=0)
     return argparse.Namespace(**{**recipe, "rollouts_per_prompt": 8, **changes})
 
 
@@ -68,8 +68,8 @@ def test_parts_are_those_counted_by_hand():
     parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, args, 4).items()}
     assert (parts["weights"], parts["moments"], parts["gradients"]) == (TOTAL, 2 * TOTAL, TOTAL)
     assert parts["copy"] == 2 * TOTAL and parts["checkpoint"] == (4 + 2 + 8) * TOTAL
-    # 8 rollouts a rank, 300 tokens each, aligned to 304; keys and values of 3 layers, one head of 4 numbers; logits
-    cache = 304 * 2 * 3 * 1 * 4 * 2 + 16 * 10
+    # 8 rollouts a rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers; logits
+    cache = 300 * 2 * 3 * 1 * 4 * 2 + 16 * 10
     assert parts["generating"] == 8 * (cache + 256 * (6 * 8 + 3 * 16) * 2)  # prompts of all rows at once
     assert parts["backward"] == 3 * 1000 * 8 * 2 + max(1000 * (11 * 8 + 7 * 16) * 2, 3 * 4 * grpo.HEAD_CHUNK * 10)
     assert parts["gathered"] == 2 * WHOLE
@@ -82,14 +82,13 @@ def test_parts_are_those_counted_by_hand():
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (dict(prompts_per_step=128), 128 * (304 * 24 * 2 + 160 + 256 * 96 * 2)),
+        (dict(prompts_per_step=128), 128 * (300 * 24 * 2 + 160 + 256 * 96 * 2)),
         # copies of keys, values
         (dict(prompts_per_step=8, max_tokens=9744), 8 * (10_000 * 24 * 2 + 160 + 10_000 * 2 * 8 * 2)),
-        (dict(prompts_per_step=128, decode="fast"), 128 * (304 * 24 * 2 + 160) + 16_384 * 96 * 2),
     ],
 )
 def test_generating_holds_cache_and_prefill(changes, expected):
-    """Of all rows at once; keys and values copied for every query head where that is more; `decode` some at a time."""
+    """Of all rows at once; keys and values copied for every query head where that is more."""
     args = flags(**{**dict(rollouts_per_prompt=4, max_tokens=44), **changes})
     assert round(memory.predict(TINY, args, 4)["generating"] * 1e9) == expected
 
@@ -123,10 +122,19 @@ def test_one_rank_in_float32_has_no_copy():
     plain = memory.predict(TINY, flags(dtype="float32"), 1)
     assert plain["copy"] == plain["gathered"] == 0
     assert memory.predict(TINY, flags(), 1)["copy"] > 0
-    args = flags(prompts_per_step=1, max_tokens=3, decode="fast")
+    args = flags(prompts_per_step=1, max_tokens=3)
     llama = [LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8)]
     narrow, wide = (memory.predict(config, args, 1)["generating"] for config in llama)
-    assert wide - narrow == pytest.approx(8 * 264 * 2 * 3 * 4 * 2 / 1e9)  # 256 + 3 tokens, aligned
+    assert wide - narrow == pytest.approx(8 * 259 * 2 * 3 * 4 * 2 / 1e9)  # 256 + 3 tokens
+
+
+def test_as_many_rollouts_at_a_time_as_fit(monkeypatch):
+    """Four fifths of what is free, over a rollout's bytes in the model's dtype; at least one."""
+    model = AutoModelForCausalLM.from_config(TINY)  # 3 layers, one head of 4 numbers; 2 query heads; 10 logits
+    for dtype, row in (torch.float32, 4 * 100 * (24 + 16) + 160), (torch.bfloat16, 2 * 100 * (24 + 16) + 160):
+        for rows, expected in (7.01, 7), (6.99, 6), (0, 1):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=int(rows * row / 0.8): (free, 0))
+            assert memory.rows_that_fit(model.to(dtype), 10, 90) == expected
 
 
 @pytest.mark.parametrize("room, warnings", [((80, 999), 0), ((40, 999), 1), ((40, 300), 2)])

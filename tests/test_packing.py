@@ -4,21 +4,37 @@ import copy
 
 import pytest
 import torch
-from cases import adapted, small_gpt2
-from test_decode import FAMILIES, generated, make, prompts
+from cases import SMALL, adapted, small_gpt2
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from fast import packing
 from fast.packing import packing_of
-from grpo import Policy, Rollouts, log_probs, spread
+from grpo import Policy, Rollouts, hf_generate, log_probs, spread
 
+FAMILIES = {"qwen2": {}, "llama": {}, "qwen3": dict(head_dim=16), "mistral": dict(sliding_window=None)}
 LENGTHS = [(3, 17), (9, 1), (1, 30), (12, 8), (5, 23), (2, 2), (7, 11), (4, 0)]  # of prompt and response
+
+
+def make(family="qwen2", spread=0.5, **options):
+    """A small model with weights far from zero: its choices hang on every position and every mask."""
+    shape = dict(vocab_size=40, max_position_embeddings=128, initializer_range=spread)
+    shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | SMALL | dict(intermediate_size=48)
+    config = AutoConfig.for_model(family, **{**shape, **FAMILIES[family], **options})
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def prompts(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random prompts of these lengths, padded left with random tokens, two columns more than needed."""
+    lengths = torch.tensor(lengths)
+    width = int(lengths.max()) + 2
+    return torch.randint(0, 40, (len(lengths), width)), torch.arange(width) >= width - lengths[:, None]
 
 
 @pytest.fixture
 def ragged() -> Rollouts:
     """Eight rollouts of unlike lengths, the last one emptied; what stands in the padding must not matter."""
-    prompt_ids, prompt_mask = prompts([prompt for prompt, _ in LENGTHS], extra=2)
+    prompt_ids, prompt_mask = prompts([prompt for prompt, _ in LENGTHS])
     responses = torch.tensor([response for _, response in LENGTHS])
     mask = torch.arange(33) < responses[:, None]
     return Rollouts(prompt_ids, prompt_mask, torch.randint(0, 40, (8, 33)), mask, torch.zeros(8).bool(), [""] * 8)
@@ -94,15 +110,36 @@ def test_nothing_grows_with_the_square_of_the_tokens(ragged):
 def test_a_model_that_packs_samples_as_before():
     """Greedy tokens of `generate` with padded prompts; the folder that it is saved to names no attention."""
     model = make()
-    inputs = *prompts([3, 9, 1, 6]), 12, []
-    before = generated(model, *inputs)
+    inputs = prompts([3, 9, 1, 6])
+    limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
+    before = hf_generate(model, *inputs, **limits)
     assert packing_of(model) and model.config._attn_implementation == "packed"
-    assert torch.equal(generated(model, *inputs), before)
+    assert torch.equal(hf_generate(model, *inputs, **limits), before)
     assert "packed" not in model.config.to_json_string()
 
 
-def test_other_models_are_padded():
-    """A family that no test compares, and a window, which the loop over rollouts does not know."""
-    for model in (small_gpt2(), make("mistral", sliding_window=8)):
-        assert not packing_of(model)
-        assert model.config._attn_implementation == "sdpa"
+WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
+ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64)
+
+
+@pytest.mark.parametrize(
+    "packs, family, options",
+    [
+        (True, "qwen2", dict(sliding_window=8, use_sliding_window=False)),
+        (True, "llama", dict(rope_parameters=ROPE | dict(rope_type="yarn"))),
+        (False, "llama", dict(rope_parameters=ROPE | dict(rope_type="dynamic"))),
+        (False, "qwen2", dict(layer_types=["full_attention", "chunked_attention"])),
+        (False, "mistral", dict(sliding_window=8)),
+        (False, "qwen2", WINDOW),
+        (False, "qwen3", WINDOW),
+    ],
+)
+def test_only_full_attention_packs(packs, family, options):
+    """The loop over rollouts knows no window, nor positions that depend on the longest row."""
+    assert bool(packing_of(make(family, **options))) == packs
+
+
+def test_a_family_that_no_test_compares_is_padded():
+    """Its attention stays as it was."""
+    model = small_gpt2()
+    assert not packing_of(model) and model.config._attn_implementation == "sdpa"

@@ -23,7 +23,7 @@ from tasks.benchmarks import BENCHMARKS
 
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over recompute threads "
-PLAIN += "generate_batch decode toy_lines warmup_steps track force method_option toy_width"
+PLAIN += "generate_batch toy_lines warmup_steps track force method_option toy_width"
 SETS = dict(  # samples a problem, avg@k of Sec. 5.2, and seconds to grade one; the embedded set is ours
     **dict(aime24=(32, 5), aime25=(32, 5), amc23=(8, 5), math500=(1, 5), olympiadbench=(1, 5), mbpp=(4, 10)),
     **{"humaneval": (4, 10), "humaneval+": (4, 30), "mbpp+": (4, 30), "livecodebench": (4, 60), "embedded": (4, 5)},

@@ -15,7 +15,7 @@ import pytest
 import torch
 from cases import ALONE, SMALL, filled, interrupt, made_batch, saved, without_text
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import grpo
 import harness.run
@@ -427,30 +427,6 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
         assert [verdict.reward for verdict in graded[rows]] == [1.0, 0.0, 1.0, 0.0]
         for ids, mask, text in zip(rollouts.ids[rows], rollouts.mask[rows], rollouts.texts[rows], strict=True):
             assert run.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
-
-
-def test_either_way_of_decoding_can_be_asked_for(start, tmp_path, monkeypatch, assert_refused):
-    """transformers' `generate` by default, decode.py with --decode fast: greedily the same; refused where it cannot."""
-    calls = []
-    for name, function in models.DECODERS.items():
-
-        def noted(*parts, name=name, function=function, **options):
-            calls.append(name)
-            return function(*parts, **options)
-
-        monkeypatch.setitem(models.DECODERS, name, noted)
-    flags = ["--task", "embedded", "--model", start, *QUICK, "--heldout", "16"]
-    responses = []
-    for more in ([], ["--decode", "fast"]):
-        run = assembled([*flags, *more])
-        responses.append(harness.run.sample(run, run.task.heldout, 1, 0.0))
-    assert calls == ["generate", "fast"]
-    assert responses[0].texts == responses[1].texts and len(set(responses[0].texts)) > 1
-    config = Qwen2Config.from_pretrained(start)
-    config.num_key_value_heads = config.num_attention_heads
-    flags = [*flags[:2], "--model", saved(tmp_path / "model", Qwen2ForCausalLM(config)), *QUICK, "--decode", "fast"]
-    assert_refused(train.main, [*flags, "--out", tmp_path / "out"], "--decode fast: cannot run this qwen2 model")
-    assert not (tmp_path / "out").exists()
 
 
 NEEDS = {"arca": "--lora-rank 2"}
