@@ -71,13 +71,12 @@ def test_wandb_gets_flat_numbers_and_the_id_of_the_run_it_continues(grouped, tmp
     assert logged[0] == (2, {"reward": 0.5, "seconds/generate": 1.5, "bench/aime24/mean": 0.25})
 
 
-def test_tensorboard_shows_the_steps_of_the_resumed_run(tmp_path):
+def test_tensorboard_shows_the_steps_of_the_resumed_run(tmp_path, monkeypatch):
     """Step 3 was tracked, and is made again after the checkpoint of step 2."""
     reason = "tensorboard is not installed, and no requirement"
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason=reason)
-    (tmp_path / "copied").mkdir()
-    (tmp_path / "copied" / "complete.json").write_text('{"step": 2, "ranks": 1, "files": {}}')
-    for resume, steps, reward in ((None, (1, 2, 3), 0.5), (str(tmp_path / "copied"), (3, 4), 0.75)):
+    monkeypatch.setattr("harness.track.find", lambda path: (path, 2))
+    for resume, steps, reward in ((None, (1, 2, 3), 0.5), ("step-000002", (3, 4), 0.75)):
         with tracker(flags("tensorboard", resume), tmp_path, True) as track:
             for step in steps:
                 track({**ROW, "step": step, "reward": reward})
