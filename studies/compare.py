@@ -248,8 +248,7 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
 @contextlib.contextmanager
 def started(args: argparse.Namespace) -> Iterator[Run]:
     """A run without checkpoints, ready for its first step."""
-    torch.set_num_threads(args.threads or torch.get_num_threads())
-    ranks = parallel.join(args.device, grouped=args.dtype != "float32")
+    ranks = parallel.join(args.device, args.threads)
     try:
         with prepared(args, ranks) as run:
             parallel.refresh(run.trained, run.frozen.model, ranks)
