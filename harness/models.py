@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
-from grpo import stop_ids
+from grpo import hf_generate, stop_ids
 from harness.files import config_of, settings_in
 from harness.launch import out_of_memory
 from harness.memory import rows_that_fit
@@ -183,8 +183,8 @@ def load_reward_tokenizer(name: str):
 
 
 def sampling_of(args: argparse.Namespace, model) -> dict:
-    """The options of `grpo.rollout` that change speed alone: how many rollouts are generated at a time."""
-    options = {}
+    """The options of `grpo.rollout` that change speed alone: by what, and how many at a time, rollouts are made."""
+    options = {"generate": hf_generate}
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":

@@ -296,6 +296,6 @@ def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
     """The held-out problems that `train.py` makes with these settings."""
     _, problems = toy.make_problems(0, heldout, lines, seed)
     problems = [{"id": str(number), **problem} for number, problem in enumerate(problems, 1)]
-    source = f"toy.py: {lines} lines, seed {seed}"
-    revision = f"{lines}-{seed}"
+    source = f"toy.py: chain, {lines} lines, seed {seed}"
+    revision = f"chain-{lines}-{seed}"
     return Loaded(BENCHMARKS["embedded"], problems, source, revision, max_tokens=toy.response_tokens(lines))

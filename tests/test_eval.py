@@ -44,7 +44,7 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     assert found["pass@1"] == pytest.approx(found["mean"]) and found["pass@2"] >= found["pass@1"]
     assert set(found["seeds"]) == {"0", "3"} and found["missing"] == 0
     assert results["differences"][second]["embedded"]["problems"] == 20
-    assert results["data"]["embedded"]["revision"] == "1-0" and "side by side" in printed
+    assert results["data"]["embedded"]["revision"] == "chain-1-0" and "side by side" in printed
     assert f"| embedded  | @2  | {100 * found['mean']:.1f} ± " in printed
     monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
     assert command.main(["--from", str(out), "--pass-at", "1", "2"]) == 0
@@ -131,7 +131,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     steps = [row for row in rows(tmp_path / "run" / "metrics.jsonl") if "bench" in row]
     assert [row["step"] for row in steps] == [2, 3]
     found = steps[0]["bench"]["embedded"]
-    assert found["samples"] == 64 and found["revision"] == "1-0" and found["window"] is None
+    assert found["samples"] == 64 and found["revision"] == "chain-1-0" and found["window"] is None
     run = str(tmp_path / "run")
     limit = ["--max-tokens", str(toy.response_tokens(1)), "--threads", "1"]
     assert command.main(["--model", run, "--select", "best", "--out", str(tmp_path / "out"), *limit]) == 0
