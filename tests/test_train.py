@@ -35,7 +35,7 @@ from shear import shear_weights
 from tasks import toy
 from tasks.problems import BadInput
 
-# Of little.py's task, which a small model learns in eight steps of a third of a second, on each of the seeds 0 to 4.
+# Of little.py's task, which a small model learns in eight steps of a third of a second.
 LEARN = "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2"
 LEARN += " --heldout 64 --eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()  # for what has nothing to learn
