@@ -23,28 +23,18 @@ Standard library only.
 import builtins
 import contextlib
 import copy
-import functools
-import importlib
 import operator
 import types
 from collections.abc import Callable
 from typing import NoReturn
 
 # A handle passes these operations on to its object; those of the other kinds only under the rules above.
-PASSED_ON = "len iter next aiter reversed bool str repr format hash getitem setitem delitem setattr delattr".split()
+PASSED_ON = "len iter next reversed bool str repr format hash getitem setitem delitem setattr delattr".split()
 NUMBERS = "int float index neg pos abs invert round".split()
 ORDER = "lt le gt ge".split()
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 IN_PLACE = [f"i{name}" for name in ARITHMETIC]
 OTHERS = "eq contains isinstance issubclass getattr divmod type".split()
-DATACLASSES = "asdict astuple fields is_dataclass replace".split()  # of `dataclasses`; they look at an object's class
-
-
-@functools.cache
-def _loop():
-    """The one event loop inside: locks, queues and asynchronous generators work in that of their first use only."""
-    return importlib.import_module("asyncio").new_event_loop()
-
 
 # What the inside does for each operation: the builtin of that name, or else the operator.
 OPERATIONS = {
@@ -52,19 +42,9 @@ OPERATIONS = {
     "send": lambda generator, value: generator.send(value),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "await": lambda coroutine: _loop().run_until_complete(coroutine),
-    "anext": lambda iterator: _loop().run_until_complete(anext(iterator)),
 }
 for _name in PASSED_ON + NUMBERS + ORDER + ARITHMETIC + IN_PLACE + OTHERS:
     OPERATIONS[_name] = getattr(builtins, _name, None) or getattr(operator, f"__{_name}__")
-
-
-def _of_dataclasses(name: str) -> Callable:
-    return lambda *args, **options: getattr(importlib.import_module("dataclasses"), name)(*args, **options)
-
-
-for _name in DATACLASSES:
-    OPERATIONS[_name] = _of_dataclasses(_name)
 
 # How the tests came to a handle. "class": a name of the candidate's that begins with a capital letter; "name": another
 # name; "built": they called such a class; "mixed": arithmetic of these with plain data; "part": an attribute of these;
@@ -127,15 +107,6 @@ class Handle:
 
     def __exit__(self, *error) -> None:
         self._link.ask("getattr", self, "__exit__")(None, None, None)
-
-    async def __aenter__(self):
-        return await self._link.ask("getattr", self, "__aenter__")()
-
-    async def __aexit__(self, *error) -> None:
-        await self._link.ask("getattr", self, "__aexit__")(None, None, None)
-
-    async def __anext__(self):
-        return self._link.ask("anext", self)
 
     def __copy__(self):
         return self._link.ask("copy", self, origin=self._origin, keep=True)
@@ -260,13 +231,6 @@ class Generator(Handle):
     def send(self, value):
         """As a generator's."""
         return self._link.ask("send", self, value)
-
-
-class AsyncGenerator(Handle):
-    """An asynchronous generator inside."""
-
-    __slots__ = ()
-    __class__ = types.AsyncGeneratorType
 
 
 def member(handle: Handle, value: int | float | str):

@@ -110,10 +110,12 @@ def run_judge(job: dict, deadline: float):
 
     inside, outside = socket.socketpair()
 
+    def connection():
+        return socket.socket(fileno=3).makefile("rwb")
+
     def serve_program():
-        connection = socket.socket(fileno=3)
         sys.stdout = stdout = proxy.Printed()
-        proxy.serve(connection, run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""), stdout)
+        proxy.serve(connection(), run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""), stdout)
 
     program = Cell(serve_program, {3: inside.fileno()}, job)
     inside.close()
@@ -121,7 +123,7 @@ def run_judge(job: dict, deadline: float):
     output, verdict = os.pipe()
 
     def run_tests():
-        os.write(4, " ".join(judge.judge(socket.socket(fileno=3), tests)).encode())
+        os.write(4, " ".join(judge.judge(connection(), tests)).encode())
 
     tester = Cell(run_tests, {3: outside.fileno(), 4: verdict}, job, secret=True)
     outside.close()
@@ -253,8 +255,7 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         os.setsid()  # a name space of processes does not keep kill(0) from the keeper's group
         if not secret:
             libc.prctl(PR_SET_DUMPABLE, 1)
-            with open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")  # when memory is short, the kernel kills it first
+            namespaces.write("/proc/self/oom_score_adj", "1000")  # when memory is short, the kernel kills it first
         if strict:
             namespaces.build_root(job["site"])
         limit(job["timeout_s"], strict or stranger is not None)

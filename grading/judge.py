@@ -1,6 +1,6 @@
 """Runs tests against a candidate that lives in another process; see `jail.py`.
 
-    judge(connection, tests) -> (reason, cause): "correct", "wrong", "crashed", "memory", or "infra_error" with a cause
+    judge(file, tests) -> (reason, cause): "correct", "wrong", "crashed", "memory", or "infra_error" with a cause
 
 The keys of the tests tell their kind (`rewards.py` lists them): calls of a function with expected values, assertions,
 or HumanEval's `check(candidate)`. The tests are trusted code and run here. The candidate's functions and objects are
@@ -24,7 +24,7 @@ import sys
 import types
 from collections.abc import Callable
 
-from handles import DATACLASSES, Handle, class_of
+from handles import Handle, class_of
 from proxy import Link, Unsupported
 
 # LeetCode's programs rely on these names. None of them may be a builtin's.
@@ -52,9 +52,9 @@ COMPARISONS = {
 }
 
 
-def judge(connection, tests: dict) -> tuple[str, str]:
+def judge(file, tests: dict) -> tuple[str, str]:
     """Run the tests; returns the reason, and for "infra_error" why they cannot be run."""
-    link = Link(connection)
+    link = Link(file)
     cause = ""
     run = run_calls if "fn_name" in tests else run_asserts if "asserts" in tests else run_check
     try:
@@ -101,8 +101,6 @@ def load(name: str) -> types.ModuleType:
     module = importlib.import_module(name)
     for function in COMPARISONS.get(name, ()):
         setattr(module, function, without_empty(getattr(module, function)))
-    for function in DATACLASSES if name == "dataclasses" else ():
-        setattr(module, function, of_objects(getattr(module, function)))
     return module
 
 
@@ -132,25 +130,11 @@ def without_empty(compare: Callable) -> Callable:
     return decide
 
 
-def of_objects(function: Callable) -> Callable:
-    """A function of `dataclasses`, which runs inside for an object of the candidate's."""
-
-    def call(value, *args, **options):
-        if not isinstance(value, Handle):
-            return function(value, *args, **options)
-        keep = function.__name__ == "replace"
-        origin = value._origin if keep else "part"
-        return value._link.ask(function.__name__, value, *args, origin=origin, keep=keep, **options)
-
-    return call
-
-
 def prepare(text: str) -> None:
     """Load what a test imports and `load` changes."""
-    for name in ("dataclasses", "numpy"):
-        if re.search(rf"^[ \t]*(from|import)\b.*\b{name}\b", text, re.M):
-            with contextlib.suppress(ImportError):  # the test may expect it
-                load(name)
+    if re.search(r"^[ \t]*(from|import)\b.*\bnumpy\b", text, re.M):
+        with contextlib.suppress(ImportError):  # the test may expect it
+            load("numpy")
     if "numpy" in sys.modules and re.search(r"\btesting\b", text):
         load("numpy.testing")
 

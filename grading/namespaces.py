@@ -24,9 +24,7 @@ CLONE = dict(mount=0x00020000, uts=0x04000000, ipc=0x08000000, pid=0x20000000, n
 CLONE_USER = 0x10000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY = 442, -100, 0x8000, 1
-PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}.get(os.uname().machine, -1)
-_KEYCTLS = {"x86": 250, "i": 288, "arm": 311, "ppc": 271, "s390": 280, "mips": 5241, "sparc": 283}
-KEYCTL = next((number for name, number in _KEYCTLS.items() if os.uname().machine.startswith(name)), 219)
+PIVOT_ROOT, KEYCTL = {"x86_64": (155, 250), "aarch64": (41, 219)}.get(os.uname().machine, (-1, -1))
 KEYCTL_JOIN_SESSION_KEYRING = 1
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 libc = ctypes.CDLL(None, use_errno=True)
@@ -36,6 +34,12 @@ def check(result: int, what: str) -> None:
     """Raise OSError if a call of the C library failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def write(path: str, text: str) -> None:
+    """Set something of the kernel's, or of this process's, in /proc."""
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def leave_keys() -> None:
@@ -55,9 +59,9 @@ def unshare(new_user: bool) -> None:
 
 def map_user(users: str, groups: str) -> None:
     """Say which user and group this process is in its new name space of users."""
-    for name, text in (("setgroups", "deny"), ("uid_map", users), ("gid_map", groups)):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+    write("/proc/self/setgroups", "deny")
+    write("/proc/self/uid_map", users)
+    write("/proc/self/gid_map", groups)
 
 
 def forbid_name_spaces() -> None:
@@ -72,8 +76,7 @@ def forbid_name_spaces() -> None:
         for name in ("user_namespaces", "inotify_instances", "fanotify_groups"):
             path = f"/proc/sys/user/max_{name}"
             if os.path.exists(path):  # the last one is missing where the kernel leaves fanotify to root
-                with open(path, "w") as file:
-                    file.write("0")
+                write(path, "0")
         change_mounts("/proc", add=ATTR_RDONLY)
     except OSError:
         return  # users may not make or use name spaces here, and so the program may not, either
@@ -131,8 +134,7 @@ def forbid_system_v(folder: str) -> None:
     """No System V memory, messages and semaphores, which no limit of a process counts."""
     for name, text in (("shmmni", "0"), ("msgmni", "0"), ("sem", "0 0 0 0")):
         try:
-            with open(f"{folder}/{name}", "w") as file:
-                file.write(text)
+            write(f"{folder}/{name}", text)
         except OSError:  # older kernels let only root change these
             continue
 

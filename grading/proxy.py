@@ -1,7 +1,7 @@
 """Tests on the outside, the candidate program on the inside, plain data between them.
 
-    serve(connection, names, stdout) inside: do what is asked with the candidate's functions and objects
-    Link(connection).names(["f"])    outside: stand-ins for them, which the tests (`judge.py`) use like the real ones
+    serve(file, names, stdout)   inside: do what is asked with the candidate's functions and objects
+    Link(file).names(["f"])      outside: stand-ins for them, which the tests (`judge.py`) use like the real ones
 
 The comparison must not share a process with what is compared: a candidate could lie in `__eq__`, patch a builtin, walk
 frames to the expected value, or end the process with a friendly exit status. So the inside gets only the arguments of a
@@ -17,29 +17,28 @@ All checks must run and hold: an exception that a loop, asyncio or unittest take
 RuntimeError.
 
 Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes in a test, except for
-exceptions. A test that needs these cannot be run: `infra_error`. Also, changing a list that is an attribute changes a
-copy; `__exit__` gets no exception.
+exceptions. A test that needs these cannot be run: `infra_error`. Also, nothing of the candidate's can be awaited;
+changing a list that is an attribute changes a copy; `__exit__` gets no exception.
 
 Standard library only, because this runs in a process that starts anew for each response (`sandbox.py`).
 """
 
 import _thread  # `threading` takes longer to import
 import builtins
-import collections.abc
 import enum
 import importlib
 import io
 import operator
 import sys
+import types
 from collections.abc import Collection
 
-from handles import NUMBERS, OPERATIONS, ORIGINS, AsyncGenerator, Generator, Handle, Unsupported, member
+from handles import NUMBERS, OPERATIONS, ORIGINS, Generator, Handle, Unsupported, member
 from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, send
 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 BUILTINS = vars(builtins) | {"NoneType": type(None)}
-GENERATORS = {"generator": Generator, "async_generator": AsyncGenerator}
-ENDS = {"next": StopIteration, "send": StopIteration, "anext": StopAsyncIteration}
+QUIET = ("GeneratorExit", "CancelledError", "StopAsyncIteration")  # asyncio and loops take these for an end, no error
 
 
 class Died(BaseException):
@@ -70,34 +69,33 @@ class Printed(io.TextIOWrapper):
         return text
 
 
-def serve(connection, names: dict, stdout: Printed) -> None:
+def serve(file, names: dict, stdout: Printed) -> None:
     """Do what the tests ask with the candidate's `names` until they hang up."""
     objects = Objects()
     while True:
         try:
-            operation, args, options, keep = receive(connection, UNLIMITED)
+            operation, given, keep = receive(file, UNLIMITED)
         except EOFError:
             return
         try:
+            args, options = objects.decode(given)
             text = stdout.take()
             if operation == "printed":
                 reply = {"value": text}
             elif operation == "names":
                 reply = {"value": objects.encode({name: names[name] for name in args if name in names})}
             elif operation == "plain":
-                reply = {"value": plain(objects.resolve(args[0]))}
+                reply = {"value": plain(*args)}
             else:
-                values = [objects.decode(arg) for arg in args]
-                named = {name: objects.decode(option) for name, option in options.items()}
-                result = OPERATIONS[operation](*values, **named)
-                keep = keep and (operation != "call" or is_instance(result, values[0]))
+                result = OPERATIONS[operation](*args, **options)
+                keep = keep and (operation != "call" or is_instance(result, args[0]))
                 reply = {"value": objects.number(result) if keep else objects.encode(result)}
                 if operation == "call":
-                    values += named.values()
-                    reply["after"] = [objects.encode(v) if isinstance(v, MUTABLE) else None for v in values]
-            send(connection, reply)
+                    given = [*args, *options.values()]
+                    reply["after"] = [objects.encode(v) if isinstance(v, MUTABLE) else None for v in given]
+            send(file, reply)
         except BaseException as error:  # the tests get the candidate's exception, or that a result cannot cross
-            send(connection, {"raise": objects.describe(error)})
+            send(file, {"raise": objects.describe(error)})
 
 
 def is_instance(result, function) -> bool:
@@ -137,21 +135,16 @@ class Objects:
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"exception": self.lineage(value)}
         if isinstance(value, BaseException):
-            args, fields = encode([list(value.args), vars(value)], self.part)
-            number = None if is_python(type(value).__module__) else self.number(value)["handle"]
             for error in (value, value.__context__):
                 if error is not None:
                     error.__traceback__ = None  # `all` would keep what its frames hold
-            return {"error": [number, self.lineage(type(value)), args, fields, str(value)[:10_000]]}
+            number = None if is_python(type(value).__module__) else self.number(value)["handle"]
+            return {"error": [number, self.lineage(type(value)), encode(list(value.args), self.part)]}
         number = self.number(value)["handle"]
-        if isinstance(value, collections.abc.Coroutine):
-            return {"coroutine": number}
         if isinstance(value, enum.Enum) and isinstance(value, int | float | str):
             base = next(kind for kind in (int, float, str) if isinstance(value, kind))
             return {"member": [number, encode(getattr(base, f"__{base.__name__}__")(value), self.number)]}
-        if type(value).__name__ in GENERATORS and type(value).__module__ == "builtins":
-            return {type(value).__name__: number}
-        return {"handle": number}
+        return {"generator" if isinstance(value, types.GeneratorType) else "handle": number}
 
     def part(self, value) -> dict:
         """The description of what is in an exception, perhaps itself."""
@@ -185,10 +178,10 @@ class Objects:
 
 
 class Link:
-    """The outside's end of the connection."""
+    """The outside's end of a connection, which is a file to read and write."""
 
-    def __init__(self, connection):
-        self.connection = connection
+    def __init__(self, file):
+        self.file = file
         self.dead = False
         self.lock = _thread.RLock()
         self.handles: dict[int, Handle] = {}
@@ -200,14 +193,10 @@ class Link:
     def names(self, wanted: Collection[str]) -> dict:
         """Those of the wanted names that the candidate has, in the order wanted, and never another."""
         reply = self.ask("names", *wanted, origin="name")
-        names: dict = {}
-        if not isinstance(reply, dict):
-            return names
-        for name in wanted:
-            if name in reply:
-                names[name] = reply[name]
-                if isinstance(reply[name], Handle) and name[0].isupper():
-                    object.__setattr__(reply[name], "_origin", "class")
+        names = {name: reply[name] for name in wanted if name in reply} if isinstance(reply, dict) else {}
+        for name, value in names.items():
+            if isinstance(value, Handle) and name[0].isupper():
+                object.__setattr__(value, "_origin", "class")
         return names
 
     def ask(self, operation: str, *args, origin: str = "result", keep: bool = False, **options):
@@ -224,33 +213,30 @@ class Link:
                     sys.stdout.write(str(self._ask("printed", (), {}, origin, keep=False)))
 
     def _ask(self, operation: str, args: tuple, options: dict, origin: str, keep: bool):
+        if self.dead:
+            raise Died
         if operation not in (*NUMBERS, "plain", "printed"):
             self.numbers.clear()
         try:
-            if self.dead:
-                raise EOFError
-            values = [encode(arg, _describe) for arg in args]
-            named = {name: encode(option, _describe) for name, option in options.items()}
-            send(self.connection, [operation, values, named, keep], UNLIMITED)  # they may hold what came from inside
-        except (EOFError, OSError):
+            given = encode([list(args), options], _describe)
+            send(self.file, [operation, given, keep], UNLIMITED)  # it may hold what came from inside
+        except OSError:
             self.dead = True
             raise Died from None
         except Unsupported as error:
             if isinstance(args[0], Handle) and args[0]._origin == "result":
                 raise TypeError(str(error)) from None  # an object in place of a list or text: not the tests' fault
-            raise Unsupported(str(error)) from None
+            raise
         try:
-            reply = receive(self.connection)
+            reply = receive(self.file)
             error = decode(reply["raise"], self.resolve) if "raise" in reply else None
             if error is None:
                 value = decode(reply["value"], lambda description: self.resolve(description, origin))
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
                 if keep and operation != "call" and not isinstance(value, Handle):
                     raise TypeError
-            elif isinstance(error, StopIteration | StopAsyncIteration) and not isinstance(
-                error, ENDS.get(operation, ())
-            ):
-                error = RuntimeError(type(error).__name__)
+            elif isinstance(error, StopIteration) and operation not in ("next", "send"):
+                error = RuntimeError("StopIteration")
             if error is not None:
                 error.candidate = True  # TypeError: the message is forged
         except (EOFError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError):
@@ -258,12 +244,12 @@ class Link:
             raise Died from None
         if error is not None:
             raise error
-        for old, new in zip(list(args) + list(options.values()), after, strict=False):
+        for old, new in zip([*args, *options.values()], after, strict=False):
             overwrite(old, new)
         return value
 
-    def error(self, number: int | None, classes: list, args: list, fields: dict, text: str) -> BaseException:
-        """The candidate's exception: of the same builtin class or of a stand-in, with its arguments and attributes."""
+    def error(self, number: int | None, classes: list, args: list) -> BaseException:
+        """The candidate's exception: of the same builtin class or of a stand-in, with its arguments."""
         kind = self.exception_class(classes)
         error = self.others.get(number)
         if not isinstance(error, kind):
@@ -271,8 +257,6 @@ class Link:
                 error = type.__call__(kind, *args)
             except TypeError:  # a class that wants more than it keeps in `args`
                 error = kind.__new__(kind)
-        fields = {name: value for name, value in fields.items() if not name.startswith("__")}
-        vars(error).update(fields, text=text)
         if number is not None:
             self.others[number] = error
             error._number = operator.index(number)
@@ -281,20 +265,23 @@ class Link:
     def exception_class(self, classes: list) -> type:
         """The exception class of this lineage: Python's own, or a stand-in below the class of the rest."""
         module, name, number = classes[0]
-        if is_python(module) and (module.startswith("unittest") or name in ("GeneratorExit", "CancelledError")):
-            return RuntimeError  # unittest and asyncio take these for an end without an error
+        if is_python(module) and (module.startswith("unittest") or name in QUIET):
+            return RuntimeError
         kind = getattr(sys.modules.get(module), name, None) if is_python(module) else None
         if isinstance(kind, type) and issubclass(kind, BaseException):
             return kind
         if number not in self.exceptions:
+
+            def text(error) -> str:  # the tests' own class below it has no number
+                return self.ask("str", error) if "_number" in vars(error) else BaseException.__str__(error)
 
             def attribute(error, name: str):
                 if name.startswith("__") or "_number" not in vars(error):
                     raise AttributeError(name)
                 return self.ask("getattr", error, name)
 
-            own = {"__str__": lambda error: vars(error).get("text", Exception.__str__(error)), "__getattr__": attribute}
-            own |= {"stand_in": True, "_link": self, "_number": operator.index(number)}
+            own = {"__str__": text, "__getattr__": attribute, "stand_in": True, "_link": self}
+            own["_number"] = operator.index(number)
             self.exceptions[number] = ExceptionClass(name, (self.exception_class(classes[1:]),), own)
         return self.exceptions[number]
 
@@ -308,27 +295,19 @@ class Link:
         if kind == "array":  # a list, for tests that do not use numpy
             values = decode(content[1], self.resolve)
             return sys.modules["numpy"].array(values, content[0]) if "numpy" in sys.modules else values
-        if kind == "coroutine":
-            return self.wait(Handle(self, operator.index(content), "result"))
         if kind == "error":
-            number, classes, args, fields, text = content
-            return self.error(number, classes, decode(args, self.resolve), decode(fields, self.resolve), text)
+            number, classes, args = content
+            return self.error(number, classes, decode(args, self.resolve))
         if kind == "member":
             number, value = content
             if number not in self.others:
                 self.others[number] = member(Handle(self, operator.index(number), origin), decode(value, self.resolve))
             return self.others[number]
-        if kind != "handle" and kind not in GENERATORS:
-            raise ValueError(f"the inside cannot send {kind}")
-        number = operator.index(content)
-        handle = self.handles.setdefault(number, GENERATORS.get(kind, Handle)(self, number, origin))
+        number, make = operator.index(content), {"handle": Handle, "generator": Generator}[kind]
+        handle = self.handles.setdefault(number, make(self, number, origin))
         if ORIGINS.index(origin) > ORIGINS.index(handle._origin):
             object.__setattr__(handle, "_origin", origin)  # once a function has returned it, it is a result
         return handle
-
-    async def wait(self, coroutine: "Handle"):
-        """Stands for a coroutine, which runs inside as a whole."""
-        return self.ask("await", coroutine)
 
 
 class ExceptionClass(type):
@@ -353,8 +332,6 @@ def _describe(value) -> dict:
     own = getattr(value, "__dict__", {})
     if "_number" in own and hasattr(type(value), "stand_in"):
         return {"handle": own["_number"]}
-    if getattr(value, "cr_code", None) is Link.wait.__code__:
-        raise TypeError("a coroutine cannot go back")  # of the candidate, so no fault of the tests
     kind = value if isinstance(value, type) else type(value)
     if issubclass(kind, BaseException) and is_python(kind.__module__):
         name = [kind.__module__, kind.__qualname__]

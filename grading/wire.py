@@ -1,8 +1,8 @@
 """Plain data between two processes that do not trust each other: numbers, text, and containers of these.
 
-    send(connection, message), receive(connection)     JSON behind its length
-    encode(value, describe), decode(data, resolve)     for types that JSON lacks: tuples, sets, keys that are no text,
-                                                       complex and long numbers, bytes, dates, slices, ...
+    send(file, message), receive(file)               a line of JSON
+    encode(value, describe), decode(data, resolve)   for types that JSON lacks: tuples, sets, keys that are no text,
+                                                     complex and long numbers, bytes, dates, slices, ...
 
 `decode` builds exact builtin types, so nothing of the sender's own can decide a comparison, and it runs nothing, as
 pickle would. `describe` describes a value that is no plain data, and `resolve` turns the description into a value.
@@ -16,7 +16,6 @@ import decimal
 import enum
 import fractions
 import json
-import struct
 from collections.abc import Callable
 
 MAX_MESSAGE = 2**24  # bytes; a longer value is the candidate's failure
@@ -26,39 +25,31 @@ MUTABLE = (list, dict, set, bytearray, collections.deque)
 # The types that a defaultdict may make its values with.
 FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, tuple, set, dict, bool)}
 
-
-def _from_parts(kind: type) -> Callable[[list], object]:
-    return lambda parts: kind(*parts)
-
-
-# Plain data that JSON lacks: name -> (type, its parts, the value of the parts). A class stands before its bases.
+# Plain data that JSON lacks: its type, and the arguments that make it. A class stands before its bases.
 PLAIN = {
-    "defaultdict": (
-        collections.defaultdict,
-        lambda d: [getattr(d.default_factory, "__name__", ""), dict(d)],
-        lambda parts: collections.defaultdict(FACTORIES.get(parts[0]), parts[1]),
-    ),
-    "Counter": (collections.Counter, dict, collections.Counter),
-    "OrderedDict": (collections.OrderedDict, lambda d: [list(item) for item in d.items()], collections.OrderedDict),
-    "slice": (slice, lambda s: [s.start, s.stop, s.step], _from_parts(slice)),
-    "complex": (complex, lambda z: [z.real, z.imag], _from_parts(complex)),
-    "tuple": (tuple, list, tuple),
-    "set": (set, list, set),
-    "frozenset": (frozenset, list, frozenset),
-    "dict": (dict, lambda d: [list(item) for item in d.items()], dict),
-    "bytes": (bytes, lambda b: b.hex(), bytes.fromhex),
-    "bytearray": (bytearray, lambda b: b.hex(), bytearray.fromhex),
-    "range": (range, lambda r: [r.start, r.stop, r.step], _from_parts(range)),
-    "deque": (collections.deque, list, collections.deque),
-    "Decimal": (decimal.Decimal, str, decimal.Decimal),
-    "Fraction": (fractions.Fraction, lambda f: [f.numerator, f.denominator], _from_parts(fractions.Fraction)),
-    "datetime": (datetime.datetime, lambda d: d.isoformat(), datetime.datetime.fromisoformat),
-    "date": (datetime.date, lambda d: d.isoformat(), datetime.date.fromisoformat),
-    "time": (datetime.time, lambda t: t.isoformat(), datetime.time.fromisoformat),
-    "timedelta": (datetime.timedelta, lambda d: [d.days, d.seconds, d.microseconds], _from_parts(datetime.timedelta)),
+    collections.defaultdict: lambda d: [getattr(d.default_factory, "__name__", ""), dict(d)],
+    collections.Counter: lambda c: [dict(c)],
+    collections.OrderedDict: lambda d: [[list(item) for item in d.items()]],
+    slice: lambda s: [s.start, s.stop, s.step],
+    complex: lambda z: [z.real, z.imag],
+    tuple: lambda t: [list(t)],
+    set: lambda s: [list(s)],
+    frozenset: lambda s: [list(s)],
+    dict: lambda d: [[list(item) for item in d.items()]],
+    bytes: lambda b: [b.decode("latin-1"), "latin-1"],
+    bytearray: lambda b: [b.decode("latin-1"), "latin-1"],
+    range: lambda r: [r.start, r.stop, r.step],
+    collections.deque: lambda d: [list(d)],
+    decimal.Decimal: lambda d: [str(d)],
+    fractions.Fraction: lambda f: [f.numerator, f.denominator],
+    datetime.datetime: lambda d: [d.isoformat()],
+    datetime.date: lambda d: [d.isoformat()],
+    datetime.time: lambda t: [t.isoformat()],
+    datetime.timedelta: lambda d: [d.days, d.seconds, d.microseconds],
 }
-
-EXACT = {kind for kind, _, _ in PLAIN.values()} | {type(None), bool, int, float, str, list}
+MAKERS = {kind.__name__: getattr(kind, "fromisoformat", kind) for kind in PLAIN}
+MAKERS["defaultdict"] = lambda factory, items: collections.defaultdict(FACTORIES.get(factory), items)
+EXACT = PLAIN.keys() | {type(None), bool, int, float, str, list}
 
 
 def encode(value, describe: Callable[[object], dict]):
@@ -77,9 +68,9 @@ def encode(value, describe: Callable[[object], dict]):
         return [encode(item, describe) for item in value]
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
         return describe(value)  # a named tuple
-    for name, (kind, parts_of, _) in PLAIN.items():
+    for kind, arguments in PLAIN.items():
         if isinstance(value, kind):
-            return {name: encode(parts_of(value), describe)}
+            return {kind.__name__: encode(arguments(value), describe)}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # without importing numpy
         plain = value.tolist()
         if type(plain) is type(value):  # a long double, which Python lacks
@@ -95,39 +86,27 @@ def decode(data, resolve: Callable[[dict], object]):
         return [decode(item, resolve) for item in data]
     if not isinstance(data, dict):
         return data
-    ((name, parts),) = data.items()
+    ((name, content),) = data.items()
     if name == "int":
-        return int(parts, 16)
-    if name in PLAIN:
-        from_parts = PLAIN[name][2]
-        return from_parts(decode(parts, resolve))
-    return resolve(data)
+        return int(content, 16)
+    return MAKERS[name](*decode(content, resolve)) if name in MAKERS else resolve(data)
 
 
-def send(connection, message, limit: int = MAX_MESSAGE) -> None:
-    """Send a message: its length, then JSON. Raises ValueError if it is longer than `limit` bytes."""
+def send(file, message, limit: int = MAX_MESSAGE) -> None:
+    """Send a message, a line of JSON. Raises ValueError if it is longer than `limit` bytes."""
     data = json.dumps(message).encode()
     if len(data) > limit:
         raise ValueError(f"a value of {len(data)} bytes is too long to be handed over")
-    connection.sendall(struct.pack(">I", len(data)) + data)
+    file.write(data + b"\n")
+    file.flush()
 
 
-def receive(connection, limit: int = MAX_MESSAGE):
+def receive(file, limit: int = MAX_MESSAGE):
     """The next message. Raises EOFError at the end, ValueError if it is longer than `limit` bytes or no JSON."""
-    (size,) = struct.unpack(">I", _exactly(connection, 4))
-    if size > limit:
-        raise ValueError(f"a message of {size} bytes")
-    return json.loads(_exactly(connection, size))
-
-
-def _exactly(connection, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = connection.recv(min(size - len(data), 2**20))
-        if not chunk:
-            raise EOFError
-        data += chunk
-    return bytes(data)
+    data = file.readline(limit + 1)
+    if not data:
+        raise EOFError
+    return json.loads(data)
 
 
 def overwrite(old, new) -> bool:

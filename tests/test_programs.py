@@ -110,7 +110,7 @@ def receive(connection):
 def send(connection, message):
     proxy.send = say
     names = [["f", {"handle": 0}], *([name, {"handle": 1}] for name in NAMES)]
-    say(connection, {"value": {"dict": names}})
+    say(connection, {"value": {"dict": [names]}})
 proxy.receive, proxy.send = receive, send
 """
 
@@ -124,12 +124,12 @@ CHEATS = [
     ("generator_exit", "def f(x): raise GeneratorExit", "all(f(x) == 5 for x in (3, 4))"),
     ("stop_iteration", "def f(x): raise StopIteration", "all(f(x) == 5 for x in (3, 4))"),
     ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S", "all(f(x) == 5 for x in [3])"),
-    ("stop_async_iteration", "async def f(x): raise StopAsyncIteration",
+    ("stop_async_iteration", "def f(x): raise StopAsyncIteration",
      ("import asyncio",
-      "class I:\n    def __aiter__(self): return self\n    async def __anext__(self): return await f(1)\n"
+      "class I:\n    def __aiter__(self): return self\n    async def __anext__(self): return f(1)\n"
       "async def m():\n    async for v in I(): assert v == 2\nasyncio.run(m())")),
-    ("cancelled_error", "import asyncio\nasync def f(x): raise asyncio.CancelledError",
-     ("import asyncio", "async def check(): assert await f(3) == 5\n"
+    ("cancelled_error", "import asyncio\ndef f(x): raise asyncio.CancelledError",
+     ("import asyncio", "async def check(): assert f(3) == 5\n"
       "async def m():\n    async with asyncio.TaskGroup() as g: g.create_task(check())\nasyncio.run(m())")),
     ("skip_test", "import unittest\ndef f(x): raise unittest.SkipTest", UNITTEST),
     ("should_stop", "from unittest.case import _ShouldStop\nclass S(_ShouldStop): pass\ndef f(x): raise S", UNITTEST),
@@ -138,7 +138,7 @@ CHEATS = [
     ("exception_group", "def f(x): raise BaseExceptionGroup('g', [ImportError()])", FIVE),
     ("notes", "def f(x):\n    e = ImportError('x')\n    e.__notes__ = None\n    raise e", FIVE),
     ("hostile_args", "class R:\n    def __repr__(self): raise SystemExit\ndef f(x): raise ValueError(R())", FIVE),
-    ("huge_args", "def f(x): raise ValueError('x' * 10**8)", FIVE),
+    ("huge_args", "def f(x): raise ValueError('x' * 2**25)", FIVE),
     ("swallowed", "import os\ndef f(x): os._exit(0)", "try:\n    assert f(3) == 5\nexcept BaseException:\n    pass"),
     ("segfault", "import ctypes\ndef f(x): ctypes.string_at(0)", FIVE),
     ("code_152", "import os\nos._exit(152)", SCRIPT),
@@ -213,7 +213,7 @@ CHEATS = [
     ("patched_builtins", "import builtins\nbuiltins.sorted = builtins.abs = builtins.isinstance = lambda *a: [1, 2]\n"
      "def f(x): return 0", LIST),
     ("patched_json", "import json\njson.dumps = lambda m: '{\"value\": true}'\ndef f(x): return 0", FIVE),
-    ("patched_socket", "import socket\nsocket.socket.sendall = lambda s, d: None\nimport os\ndef f(x): os._exit(0)",
+    ("patched_socket", "import socket\nsocket.SocketIO.write = lambda s, d: len(d)\nimport os\ndef f(x): os._exit(0)",
      FIVE),
     ("own_math", "class math:\n    isclose = lambda *a: True\ndef f(x): return 0",
      "import math\nassert math.isclose(f(3), 5)"),
@@ -225,14 +225,13 @@ CHEATS = [
      "        for v in e.f_locals.values():\n"
      "            if isinstance(v, dict) and 'asserts' in v: return 5\n        e = e.f_back\n"
      "    return 5 * any(isinstance(o, dict) and 'asserts' in o for o in gc.get_objects())", FIVE),
-    ("early_answers", "import os, struct\ndef f(x): return 0\nm = b'{\"value\": true}'\n"
-     "for _ in range(9): os.write(3, struct.pack('>I', len(m)) + m)", FIVE),
+    ("early_answers", "import os\ndef f(x): return 0\nfor _ in range(9): os.write(3, b'{\"value\": true}\\n')", FIVE),
     ("hang_up", "import os\ndef f(x): os.closerange(3, 99)", CALL),
     ("bad_handle", reply("{'value': {'handle': 99}}"), FIVE),
-    ("range_bomb", reply("{'value': {'tuple': {'range': [0, 10**15, 1]}}}"), FIVE),
-    ("decimal_bomb", reply("{'value': {'Decimal': '1E999999999999999999'}}"), "int(f(3)) % 7 == 5"),
-    ("decimal_snan", reply("{'value': {'Decimal': 'sNaN'}}"), CALL),
-    ("raise_object", reply("{'raise': {'error': [1, [['a', 'b\\0', 2], ['builtins', 'Exception', 3]], [], {}, '']}}"),
+    ("range_bomb", reply("{'value': {'tuple': [{'range': [0, 10**15, 1]}]}}"), FIVE),
+    ("decimal_bomb", reply("{'value': {'Decimal': ['1E999999999999999999']}}"), "int(f(3)) % 7 == 5"),
+    ("decimal_snan", reply("{'value': {'Decimal': ['sNaN']}}"), CALL),
+    ("raise_object", reply("{'raise': {'error': [1, [['a', 'b\\0', 2], ['builtins', 'Exception', 3]], []]}}"),
      FIVE),
     ("raise_number", reply("{'raise': 5}"), "try: f(3)\nexcept Exception: pass"),
     ("member_of_list", reply("{'value': {'member': [1, [5]]}}"), FIVE),
@@ -240,7 +239,7 @@ CHEATS = [
     ("helper", "x = 1", {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}),
     ("after_wrong", reply("{'value': 0, 'after': [[5]] * 9}"), LIST),
     ("cycle", "def f(x):\n    r = []\n    r.append(r)\n    return r", LIST),
-    ("bytes_bomb", "def f(x): return b'x' * 10**8", FIVE),
+    ("bytes_bomb", "def f(x): return b'x' * 2**25", FIVE),
     # the host
     ("see_environ", "print(6 if len(open('/proc/1/environ').read()) > 99 else 0)", SCRIPT),
     ("oom_score", only_if("os.write(os.open('/proc/self/oom_score_adj', os.O_WRONLY), b'0')"), SCRIPT),
@@ -372,7 +371,7 @@ HONEST = [
     ("recursion_thread", "import sys, threading\nsys.setrecursionlimit(10**7)\nthreading.stack_size(1 << 29)\n"
      "def d(n): return n and 1 + d(n - 1)\ndef main():\n    d(50000)\n    print(6)\n"
      "t = threading.Thread(target=main)\nt.start()\nt.join()", SCRIPT),
-    ("cpu", "x = 0\nfor i in range(2 * 10**7): x += i\nprint(x)", prints("199999990000000")),
+    ("cpu", "x = 0\nfor i in range(5 * 10**6): x += i\nprint(x)", prints("12499997500000")),
     ("memory", "x = [0] * 6 * 10**7\nprint(len(x))", prints("60000000")),
     ("pool", "import multiprocessing as m\ndef d(x): return x * 2\nif __name__ == '__main__':\n"
      "    with m.Pool(4) as p: print(sum(p.map(d, [1, 2])))", SCRIPT),
@@ -479,17 +478,6 @@ HONEST = [
     ("generator_type", "def f(n):\n    while n: n -= yield n",
      ("import inspect, types\ng = f(5)\nassert inspect.isgenerator(g) and type(g) is types.GeneratorType",
       "next(g) == 5 and g.send(2) == 3", "try:\n    g.send(3)\n    assert False\nexcept StopIteration:\n    pass")),
-    ("async_generator", "import asyncio\nasync def f(n):\n    for i in range(n):\n        await asyncio.sleep(0)\n"
-     "        yield i",
-     "import asyncio\nasync def m(): return [x async for x in f(3)]\nassert asyncio.run(m()) == [0, 1, 2]"),
-    ("async_class", "import asyncio\nclass Q:\n    async def __aenter__(self):\n        self.q = asyncio.Queue(1)\n"
-     "        return self\n    async def __aexit__(self, *e): self.q = None\n"
-     "    async def put(self, x): await self.q.put(x)\n    def __aiter__(self): return self\n"
-     "    async def __anext__(self):\n        if self.q.empty(): raise StopAsyncIteration\n"
-     "        return await self.q.get()",
-     "import asyncio\nasync def m():\n    async with Q() as q:\n        await q.put(1)\n"
-     "        assert [x async for x in q] == [1]\n    assert q.q is None\nasyncio.run(m())"),
-    ("coroutine", "async def f(x): return x + 1", "import asyncio\nassert asyncio.run(f(1)) == 2"),
     ("long_list", "def f(n): return list(range(n))", "f(100000) == list(range(100000))"),
     ("deep_list", "def f(n):\n    r = []\n    for _ in range(n): r = [r]\n    return r",
      "str(f(900)) == '[' * 901 + ']' * 901"),
@@ -584,9 +572,6 @@ HONEST = [
      ("B().__class__.__name__ == type(B()).__name__ == 'B' and type(B()) is B is not A",
       "type(3) is int == (3).__class__ and type(A) is not A")),
     ("typed_dict", "from typing import TypedDict\nclass M(TypedDict): a: int", "M(a=1) == {'a': 1}"),
-    ("asdict", "from dataclasses import dataclass\n@dataclass\nclass I: z: int\n@dataclass\nclass P:\n    i: I",
-     ("from dataclasses import asdict, fields, replace\nassert asdict(P(I(2))) == {'i': {'z': 2}}",
-      "[f.name for f in fields(P)] == ['i'] and replace(I(1), z=4) == I(4)")),
     ("none_type", "def f(x): return type(x)", "f(None) is type(None) and f(type(None)) is type"),
     ("singleton", "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or super().__new__(cls)\n"
      "        return cls.one", ("S() is S()", "S().v = 3\nassert S().v == 3")),
@@ -613,7 +598,7 @@ def graded(rows: list[tuple], level: str, timeout_s: float) -> dict:
     responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in rows]
 
     def grade(response: str, row: tuple):
-        return grade_code(response, in_our_form(row[2]), timeout_s=1.0 if row[0] in SLOW else timeout_s, level=level)
+        return grade_code(response, in_our_form(row[2]), timeout_s=0.6 if row[0] in SLOW else timeout_s, level=level)
 
     return {row[0]: verdict for row, verdict in zip(rows, grade_all(grade, responses, rows), strict=True)}
 
