@@ -35,7 +35,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Source
-from credit.methods import assign_credit, drops_uncredited, keeps_states
+from credit.methods import assign_credit
+from credit.table import METHODS
 from grpo import log_probs, policy_loss
 from harness import parallel, report
 from harness.launch import launch, parse_args, processes, run_command
@@ -148,7 +149,7 @@ def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch
     batch.source = Source(run.frozen, run.tokenizer, run.task, step, run.prm)  # for passes of a method's own
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     for block in batch.blocks():  # whole groups
-        scored = log_probs(run.frozen, block.rollouts, **limits, keep_hidden=keeps_states(args.method))
+        scored = log_probs(run.frozen, block.rollouts, **limits, keep_hidden="states" in METHODS[args.method].needs)
         block.log_probs, block.entropies, block.hidden = scored  # (b, T), (b, T), (n, d)
         clock.lap("score")
         block.token_advantages = assign_credit(args.method, block, args)  # (b, T) <- where methods differ
@@ -189,7 +190,7 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> tuple[dict[str, float
     args, ranks, rollouts, lengths = run.args, run.ranks, batch.rollouts, batch.rollouts.lengths
     has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,) false in groups of equal rewards
     rows = minibatch[has_gradient]
-    counted = rows if drops_uncredited(args.method) else minibatch
+    counted = rows if METHODS[args.method].drops_uncredited else minibatch
     n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)

@@ -25,7 +25,7 @@ from credit.ablations import sinkhorn_distances
 from credit.batch import Batch
 from credit.measures import effective_weights
 from credit.shear_settings import ClosestSpans, Settings, group_weights, settings_of
-from credit.table import METHODS, function_of, options_of
+from credit.table import function_of, options_of
 from fast.distances import token_distances
 from fast.race import race_matrix
 from grpo import pad_id
@@ -48,16 +48,6 @@ def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
     return token_advantages
-
-
-def keeps_states(method: str) -> bool:
-    """Whether a method reads `batch.hidden`, which is not kept for others."""
-    return "states" in METHODS[method].needs
-
-
-def drops_uncredited(method: str) -> bool:
-    """Whether the loss is a mean over the rollouts with credit alone."""
-    return METHODS[method].drops_uncredited
 
 
 def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

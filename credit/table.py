@@ -56,15 +56,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Method:
-    """A credit method."""
+    """A credit method; its function has its name, with _ for -."""
 
-    function: str  # "module:function"
     about: str
     needs: tuple[str, ...] = ()  # of NEEDS
     weighs: bool = True  # it multiplies A; else it has advantages of its own, which may change its sign
     drops_uncredited: bool = False  # the loss is a mean over the rollouts that it gives credit, not over all
     options: dict[str, Option] = field(default_factory=dict)
     ascending: tuple[str, str] | None = None  # two options, the first of which must be less than the second
+    module: str = "credit.methods"  # where its function stands
 
 
 TINY, LARGE = 1e-30, 1e30
@@ -80,18 +80,14 @@ OAR = {
     "probe": Option("kl", "how the answer's change is measured", choices=("kl", "logp")),
 }
 METHODS = {
-    "grpo": Method("credit.methods:grpo", "every token gets its rollout's advantage"),
-    "shear": Method(
-        "credit.methods:shear", "distance to the closest span of the other side", ("states", "pairs"), options=SHEAR
-    ),
+    "grpo": Method("every token gets its rollout's advantage"),
+    "shear": Method("distance to the closest span of the other side", ("states", "pairs"), options=SHEAR),
     "first": Method(
-        "credit.methods:first",
         "the same distances, used once: only where a wrong rollout departs",
         ("states", "pairs"),
         options={"threshold": Option(0.03, "distance at which a rollout has gone wrong", TINY, LARGE)},
     ),
     "kgae": Method(
-        "credit.values:kgae",
         "changes of a value estimated by the group's nearby rollouts",
         ("states", "pairs"),
         weighs=False,
@@ -99,9 +95,9 @@ METHODS = {
             "decay": Option(0.95, "discount of later changes of value", 0, 1),
             "width": Option(0.05, "distance at which a neighbour's weight is 1 / e", TINY, LARGE),
         },
+        module="credit.values",
     ),
     "entropy": Method(
-        "credit.methods:entropy",
         "more where the policy was unsure",
         options={
             "alpha": Option(0.4, "advantage per nat", TINY, LARGE),
@@ -109,7 +105,6 @@ METHODS = {
         },
     ),
     "hapo": Method(
-        "credit.methods:hapo",
         "more where the policy was unsure, standardised",
         options={
             "alpha": Option(0.2, "advantage per standard deviation of entropy", TINY, LARGE),
@@ -118,7 +113,6 @@ METHODS = {
         ascending=("alpha", "phi"),  # or advantages would change their sign
     ),
     "rsi": Method(
-        "credit.methods:rsi",
         "only tokens whose relative surprisal lies within bounds",
         options={
             "low": Option(-6.0, "tokens of a lower index get no credit", -LARGE, LARGE),
@@ -127,7 +121,6 @@ METHODS = {
         ascending=("low", "high"),
     ),
     "taco": Method(
-        "credit.methods:taco",
         "less on tokens of right rollouts that entropy did not expect",
         options={
             "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", TINY, 1),
@@ -135,7 +128,6 @@ METHODS = {
         },
     ),
     "delta": Method(
-        "credit.methods:delta",
         "more on tokens that tell the sides apart",
         ("states",),
         options={
@@ -145,21 +137,18 @@ METHODS = {
         ascending=("low", "high"),
     ),
     "oar-g": Method(
-        "credit.methods:oar_g",
         "the answer's sensitivity to a token, by gradients",
         ("box",),
         options=OAR | {"noise": Option(1e-3, "standard deviation of the noise on embeddings", TINY, LARGE)},
     ),
-    "oar-p": Method("credit.methods:oar_p", "the answer's sensitivity to a token, by masking", ("box",), options=OAR),
+    "oar-p": Method("the answer's sensitivity to a token, by masking", ("box",), options=OAR),
     "arca": Method(
-        "credit.methods:arca",
         "how far a LoRA adapter moves the token's state",
         ("states", "adapter"),
         options={"floor": Option(1e-6, "added to every distance", TINY, LARGE)},
     ),
-    "prm": Method("credit.methods:prm", "the score of the token's step by a process reward model", ("prm", "box")),
+    "prm": Method("the score of the token's step by a process reward model", ("prm", "box")),
     "pure": Method(
-        "credit.methods:pure",
         "a soft minimum of the steps' scores",
         ("prm", "box"),
         weighs=False,
@@ -169,7 +158,6 @@ METHODS = {
         },
     ),
     "rlsd": Method(
-        "credit.hindsight:rlsd",
         "how much likelier the token becomes when the answer is known",
         ("box", "hint"),
         options={
@@ -177,23 +165,23 @@ METHODS = {
             "steps": Option(50, "steps until it is 0", 1, 10**6),
             "bound": Option(0.2, "weights lie within 1 +- this", 0, 1),
         },
+        module="credit.hindsight",
     ),
     "sdpo": Method(
-        "credit.hindsight:sdpo",
         "the log-ratio after another right rollout is shown",
         ("peer",),
         weighs=False,
         drops_uncredited=True,
         options={"mix": Option(0.0, "share of A; 0.9 for weak models", 0, 1)},
+        module="credit.hindsight",
     ),
     "hsd": Method(
-        "credit.hindsight:hsd",
         "the ratio after answer and another right rollout are shown",
         ("box", "hint", "peer"),
         weighs=False,
+        module="credit.hindsight",
     ),
     "scapo": Method(
-        "credit.hindsight:scapo",
         "less on tokens that depend on how the problem is put",
         ("rephrase",),
         weighs=False,
@@ -201,36 +189,30 @@ METHODS = {
             "strength": Option(0.01, "advantage per standard deviation of instability", 0, LARGE),
             "phrasings": Option(4, "of each problem, a pass each", 1, 100),
         },
+        module="credit.hindsight",
     ),
     "attention": Method(
-        "credit.methods:attention",
         "from focused tokens to those that look back widely",
         ("attention",),
         options={"slope": Option(1.0, "c goes from minus this to this", TINY, LARGE)},
     ),
-    "oracle": Method("credit.methods:oracle", "control: only the true first wrong step", ("first error",)),
+    "oracle": Method("control: only the true first wrong step", ("first error",)),
     "cliff": Method(
-        "credit.methods:cliff",
         "control: nothing before the true first error, A from it",
         ("first error",),
         weighs=False,
         options={"prefix": Option(0.0, "share of a right rollout's advantage before the error", 0, 1)},
     ),
-    "own-side": Method(
-        "credit.methods:own_side", "control: distance to the closest span of the same side", ("states", "pairs")
-    ),
-    "position": Method("credit.methods:position", "control: later tokens get more"),
-    "random": Method("credit.methods:random", "control: uniform weights, the same for a window"),
-    "shuffle": Method(
-        "credit.methods:shuffle", "control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR
-    ),
+    "own-side": Method("control: distance to the closest span of the same side", ("states", "pairs")),
+    "position": Method("control: later tokens get more"),
+    "random": Method("control: uniform weights, the same for a window"),
+    "shuffle": Method("control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR),
 }
 
 
 def function_of(name: str) -> Callable:
     """`f(batch, args, **options) -> (B, T)` of a method."""
-    module, function = METHODS[name].function.split(":")
-    return getattr(importlib.import_module(module), function)
+    return getattr(importlib.import_module(METHODS[name].module), name.replace("-", "_"))
 
 
 def needing(word: str) -> set[str]:

@@ -1,7 +1,8 @@
-"""credit/methods.py: what holds for every method, and each method against numbers written out by its formula."""
+"""credit/: what holds for every method, and each against its formula, token by token or in written-out numbers."""
 
 import argparse
 import math
+import re
 import statistics
 from dataclasses import replace
 
@@ -10,18 +11,21 @@ import pytest
 import torch
 from cases import adapted, drawn_batch, made_batch, widened, with_a_stop
 
-import grpo
 from credit import hindsight, methods, salience
 from credit.batch import Batch, Source, add_stats
 from credit.measures import effective_weights
-from credit.methods import assign_credit, first_weights, true_errors
+from credit.methods import assign_credit, first_weights, own_side_weights, true_errors
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings, group_weights
 from credit.table import METHODS, needing
-from grpo import Policy, group_advantages, log_probs
+from credit.values import aligned_distances
+from grpo import Policy, group_advantages, log_probs, spread
 from harness.launch import parse_args
 from harness.prepare import embedded_task
+from shear import span_bounds
+from sinkhorn import sinkhorn
 from tasks import toy
+from tasks.problems import BadInput, Task
 
 FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
 OPTIONS = {"shear": dict(window=6, stride=3), "first": dict(window=6, stride=3), "random": dict(window=5)}
@@ -47,7 +51,7 @@ def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
     """The batch with other verdicts, NaN for none."""
     rewards = torch.tensor(rewards)
     rollouts = replace(batch.rollouts, mask=batch.rollouts.mask & ~rewards.isnan()[:, None])
-    hidden = grpo.spread(batch.hidden, batch.rollouts.mask)[rollouts.mask]
+    hidden = spread(batch.hidden, batch.rollouts.mask)[rollouts.mask]
     advantages = group_advantages(rewards, batch.group_size)
     return replace(batch, rewards=rewards, advantages=advantages, rollouts=rollouts, hidden=hidden)
 
@@ -106,8 +110,18 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
         problems=[batch.problem_of(row) for row in order[:: batch.group_size]],
         log_probs=batch.log_probs[rows],
         entropies=batch.entropies[rows],
-        hidden=grpo.spread(batch.hidden, batch.rollouts.mask)[rows][batch.rollouts.mask[rows]],
+        hidden=spread(batch.hidden, batch.rollouts.mask)[rows][batch.rollouts.mask[rows]],
     )
+
+
+def renamed(text: str, names: dict[str, str]) -> str:
+    """The text with other labels."""
+    return re.sub(r"\\boxed|[a-h]", lambda found: names.get(found[0], found[0]), text)
+
+
+def tokens(batch: Batch):
+    """(rollout, place) of every token."""
+    return batch.rollouts.mask.nonzero().tolist()
 
 
 # ---- every method ---------------------------------------------------------------------------------------------
@@ -233,7 +247,7 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
     batch = drawn_batch([[1, 0, 0, 1], [0, 0, 0, 0]])
     ours = assign_credit("shear", batch, flags("shear"))
     mask = batch.rollouts.mask
-    hidden = grpo.spread(batch.hidden, mask)
+    hidden = spread(batch.hidden, mask)
     omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
     assert 1 <= batch.metrics["sinkhorn_iterations"] <= 100 and batch.metrics["sinkhorn_error"] >= 0
@@ -286,7 +300,7 @@ def test_delta_against_a_float64_loop():
     batch = drawn_batch([[1, 1, 0], [0, 1, 0]])
     logp = -torch.rand(batch.rollouts.mask.shape) * 3
     batch = replace(batch, log_probs=logp)
-    hidden = grpo.spread(batch.hidden, batch.rollouts.mask).double()
+    hidden = spread(batch.hidden, batch.rollouts.mask).double()
     sides, vectors = {True: [], False: []}, {}
     for row in (3, 4, 5):
         for t in range(1, int(batch.rollouts.mask[row].sum())):
@@ -311,6 +325,206 @@ def test_delta_against_a_float64_loop():
         expected[row - 3, t] = 0.8 + 0.4 * share
     expected *= batch.rollouts.mask[3:].sum() / expected.sum()
     torch.testing.assert_close(weights * batch.rollouts.mask[3:], expected, atol=1e-5, rtol=1e-4)
+
+
+def slow_kgae(states: list[list], rewards: list[float], window: int, width: float, decay: float) -> list[list[float]]:
+    """The formula of one group, one number at a time; states (T_i, d) of each rollout."""
+    norms = [math.hypot(*state) for rollout in states for state in rollout]
+    nbar = sum(norms) / len(norms)
+    graded = [row for row in range(len(states)) if not math.isnan(rewards[row])]
+    std = statistics.stdev(rewards[row] for row in graded) + 1e-6
+    advantages = [[] for _ in states]
+    for i in graded:
+        others = [j for j in graded if j != i]
+        base = sum(rewards[j] for j in others) / len(others)
+        values = [base]
+        for t in range(1, len(states[i]) + 1):
+            above, below = base, 1.0
+            for j in others:
+                nearest = math.inf
+                for u in range(1, len(states[j]) + 1):
+                    run = min(window, t, u)
+                    total = sum(math.dist(states[i][t - 1 - k], states[j][u - 1 - k]) for k in range(run))
+                    nearest = min(nearest, total / run / nbar)
+                kernel = math.exp(-nearest / width)
+                above += kernel * rewards[j]
+                below += kernel
+            values.append(above / below)
+        values[-1] = rewards[i]
+        for t in range(len(states[i])):
+            later = range(t, len(states[i]))
+            total = sum(decay ** (s - t) * (values[s + 1] - values[s]) for s in later)
+            advantages[i].append(total / std)
+    return advantages
+
+
+@pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 0.95), (50, 0.0)])
+def test_kgae_against_a_loop_by_its_formula(window, decay):
+    """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all lengths."""
+    batch = drawn_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
+    ours = assign_credit("kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"]))
+    hidden = spread(batch.hidden, batch.rollouts.mask).double()
+    for start in (0, 5):
+        rows = range(start, start + 5)
+        states = [hidden[row][batch.rollouts.mask[row]].tolist() for row in rows]
+        expected = slow_kgae(states, batch.rewards[start : start + 5].tolist(), window, 0.3, decay)
+        for row in rows:
+            of_rollout = ours[row][batch.rollouts.mask[row]]
+            torch.testing.assert_close(of_rollout, torch.tensor(expected[row - start]), atol=2e-5, rtol=1e-4)
+    assert ours[~batch.rollouts.mask].abs().max() == 0
+
+
+def test_kgae_without_discount_telescopes():
+    """At decay 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
+    batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
+    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
+    torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
+
+
+def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
+    """Values move only where rollouts part: decay 0 shows the changes alone. One verdict, or equal ones: 0."""
+    batch = drawn_batch([[1, 0, 0, 1], [1, 1, math.nan, 1], [math.nan, math.nan, 0, math.nan]], shared=3)
+    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
+    assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
+    assert ours[4:].abs().max() == 0
+
+
+def test_aligned_distances_are_means_over_what_there_is():
+    """Three against two states on a line, window 2: the first row and column have one pair, the others two."""
+    x, y = torch.tensor([[0.0], [1], [5]]), torch.tensor([[0.0], [3]])
+    expected = torch.tensor([[0.0, 3], [1, 1], [5, 1.5]])
+    torch.testing.assert_close(aligned_distances(x, y, 2), expected)
+    assert torch.equal(aligned_distances(y, x, 2), aligned_distances(x, y, 2).T)
+
+
+@pytest.mark.parametrize("options", [{}, dict(alpha=0.2, strength=0.5)])
+def test_taco(options):
+    """1 - lambda (1 - exp(-r)), r = -log p - H + log alpha, where A > 0 and r > 0; else 1. The defaults: .01, .9."""
+    batch = drawn_batch([[1.0, 0, 0], [1, 1, 1]])
+    alpha, strength = options.get("alpha", 0.01), options.get("strength", 0.9)
+    given = flags(method_option=[f"{name}={value}" for name, value in options.items()])
+    ours, weights = assign_credit("taco", batch, given), []
+    for i, t in tokens(batch):
+        r = -batch.log_probs[i, t].item() - batch.entropies[i, t].item() + math.log(alpha)
+        weights.append(1 - strength * (1 - math.exp(-r)) if batch.advantages[i] > 0 and r > 0 else 1)
+        assert ours[i, t].item() == pytest.approx(batch.advantages[i].item() * weights[-1], rel=1e-5)
+    assert min(weights) < 0.9 < max(weights) == 1
+
+
+def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
+    """Every span against every span, one pair at a time; the only right rollout of the second group keeps weight 1."""
+    batch, window, stride = drawn_batch([[1.0, 0, 0, 1], [0, 0, 1, 0]]), 4, 2
+    ours = assign_credit("own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5))
+    hidden = spread(batch.hidden, batch.rollouts.mask).double()
+    for group in (range(4), range(4, 8)):
+        rollouts = {i: hidden[i][batch.rollouts.mask[i]] for i in group}
+        nbar = torch.cat(list(rollouts.values())).norm(dim=-1).mean()
+        for i in group:
+            omega = torch.zeros(len(rollouts[i])).double()
+            peers = [j for j in group if j != i and batch.correct[j] == batch.correct[i]]
+            for start, end in span_bounds(len(omega), window, stride):
+                found = []
+                for j in peers:
+                    for first, last in span_bounds(len(rollouts[j]), window, stride):
+                        costs = torch.cdist(rollouts[i][start:end], rollouts[j][first:last])
+                        found.append(sinkhorn(costs, eps=0.05 * nbar.item(), max_iters=2000, tol=1e-5).value / nbar)
+                nearest = min(found, default=torch.tensor(1.0))
+                omega[start:end] = omega[start:end].clamp_min(nearest)
+            expected = (batch.advantages[i] * omega).float()
+            torch.testing.assert_close(ours[i, : len(omega)], expected, atol=1e-4, rtol=1e-4)
+            assert bool((omega == 1).all()) == (not peers)
+
+
+def test_own_side_without_an_opposing_side_weighs_nothing():
+    """As SHEAR does, and as where a rollout has no verdict."""
+    batch = drawn_batch([[1.0, 1, 1]])
+    mask = batch.rollouts.mask
+    hidden, settings = spread(batch.hidden, mask), Settings(window=4, stride=2)
+    assert torch.equal(own_side_weights(hidden, mask, batch.correct, settings), mask.float())
+    mask[2] = False
+    mixed = own_side_weights(hidden, mask, torch.tensor([1, 0, 0]), settings)
+    assert torch.equal(mixed, mask.float())
+
+
+@pytest.mark.parametrize("prefix", [0.0, 0.5])
+def test_cliff(prefix):
+    """One token at a time: two of five right, one without a verdict, one wrong whose error is not known (it keeps A).
+
+    A group of equal verdicts gets nothing. The mean over the tokens of the first group is 0.
+    """
+    errors = {"a": 3, "b": 0, "?": None}
+    texts = ["right", "a", "?", "b", "right", "none", *["a"] * 6]
+    batch = drawn_batch([[1, 0, 0, 0, 1, math.nan], [0] * 6])
+    batch.rollouts.texts[:] = texts
+
+    def first_error(problem, text):
+        return None if errors[text] is None else toy.FirstError(errors[text], "copy", errors[text] + 1)
+
+    task = Task("embedded", [], [], None, None, first_error=first_error)
+    batch = replace(batch, source=Source(None, None, task, 0))
+    ours = assign_credit("cliff", batch, flags(method_option=[f"prefix={prefix}"]))
+    mu, credit = 2 / 5, {}
+    for i, t in tokens(batch):
+        if i < 6 and texts[i] == "right":
+            credit[i, t] = (1 - mu) / math.sqrt(mu * (1 - mu))
+        elif i < 6 and texts[i] != "?":
+            early = t < errors[texts[i]]
+            credit[i, t] = prefix * credit[0, 0] if early else -mu / math.sqrt(mu * (1 - mu))
+    kept = {(i, t): batch.advantages[i].item() for i, t in tokens(batch) if texts[i] == "?"}
+    shift = (sum(credit.values()) + sum(kept.values())) / len(credit)
+    expected = torch.zeros(ours.shape)
+    for (i, t), value in credit.items():
+        expected[i, t] = value - shift
+    for (i, t), value in kept.items():
+        expected[i, t] = value
+    torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+    assert abs(ours[:6].sum()) < 1e-4 and kept and ours[6:].abs().max() == 0
+
+
+def test_scapo(told):
+    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols."""
+    tokenizer, model = told.source.tokenizer, told.source.policy.model
+    ours = assign_credit("scapo", told, flags(method_option=["strength=0.5", "phrasings=3"]))
+
+    def chances(problem: str, response: str) -> torch.Tensor:
+        """p of each symbol of the response and of its end."""
+        start, ids = tokenizer(problem)["input_ids"], [*tokenizer(response)["input_ids"], tokenizer.eos_token_id]
+        logits = model(torch.tensor([start + ids])).logits[0, len(start) - 1 : -1].double()
+        return logits.softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
+
+    def zscore(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        values = torch.cat(rows)
+        return [(row - values.mean()) / values.std(correction=0) for row in rows]
+
+    for group, problem in enumerate(told.problems):
+        answers, scores = told.rollouts.texts[4 * group : 4 * group + 4], [0] * 4
+        for k in range(3):
+            other, names = toy.rephrase(problem, k)
+            rows = []
+            for text in answers:
+                p, p_k = chances(problem["problem"], text), chances(other["problem"], renamed(text, names))
+                rows.append(-2 * (p - p_k).abs() / (p + p_k))
+            scores = [score + row for score, row in zip(scores, zscore(rows), strict=True)]
+        for row, u in enumerate(zscore(scores), 4 * group):
+            expected = told.advantages[row] + 0.5 * u.clamp_max(0).float()
+            torch.testing.assert_close(ours[row, : len(u)], expected, atol=1e-3, rtol=1e-3)
+            assert expected.min() < told.advantages[row] - 0.1
+
+
+def test_the_embedded_task_rephrases_by_renaming():
+    """Four ways for five labels; what was right before is right under the new names, with the same answer."""
+    problem = toy.make_problem(toy.random.Random(3), 5)
+    ways = [toy.rephrase(problem, k) for k in range(4)]
+    assert len({problem["problem"], *[other["problem"] for other, _ in ways]}) == 5
+    response = toy.demonstrate(problem, toy.random.Random(0), careless=False)
+    for other, names in ways:
+        assert toy.first_error(other, renamed(response, names)) is None and other["answer"] == problem["answer"]
+
+
+def test_a_task_that_does_not_rephrase_refuses_scapo():
+    """Before anything is loaded."""
+    with pytest.raises(BadInput, match="--method scapo needs its problems in other words"):
+        parse_args("--task math --data x.jsonl --model M --method scapo".split())
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
@@ -503,3 +717,16 @@ def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
     ours = [assign_credit("oar-g", *case) for case in cases]
     assert torch.equal(assign_credit("oar-g", told, flags()), ours[0])
     assert not any(torch.equal(ours[0], other) for other in ours[1:])
+
+
+def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
+    """The same numbers in another order, anew with every draw."""
+    given = flags(window=4, stride=2)
+    batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
+    shear = assign_credit("shear", batch, given)
+    torch.manual_seed(0)
+    ours, again = (assign_credit("shuffle", batch, given) for _ in range(2))
+    assert not torch.equal(ours, shear) and not torch.equal(ours, again)
+    for row, inside in enumerate(batch.rollouts.mask):
+        assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()
+    assert ours[~batch.rollouts.mask].abs().max() == 0

@@ -443,7 +443,7 @@ def surprisal(batch, args, *, floor: float):
 def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, assert_refused):
     """It trains two steps, its metric is logged, its option is checked."""
     option = Option(0.01, "added to every token's -log-probability", 0, 100)
-    entry = Method(f"{__name__}:surprisal", "more on unlikely tokens", options={"floor": option})
+    entry = Method("more on unlikely tokens", options={"floor": option}, module=__name__)
     monkeypatch.setitem(METHODS, "surprisal", entry)
     flags = ["--task", "embedded", "--model", start, *QUICK, "--smoke", "--method", "surprisal", "--steps", "2"]
     assert run(tmp_path, *flags, "--method-option", "floor=2", "--name", "mine") == 0
