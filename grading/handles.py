@@ -39,7 +39,6 @@ OTHERS = "eq contains isinstance issubclass getattr divmod type".split()
 # What the inside does for each operation: the builtin of that name, or else the operator.
 OPERATIONS = {
     "call": lambda function, *args, **options: function(*args, **options),
-    "send": lambda generator, value: generator.send(value),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
 }
@@ -216,40 +215,7 @@ def _arithmetic(name: str, swapped: bool = False) -> Callable:
 
 def class_of(value) -> object:
     """`type(value)`: the candidate's class for an object of the candidate's."""
-    handle = vars(type(value)).get("_handle", value)
-    if type(handle) is Handle:
-        return handle._link.ask("type", handle, origin="class")
-    return value.__class__ if isinstance(value, Handle) else type(value)
-
-
-class Generator(Handle):
-    """A generator inside."""
-
-    __slots__ = ()
-    __class__ = types.GeneratorType
-
-    def send(self, value):
-        """As a generator's."""
-        return self._link.ask("send", self, value)
-
-
-def member(handle: Handle, value: int | float | str):
-    """A member of an enumeration over a builtin type: that type's value, which decides, and the member's attributes."""
-
-    def attribute(self, name: str):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(handle, name)
-
-    own = {f"__{name}__": _of_member(handle, name) for name in ("str", "repr", "format")}
-    own |= {"__getattr__": attribute, "stand_in": True, "_handle": handle}
-    value = type("Member", (type(value),), own)(value)
-    value._number = handle._number
-    return value
-
-
-def _of_member(handle: Handle, name: str) -> Callable:
-    return lambda self, *args: handle._link.ask(name, handle, *args)
+    return value._link.ask("type", value, origin="class") if isinstance(value, Handle) else type(value)
 
 
 for _name in PASSED_ON:

@@ -9,9 +9,8 @@ call, and what it sends back is read as plain data (`wire.py`). Any other value 
 `Handle` (`handles.py`) that asks for it. Nothing that the inside sends is run, unless a test runs it.
 
 As in any Python test, an argument that the candidate changes in place changes for the tests too, and the candidate's
-exceptions are raised in the tests, under their builtin names or as stand-ins of classes of its own. Members of an
-enumeration over a builtin type are that type's values outside. Where the tests redirect standard output, they get what
-the candidate prints. Threads of the tests take turns.
+exceptions are raised in the tests, under their builtin names or as stand-ins of classes of its own. Where the tests
+redirect standard output, they get what the candidate prints. Threads of the tests take turns.
 
 All checks must run and hold: an exception that a loop, asyncio or unittest takes for an end without an error arrives as
 RuntimeError.
@@ -30,10 +29,9 @@ import importlib
 import io
 import operator
 import sys
-import types
 from collections.abc import Collection
 
-from handles import NUMBERS, OPERATIONS, ORIGINS, Generator, Handle, Unsupported, member
+from handles import NUMBERS, OPERATIONS, ORIGINS, Handle, Unsupported
 from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, send
 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
@@ -100,12 +98,15 @@ def serve(file, names: dict, stdout: Printed) -> None:
 
 def is_instance(result, function) -> bool:
     """Whether a call of `function` made an instance of it that stays inside, and no plain data."""
-    crosses = type(result) in EXACT or isinstance(result, enum.Enum | BaseException)
+    crosses = type(result) in EXACT or isinstance(result, BaseException)
     return isinstance(function, type) and not crosses and isinstance(result, function)
 
 
 def plain(value):
     """The builtin value under an object whose class extends a builtin one, for a comparison outside; else None."""
+    for kind in (int, float, str) if isinstance(value, enum.Enum) else ():
+        if isinstance(value, kind):
+            return encode(getattr(kind, f"__{kind.__name__}__")(value), lambda _: None)
     return encode(tuple(value) if isinstance(value, tuple) else value, lambda _: None)
 
 
@@ -140,11 +141,7 @@ class Objects:
                     error.__traceback__ = None  # `all` would keep what its frames hold
             number = None if is_python(type(value).__module__) else self.number(value)["handle"]
             return {"error": [number, self.lineage(type(value)), encode(list(value.args), self.part)]}
-        number = self.number(value)["handle"]
-        if isinstance(value, enum.Enum) and isinstance(value, int | float | str):
-            base = next(kind for kind in (int, float, str) if isinstance(value, kind))
-            return {"member": [number, encode(getattr(base, f"__{base.__name__}__")(value), self.number)]}
-        return {"generator" if isinstance(value, types.GeneratorType) else "handle": number}
+        return self.number(value)
 
     def part(self, value) -> dict:
         """The description of what is in an exception, perhaps itself."""
@@ -185,8 +182,8 @@ class Link:
         self.dead = False
         self.lock = _thread.RLock()
         self.handles: dict[int, Handle] = {}
-        self.others: dict[int, object] = {}  # exceptions and members of enumerations, which stand outside for objects
-        self.exceptions: dict[int, type] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.exceptions: dict[int, type] = {}  # classes
         self.numbers: dict[tuple, object] = {}  # that handles have become since the last question of another kind
         self.constants: dict[tuple, object] = {}  # that handles are for good
 
@@ -235,7 +232,7 @@ class Link:
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
                 if keep and operation != "call" and not isinstance(value, Handle):
                     raise TypeError
-            elif isinstance(error, StopIteration) and operation not in ("next", "send"):
+            elif isinstance(error, StopIteration) and operation != "next":
                 error = RuntimeError("StopIteration")
             if error is not None:
                 error.candidate = True  # TypeError: the message is forged
@@ -251,14 +248,14 @@ class Link:
     def error(self, number: int | None, classes: list, args: list) -> BaseException:
         """The candidate's exception: of the same builtin class or of a stand-in, with its arguments."""
         kind = self.exception_class(classes)
-        error = self.others.get(number)
+        error = self.errors.get(number)
         if not isinstance(error, kind):
             try:
                 error = type.__call__(kind, *args)
             except TypeError:  # a class that wants more than it keeps in `args`
                 error = kind.__new__(kind)
         if number is not None:
-            self.others[number] = error
+            self.errors[number] = error
             error._number = operator.index(number)
         return error
 
@@ -298,13 +295,10 @@ class Link:
         if kind == "error":
             number, classes, args = content
             return self.error(number, classes, decode(args, self.resolve))
-        if kind == "member":
-            number, value = content
-            if number not in self.others:
-                self.others[number] = member(Handle(self, operator.index(number), origin), decode(value, self.resolve))
-            return self.others[number]
-        number, make = operator.index(content), {"handle": Handle, "generator": Generator}[kind]
-        handle = self.handles.setdefault(number, make(self, number, origin))
+        if kind != "handle":
+            raise ValueError(f"the inside cannot send {kind}")
+        number = operator.index(content)
+        handle = self.handles.setdefault(number, Handle(self, number, origin))
         if ORIGINS.index(origin) > ORIGINS.index(handle._origin):
             object.__setattr__(handle, "_origin", origin)  # once a function has returned it, it is a result
         return handle
