@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AddedToken
 
 from credit.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, encode
-from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer, padded, teach
+from tasks.lessons import padded, teach
+from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer
 
 NO_RESULT = -100  # in place of a line's right result, for a line without work
 

@@ -22,12 +22,13 @@ long, so spans of `--window 12` compare about a line of work.
 
 import random
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
-from tqdm import tqdm
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+
+from tasks import lessons
+from tasks.lessons import FirstError, demonstrated, unlike
 
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
@@ -43,14 +44,6 @@ SLIP = 0.05  # chance of another mistake in any other line
 BATCH = 32  # demonstrations in a batch of supervised learning
 HINT = "\\boxed{{{}}}\n"  # how a prompt tells the answer
 HINT_TOKENS = 4
-
-
-class FirstError(NamedTuple):
-    """The first wrong step of a response."""
-
-    token: int  # index in the response's tokens of the step's first token
-    kind: str  # format, repeat, copy, order, lookup, operator, arith, shortcut or final
-    end: int  # index after the step's last token
 
 
 def apply(op: str, left: int, right: int) -> int:
@@ -87,16 +80,7 @@ def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list
     There are fewer where so many do not exist: one line allows 230 problems, a chain of two 9,890.
     """
     rng = random.Random(f"problems {seed}")
-    train, tests = [], {}
-    for _ in range(100 * (count + heldout)):
-        if len(tests) == heldout and len(train) == count:
-            break
-        problem = make_problem(rng, lines)
-        if len(tests) < heldout:
-            tests[problem["problem"]] = problem
-        elif problem["problem"] not in tests:
-            train.append(problem)
-    return train, list(tests.values())
+    return unlike(count, heldout, lambda: make_problem(rng, lines))
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
@@ -129,8 +113,10 @@ def _work(op: str, left: int, right: int, rng: random.Random, careless: bool) ->
     return f"{left}{shown}{right}", apply(done, left, right)
 
 
-def first_error(problem: dict, response: str) -> FirstError | None:
-    """The first wrong step of a response, None if there is none.
+def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
+    """The first wrong step of a response, given as the texts of its tokens; None if there is none.
+
+    Its kind is format, repeat, copy, order, lookup, operator, arith, shortcut or final.
 
     A step is judged by the response's *own* earlier results: what follows consistently from a wrong value is
     not wrong again. So a response without an error has the right answer, and a wrong answer has an error.
@@ -139,7 +125,7 @@ def first_error(problem: dict, response: str) -> FirstError | None:
     query = list(definitions)[-1]  # the label asked for
     values = dict(DIGIT_VALUES)
     start = 0
-    for line in response.splitlines(keepends=True):
+    for line in "".join(tokens).splitlines(keepends=True):
         end = start + len(SYMBOL.findall(line))
         if line.startswith(r"\boxed{"):
             box = BOX.fullmatch(line)
@@ -242,10 +228,8 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
     `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
     they are what has to be learned, the rest is copying.
     """
-    rng = random.Random(f"demonstrations {seed}")
 
-    def batch_loss() -> torch.Tensor:
-        """Of the next token, over the responses of a batch of demonstrations."""
+    def lesson(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
         rows, weights = [], []
         for problem, response in demonstrations(lines, forbidden, rng):
             symbols = SYMBOL.findall(problem["problem"])
@@ -255,44 +239,11 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
                 symbols.append(symbol)
             rows.append([IDS[symbol] for symbol in symbols])
             weights.append(weight)
-        ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
-        weights = padded(weights, 0.0, model.device)  # (32, L)
-        logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+        return rows, weights
 
-    return teach(model, batch_loss, steps, "warm-up")
-
-
-def teach(model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str) -> float:
-    """Adam at 2e-3, up over 30 steps, down over the last fifth; returns the last batch's loss."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 30, max(1, steps - step) / max(1, steps // 5))
-    )
-    for _ in (bar := tqdm(range(steps), desc=name, leave=False, disable=None)):
-        loss = batch_loss()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-        optimizer.step()
-        schedule.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
-    optimizer.zero_grad()
-    return loss.item()
+    return lessons.warm_up(model, lesson, steps=steps, seed=seed)
 
 
 def demonstrations(lines: int, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
     """BATCH problems that are not forbidden, each with a careless response."""
-    pairs = []
-    while len(pairs) < BATCH:
-        problem = make_problem(rng, lines)
-        if problem["problem"] not in forbidden:
-            pairs.append((problem, demonstrate(problem, rng)))
-    return pairs
-
-
-def padded(rows: list[list], fill: float, device) -> torch.Tensor:
-    """Lists of numbers -> (rows, length of the longest), filled up on the right."""
-    width = max(map(len, rows))
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
+    return demonstrated(BATCH, lambda: make_problem(rng, lines), lambda problem: demonstrate(problem, rng), forbidden)

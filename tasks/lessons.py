@@ -1,0 +1,100 @@
+"""What the tasks that make their own problems share: problems that are kept apart, and supervised lessons on them.
+
+    FirstError                             where a response begins to be wrong
+    unlike(count, heldout, make)           problems to train on, and others that are held out
+    demonstrated(count, make, show, ...)   problems, each with a demonstration
+    warm_up(model, lesson, ...)            teaches a policy what `lesson` shows
+    teach(model, batch_loss, ...)          steps of Adam on a loss
+
+Left out: several ranks (one teaches, the others get its weights), demonstrations from files.
+"""
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+
+class FirstError(NamedTuple):
+    """The first wrong step of a response."""
+
+    token: int  # index in the response's tokens of the step's first token
+    kind: str  # what is wrong, in a word of the task's
+    end: int  # index after the step's last token
+
+
+def unlike(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dict], list[dict]]:
+    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice.
+
+    There are fewer where so many do not exist.
+    """
+    train, tests = [], {}
+    for _ in range(100 * (count + heldout)):
+        if len(tests) == heldout and len(train) == count:
+            break
+        problem = make()
+        if len(tests) < heldout:
+            tests[problem["problem"]] = problem
+        elif problem["problem"] not in tests:
+            train.append(problem)
+    return train, list(tests.values())
+
+
+def demonstrated(
+    count: int, make: Callable[[], dict], show: Callable[[dict], str], forbidden: set[str]
+) -> list[tuple[dict, str]]:
+    """`count` problems that are not forbidden, each with a response."""
+    pairs = []
+    while len(pairs) < count:
+        problem = make()
+        if problem["problem"] not in forbidden:
+            pairs.append((problem, show(problem)))
+    return pairs
+
+
+def warm_up(model, lesson: Callable[[random.Random], tuple[list, list]], *, steps: int, seed: int, **rate) -> float:
+    """Teach `steps` batches; returns the last loss.
+
+    `lesson(rng)` makes a batch: the token ids of each demonstration after its prompt, and the weight of each in the
+    loss, 0 in the prompt. `rate` are `teach`'s.
+    """
+    rng = random.Random(f"demonstrations {seed}")
+
+    def batch_loss() -> torch.Tensor:
+        rows, weights = lesson(rng)
+        ids = padded(rows, 0, model.device)  # (b, L) int64
+        weights = padded(weights, 0.0, model.device)  # (b, L)
+        logits = model(input_ids=ids[:, :-1]).logits  # (b, L - 1, V); padding is on the right, so no mask
+        losses = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # of each next token
+        return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
+
+    return teach(model, batch_loss, steps, "warm-up", **rate)
+
+
+def teach(
+    model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str, *, lr: float = 2e-3, rise: int = 30
+) -> float:
+    """Adam at `lr`, up over `rise` steps, down over the last fifth; returns the last batch's loss."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / rise, max(1, steps - step) / max(1, steps // 5))
+    )
+    for _ in (bar := tqdm(range(steps), desc=name, leave=False, disable=None)):
+        loss = batch_loss()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+        schedule.step()
+        bar.set_postfix(loss=f"{loss.item():.3f}")
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def padded(rows: list[list], fill: float, device) -> torch.Tensor:
+    """Lists of numbers -> (rows, length of the longest), filled up on the right."""
+    width = max(map(len, rows))
+    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)

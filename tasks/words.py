@@ -1,0 +1,161 @@
+r"""Word problems in English whose first wrong step is known: for a pretrained model, on the embedded task's terms.
+
+    problem    Mia has 14 shells. Mia finds 5 more. Then Mia gives 9 shells to Leo. How many shells does Mia have now?
+    response   Mia then has 14 + 5 = 19 shells.
+               Now there are 19 - 9 = 10 shells.
+               The answer is \boxed{10}.
+
+A problem has two to five steps, each of which uses the number before it. `first_error` compares equation k of a
+response with step k of the problem: the first operand, operation or result that differs is the error, and it begins
+where the text does. Operands of + and * may swap. What follows consistently from a wrong number is not looked at, as
+the first error has been found. Of a wrong response that cannot be read so, no first error is known.
+
+`warm_up` teaches a model the form, by demonstrations with slips, which go on from the wrong number: it then makes
+slips of the same kinds where it samples, and reinforcement learning has something to mend.
+
+Left out: steps in another order, several steps in one equation, division, right answers by a wrong way.
+"""
+
+import random
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+from tasks import lessons
+from tasks.lessons import FirstError, demonstrated, unlike
+
+NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
+THINGS = "apples pens books coins cards shells stamps marbles".split()
+EVENTS = {
+    "+": ["{name} buys {n} more.", "{name} finds {n} {things}.", "Then {other} gives {name} {n} {things}."],
+    "-": ["{name} loses {n}.", "{name} sells {n} {things}.", "Then {name} gives {n} {things} to {other}."],
+    "*": ["Soon {name} has {n} times as many.", "The number of {things} grows to {n} times as many."],
+}
+WORK = ["{name} then has {work} {things}.", "Now there are {work} {things}.", "That makes {work} {things}."]
+NUMBER = r"-?\d+(?:[.,]\d+)*"
+EQUATION = re.compile(rf"({NUMBER})\s*([-+*x\u00d7/])\s*({NUMBER})\s*=\s*({NUMBER})")
+BOX = re.compile(rf"\\boxed\{{\s*({NUMBER})")
+TIMES = "*x\u00d7"  # as responses may write it
+KINDS = "operand", "operator", "operand", "result"  # of the mistakes in an equation's four parts
+
+SLIP = 0.15  # chance that a step of a demonstration is wrong
+BATCH = 16  # demonstrations in a batch of supervised learning
+LR = 5e-5  # of a pretrained model's lessons
+
+
+def apply(op: str, left: int, right: int) -> int:
+    """left op right."""
+    return {"+": left + right, "-": left - right, "*": left * right}[op]
+
+
+def make_problem(rng: random.Random) -> dict:
+    """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name", "things"}."""
+    name, other = rng.sample(NAMES, 2)
+    things, value = rng.choice(THINGS), rng.randint(3, 15)
+    text, steps = f"{name} has {value} {things}.", []
+    for _ in range(rng.randint(2, 5)):
+        op = rng.choice("+" if value < 3 else "+-*" if value < 12 else "+-")
+        number = rng.randint(2, {"+": 12, "-": min(value - 1, 12), "*": 3}[op])
+        text += " " + rng.choice(EVENTS[op]).format(name=name, other=other, n=number, things=things)
+        steps.append([value, op, number, apply(op, value, number)])
+        value = steps[-1][-1]
+    text += f" How many {things} does {name} have now?"
+    return {"problem": text, "answer": str(value), "steps": steps, "name": name, "things": things}
+
+
+def make_problems(count: int, heldout: int, seed: int) -> tuple[list[dict], list[dict]]:
+    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice."""
+    rng = random.Random(f"words {seed}")
+    return unlike(count, heldout, lambda: make_problem(rng))
+
+
+def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
+    """A worked response, a step a sentence; a careless one makes mistakes and goes on from the wrong numbers."""
+    value, response = problem["steps"][0][0], ""
+    for _, op, number, _ in problem["steps"]:
+        work, value = _work(op, value, number, rng, careless)
+        response += rng.choice(WORK).format(name=problem["name"], things=problem["things"], work=work) + "\n"
+    return response + rf"The answer is \boxed{{{value}}}."
+
+
+def _work(op: str, left: int, right: int, rng: random.Random, careless: bool) -> tuple[str, int]:
+    """One step's equation and its result, e.g. ("14 + 5 = 19", 19)."""
+    off = 0
+    if careless and rng.random() < SLIP:
+        slip = rng.random()
+        if slip < 0.6:
+            off = rng.choice((-10, -2, -1, 1, 2, 10))
+        elif slip < 0.8:
+            right += rng.choice((-1, 1))
+        else:
+            op = rng.choice([other for other in "+-*" if other != op])
+    result = apply(op, left, right) + off
+    return f"{left} {op} {right} = {result}", result
+
+
+def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
+    r"""The first wrong step of a response, given as the texts of its tokens.
+
+    Its kind is operand, operator, result, missing (a step), extra (an equation) or final (another number in the box).
+    None if there is none, or if the response cannot be read so far: it has no equation, or ends without a box.
+    """
+    text = "".join(tokens)
+    found = _first_fault(problem, text)
+    if not found:
+        return None
+    kind, start, end = found
+    ends = list(accumulate(map(len, tokens)))  # of each token, in characters
+    return FirstError(bisect_right(ends, start), kind, bisect_left(ends, end) + 1)
+
+
+def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
+    """The kind of the first mistake, and the characters from where it begins to the end of its step; None if none."""
+    box = BOX.search(text)
+    equations = list(EQUATION.finditer(text, 0, box.start() if box else len(text)))
+    for equation, step in zip(equations, problem["steps"], strict=False):
+        left, op, right, result = map(str, step)
+        if op in "+*" and equation[1] == right:
+            left, right = right, left
+        expected = left, TIMES if op == "*" else op, right, result
+        for group, kind in enumerate(KINDS, 1):
+            said, due = equation[group], expected[group - 1]
+            if said not in due if kind == "operator" else said != due:
+                return kind, equation.start(group) + _common(said, due), equation.end()
+    if not equations or not box:
+        return None
+    done, steps = len(equations), len(problem["steps"])
+    if done < steps:  # the sentence of the box comes too soon
+        return "missing", max(equations[-1].end(), text.rfind("\n", 0, box.start()) + 1), box.end()
+    if done > steps:
+        return "extra", equations[steps].start(), equations[steps].end()
+    if box[1] != problem["answer"]:
+        return "final", box.start(1) + _common(box[1], problem["answer"]), box.end()
+    return None
+
+
+def _common(said: str, expected: str) -> int:
+    """How many characters two texts begin with alike."""
+    count = 0
+    while count < min(len(said), len(expected)) and said[count] == expected[count]:
+        count += 1
+    return count
+
+
+def warm_up(model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str], *, steps: int, seed: int) -> float:
+    """Teach a model of any kind the form, slips and all: `steps` batches; returns the last loss.
+
+    `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are never shown.
+    """
+
+    def lesson(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
+        pairs = demonstrated(BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden)
+        rows, weights = [], []
+        for problem, response in pairs:
+            told = tokenizer(prompt(problem), add_special_tokens=False)["input_ids"]
+            said = tokenizer(response, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+            rows.append(told + said)
+            weights.append([0.0] * len(told) + [1.0] * len(said))
+        return rows, weights
+
+    return lessons.warm_up(model, lesson, steps=steps, seed=seed, lr=LR, rise=5)
