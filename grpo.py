@@ -141,10 +141,10 @@ def stop_ids(model, tokenizer) -> list[int]:
     return sorted(ids - {None})
 
 
-def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad) -> Tensor:
+def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad, **known) -> Tensor:
     """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token.
 
-    `rollout` takes any function of this signature.
+    `rollout` takes any function of this signature; `fast.prefill` gives what is `known` of the prompts already.
     """
     greedy = dict(do_sample=False, top_k=None, top_p=None)
     sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
@@ -161,7 +161,11 @@ def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stop
     model.generation_config = GenerationConfig()  # or `generate` takes what we left unset from the folder's file
     try:
         output = model.generate(
-            prompt_ids, attention_mask=prompt_mask.long(), generation_config=config, logits_processor=processors
+            prompt_ids,
+            attention_mask=prompt_mask.long(),
+            generation_config=config,
+            logits_processor=processors,
+            **known,
         )
     finally:
         model.generation_config = folder_config

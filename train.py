@@ -139,7 +139,12 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     if args.dynamic_sampling:
         updates["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(batch.problems)
     samples = report.sample_rows(step, run.tokenizer, run.task, batch, args)
-    metrics = {"step": step + 1, **report.step_metrics(batch, run.task), **updates, "seconds": clock.laps}
+    metrics = {
+        "step": step + 1,
+        **report.step_metrics(batch, run.task, run.tokenizer),
+        **updates,
+        "seconds": clock.laps,
+    }
     return metrics, samples
 
 

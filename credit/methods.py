@@ -22,7 +22,7 @@ from torch import Tensor
 
 from credit import reward_model, salience
 from credit.ablations import sinkhorn_distances
-from credit.batch import Batch
+from credit.batch import Batch, tokens_of
 from credit.measures import effective_weights
 from credit.shear_settings import ClosestSpans, Settings, group_weights, settings_of
 from credit.table import function_of, options_of
@@ -30,6 +30,8 @@ from fast.distances import token_distances
 from fast.race import race_matrix
 from grpo import pad_id
 from shear import mean_norm, span_bounds, token_weights, two_sides
+from tasks.lessons import FirstError
+from tasks.problems import Task
 
 
 def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
@@ -387,20 +389,28 @@ def min_form(good: Tensor, temperature: float) -> Tensor:
 # ---- controls -------------------------------------------------------------------------------------------------
 
 
-def true_errors(batch: Batch, first_error: Callable) -> Tensor:
-    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 without one, or if A is 0."""
+def true_errors(batch: Batch, task: Task, tokenizer) -> Tensor:
+    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 if not known, or if A is 0."""
     places = torch.full((len(batch.advantages), 2), -1, device=batch.advantages.device)
     for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
-        error = first_error(batch.problem_of(row), batch.rollouts.texts[row])
+        error = first_error(batch, row, task, tokenizer)
         if error:
             places[row] = places.new_tensor([error.token, error.end])
     return places
 
 
+def first_error(batch: Batch, row: int, task: Task, tokenizer) -> FirstError | None:
+    """The first wrong step of a rollout, None if the task knows none."""
+    if not task.first_error:
+        return None
+    tokens = tokens_of(tokenizer, batch.rollouts, row)
+    return task.first_error(batch.problem_of(row), tokens if batch.rollouts.truncated[row] else tokens[:-1])
+
+
 def oracle(batch: Batch, args) -> Tensor:
     """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could give."""
     position = torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)  # (T,)
-    start, end = true_errors(batch, batch.source.task.first_error).unbind(1)  # (B,), (B,)
+    start, end = true_errors(batch, batch.source.task, batch.source.tokenizer).unbind(1)  # (B,), (B,)
     inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
 
@@ -416,7 +426,7 @@ def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
     mu = (rewards > 0.5).sum(1) / rewards.isfinite().sum(1)  # (groups,), NaN without a verdict
     mu = mu.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
     sigma = (mu * (1 - mu)).sqrt()
-    start = true_errors(batch, batch.source.task.first_error)[:, :1]  # (B, 1)
+    start = true_errors(batch, batch.source.task, batch.source.tokenizer)[:, :1]  # (B, 1)
     right, known = batch.correct[:, None], start >= 0  # (B, 1)
     before = torch.arange(mask.shape[1], device=mask.device) < start  # (B, T)
     credit = torch.where(before, prefix * (1 - mu) / sigma, -mu / sigma)

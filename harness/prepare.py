@@ -10,6 +10,7 @@ fits, and that prompts and responses fit its context.
 
 import argparse
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,14 +22,14 @@ from credit.table import METHODS
 from fast.packing import attends_fully
 from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
-from harness.config import flag
+from harness.config import TASKS, flag
 from harness.evaluation import context_of
 from harness.parallel import Ranks
-from tasks import benchmarks, toy
+from tasks import benchmarks, toy, words
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
 
-TOY_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
+MADE_PROBLEMS = 640  # to train on; a number that does not depend on --steps, so that a resumed run draws the same
 
 
 class Ready(NamedTuple):
@@ -116,8 +117,13 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
             raise BadInput(f"--max-tokens {args.max_tokens}: {reason}; lower it")
         return embedded_task(args, tokenizer), []
     template = choose_template(args.template, args.model, tokenizer)
-    problems, about = load_problems(args.task, args.data)
-    task = text_task(args.task, template, tokenizer, grader(args.task, args.grade_timeout, args.sandbox))
+    kind = "math" if args.task == "words" else args.task
+    task = text_task(kind, template, tokenizer, grader(kind, args.grade_timeout, args.sandbox))
+    if args.task == "words":
+        problems, about = words.make_problems(MADE_PROBLEMS + args.heldout, args.seed), []
+        task = replace(task, name="words", first_error=words.first_error, step_end="\n")
+    else:
+        problems, about = load_problems(kind, args.data)
     limits = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
     task, dropped = split(task, problems, tokenizer, told=told, **limits)
     reason = "chosen by model and tokenizer" if args.template == "auto" else "asked for"
@@ -128,8 +134,8 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for another model."""
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(f"--model {args.model}: not a model of the embedded task; add --task math and --data")
-    train, heldout = toy.make_problems(TOY_PROBLEMS, args.heldout, args.toy_lines, args.seed)
-    if len(heldout) < args.heldout or len(train) < TOY_PROBLEMS:
+    train, heldout = toy.make_problems(MADE_PROBLEMS, args.heldout, args.toy_lines, args.seed)
+    if len(heldout) < args.heldout or len(train) < MADE_PROBLEMS:
         few = f"too few different problems for --heldout {args.heldout}"
         raise BadInput(f"--toy-lines {args.toy_lines}: {few}; raise it")
     return Task(
@@ -155,12 +161,23 @@ def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     return sets
 
 
+def needs_start(args: argparse.Namespace) -> bool:
+    """Whether a run begins with lessons: on a task that has them, unless its model has had them."""
+    if args.task not in TASKS or args.resume or not args.warmup_steps:
+        return False
+    return not args.model or (args.task == "words" and files.run_of(args.model).get("task") != "words")
+
+
 def make_start(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:
-    """The embedded task's supervised start, on one rank for all."""
+    """A made task's supervised start, on one rank for all."""
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}
+        limits = dict(steps=args.warmup_steps, seed=args.seed)
         started = time.perf_counter()
-        loss = toy.warm_up(model, args.toy_lines, forbidden, steps=args.warmup_steps, seed=args.seed)
+        if args.task == "embedded":
+            loss = toy.warm_up(model, args.toy_lines, forbidden, **limits)
+        else:
+            loss = words.warm_up(model.float(), tokenizer, task.prompt, forbidden, **limits)
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         with files.whole_folder(folder / "start") as draft:
             model.save_pretrained(draft)

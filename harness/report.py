@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.batch import Batch
+from credit.batch import Batch, tokens_of
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
-from credit.methods import true_errors
+from credit.methods import first_error, true_errors
 from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
 from harness import files
@@ -79,14 +79,14 @@ def wrapped(text: str) -> str:
     return textwrap.fill(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
 
 
-def step_metrics(batch: Batch, task: Task) -> dict[str, float]:
+def step_metrics(batch: Batch, task: Task, tokenizer) -> dict[str, float]:
     """What a step says about its rollouts and its credit; where the task knows them, also beside the first errors."""
     mask, rewards, token_advantages = batch.rollouts.mask, batch.rewards.cpu().numpy(), batch.token_advantages
     groups = rewards.reshape(-1, batch.group_size)
     reasons, by_side = shares(batch.reasons), {}
     if task.first_error:
-        first_error = true_errors(batch, task.first_error)[:, 0]  # (B,)
-        by_side = weight_by_side(effective_weights(token_advantages, batch.advantages, mask), mask, first_error)
+        errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
+        by_side = weight_by_side(effective_weights(token_advantages, batch.advantages, mask), mask, errors)
     return {
         **reasons,
         "reward": float(np.nanmean(rewards)),
@@ -187,7 +187,7 @@ def sample_rows(
                 "response": text,
                 "score": None if math.isnan(reward) else reward,
                 "reason": batch.reasons[row],
-                "first_error": task.first_error(problem, text) if task.first_error else None,
+                "first_error": first_error(batch, row, task, tokenizer),
                 "advantage": batch.advantages[row].item(),
                 "tokens": tokens_of(tokenizer, batch.rollouts, row),
                 "weights": {name: rounded(of_method[row][mask].tolist()) for name, of_method in weights.items()},
@@ -211,7 +211,7 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
     row, lines, start = rows[0], [], 0
     tokens = tokens_of(tokenizer, rollouts, row)
     for end in range(1, len(tokens) + 1):
-        if end == len(tokens) or tokens[end - 1] == "\n":
+        if end == len(tokens) or "\n" in tokens[end - 1]:
             mark = "  <- first error" if start <= first_error[row] < end else ""
             weight = weights[row, start:end].mean().item()
             lines.append(f"  {weight:.2f}  {''.join(tokens[start:end]).strip()}{mark}")
@@ -219,15 +219,10 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
     return lines
 
 
-def tokens_of(tokenizer, rollouts: Rollouts, row: int) -> list[str]:
-    """The text of each response token of a rollout."""
-    return [tokenizer.decode([token]) for token in rollouts.ids[row][rollouts.mask[row]].tolist()]
-
-
 def credit_vs_first_error(tokenizer, task: Task, batch: Batch) -> dict:
     """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups."""
     weights = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
-    wrong_step = true_errors(batch, task.first_error)  # (B, 2)
+    wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
     return {
         "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
         "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),

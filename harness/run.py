@@ -35,7 +35,7 @@ from harness.evaluation import Sampler, evaluate_all, protocol_of
 from harness.launch import FULL, INTERRUPTS, NOT_FINITE, RankFailed, RunFailed
 from harness.models import sampling_of
 from harness.parallel import Ranks
-from harness.prepare import make_start, own_prm, set_up
+from harness.prepare import make_start, needs_start, own_prm, set_up
 from rewards import Verdict
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
@@ -81,7 +81,7 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
             if ranks.device.type == "cuda" or args.task != "embedded":
                 notes += memory.notes(predicted, ranks.device, folder, args.keep)
             report.print_plan(args, folder, notes)
-        if args.task == "embedded" and not args.model and not args.resume:
+        if needs_start(args):
             make_start(model, tokenizer, task, args, folder, ranks)
         if "prm" in METHODS[args.method].needs and not args.prm:
             prm = own_prm(model, task, args, folder, ranks)

@@ -140,8 +140,7 @@ def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -
 
 def errors_in(batch: Batch, task: Task) -> Tensor:
     """`credit.true_errors`, (G, 2); -1 everywhere where the task does not know."""
-    first_error = task.first_error or (lambda problem, text: None)
-    return true_errors(batch, first_error)
+    return true_errors(batch, task, batch.source.tokenizer)
 
 
 def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int) -> dict:

@@ -3,18 +3,15 @@
     FirstError                             where a response begins to be wrong
     unlike(count, heldout, make)           problems to train on, and others that are held out
     demonstrated(count, make, show, ...)   problems, each with a demonstration
-    warm_up(model, lesson, ...)            teaches a policy what `lesson` shows
     teach(model, batch_loss, ...)          steps of Adam on a loss
 
 Left out: several ranks (one teaches, the others get its weights), demonstrations from files.
 """
 
-import random
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 
@@ -53,25 +50,6 @@ def demonstrated(
         if problem["problem"] not in forbidden:
             pairs.append((problem, show(problem)))
     return pairs
-
-
-def warm_up(model, lesson: Callable[[random.Random], tuple[list, list]], *, steps: int, seed: int, **rate) -> float:
-    """Teach `steps` batches; returns the last loss.
-
-    `lesson(rng)` makes a batch: the token ids of each demonstration after its prompt, and the weight of each in the
-    loss, 0 in the prompt. `rate` are `teach`'s.
-    """
-    rng = random.Random(f"demonstrations {seed}")
-
-    def batch_loss() -> torch.Tensor:
-        rows, weights = lesson(rng)
-        ids = padded(rows, 0, model.device)  # (b, L) int64
-        weights = padded(weights, 0.0, model.device)  # (b, L)
-        logits = model(input_ids=ids[:, :-1]).logits  # (b, L - 1, V); padding is on the right, so no mask
-        losses = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # of each next token
-        return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
-
-    return teach(model, batch_loss, steps, "warm-up", **rate)
 
 
 def teach(

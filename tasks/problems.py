@@ -7,7 +7,7 @@ r"""Tasks: problems, their prompts, and how a response is graded.
     task.draw(step, count, seed)                           # the problems of one training step
     task.verdicts(problems, rollouts)                      # a Verdict for each rollout
 
-The embedded task is the same `Task`, made in `harness/prepare.py` from the problems of `tasks/toy.py`.
+The tasks that make their own problems, `tasks/toy.py` and `tasks/words.py`, become a `Task` in `harness/prepare.py`.
 
 **From the hub** comes one parquet file a set, so none of its code runs and no split is guessed.
   - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From the 14 parts of
@@ -35,13 +35,14 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
+from tasks.lessons import FirstError
 from tasks.rows import SURROGATE, BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows, reading
 
 # What a kind of problems asks for, and under which key its problems hold what a response is graded against.
@@ -70,8 +71,8 @@ class Task:
     prompt: Callable[[dict], str]
     grade: Callable[[str, object], Verdict]
     reference: str = "answer"
-    # The first wrong step of a response, a `toy.FirstError` or None, if the task knows it.
-    first_error: Callable[[dict, str], tuple[int, str, int] | None] | None = None
+    # (problem, the texts of a response's tokens) -> its first wrong step, if the task can know it.
+    first_error: Callable[[dict, Sequence[str]], FirstError | None] | None = None
     # (problem, k) -> the problem in other words, the k-th way, and the tokens that get other names in its responses.
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
     step_end: str = "\n\n"  # what ends a step of a response

@@ -27,8 +27,7 @@ from collections.abc import Sequence
 import torch
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from tasks import lessons
-from tasks.lessons import FirstError, demonstrated, unlike
+from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
@@ -229,7 +228,10 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
     they are what has to be learned, the rest is copying.
     """
 
-    def lesson(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
+    rng = random.Random(f"demonstrations {seed}")
+
+    def batch_loss() -> torch.Tensor:
+        """Of the next token, over the responses of a batch of demonstrations."""
         rows, weights = [], []
         for problem, response in demonstrations(lines, forbidden, rng):
             symbols = SYMBOL.findall(problem["problem"])
@@ -239,9 +241,13 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
                 symbols.append(symbol)
             rows.append([IDS[symbol] for symbol in symbols])
             weights.append(weight)
-        return rows, weights
+        ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
+        weights = padded(weights, 0.0, model.device)  # (32, L)
+        logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
 
-    return lessons.warm_up(model, lesson, steps=steps, seed=seed)
+    return teach(model, batch_loss, steps, "warm-up")
 
 
 def demonstrations(lines: int, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:

@@ -22,8 +22,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from tasks import lessons
-from tasks.lessons import FirstError, demonstrated, unlike
+import torch
+from torch import Tensor
+
+from grpo import Policy, Rollouts, pad_left
+from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
 THINGS = "apples pens books coins cards shells stamps marbles".split()
@@ -64,10 +67,10 @@ def make_problem(rng: random.Random) -> dict:
     return {"problem": text, "answer": str(value), "steps": steps, "name": name, "things": things}
 
 
-def make_problems(count: int, heldout: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice."""
+def make_problems(count: int, seed: int) -> list[dict]:
+    """`count` problems, all different."""
     rng = random.Random(f"words {seed}")
-    return unlike(count, heldout, lambda: make_problem(rng))
+    return unlike(0, count, lambda: make_problem(rng))[1]
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
@@ -148,14 +151,17 @@ def warm_up(model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str]
     `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are never shown.
     """
 
-    def lesson(rng: random.Random) -> tuple[list[list[int]], list[list[float]]]:
-        pairs = demonstrated(BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden)
-        rows, weights = [], []
-        for problem, response in pairs:
-            told = tokenizer(prompt(problem), add_special_tokens=False)["input_ids"]
-            said = tokenizer(response, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
-            rows.append(told + said)
-            weights.append([0.0] * len(told) + [1.0] * len(said))
-        return rows, weights
+    rng, policy = random.Random(f"demonstrations {seed}"), Policy(model)
 
-    return lessons.warm_up(model, lesson, steps=steps, seed=seed, lr=LR, rise=5)
+    def batch_loss() -> Tensor:
+        """Minus the mean log-probability of a batch of demonstrations, which are laid out as rollouts are."""
+        pairs = demonstrated(BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden)
+        told = tokenizer([prompt(problem) for problem, _ in pairs], add_special_tokens=False)["input_ids"]
+        said = tokenizer([response for _, response in pairs], add_special_tokens=False)["input_ids"]
+        prompt_ids, prompt_mask = pad_left(told, 0, model.device)  # (16, P), (16, P)
+        ids = padded([[*row, tokenizer.eos_token_id] for row in said], -1, model.device)  # (16, T)
+        mask, ended = ids >= 0, torch.zeros(len(pairs), dtype=torch.bool)  # (16, T), (16,)
+        rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, ended, [text for _, text in pairs])
+        return -policy(rollouts, 1.0)[mask].mean()
+
+    return teach(model, batch_loss, steps, "warm-up", lr=LR, rise=5)
