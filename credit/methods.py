@@ -393,13 +393,13 @@ def true_errors(batch: Batch, task: Task, tokenizer) -> Tensor:
     """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 if not known, or if A is 0."""
     places = torch.full((len(batch.advantages), 2), -1, device=batch.advantages.device)
     for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
-        error = first_error(batch, row, task, tokenizer)
+        error = true_error(batch, row, task, tokenizer)
         if error:
             places[row] = places.new_tensor([error.token, error.end])
     return places
 
 
-def first_error(batch: Batch, row: int, task: Task, tokenizer) -> FirstError | None:
+def true_error(batch: Batch, row: int, task: Task, tokenizer) -> FirstError | None:
     """The first wrong step of a rollout, None if the task knows none."""
     if not task.first_error:
         return None

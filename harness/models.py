@@ -27,7 +27,7 @@ from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from fast.prefill import shared_prefill
-from grpo import stop_ids
+from grpo import hf_generate, stop_ids
 from harness.files import config_of, settings_in
 from harness.launch import out_of_memory
 from harness.memory import rows_that_fit
@@ -215,7 +215,7 @@ def load_reward_tokenizer(name: str):
 
 def sampling_of(args: argparse.Namespace, model) -> dict:
     """The options of `grpo.rollout` that change speed alone: by what, and how many at a time, rollouts are made."""
-    options = {"generate": shared_prefill}
+    options = {"generate": partial(shared_prefill, hf_generate)}
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":

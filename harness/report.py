@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from credit.batch import Batch, tokens_of
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
-from credit.methods import first_error, true_errors
+from credit.methods import true_error, true_errors
 from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
 from harness import files
@@ -187,7 +187,7 @@ def sample_rows(
                 "response": text,
                 "score": None if math.isnan(reward) else reward,
                 "reason": batch.reasons[row],
-                "first_error": first_error(batch, row, task, tokenizer),
+                "first_error": true_error(batch, row, task, tokenizer),
                 "advantage": batch.advantages[row].item(),
                 "tokens": tokens_of(tokenizer, batch.rollouts, row),
                 "weights": {name: rounded(of_method[row][mask].tolist()) for name, of_method in weights.items()},

@@ -47,7 +47,7 @@ BATCH = 16  # demonstrations in a batch of supervised learning
 LR = 5e-5  # of a pretrained model's lessons
 
 
-def apply(op: str, left: int, right: int) -> int:
+def result_of(op: str, left: int, right: int) -> int:
     """left op right."""
     return {"+": left + right, "-": left - right, "*": left * right}[op]
 
@@ -61,7 +61,7 @@ def make_problem(rng: random.Random) -> dict:
         op = rng.choice("+" if value < 3 else "+-*" if value < 12 else "+-")
         number = rng.randint(2, {"+": 12, "-": min(value - 1, 12), "*": 3}[op])
         text += " " + rng.choice(EVENTS[op]).format(name=name, other=other, n=number, things=things)
-        steps.append([value, op, number, apply(op, value, number)])
+        steps.append([value, op, number, result_of(op, value, number)])
         value = steps[-1][-1]
     text += f" How many {things} does {name} have now?"
     return {"problem": text, "answer": str(value), "steps": steps, "name": name, "things": things}
@@ -93,7 +93,7 @@ def _work(op: str, left: int, right: int, rng: random.Random, careless: bool) ->
             right += rng.choice((-1, 1))
         else:
             op = rng.choice([other for other in "+-*" if other != op])
-    result = apply(op, left, right) + off
+    result = result_of(op, left, right) + off
     return f"{left} {op} {right} = {result}", result
 
 
@@ -109,6 +109,7 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
         return None
     kind, start, end = found
     ends = list(accumulate(map(len, tokens)))  # of each token, in characters
+    end = max(end, start + 1)  # of a number that ends too soon the error is what follows
     return FirstError(bisect_right(ends, start), kind, bisect_left(ends, end) + 1)
 
 

@@ -110,9 +110,16 @@ def with_a_stop(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
 
 
 def without_text(mask, texts=None) -> Rollouts:
-    """`Rollouts` of which only the mask (B, T), and perhaps the texts, matter."""
-    zeros = torch.zeros(len(mask)).bool()
-    return Rollouts(None, None, torch.zeros(mask.shape).long(), mask, zeros, texts or [""] * len(mask))
+    """`Rollouts` of which only the mask (B, T), and perhaps the texts, matter; each token is its rollout's number."""
+    ids = torch.arange(len(mask))[:, None].expand(mask.shape)
+    return Rollouts(None, None, ids, mask, torch.ones(len(mask)).bool(), texts or [""] * len(mask))
+
+
+class Numbers:
+    """A tokenizer whose tokens are numbers."""
+
+    def decode(self, ids: list[int]) -> str:
+        return str(ids[0])
 
 
 def widened(rollouts: Rollouts, left: int, right: int) -> Rollouts:

@@ -37,8 +37,8 @@ def demonstrate(problem: dict, rng) -> str:
     return response + rf"\boxed{{{shown}}}"
 
 
-def first_error(problem: dict, response: str) -> toy.FirstError | None:
-    wanted, error, start = problem["problem"][-3], None, 0
+def first_error(problem: dict, tokens: list[str]) -> toy.FirstError | None:
+    wanted, error, start, response = problem["problem"][-3], None, 0, "".join(tokens)
     for line in response.splitlines(keepends=True):
         if not LINE.fullmatch(line):
             break

@@ -9,7 +9,7 @@ from dataclasses import replace
 import cases
 import pytest
 import torch
-from cases import adapted, drawn_batch, made_batch, widened, with_a_stop
+from cases import Numbers, adapted, drawn_batch, made_batch, widened, with_a_stop
 
 from credit import hindsight, methods, salience
 from credit.batch import Batch, Source, add_stats
@@ -455,13 +455,13 @@ def test_cliff(prefix):
     errors = {"a": 3, "b": 0, "?": None}
     texts = ["right", "a", "?", "b", "right", "none", *["a"] * 6]
     batch = drawn_batch([[1, 0, 0, 0, 1, math.nan], [0] * 6])
-    batch.rollouts.texts[:] = texts
 
-    def first_error(problem, text):
-        return None if errors[text] is None else toy.FirstError(errors[text], "copy", errors[text] + 1)
+    def first_error(problem, tokens):
+        place = errors[texts[int(tokens[0])]]
+        return None if place is None else toy.FirstError(place, "copy", place + 1)
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
-    batch = replace(batch, source=Source(None, None, task, 0))
+    batch = replace(batch, source=Source(None, Numbers(), task, 0))
     ours = assign_credit("cliff", batch, flags(method_option=[f"prefix={prefix}"]))
     mu, credit = 2 / 5, {}
     for i, t in tokens(batch):
@@ -692,7 +692,7 @@ def test_true_errors_and_the_oracle(told):
     rollouts = with_a_stop(tokenizer, [problem["problem"]] * 4, texts)
     rewards = torch.tensor([1.0, 0, 0, 1])
     batch = made_batch(rewards, rollouts, 4, problems=[problem], source=told.source)
-    places = true_errors(batch, told.source.task.first_error)
+    places = true_errors(batch, told.source.task, told.source.tokenizer)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
     weights = weights_of("oracle", batch)
     assert weights[1].tolist() == [1] * 12 + [0] * 16

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import Numbers, without_text
 
 from credit.batch import Batch
 from credit.measures import effective_weights
@@ -129,10 +130,11 @@ def test_controls_are_those_of_training():
     rows = []
     for score, advantage, error in zip([0.0, 0.0, 1.0, None], advantages.tolist(), errors, strict=True):
         rows.append(rollout(list("abcd"), [0.5] * 4, score=score, advantage=advantage, first_error=error))
-    task = SimpleNamespace(first_error=lambda problem, text: errors[int(text)] and FirstError(*errors[int(text)]))
+    found = [error and FirstError(*error) for error in errors]
+    task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
     mask = torch.ones(4, 4, dtype=torch.bool)
-    rollouts = SimpleNamespace(mask=mask, texts=["0", "1", "2", "3"])
-    batch = Batch(rollouts, rewards, advantages, 4, [{}], ["drawn"] * 4, SimpleNamespace(task=task))
+    source = SimpleNamespace(task=task, tokenizer=Numbers())
+    batch = Batch(without_text(mask), rewards, advantages, 4, [{}], ["drawn"] * 4, source)
     expected = effective_weights(oracle(batch, None), advantages, mask)
     page.with_controls([rows])
     assert [row["weights"]["oracle"] for row in rows] == expected.tolist()

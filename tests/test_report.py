@@ -46,9 +46,9 @@ def test_step_metrics_are_those_of_the_batch(step):
     """Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers pass; sides of
     the first error are the mixed group's alone, and none where the task does not know it.
     """
-    _, task, batch, weights = step
+    tokenizer, task, batch, weights = step
     task = dataclasses.replace(task, first_error=lambda problem, text: toy.FirstError(12, "final", 16))
-    metrics = report.step_metrics(batch, task)
+    metrics = report.step_metrics(batch, task, tokenizer)
     assert metrics["reward"] == 0.25 and metrics["solved"] == 0.5 and metrics["equal_groups"] == 0.5
     assert metrics["length"] == 16 and metrics["truncated"] == 0.25 and metrics["entropy"] == 0.25
     mixed = weights[2:]
@@ -59,10 +59,10 @@ def test_step_metrics_are_those_of_the_batch(step):
     rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
     one = dataclasses.replace(batch, rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
     one.problems = batch.problems[:1]
-    metrics_of_one = report.step_metrics(one, task)
+    metrics_of_one = report.step_metrics(one, task, tokenizer)
     assert metrics_of_one["reward"] == pytest.approx(1 / 3) and metrics_of_one["equal_groups"] == 0
     assert metrics_of_one["infra_errors"] == 1
-    unknown = report.step_metrics(batch, dataclasses.replace(task, first_error=None))
+    unknown = report.step_metrics(batch, dataclasses.replace(task, first_error=None), tokenizer)
     assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     assert (metrics["weight_before"], metrics["weight_after"]) == pytest.approx((0.1, 0.9))
 

@@ -1,0 +1,150 @@
+"""The word problems: what a first error is, held against responses written by hand; and their lessons."""
+
+import random
+import re
+
+import pytest
+import torch
+from cases import byte_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rewards import grade_math
+from tasks import words
+
+PROBLEM = {
+    "problem": "Mia has 14 shells. Mia finds 5 more. Then Mia gives 9 shells to Leo. How many shells has Mia now?",
+    "answer": "10",
+    "steps": [[14, "+", 5, 19], [19, "-", 9, 10]],
+    "name": "Mia",
+    "things": "shells",
+}
+TIMES = PROBLEM | {"answer": "36", "steps": [[12, "*", 3, 36]]}
+RIGHT = "Mia then has 14 + 5 = 19 shells.\nNow there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}."
+# What a response is changed to; the kind of its first error, what it begins with and ends before.
+WRONG = [
+    ("= 19 shells.\nNow there are 19", "= 18 shells.\nNow there are 18", "result", "8 shells"),
+    ("= 19 shells.\nNow there are 19", "= 20 shells.\nNow there are 20", "result", "20 shells"),
+    ("= 19 shells.\nNow there are 19", "= 190 shells.\nNow there are 190", "result", "0 shells"),
+    ("= 19 shells.\nNow there are 19", "= 1 shells.\nNow there are 1", "result", " shells"),
+    ("= 19 shells", "= 19.5 shells", "result", ".5 shells"),
+    ("14 + 5", "13 + 5", "operand", "3 + 5"),
+    ("14 + 5", "14 + 6", "operand", "6 ="),
+    ("14 + 5", "5 + 15", "operand", "5 = 19"),
+    ("14 + 5 = 19", "14 - 5 = 9", "operator", "- 5 = 9"),
+    ("14 + 5 = 19", "14 / 5 = 3", "operator", "/ 5 = 3"),
+    ("19 - 9", "9 - 19", "operand", "9 - 19"),
+    ("19 - 9", "18 - 9", "operand", "8 - 9"),
+    ("19 - 9", "-19 - 9", "operand", "-19 - 9"),
+    ("Now there are 19 - 9 = 10 shells.\n", "", "missing", "The answer"),
+    ("Now there are 19 - 9 = 10 shells.\nThe answer", "The answer", "missing", "The answer"),
+    (".\nNow there are 19 - 9 = 10 shells.\nThe answer is", ", so it is", "missing", " shells, so"),
+    ("The answer", "That makes 10 + 1 = 11 shells.\nThe answer", "extra", "10 + 1"),
+    ("boxed{10}", "boxed{11}", "final", "1}"),
+    ("boxed{10}", "boxed{9}", "final", "9}"),
+    ("boxed{10}", "boxed{100}", "final", "0}"),
+    ("boxed{10}", "boxed{1}", "final", "}"),
+]
+READ = [
+    RIGHT,
+    RIGHT.replace("14 + 5", "5 + 14"),
+    RIGHT.replace("14 + 5 = 19", "14+5=19"),
+    RIGHT.replace("\n", " "),
+    RIGHT.replace("shells", "of them"),
+    RIGHT.replace("boxed{10}", "boxed{ 10 }"),
+    RIGHT + " Mia has 3 + 4 = 8 of them.",
+    "First, 14 + 5 = 19, and then 19 - 9 = 10: \\boxed{10}",
+]
+UNREAD = [
+    "",
+    "The answer is \\boxed{11}.",
+    "Fourteen and five are nineteen, less nine makes eleven. \\boxed{11}",
+    RIGHT[:-20],
+    RIGHT.replace("\\boxed{10}", "10"),
+    RIGHT.replace("boxed{10}", "boxed{ten}"),
+    "14 and 5 are 19, 19 less 9 is 11. \\boxed{11}",
+]
+
+
+@pytest.mark.parametrize(("old", "new", "kind", "begins"), WRONG)
+def test_a_wrong_response_is_wrong_from_its_first_error_on(old, new, kind, begins):
+    """In tokens of any size, whose place is where the text begins to differ from what is right."""
+    assert old in RIGHT
+    text = RIGHT.replace(old, new)
+    error = words.first_error(PROBLEM, list(text))
+    assert error.kind == kind and text[error.token :].startswith(begins) and error.token < error.end <= len(text)
+    for size in (2, 3, 7):
+        tokens = [text[start : start + size] for start in range(0, len(text), size)]
+        of_tokens = words.first_error(PROBLEM, tokens)
+        assert of_tokens == (error.token // size, kind, (error.end - 1) // size + 1)
+
+
+def test_the_end_of_an_error_is_that_of_its_step():
+    """An equation, or what the box holds."""
+    text = RIGHT.replace("14 + 5", "14 + 6")
+    error = words.first_error(PROBLEM, list(text))
+    assert text[error.token : error.end] == "6 = 19"
+    text = RIGHT.replace("boxed{10}", "boxed{11}")
+    error = words.first_error(PROBLEM, list(text))
+    assert text[error.token : error.end] == "1"
+
+
+@pytest.mark.parametrize("text", READ + UNREAD)
+def test_no_first_error_of_a_right_response_nor_of_one_that_cannot_be_read(text):
+    assert words.first_error(PROBLEM, list(text)) is None
+
+
+@pytest.mark.parametrize("sign", ["*", "x", "\u00d7"])
+def test_factors_may_swap_and_the_sign_may_be_another(sign):
+    for text in (f"12 {sign} 3 = 36 \\boxed{{36}}", f"3 {sign} 12 = 36 \\boxed{{36}}"):
+        assert words.first_error(TIMES, list(text)) is None
+    assert words.first_error(TIMES, list(f"12 {sign} 2 = 24 \\boxed{{24}}")).kind == "operand"
+
+
+def test_demonstrations_are_right_but_for_their_slips():
+    """A careful one is right and has no error. A careless one that is wrong has one; of the right ones 2% at most."""
+    rng, wrong, lucky = random.Random(0), 0, 0
+    for problem in words.make_problems(1000, seed=0):
+        careful, careless = words.demonstrate(problem, rng, careless=False), words.demonstrate(problem, rng)
+        assert words.first_error(problem, list(careful)) is None and grade_math(careful, problem["answer"]).reward == 1
+        is_right = f"boxed{{{problem['answer']}}}" in careless
+        error = words.first_error(problem, list(careless))
+        assert is_right or error
+        wrong, lucky = wrong + (not is_right), lucky + bool(is_right and error)
+    assert 0.35 < wrong / 1000 < 0.5 and lucky / 1000 < 0.02  # 1 - .85^3.5 = .43
+
+
+def test_problems_are_different_and_of_whole_numbers():
+    """Two to five steps, each of which goes on from the one before, as the text says them."""
+    problems = words.make_problems(700, seed=1)
+    assert len({problem["problem"] for problem in problems}) == 700 and problems == words.make_problems(700, seed=1)
+    assert problems != words.make_problems(700, seed=2)
+    for problem in problems:
+        steps = problem["steps"]
+        said = [int(number) for number in re.findall(r"\d+", problem["problem"])]
+        assert said == [steps[0][0], *[number for _, _, number, _ in steps]] and 2 <= len(steps) <= 5
+        value = said[0]
+        for left, op, number, result in steps:
+            assert left == value and result == words.result_of(op, left, number) >= 0
+            value = result
+        assert problem["answer"] == str(value)
+
+
+def test_warm_up_teaches_the_form():
+    """A model of random weights and a tokenizer of bytes: a lesson is better known after some steps; no forbidden one
+    is shown.
+    """
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    shown, forbidden = [], {problem["problem"] for problem in words.make_problems(5, seed=0)}
+
+    def prompt(problem: dict) -> str:
+        shown.append(problem["problem"])
+        return problem["problem"] + "\n"
+
+    first = words.warm_up(model, tokenizer, prompt, forbidden, steps=1, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(words, "LR", 1e-2)
+        last = words.warm_up(model, tokenizer, prompt, forbidden, steps=15, seed=1)
+    assert last < 0.7 * first and len(set(shown)) > 200 and not forbidden & set(shown)
