@@ -22,11 +22,10 @@ or itself the "first error".
 `against_truth` measures credit against the first errors themselves, for `studies.diagnose`: how well weights tell a
 wrong rollout's tokens from its first error on from those before it, and how far off the largest weight lies
 (`measures.localisation`, `peak`), for every credit method that gives weights and for SHEAR with one option changed at a
-time. "From the error on" is the end of a rollout, so within one rollout any weight that grows with position is perfect:
-read the pooled AUC, beside that of position alone. It also measures how far ahead of the error the weights rise. A span
-that ends beyond the error starts up to w - 1 tokens before it and gives these tokens its distance (App. H.1 of arXiv
-2604.23318), whole by max pooling, in part by mean pooling. Every kind of error is over at the wrong step's last token,
-so offsets are counted from there, in rollouts with a window of tokens before the step.
+time. And how far ahead of the error they rise: a span that ends beyond it starts up to w - 1 tokens before it and gives
+these tokens its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part by mean pooling. Every kind of
+error is over at the wrong step's last token, so the rise is counted from there, in rollouts with a window of tokens
+before the step.
 
 Left out: tasks other than the embedded one; single tokens; the samples, of which only the numbers are kept; `arca`,
 whose weights need a trained adapter, which no saved model has (`lora.save_merged` merges it).
@@ -41,7 +40,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from credit.table import METHODS, needing, options_of
-from harness.config import MAY_CHANGE, Parser, answer, number, positive_int, spelled
+from harness.config import MAY_CHANGE, Parser, answer, number, positive_int
 
 
 def make_parser() -> Parser:
@@ -76,19 +75,17 @@ from credit.methods import assign_credit, true_errors
 from fast.packing import packing_of
 from grpo import Policy, cat_padded
 from harness import files, tables
-from harness.files import write_json
 from harness.launch import parse_args, run_command
 from harness.parallel import Ranks
 from harness.prepare import set_up
 from harness.run import seed_of
-from studies import figures
 from studies.prefixes import Prefixes, continued, sampled, scored
 from tasks.problems import BadInput, Task
 from tasks.toy import SYMBOL
 
 RESAMPLES = 1000  # of the bootstrap
 # Settings of a run that say nothing of its problems, its sampling or the options of credit methods.
-OTHERS = MAY_CHANGE | set("task model out name method prm lora_rank smoke dtype".split())
+OTHERS = MAY_CHANGE | set("model out name prm lora_rank smoke dtype".split())
 
 
 @run_command(memory="lower --continuations", interrupted="interrupted: nothing is kept")
@@ -106,27 +103,23 @@ def main(argv: list[str] | None = None) -> None:
         if not results["mixed_groups"]:
             raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
         results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
-        write_json(flags.out / "advantages.json", results)
+        files.write_json(flags.out / "advantages.json", results)
     print("\n".join(advantage_tables(results)))
 
 
 def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
     """The settings of a run, `model` being the one that is asked for; raises BadInput."""
-    config = files.settings_in(flags.run / "config.json", dict(task=str, toy_lines=int))
+    config = files.settings_in(flags.run / "config.json", dict(task=str, method=str, heldout=int))
     folder = flags.run / ("start" if flags.start else "model")
     if config["task"] != "embedded":
         raise BadInput(f"{flags.run}: is a run of --task {config['task']}; give one of the embedded task")
     if not folder.is_dir():
         raise BadInput(f"{folder}: no such folder; {'leave out' if flags.start else 'finish the run, or add'} --start")
-    words = ["--task", "embedded", "--model", str(folder)]
-    for name in config.keys() & vars(parse_args(words)).keys() - OTHERS:
-        words += spelled(name, config[name])
-    args = parse_args(words)
-    if flags.groups > args.heldout:
-        raise BadInput(f"--groups {flags.groups}: the run holds out {args.heldout} problems; lower it")
-    for name in flags.methods:
-        parse_args([*words, "--method", name])  # raises for what the run's task does not have
-    return args
+    if flags.groups > config["heldout"]:
+        raise BadInput(f"--groups {flags.groups}: the run holds out {config['heldout']} problems; lower it")
+    args = parse_args(["--task", "embedded", "--model", str(folder)])
+    of_run = {name: config[name] for name in vars(args).keys() & config.keys() - OTHERS}
+    return argparse.Namespace(**vars(args) | of_run)
 
 
 def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:
@@ -136,11 +129,6 @@ def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -
     options = [] if method != args.method else args.method_option
     args = argparse.Namespace(**(vars(args) | uncontrolled | {"method_option": options} | changed))
     return effective_weights(assign_credit(method, batch, args), batch.advantages, batch.rollouts.mask)
-
-
-def errors_in(batch: Batch, task: Task) -> Tensor:
-    """`credit.true_errors`, (G, 2); -1 everywhere where the task does not know."""
-    return true_errors(batch, task, batch.source.tokenizer)
 
 
 def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int) -> dict:
@@ -281,12 +269,12 @@ def with_error(value: float | None, error: float | None) -> str:
 # ---- the first error -------------------------------------------------------------------------------------------
 
 
-def against_truth(args: argparse.Namespace, task: Task, batches: list[Batch], out: Path, left_out: list[str]) -> dict:
-    """Numbers, and pictures in `out`, of every method and setting against the true first errors of wrong rollouts.
+def against_truth(args: argparse.Namespace, task: Task, batches: list[Batch], left_out: list[str]) -> dict:
+    """Every method ("methods") and every changed option of SHEAR ("settings") against the true first errors.
 
     What cannot be measured goes to `left_out`, with the reason.
     """
-    errors = torch.cat([errors_in(batch, task) for batch in batches])  # (B, 2)
+    errors = torch.cat([true_errors(batch, task, batch.source.tokenizer) for batch in batches])  # (B, 2)
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     last_wrong = torch.where(errors[:, 0] >= args.window, errors[:, 1] - 1, -1)  # (B,)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
@@ -297,22 +285,35 @@ def against_truth(args: argparse.Namespace, task: Task, batches: list[Batch], ou
         return {}
     runs = [("methods", name, name, {}) for name in METHODS if name not in absent]
     runs += [("settings", name, "shear", changed) for name, changed in changes_of(args).items()]
-    results, curves = {"methods": {}, "settings": {}}, {}
+    results = {"methods": {}, "settings": {}}
     for part, name, method, changed in tqdm(runs, "methods and settings", leave=False, disable=None):
         weights = cat_padded([weights_of(method, batch, args, **changed) for batch in batches])  # (B, T)
-        results[part][name] = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
-        if part == "settings" and (name == "as given" or name.startswith("pool ")):
-            pool = options_of("shear", changed.get("method_option", args.method_option))["pool"]
-            curves[pool] = around(weights, mask, last_wrong, 2 * args.window)
-    figures.credit_placement(results["methods"], "method", out / "truth_methods.png")
-    figures.credit_placement(results["settings"], "SHEAR, one option changed", out / "truth_settings.png")
-    return results | {"pooling": figures.pooling_smear(curves, args.window, out / "pooling.png")}
+        place = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
+        place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * args.window), args.window)
+        results[part][name] = place
+    return results
+
+
+def half_risen(curve: list[float | None], window: int) -> int | None:
+    """The offset at which half of a rise is done, of mean weights at offsets -r to r from the wrong step's last token.
+
+    The rise is from the largest weight where no span reaches the wrong step's end, w tokens ahead and more, to the
+    largest in the w tokens after it; None where the curve (2 r + 1,) lacks these, or does not rise.
+    """
+    values = np.array(curve, dtype=float)  # None becomes NaN
+    offsets = np.arange(len(values)) - len(values) // 2
+    known = ~np.isnan(values)
+    before = values[known & (offsets <= -window)]
+    after = values[known & (offsets > 0) & (offsets <= window)]
+    if not len(before) or not len(after) or before.max() >= after.max():
+        return None
+    return int(offsets[(offsets > -window) & (values >= (before.max() + after.max()) / 2)].min())
 
 
 def changes_of(args: argparse.Namespace) -> dict[str, dict]:
-    """SHEAR as the flags have it, and with one option changed at a time."""
+    """SHEAR with one option changed at a time."""
     half = max(1, args.window // 2)
-    settings = {"as given": {}}
+    settings = {}
     for changed in (
         {"window": half, "stride": min(args.stride, half)},
         {"window": 2 * args.window},

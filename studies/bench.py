@@ -3,7 +3,7 @@
     python -m studies.bench  # random walks in the place of states
     python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model; flags are train.py's
     python -m studies.bench --model PATH --data problems.jsonl --prompts-per-step 2  # of any
-    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16  # the sizes of a GPU
+    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096  # the sizes of a GPU
 
 Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group after
 group as in training. A peer gets the ready-made cost blocks of full spans, in batches as large as ours. It solves at
@@ -19,7 +19,7 @@ Left out: the memory that each takes.
 import argparse
 import sys
 
-from harness.config import Parser, answer, check_flags, number
+from harness.config import Parser, answer, check_flags, number, positive_int
 
 
 def make_parser() -> Parser:
@@ -28,13 +28,11 @@ def make_parser() -> Parser:
     epilog = "With --model and other flags of train.py, the states of a training step of this model, too."
     parser = Parser(prog="python -m studies.bench", description=about, epilog=epilog, allow_abbrev=False)
     add = parser.add_argument
-    tokens, states = "of synthetic responses; if not given: 300", "of synthetic states; if not given: 896"
-    add("--tokens", type=number(int, 1, 16_384), nargs="*", help=f"{tokens}, on a GPU 1000 and 3000, too")
-    add("--width", type=number(int, 1, 16_384), nargs="*", help=f"{states}, on a GPU 3584, too")
-    add("--group", type=number(int, 2, 256), nargs="*", help="rollouts of a group; if not given: 8, on a GPU 16, too")
-    pairs = "of 100 x 100 that a peer solves at most, more if small; if not given: 256, on a GPU 4096"
-    add("--pairs", type=number(int, 8, 16_384), help=pairs)
-    add("--rounds", type=number(int, 1, 1000), default=3, help="times that each is measured")
+    add("--tokens", type=positive_int, nargs="*", default=[300], help="of synthetic responses")
+    add("--width", type=positive_int, nargs="*", default=[896], help="of synthetic states")
+    add("--group", type=number(int, 2, 4096), nargs="*", default=[8], help="rollouts of a synthetic group")
+    add("--pairs", type=positive_int, default=256, help="of 100 x 100 that a peer solves at most, more if small")
+    add("--rounds", type=positive_int, default=3, help="times that each is measured")
     return parser
 
 
@@ -42,8 +40,6 @@ answer(__name__, lambda: check_flags(make_parser()))  # before what takes second
 
 import datetime
 import itertools
-import os
-import platform
 import time
 import warnings
 from collections import defaultdict
@@ -55,7 +51,6 @@ import geomloss
 import numpy as np
 import ot.batch
 import torch
-import transformers
 from torch import Tensor
 from tqdm import tqdm
 
@@ -74,12 +69,9 @@ from sinkhorn import sinkhorn
 from studies import prefixes
 from tasks.problems import BadInput
 
-LARGEST = 2**31  # entries of a synthetic group's states, and of its costs between tokens: 8 GB each
 EPS = Settings.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
 TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they are checked against
-ON_CPU = dict(tokens=[300], width=[896], group=[8], pairs=256)
-ON_GPU = dict(tokens=[300, 1000, 3000], width=[896, 3584], group=[8, 16], pairs=4096)
 
 
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
@@ -90,31 +82,15 @@ def main(argv: list[str] | None = None) -> None:
     """
     flags, others = make_parser().parse_with_others(argv, "", "")
     args = parse_args(others)
-    usual = ON_GPU if args.device == "cuda" else ON_CPU
-    flags = argparse.Namespace(**usual | {name: value for name, value in vars(flags).items() if value is not None})
-    for size, tokens, width in itertools.product(flags.group, flags.tokens, flags.width):
-        entries = max(size * tokens * width, (size * tokens // 2) ** 2)
-        if entries > LARGEST:
-            sizes = f"--group {size} --tokens {tokens} --width {width}"
-            raise BadInput(f"{sizes}: a group takes {entries * 4 / 1e9:.0f} GB; lower one of them")
     warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
     device = torch.device(args.device)
+    name = torch.cuda.get_device_name(device) if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"{name}, float32, torch {torch.__version__}, {datetime.date.today()}", flush=True)
     of_model = [states_of_step(args, device)] if args.model else []
-    print(hardware(device), flush=True)
     sizes = itertools.product(flags.group, flags.width, flags.tokens)
     for states in itertools.chain(of_model, (synthetic(*size, device) for size in sizes)):
         print(f"\nmeasuring {states.name}", flush=True)  # which may take minutes
         print("\n".join(table(states, flags)), flush=True)
-
-
-def hardware(device: torch.device) -> str:
-    """What it was measured on, with what, and when."""
-    if device.type == "cuda":
-        name = f"{torch.cuda.get_device_name(device)}, {torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
-    else:
-        name = f"{platform.machine()} CPU, {torch.get_num_threads()} of {os.cpu_count()} cores"
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}, python {platform.python_version()}"
-    return f"{name}; float32; {versions}; {datetime.date.today()}"
 
 
 # ---- states ---------------------------------------------------------------------------------------------------
@@ -213,19 +189,16 @@ def exact_loop(pairs: Pairs) -> Tensor:
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Tensor:
     """The first `count` pairs, in batches as large as ours. On a CPU these stay in cache, which halves POT's time."""
     at_once = max(1, CHUNK_ENTRIES.get(pairs.costs.device.type, 2**19) // pairs.costs[0].numel())
-    values = []
-    for start in range(0, count, at_once):
-        end = min(start + at_once, count)
-        values.append(solve(Pairs(*[tensor[start:end] for tensor in pairs])))
-    return torch.cat(values)
+    parts = [tensor[:count].split(at_once) for tensor in pairs]
+    return torch.cat([solve(Pairs(*batch)) for batch in zip(*parts, strict=True)])
 
 
-PEERS = {  # and which share of --pairs each solves; on a GPU loops solve few, as each pair takes milliseconds
-    "every pair, sinkhorn.py": (plain_sinkhorn, dict(cpu=1.0, cuda=1.0)),
-    "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, dict(cpu=1.0, cuda=1.0)),
-    "POT `ot.sinkhorn`, a loop": (pot_loop, dict(cpu=1 / 8, cuda=1 / 128)),
-    "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, dict(cpu=1 / 4, cuda=1 / 4)),
-    "POT `ot.emd2`, a loop, exact": (exact_loop, dict(cpu=1 / 2, cuda=1 / 128)),
+PEERS = {  # and which share of --pairs each solves: loops fewer, as they take longer
+    "every pair, sinkhorn.py": (plain_sinkhorn, 1),
+    "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, 1),
+    "POT `ot.sinkhorn`, a loop": (pot_loop, 1 / 8),
+    "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, 1 / 4),
+    "POT `ot.emd2`, a loop, exact": (exact_loop, 1 / 2),
 }
 
 
@@ -244,8 +217,7 @@ def two_sided(states: States) -> list[tuple[Side, Side]]:
 def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
     """The first `count` pairs of spans without padding."""
     full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
-    k, l = full.nonzero()[:count].T  # noqa: E741 - the paper's letters
-    return pairs_of(right, wrong, k, l)
+    return pairs_of(right, wrong, *full.nonzero()[:count].T)
 
 
 def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: E741
@@ -319,8 +291,8 @@ def table(states: States, flags: argparse.Namespace) -> list[str]:
     truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
     # A call, how many pairs it solves, and what the first of its values should be.
     solvers = {"ours": (partial(ours, states), total, true_minima(right, wrong))}
-    for name, (function, shares) in PEERS.items():
-        count = min(len(pairs.costs), max(1, int(most * shares[states.mask.device.type])))
+    for name, (function, share) in PEERS.items():
+        count = min(len(pairs.costs), max(1, int(most * share)))
         solvers[name] = partial(in_batches, function, pairs, count), count, truth
     seconds = np.zeros((flags.rounds, len(solvers)))
     for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):

@@ -126,13 +126,11 @@ class Trial(NamedTuple):
 
 
 @run_command(memory="lower --jobs or --micro-tokens")
-def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    return compare(argv)
+def main(argv: list[str] | None = None) -> None:
+    """The trials that are not there yet, and the table.
 
-
-def compare(argv: list[str] | None) -> int:
-    """The trials that are not there yet, and the table; raises BadInput for flags that no trial can have."""
+    Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
+    """
     flags, others = make_parser().parse_with_others(argv, OURS, "the trials set it")
     args = parse_args(others)
     rules = []
@@ -149,10 +147,7 @@ def compare(argv: list[str] | None) -> int:
         raise BadInput(f"--seeds {given}: 100 and 101 choose the rates, an interval needs two others; give these")
     if "grpo" not in cell.rules:
         raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
-    try:
-        flags.rows.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"--rows {flags.rows}: its folder cannot be made ({error}); choose another") from error
+    flags.rows.parent.mkdir(parents=True, exist_ok=True)
     stages = {"tune": TUNING, "confirm": sorted(set(flags.seeds)), "cost": TUNING[:1]}
     if args.task == "embedded":
         stages["advantages"] = TUNING
@@ -163,7 +158,6 @@ def compare(argv: list[str] | None) -> int:
                 list(tqdm(pool.imap_unordered(run_from_one_start, units), stage, len(units), disable=None))
     rows = [row for row in rows_in(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
     print("\n".join(tables.markdown(table_of(rows, cell))))
-    return 0
 
 
 def rows_in(path: Path) -> list[dict]:
@@ -181,18 +175,15 @@ def settings_of_trial(rule: str, others: list[str]) -> argparse.Namespace:
 
 
 def lacking(stage: str, rows: list[dict], cell: Cell, seeds: list[int]) -> list[Trial]:
-    """The trials of a stage that have not run, seed by seed."""
-    rates = {"grpo": [cell.lr]} if stage == "advantages" else {}  # before its first step: one has the credit of all
-    for rule in cell.rules if stage != "advantages" else ():
-        if stage == "cost":
-            rates[rule] = [cell.lr]
-        elif stage == "confirm":
-            rates[rule] = [chosen_rate(cell.flags, rule, rows)]
-        else:  # adapters need ten times the rate of the whole model
+    """The trials of a stage that have not run."""
+    trials = []
+    for rule in ["grpo"] if stage == "advantages" else cell.rules:  # at the start one trial has the credit of all rows
+        rates = [chosen_rate(cell.flags, rule, rows) if stage == "confirm" else cell.lr]
+        if stage == "tune":  # adapters need ten times the rate of the whole model
             middle = 10 * cell.lr if "lora_rank" in flags_of(rule) else cell.lr
-            rates[rule] = grid(middle, mean_curves(cell.flags, rule, rows))
+            rates = grid(middle, mean_curves(cell.flags, rule, rows))
+        trials += [Trial(cell.flags, seed, rule, lr) for lr in rates for seed in seeds]
     ran = {Trial(*[row[name] for name in Trial._fields]) for row in rows if row["stage"] == stage}
-    trials = [Trial(cell.flags, seed, rule, lr) for seed in seeds for rule in rates for lr in rates[rule]]
     return [trial for trial in trials if trial not in ran]
 
 
@@ -210,13 +201,17 @@ def grid(middle: float, curves: dict[float, float]) -> list[float]:
     return rates
 
 
+def trials_of(rows: list[dict], stage: str, cell: str, rule: str) -> list[dict]:
+    """The rows of a stage, a task and a row of the table."""
+    return [row for row in rows if (row["stage"], row["cell"], row["rule"]) == (stage, cell, rule)]
+
+
 def mean_curves(cell: str, rule: str, rows: list[dict]) -> dict[float, float]:
     """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all seeds have run."""
-    found = {}
-    for row in rows:
-        if (row["stage"], row["cell"], row["rule"]) == ("tune", cell, rule):
-            found.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
-    return {lr: statistics.mean(curves) for lr, curves in found.items() if len(curves) == len(TUNING)}
+    curves = {}
+    for row in trials_of(rows, "tune", cell, rule):
+        curves.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
+    return {lr: statistics.mean(of_seeds) for lr, of_seeds in curves.items() if len(of_seeds) == len(TUNING)}
 
 
 def chosen_rate(cell: str, rule: str, rows: list[dict]) -> float:
@@ -330,7 +325,7 @@ MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantag
 
 def outcome_by_seed(rows: list[dict], cell: str, rule: str, outcome: str) -> dict[int, float]:
     """Seed -> the `curve` or another outcome of the trials that are compared."""
-    trials = [row for row in rows if (row["stage"], row["cell"], row["rule"]) == ("confirm", cell, rule)]
+    trials = trials_of(rows, "confirm", cell, rule)
     return {row["seed"]: statistics.mean(row["rewards"]) if outcome == "curve" else row[outcome] for row in trials}
 
 
@@ -350,12 +345,11 @@ def with_interval(values: np.ndarray) -> str:
 
 def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
     """A line for each row of the table, of trials whose seeds are those of the table."""
-    of_cell = [row for row in rows if row["cell"] == cell.flags]
-    at_start = [row["advantages"]["methods"] for row in of_cell if row["stage"] == "advantages"]
+    at_start = [row["advantages"]["methods"] for row in trials_of(rows, "advantages", cell.flags, "grpo")]
     table = []
     for rule in cell.rules:
-        trials = [row for row in of_cell if (row["stage"], row["rule"]) == ("confirm", rule)]
-        costs = [row["step"] / row["of_grpo"] - 1 for row in of_cell if (row["stage"], row["rule"]) == ("cost", rule)]
+        trials = trials_of(rows, "confirm", cell.flags, rule)
+        costs = [row["step"] / row["of_grpo"] - 1 for row in trials_of(rows, "cost", cell.flags, rule)]
         line = {"method": rule, "lr": f"{chosen_rate(cell.flags, rule, rows):g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
             line[title] = f"{statistics.mean(outcome_by_seed(rows, cell.flags, rule, outcome).values()):.3f}"

@@ -1,7 +1,7 @@
 """Prefixes of rollouts: completed again and again, far or near in hidden states (Sec. 2 of arXiv 2604.23318).
 
     collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
-    read(path, ...)    -> solutions from a file, which take the place of sampled rollouts
+    given(args, ...)   -> Prefixes of solutions from a file, without continuations
     scored(group, ...) -> the group as a `Batch`, with hidden states
     span_table(...)    -> all prefixes, with their local distances, as the table that `figures.py` takes
 
@@ -31,7 +31,6 @@ from credit.batch import Batch, Source
 from credit.salience import answer_places
 from credit.shear_settings import Closest
 from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, rollout, stop_ids
-from harness.evaluation import context_of
 from harness.files import write_whole
 from harness.models import sampling_of
 from harness.run import seed_of
@@ -68,46 +67,17 @@ class Prefixes:
         return {0.0, 1.0} <= set(self.scores)
 
 
-# ---- solutions from a file ------------------------------------------------------------------------------------
-
-
-def read(path: Path, graded: bool) -> list[list[dict]]:
-    """The groups of a JSON-lines file, by problem; raises BadInput where none holds right and wrong solutions.
-
-    Rows are {"problem", "solution", "label"}, label 0 or 1; with `graded` also "answer" (or "gold"), for continuations.
-    """
-    groups = {}
-    with reading(f"--rollouts {path}", "give a UTF-8 JSON-lines file"):
-        lines = json_lines(path)
-    for number, row in lines:
-        where = f"--rollouts {path}, line {number}"
-        row["answer"] = row.get("answer", row.get("gold"))
-        for name in ("problem", "solution", "answer") if graded else ("problem", "solution"):
-            text = row.get(name)
-            if not isinstance(text, str) or not text.strip() or SURROGATE.search(text):
-                raise BadInput(f'{where}: "{name}" is not a text; give one')
-        if row.get("label") not in (0, 1):
-            raise BadInput(f'{where}: "label" is {row.get("label")!r}; give 0 or 1')
-        groups.setdefault(row["problem"], []).append(row)
-    if all(len({row["label"] for row in rows}) == 1 for rows in groups.values()):
-        raise BadInput(f"--rollouts {path}: no problem has a right and a wrong solution; give another file")
-    return list(groups.values())
-
-
 # ---- sampling -------------------------------------------------------------------------------------------------
 
 
-def collect(args, task: Task, model, tokenizer, sources: list) -> list[Prefixes]:
-    """The groups, from `--out` where they are there, else made and saved one by one.
-
-    `sources` are problems to sample, or with --rollouts the groups of `given`.
-    """
+def collect(args, task: Task, model, tokenizer) -> list[Prefixes]:
+    """The groups of the first held-out problems, from `--out` where they are there, else made and saved one by one."""
     groups = []
-    for number, source in enumerate(tqdm(sources, "groups", leave=False, disable=None)):
+    for number, problem in enumerate(tqdm(task.heldout[: args.groups], "groups", leave=False, disable=None)):
         path = args.out / f"group-{number:04d}.json"
         if not path.exists():
             torch.manual_seed(seed_of(args.seed, number))
-            group = source if args.rollouts else sampled(args, task, model, tokenizer, source)
+            group = sampled(args, task, model, tokenizer, problem)
             if group.mixed and args.continuations:
                 group = continued(group, args.continuations, args, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
@@ -126,26 +96,6 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Prefixes:
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 
-def given(args, task: Task, model, tokenizer, rows: list[dict]) -> Prefixes:
-    """Solutions from a file, encoded once, in the place of sampled rollouts.
-
-    Raises BadInput for solutions that do not fit the model's context, or that the limits leave no room to continue.
-    """
-    problem = {"problem": rows[0]["problem"], "answer": rows[0]["answer"]}
-    prompt = tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"]
-    texts = [row["solution"] for row in rows]
-    responses = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    longest, context = max(map(len, responses)), context_of(model)
-    if args.continuations and longest > args.max_tokens:
-        raise BadInput(f"--max-tokens {args.max_tokens}: a solution has {longest} tokens; raise it")
-    needed = len(prompt) + (args.max_tokens if args.continuations else longest)
-    if needed > context:
-        size = f"a problem and its solutions need {needed} tokens, the model's context is {context}"
-        raise BadInput(f"--rollouts {args.rollouts}: {size}; leave it out, or lower --max-tokens")
-    rollouts = as_rollouts(prompt, responses, texts, [False] * len(rows), tokenizer, model.device)
-    return as_group(args, tokenizer, problem, rollouts, [Verdict(float(row["label"]), "label") for row in rows])
-
-
 def as_rollouts(prompt: list[int], responses: list[list[int]], texts, truncated, tokenizer, device) -> Rollouts:
     """Ids as padded tensors."""
     pad = pad_id(tokenizer)
@@ -157,12 +107,13 @@ def as_rollouts(prompt: list[int], responses: list[list[int]], texts, truncated,
 
 
 def as_group(args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]) -> Prefixes:
-    """Rollouts as plain lists, with the lengths of their prefixes."""
+    """Rollouts as plain lists, with the lengths of their prefixes: those of their full spans within the reasoning."""
     responses, ends = [], []
     for row, answer in enumerate(answer_places(tokenizer, rollouts)):
-        responses.append(rollouts.ids[row][rollouts.mask[row]].tolist())
-        reasoning = answer.reasoning if answer else None
-        ends.append(prefix_ends(len(responses[row]), reasoning, args.window, args.stride))
+        ids = rollouts.ids[row][rollouts.mask[row]].tolist()
+        reasoning = answer.reasoning if answer else len(ids)  # without a box all tokens but the last
+        responses.append(ids)
+        ends.append([end for _, end in span_bounds(len(ids), args.window, args.stride) if end < reasoning])
     return Prefixes(
         problem=problem,
         prompt=rollouts.prompt_ids[0][rollouts.prompt_mask[0]].tolist(),
@@ -174,15 +125,6 @@ def as_group(args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[
         ends=ends,
         continued=[],
     )
-
-
-def prefix_ends(length: int, reasoning: int | None, window: int, stride: int) -> list[int]:
-    """Where the prefixes of a response end: with its spans (full ones, as none is its last), before its reasoning does.
-
-    `reasoning` tokens come before the answer's box; without a box all of them but the last.
-    """
-    limit = length if reasoning is None else reasoning
-    return [end for _, end in span_bounds(length, window, stride) if end < limit]
 
 
 def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -> Prefixes:
@@ -206,6 +148,41 @@ def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -
     return dataclasses.replace(group, continued=scores)
 
 
+# ---- solutions from a file ------------------------------------------------------------------------------------
+
+
+def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
+    """The solutions of `--rollouts`, encoded once: a group a problem, without continuations.
+
+    A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one that is not, and for
+    solutions that do not fit the model's `context`.
+    """
+    blame, by_problem = f"--rollouts {args.rollouts}", {}
+    with reading(blame, "give a UTF-8 JSON-lines file"):
+        lines = json_lines(Path(args.rollouts))
+    for number, row in lines:
+        texts = [row.get("problem"), row.get("solution")]
+        if not all(isinstance(text, str) and not SURROGATE.search(text) for text in texts):
+            raise BadInput(f'{blame}, line {number}: "problem" or "solution" is not a text; give both')
+        if row.get("label") not in (0, 1):
+            raise BadInput(f'{blame}, line {number}: "label" is {row.get("label")!r}; give 0 or 1')
+        by_problem.setdefault(texts[0], []).append(row)
+    groups = []
+    for text, rows in by_problem.items():
+        problem = {"problem": text, task.reference: rows[0].get("answer")}
+        prompt = tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"]
+        solutions = [row["solution"] for row in rows]
+        responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
+        needed = len(prompt) + max(map(len, responses))
+        if needed > context:
+            size = f"a problem and its solutions need {needed} tokens, the model's context is {context}"
+            raise BadInput(f"{blame}: {size}; leave it out")
+        rollouts = as_rollouts(prompt, responses, solutions, [False] * len(rows), tokenizer, "cpu")
+        verdicts = [Verdict(float(row["label"]), "label") for row in rows]
+        groups.append(as_group(args, tokenizer, problem, rollouts, verdicts))
+    return groups
+
+
 # ---- hidden states and distances ------------------------------------------------------------------------------
 
 
@@ -220,8 +197,8 @@ def scored(group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_
     return batch
 
 
-def span_table(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> dict[str, np.ndarray]:
-    """A row for each prefix, a column (n,) float64 for each of SPANS; success is NaN without continuations.
+def span_table(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> np.ndarray:
+    """A structured array with a row for each prefix, float64 SPANS; success is NaN without continuations.
 
     `closest` has the spans of each group's rollouts.
     """
@@ -236,5 +213,4 @@ def span_table(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> di
                 graded = [score for score in scores if score is not None]
                 success = statistics.mean(graded) if graded else np.nan
                 rows.append((rollouts, k, right, end, closest[number][row][k].distance, success))
-    table = np.array(rows, dtype=float).reshape(-1, len(SPANS))  # (n, 6)
-    return {name: table[:, column] for column, name in enumerate(SPANS)}
+    return np.array(rows, dtype=[(name, float) for name in SPANS])  # (n,)

@@ -159,7 +159,6 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(run, taught):
         ({}, [], "model: no such folder"),
         ({}, ["--start", "--groups", "17"], "--groups 17: the run holds out 16"),
         ({"task": "math"}, ["--start"], "--task math"),
-        ({"toy_lines": 99}, ["--start"], "--toy-lines 99"),
         ({}, ["--start", "--continuations", "1"], "--continuations 1: must be at least 2"),
         ({}, ["--start", "--methods", "pure"], "'pure'"),
         (None, ["--start"], "config.json: cannot be read"),

@@ -37,6 +37,8 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(compare, "TUNING", (7,))
     monkeypatch.setattr(compare, "HELDOUT", 8)
     monkeypatch.setattr(compare, "GROUPS", 2)
+    monkeypatch.setattr(compare, "CONTINUATIONS", 2)
+    monkeypatch.setattr(compare, "TIMED", 1)
 
 
 def test_a_grid_grows_until_its_best_rate_is_inside():
@@ -155,7 +157,6 @@ def test_the_page_has_what_the_rows_say():
         ("--seeds 0 100", "--seeds 0 100: 100 and 101 choose the rates"),
         ("--seed 3", "--seed: the trials set it; leave it out"),
         ("--window 0", "--window 0: must be at least 1"),
-        ("--rows /dev/null/rows.jsonl", "--rows /dev/null/rows.jsonl: its folder"),
         ("--methods grpo nothing", "--methods nothing: is no method of train.py"),
     ],
 )

@@ -16,37 +16,37 @@ from credit.measures import around, peak
 from credit.shear_settings import Closest
 from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
-from harness import models
+from harness import files, models
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
+from studies.advantages import half_risen
 from studies.prefixes import SPANS, Prefixes
 from tasks import toy
 from tasks.problems import BadInput, Task
 
 SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
-SPANS_OF_4 = dict(window=4, stride=4)
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
-FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10", "fig_11"}
+FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10"}
 
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch, request):
     """Pictures that are quickly written, or drawn alone where no run is to leave them."""
-    monkeypatch.setattr(figures, "DPI", 20)
+    monkeypatch.setitem(figures.rcParams, "savefig.dpi", 20)
     if not {"taught", "qwen_folder"} & set(request.fixturenames):
         monkeypatch.setattr(figures, "save_png", lambda figure, path: None)
 
 
-def table(rows: list[tuple]) -> dict[str, np.ndarray]:
+def table(rows: list[tuple]) -> np.ndarray:
     """Rows of (rollout, right, end, distance, success) as the table that figures take, numbered by rollout."""
     seen, numbered = Counter(), []
     for first, *row in rows:
         numbered.append((first, seen[first], *row))
         seen[first] += 1
-    return dict(zip(SPANS, np.array(numbered, dtype=float).T, strict=True))
+    return np.array(numbered, dtype=[(name, float) for name in SPANS])
 
 
-def made(effect: float, seed: int = 0, rollouts: int = 60) -> dict[str, np.ndarray]:
+def made(effect: float, seed: int = 0, rollouts: int = 60) -> np.ndarray:
     """Rollouts of 10 prefixes; with effect 1 distance is what success lacks, and right rollouts have more success."""
     rng, rows = np.random.default_rng(seed), []
     for number in range(rollouts):
@@ -88,9 +88,9 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
     rows += [(1, 0, 10, 0.7, 0.0), (1, 0, 20, 0.8, 1 / 16), (1, 0, 30, 5.0, 1 / 16 + small)]
     success, distance = figures.changes(table(rows), 1 / 16)
     assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx([0.3, -0.1, 0.1])
-    gap = figures.rows_where(np.arange(7) != 1, table(rows))  # two strides lie between its neighbours
+    gap = table(rows)[np.arange(7) != 1]  # two strides lie between its neighbours
     assert figures.changes(gap, 1 / 16)[0] == pytest.approx([1 / 16])
-    across = figures.rows_where(np.isin(np.arange(7), [0, 5, 6]), table(rows))  # one ends with 0, the next begins at 1
+    across = table(rows)[np.isin(np.arange(7), [0, 5, 6])]  # one ends with 0, the next begins at 1
     assert figures.changes(across, 0)[0] == pytest.approx([small])
     found = figures.fig_1b_changes(table(rows), tmp_path / "a.png")
     expected = spearmanr([-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1])
@@ -98,17 +98,13 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
     assert found["p"] == pytest.approx(expected.pvalue) and found["at_least_quarter"]["n"] == 2
 
 
-def test_fig_3_auc_and_densities_of_each_bin(tmp_path):
+def test_fig_3_auc_of_each_bin(tmp_path):
     """Two bins by hand: success tells nothing among near spans and everything among far ones, ties counting half."""
     near = [(0, right, 10, 0.1, success) for right, success in ((1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0))]
     far = [(0, right, 10, 0.9, success) for right, success in ((1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75))]
     found = figures.fig_3_separation(table(near + far), tmp_path / "a.png", bins=2)
     assert found["auc"] == [0.5, pytest.approx(5.5 / 6)]
     assert found["right"] == [2, 2] and found["wrong"] == [2, 3]
-    for side in ("right", "wrong"):
-        assert all(sum(shares) == pytest.approx(1) for shares in found[f"density_{side}"])
-    assert found["density_wrong"][1][0] == pytest.approx(1 / 3)
-    assert found["density_right"][1][-1] == pytest.approx(1 / 2)
     alone = figures.fig_3_separation(table(near[:2]), tmp_path / "b.png", bins=2)
     assert alone["auc"] == [None]  # nobody to compare with
 
@@ -146,39 +142,10 @@ def test_fig_9_holds_depth_fixed(tmp_path):
     assert all(abs(each["spearman"]) < 0.2 for each in found)
 
 
-def test_fig_10_and_11_count_and_average(tmp_path, monkeypatch):
-    """Mixed groups are those with an accuracy between 0 and 1, the axis; minima are over the other rollout's spans; the
-    line stands before the column of the first error.
-    """
-    drawn = []
-    monkeypatch.setattr(figures, "save_png", lambda figure, path: drawn.append(figure))
+def test_fig_10_counts_groups(tmp_path):
+    """Mixed groups are those with an accuracy between 0 and 1."""
     found = figures.fig_10_accuracies(np.array([0, 0.25, 0.25, 0.5, 1, 1]), tmp_path / "a.png")
     assert found == {"mixed": 0.5, "accuracies": [0, 0.25, 0.5, 1], "groups": [1, 2, 1, 2]}
-    lowest, highest = drawn[0].axes[0].get_xlim()
-    assert -0.2 < lowest < 0 and 1 < highest < 1.2  # all of the scale, and the bars at its ends whole
-    one = np.array([[0.0, 1.0], [2.0, 5.0]])
-    pairs = {"one": (one, [4, 7], [4, 6], 1), "two": (np.ones((2, 3)), [4, 7], [4, 6, 8], None)}
-    found = figures.fig_11_matrices(pairs, tmp_path / "b.png")
-    assert found == {"one": {"mean": 2, "mean_minimum": 0.5}, "two": {"mean": 1, "mean_minimum": 1}}
-    one, two, _ = drawn[-1].axes
-    assert [list(line.get_xdata()) for line in one.lines] == [[0.5, 0.5]] and not two.lines
-    assert [label.get_text() for axis in (one.xaxis, one.yaxis) for label in axis.get_ticklabels()] == list("4647")
-
-
-def test_panels_say_what_they_show(tmp_path, monkeypatch):
-    """A title and both axes, for the first two panels of a figure; those side by side may share the vertical axis."""
-    drawn = []
-    monkeypatch.setattr(figures, "save_png", lambda figure, path: drawn.append(figure))
-    for draw in (figures.fig_1a_position, figures.fig_1b_changes, figures.fig_3_separation, figures.fig_9_depth):
-        draw(made(0.5), tmp_path / "a.png")
-    figures.fig_10_accuracies(np.array([0.5, 1]), tmp_path / "a.png")
-    place = {"auc": 0.7, "auc_step": 0.6, "auc_position": 0.8, "peak": None}
-    figures.credit_placement({"one": place}, "method", tmp_path / "a.png")
-    figures.pooling_smear({"max": [0.1] * 5}, 2, tmp_path / "a.png")
-    for figure in drawn:
-        assert figure.axes[0].get_ylabel()
-        for axes in figure.axes[:2]:
-            assert axes.get_title() and axes.get_xlabel()
 
 
 def test_where_the_peak_lies_and_what_is_around_a_place():
@@ -193,27 +160,19 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
 
 
-def test_where_half_of_the_rise_is_done(tmp_path):
+def test_where_half_of_the_rise_is_done():
     """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the middle."""
     early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
-    line = [place / 10 for place in range(13)]
-    found = figures.pooling_smear({"max": early, "mean": line}, 3, tmp_path / "a.png")
-    assert [each["half_risen"] for each in found.values()] == [-1, 0]
-    assert (found["max"]["base"], found["max"]["top"]) == (0.15, 0.9) and found["mean"]["weights"] == line
-    short = [None, None, 0.2, 0.4, None]
-    assert figures.pooling_smear({"max": short, "mean": short}, 9, tmp_path / "b.png")["max"]["half_risen"] is None
+    assert half_risen(early, 3) == -1
+    assert half_risen([place / 10 for place in range(13)], 3) == 0
+    assert half_risen([None, None, 0.2, 0.4, None], 9) is half_risen([1.0] * 13, 3) is None
 
 
 # ---- prefixes -------------------------------------------------------------------------------------------------
 
 
 def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
-    """Lengths written out; the prefix that holds the whole reasoning is left out, and with it the box."""
-    assert prefixes.prefix_ends(64, 60, 12, 6) == [12, 18, 24, 30, 36, 42, 48, 54]
-    assert prefixes.prefix_ends(64, 61, 12, 6)[-1] == 60
-    assert prefixes.prefix_ends(64, None, 12, 6)[-1] == 60 and prefixes.prefix_ends(60, None, 12, 6)[-1] == 54
-    assert prefixes.prefix_ends(200, 150, 100, 25) == [100, 125]
-    assert prefixes.prefix_ends(12, None, 12, 6) == prefixes.prefix_ends(7, None, 12, 6) == []
+    """The prefix that holds the whole reasoning is left out, and with it the box; without one the whole response."""
     _, tokenizer = tiny
     text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
     ids = tokenizer(text)["input_ids"]
@@ -235,28 +194,25 @@ def test_rollout_takes_ids_as_they_are(tiny):
 
 
 def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
-    """That of its seed and number: not those of another group, and the same when it is made alone."""
+    """That of its seed and number: not those of another group, and the same when it is made alone. A damaged file is
+    named, with the remedy, and not changed.
+    """
 
     def draw(*parts):
         ids = torch.randint(20, (12,)).tolist()
         return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
 
     monkeypatch.setattr(prefixes, "sampled", draw)
-    args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0, seed=1, **SPANS_OF_4)
-    groups = prefixes.collect(args, None, tiny[0], None, [{}, {}])
-    assert groups[0] != groups[1]
-    (tmp_path / "group-0001.json").unlink()
-    assert prefixes.collect(args, None, tiny[0], None, [{}, {}]) == groups
-
-
-def test_damaged_groups_are_one_sentence(tiny, tmp_path):
-    """The file and the remedy are named; nothing is changed."""
-    args = SimpleNamespace(out=tmp_path, rollouts=None, continuations=0, seed=1, **SPANS_OF_4)
-    path = tmp_path / "group-0000.json"
-    for text in ("", "{", "[1]", "{}", "[" * 100_000):
+    args = SimpleNamespace(out=tmp_path, groups=2, continuations=0, seed=1)
+    parts = args, SimpleNamespace(heldout=[{}, {}, {}]), tiny[0], None
+    groups, path = prefixes.collect(*parts), tmp_path / "group-0001.json"
+    assert len(groups) == 2 and groups[0] != groups[1]
+    path.unlink()
+    assert prefixes.collect(*parts) == groups
+    for text in ("{", "{}"):
         path.write_text(text)
-        with pytest.raises(BadInput, match=r"--out .*: group-0000.json is damaged \(.*\); delete it"):
-            prefixes.collect(args, None, tiny[0], None, [{}])
+        with pytest.raises(BadInput, match=r"--out .*: group-0001.json is damaged \(.*\); delete it"):
+            prefixes.collect(*parts)
         assert path.read_text() == text
 
 
@@ -313,27 +269,29 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     monkeypatch.setattr(prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options))
     assert diagnose.main(flags) == 0 and made
     results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
-    assert results.keys() >= FIGURES | {"methods", "settings", "pooling", "paper", "flags", "left_out"}
+    assert results.keys() >= FIGURES | {"methods", "settings", "paper", "flags", "left_out"}
     pictures = {path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
-    assert pictures == FIGURES | {"truth_methods", "truth_settings", "pooling"}
+    assert pictures == FIGURES
     groups = [Prefixes(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))]
     ends = [each for group in groups if group.mixed for each in group.ends]
     assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
     assert "-0.96" in printed and "left out: arca" in printed and "not comparable" in printed
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 100
     assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
-    assert set(results["pooling"]) == {"max", "mean"} and "as given" in results["settings"]
     assert set(results["methods"]) == set(METHODS) - {"arca"}
     settings = {name: each["weight_after"] for name, each in results["settings"].items()}
-    assert len(set(settings.values())) == len(settings) - 1  # a window of one line or two: every change has an effect
+    assert len(set(settings.values())) == len(settings)  # every change has an effect
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
     assert page.main([str(tmp_path)]) == 0  # the command that its last line names
     assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
     shown = json.loads((tmp_path / "credit.html").read_text().split('id="data">')[1].split("</script>")[0])
     assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
-    wrong = [row for rows in shown for row in rows if row["score"] == 0]
-    late = [row["weights"]["shear"][11] for row in wrong]  # of the wrong step's last token
-    assert results["pooling"]["max"]["weights"][8] == pytest.approx(sum(late) / len(late), abs=1e-4)
+    wrong = [row["weights"]["shear"] for rows in shown for row in rows if row["score"] == 0]
+    curve = []  # about token 11, the wrong step's last
+    for place in range(11 - 8, 11 + 8 + 1):
+        known = [weights[place] for weights in wrong if place < len(weights)]
+        curve.append(np.mean(known) if known else None)
+    assert results["methods"]["shear"]["half_risen"] == half_risen(curve, 4) is not None
     row = shown[0][0]  # a token's weight is the largest distance of its spans
     for place, weight in enumerate(row["weights"]["shear"]):
         covering = [far for start, end, far, *_ in row["spans"] if start <= place < end]
@@ -350,10 +308,10 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert_refused(diagnose.main, [*flags, "--continuations", "5"], "--continuations 5", "have 3")
 
 
-def solutions(path, rows: int = 4, **changed) -> list[str]:
+def solutions(path, **changed) -> list[str]:
     """A file of one mixed group and one that is not; the flags that read it."""
-    problems = [("1+1?", [1, 0, 1, 0]), ("2+2?", [1] * 4)]
-    numbered = [(problem, *pair) for problem, labels in problems for pair in enumerate(labels[:rows])]
+    problems = [("1+1?", [1, 0]), ("2+2?", [1, 1])]
+    numbered = [(problem, *pair) for problem, labels in problems for pair in enumerate(labels)]
     lines = [dict(problem=problem, solution=TEXT.format(i), label=label, extra=0) for problem, i, label in numbered]
     lines[0] |= changed
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -361,64 +319,21 @@ def solutions(path, rows: int = 4, **changed) -> list[str]:
 
 
 def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, tmp_path, monkeypatch, capsys):
-    """Figs. 10 and 11; what needs continuations or a first error is left out, and named."""
+    """Fig. 10, and the page's samples; what needs continuations or a first error is left out, and named."""
     flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(prefixes, "rollout", None)  # nothing may be sampled
     assert diagnose.main(flags) == 0
     printed, results = capsys.readouterr().out, json.loads((tmp_path / "out" / "diagnose.json").read_text())
-    assert "left out: Figs. 1(a), 1(b), 3, 9: they need --continuations" in printed and "first error" in printed
-    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10", "fig_11"}
+    assert "left out: Figs. 1(a), 1(b), 3, 9" in printed and "first error" in printed
+    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 0.5, "accuracies": [0.5, 1], "groups": [1, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
-    group = Prefixes(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
-    text = TEXT.format(1)
-    assert group.texts[1] == text and len(group.responses[1]) == len(text) and group.scores == [1, 0, 1, 0]
-    assert bytes(group.problem["problem"], "utf8") == b"1+1?" and group.ends[1][-1] < text.index("\\boxed")
+    right, wrong = files.rows(tmp_path / "out" / "samples.jsonl")
+    assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
+    assert "".join(wrong["tokens"]) == TEXT.format(1) and wrong["spans"] and set(wrong["weights"]) == {"shear", "grpo"}
 
 
-def test_solutions_from_a_file_can_be_continued(qwen_folder, tmp_path, monkeypatch, assert_refused):
-    """With an answer to grade against, each prefix has its continuations' verdicts, if the limits leave them room."""
-    asked = []
-
-    def grade(*pair):
-        asked.append(pair)
-        return Verdict(1.0, "")
-
-    monkeypatch.setattr(diagnose, "grader", lambda *_: grade)
-    path = tmp_path / "s.jsonl"
-    flags = [*solutions(path), "--continuations", "2", "--max-tokens", "50", "--model", str(qwen_folder)]
-    path.write_text(path.read_text().replace('"extra": 0', '"answer": "1"'))
-    monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
-    assert diagnose.main([*flags, "--out", str(tmp_path / "out")]) == 0
-    group = Prefixes(**json.loads((tmp_path / "out" / "group-0000.json").read_text()))
-    assert [len(each) for each in group.continued] == [len(ends) for ends in group.ends]
-    assert {len(scores) for each in group.continued for scores in each} == {2}
-    assert all(answer == "1" and text.startswith("Step ") for text, answer in asked)
-    assert (tmp_path / "out" / "fig_1a.png").exists()
-    for limit, *names in (("40", "has 41 tokens", "raise it"), ("600", "context is 512", "lower --max-tokens")):
-        words = [*flags, "--max-tokens", limit, "--out", tmp_path / limit]
-        assert_refused(diagnose.main, words, *names)
-        assert not (tmp_path / limit).exists()
-
-
-def test_refused_solutions_leave_nothing_that_refuses_mended_ones(qwen_folder, tmp_path, monkeypatch, assert_refused):
-    """All are checked before one is saved; other solutions than the groups' are refused by the flag that gives them."""
-    path, out = tmp_path / "s.jsonl", tmp_path / "out"
-    flags = [*solutions(path), "--model", str(qwen_folder), "--out", str(out)]
-    sound = path.read_text()
-    path.write_text(sound + sound.replace("1+1", "3+3").replace(TEXT.format(2)[:4], "a" * 600))
-    assert_refused(diagnose.main, flags, f"--rollouts {path}: a problem and its solutions need", "leave it out")
-    assert not out.exists()
-    path.write_text(sound)
-    monkeypatch.setattr(diagnose, "scored", interrupt)  # what comes after the groups is not of interest
-    assert diagnose.main(flags) == 130 and len(list(out.glob("group-*.json"))) == 1
-    before = {file: file.read_bytes() for file in out.iterdir()}
-    path.write_text(sound.replace("Step", "Stop"))
-    assert_refused(diagnose.main, flags, "--rollouts sha256:", f": the groups in {out} have sha256:", "another --out")
-    assert {file: file.read_bytes() for file in out.iterdir()} == before
-
-
-@pytest.mark.parametrize("config", ["", "[1]", "{", "[" * 100_000, None])
+@pytest.mark.parametrize("config", ["{", None])
 def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_refused):
     """Also one that is gone, with groups of nobody knows what; nothing is changed."""
     flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path)]
@@ -456,16 +371,13 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
     ("changed", "names"),
     [
         (dict(label=2), ["line 1", '"label" is 2', "0 or 1"]),
-        (dict(solution=7), ["line 1", '"solution"']),
         (dict(solution="\ud800"), ["line 1", '"solution"']),
-        (dict(problem=" \udc00?"), ["line 1", '"problem"']),
-        (dict(label=[1]), ["line 1", '"label" is [1]']),
-        (dict(problem="once?", label=0), ["no problem"]),
+        (dict(solution="a" * 600), ["a problem and its solutions need", "leave it out"]),
     ],
 )
 def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, assert_refused):
-    """Status 2 and no folder; the last: the changed row was the mixed group's only right one."""
-    flags = solutions(tmp_path / "s.jsonl", rows=2, **changed)
+    """Status 2 and no folder."""
+    flags = solutions(tmp_path / "s.jsonl", **changed)
     words = [*flags, "--model", qwen_folder, "--out", tmp_path / "out"]
     assert_refused(diagnose.main, words, "error: --rollouts", *names)
     assert not (tmp_path / "out").exists()
@@ -474,14 +386,10 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ("--groups 0", ["--groups 0", "at least 1"]),
-        ("--continuations -1", ["--continuations -1"]),
         ("--groups 513", ["--groups 513", "--heldout 512"]),
         ("--method grpo", ["--method", "leave it out"]),
         ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
-        ("--rollouts nowhere.jsonl --model x", ["--rollouts nowhere.jsonl", "cannot be read"]),
         ("--stride 13", ["--stride 13", "--window"]),
-        ("--prm x", ["--prm", "leave it out"]),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, assert_refused):
