@@ -20,7 +20,7 @@ import argparse
 import dataclasses
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,18 +32,17 @@ import torch
 import transformers
 
 from harness import checkpoint, evaluation, files, parallel, tables
-from harness.evaluation import ROW, Sampler, average, paired_difference, samples_of, summarise
+from harness.evaluation import Sampler, average, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights, sampling_of
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
-from harness.tables import fitted, percent, same_benchmarks, select_checkpoints
+from harness.tables import percent, same_benchmarks, select_checkpoints, with_legend
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, choose_template
 
 SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of settings.json
-DATA = {"k": int, "problems": int, "revision": str, "window": str | None}  # of a set in settings.json
 
 
 @run_command(memory="lower --generate-batch or --max-tokens")
@@ -155,25 +154,24 @@ def replay(args: argparse.Namespace) -> Path:
     settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
     folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
     with files.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
-        add_settings(folder, settings, fixed=["protocol"])  # only the same replay may be there
+        add_settings(folder, settings)
         files.write_whole(folder / "generations.jsonl", "".join(map(files.as_json, rows)))
     return folder
 
 
-def add_settings(folder: Path, settings: dict, fixed: Iterable[str] = SETTINGS) -> None:
+def add_settings(folder: Path, settings: dict) -> None:
     """settings.json with these `settings`, and what it has of other models and benchmarks.
 
-    Raises BadInput where one of the kinds that are `fixed` differs from what the generations there were made with.
+    Raises BadInput where one differs from what the generations there were made with.
     """
     path = folder / "settings.json"
     saved = files.settings_in(path, SETTINGS) if path.exists() else settings
-    for kind in fixed:
+    for kind in SETTINGS:
         for name, value in settings[kind].items():
             had = saved[kind].get(name, None if kind == "protocol" else value)
             if value != had:
-                remedy = f"the generations in {folder} have {had}; choose another --out"
-                raise BadInput(f"{kind}: {name} is {value}; {remedy}")
-    merged = {kind: {**saved[kind], **settings[kind]} for kind in fixed}
+                raise BadInput(f"{kind}: {name} is {value}; {folder} has generations of {had}; choose another --out")
+    merged = {kind: {**saved[kind], **settings[kind]} for kind in SETTINGS}
     files.write_json(path, {**settings, **merged})
 
 
@@ -187,10 +185,8 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
     """
     settings = files.settings_in(folder / "settings.json", SETTINGS)
     data = settings["data"]
-    if not all(files.has(about, DATA) for about in data.values()):
-        raise BadInput(f"{folder / 'settings.json'}: says too little of its data; restore it, or choose another folder")
     generations = {}  # model -> benchmark -> rows
-    for row in files.rows(folder / "generations.jsonl", ROW):
+    for row in files.rows(folder / "generations.jsonl"):
         if row["benchmark"] in (names or data) and (not args.model or row["seed"] in args.seeds):
             generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
     generations = {model: generations[model] for model in models or generations}
@@ -238,7 +234,7 @@ def show_runs(args: argparse.Namespace) -> None:
         for step, results in steps.items():
             means = {name: percent(result["mean"], result["error"]) for name, result in results.items()}
             lines.append({"step": step.removeprefix("step "), **means, "average": percent(*average(results))})
-        print("\n".join([run, "", *fitted(lines)]))
+        print("\n".join([run, "", *with_legend(lines)]))
     select_checkpoints(runs, args.paper or backbone_of(files.origin_of(str(Path(args.runs[0]) / "model"))))
 
 

@@ -17,7 +17,7 @@ until token advantages are known; the steps are then taken by all ranks together
 Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
 a step), samples.jsonl (a group a step, with token weights), curve.png, `start/` (the embedded task's warmed-up model),
 `checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in metrics.jsonl; where they
-arise, `prm/` (the embedded task's reward model) and nonfinite.jsonl (rollouts of skipped updates).
+arises, `prm/` (the embedded task's reward model).
 """
 
 import argparse
@@ -39,7 +39,7 @@ from credit.methods import assign_credit
 from credit.table import METHODS
 from grpo import log_probs, policy_loss
 from harness import parallel, report
-from harness.launch import launch, parse_args, processes, run_command
+from harness.launch import RunFailed, launch, parse_args, processes, run_command
 from harness.parallel import Ranks
 from harness.run import (
     Run,
@@ -51,10 +51,8 @@ from harness.run import (
     resample_equal,
     restore,
     sample_and_grade,
-    sampling_after,
     save_checkpoint,
     seed_of,
-    skip,
 )
 from rewards import Verdict, rewards_of
 
@@ -76,8 +74,7 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
         before, history = restore(run) if args.resume else begin(run)
         with interruptible(run), report.step_log(args, run.folder, ranks.main) as log:
             take_steps(run, history, log)
-        with sampling_after(run, args.steps):
-            after = evaluate(run, args.steps)
+        after = evaluate(run, args.steps)
         finish(run, before, after, history)
     return 0
 
@@ -96,12 +93,10 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
     args = run.args
     todo = range(len(history), args.steps)
     for step in tqdm(todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None):
-        with sampling_after(run, step):
-            metrics, samples = train_step(run, step)
+        metrics, samples = train_step(run, step)
         check_policy(run, step)
         if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
-            with sampling_after(run, step + 1):
-                metrics["bench"] = on_benchmarks(run, step + 1)
+            metrics["bench"] = on_benchmarks(run, step + 1)
         history.append(metrics)
         log(metrics, samples)
         interrupted = any(parallel.gather(run.interrupted, run.ranks))  # all ranks end after the same step
@@ -171,24 +166,22 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     for first in range(0, len(groups), run.args.prompts_per_update):
         minibatch = torch.cat(groups[first : first + run.args.prompts_per_update])
         run.optimizer.zero_grad()
-        metrics, suspects = backward(run, batch, minibatch)
+        metrics = backward(run, batch, minibatch)
         if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
             run.optimizer.step()
-            run.skipped = 0
             taken.append(metrics)
         else:
             skipped += 1
-            skip(run, step, batch.rollouts, suspects or minibatch.tolist(), metrics)
     run.optimizer.zero_grad()  # or gradients take the room of the next step's rollouts
     if not taken:
-        return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), math.nan) | {"skipped": skipped}
+        raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
     mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
     # The policy that sampled is the one being updated, so before the first update the ratio must be 1.
     return {**mean, "abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
-def backward(run: Run, batch: Batch, minibatch: Tensor) -> tuple[dict[str, float], list[int]]:
-    """The gradients of one mini-batch; returns its metrics, and this rank's rollouts that are not finite.
+def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
+    """The gradients of one mini-batch; returns its metrics.
 
     Every rank holds the whole batch and takes its part of the mini-batch, in equally many micro-batches.
     """
@@ -199,7 +192,6 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> tuple[dict[str, float
     n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
-    suspects = []
     dealt = parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks, run.trained.pack, filler=shortest)
     for micro_batch, weight in dealt:
         part = rollouts.take(micro_batch)
@@ -210,14 +202,13 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> tuple[dict[str, float
         clips = args.clip_low, args.clip_high
         loss, metrics = policy_loss(new_log_probs, old_log_probs, advantages, part.mask, n_tokens, *clips)
         (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
-        suspects += micro_batch[~new_log_probs.isfinite().all(1).cpu()].tolist()
         metrics["loss"] = loss.item()
         sums = {name: sums[name] + weight * metrics[name] for name in sums}
     norm = torch.nn.utils.clip_grad_norm_(run.trained.parameters(), args.max_grad_norm)
     sums = parallel.total(sums, ranks)
     sums["grad_norm"] = parallel.full(norm).item()
     sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))  # over the tokens it was taken of
-    return sums, suspects
+    return sums
 
 
 # ---- evaluation -----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ import itertools
 import math
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from pathlib import Path
 from credit.table import METHODS, NEEDS, options_of
 from grading import sandbox
 from harness.paper_tables import PAPER
-from tasks.rows import SURROGATE, BadInput, reading
+from tasks.rows import BadInput, reading
 
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 # The flags that `--help` shows.
@@ -95,10 +94,6 @@ class Parser(argparse.ArgumentParser):
         for before, word in itertools.pairwise(["", *words]):
             if not word or re.fullmatch("--[a-z-]+=", word):  # most often a shell's variable that is not set
                 raise BadInput(f"{(word or before).rstrip('=')}: is empty; give a value, or leave it out")
-            if word.endswith("=--"):  # argparse would drop it, and give an empty list
-                self.error(f"{word}: -- is no value")
-            if SURROGATE.search(word):
-                self.error(f"{word.encode(errors='replace').decode()}: is not UTF-8; rename it")
         return super().parse_known_args(args, namespace)
 
     def given(self, argv: list[str] | None) -> dict:
@@ -134,15 +129,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str):
         message = re.sub(r"^argument (\S+): (?=\S+: must be)", r"\1 ", message)  # --lr 0: must be ...
         message = message.removeprefix("argument ")
-        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        unknown = re.match(r"unrecognized arguments: ([^ =]+)", message)
-        near = []
-        if choice:
-            near = difflib.get_close_matches(choice[1], re.findall(r"[\w.-]+", choice[2]), 1)
-        elif unknown:
-            near = difflib.get_close_matches(unknown[1], self._option_string_actions, 1)
-        if near:
-            message += f"; did you mean {near[0]}?"
+        wrong = re.search(r"invalid choice: '(.*?)'|unrecognized arguments: ([^ =]+)", message)
+        if wrong:
+            near = difflib.get_close_matches(wrong[1] or wrong[2], [*self._option_string_actions, *METHODS], 1)
+            message += "".join(f"; did you mean {word}?" for word in near)
         raise BadInput(f"{message}; see {self.prog} --help")
 
     def parse_with_others(self, argv: list[str] | None, refused: str, reason: str) -> tuple[argparse.Namespace, list]:
@@ -168,9 +158,8 @@ def number(kind: type, low: float, high: float = math.inf, *, above: bool = Fals
 
     def convert(text: str) -> float:
         value = kind(text)
-        inside = low < value <= high if above else low <= value <= high  # False for NaN
-        if not inside or abs(value) == math.inf:
-            raise argparse.ArgumentTypeError(f"{text}: must be {'finite' if abs(value) == math.inf else bounds}")
+        if not (low < value if above else low <= value) or not value <= high or value == math.inf:  # so is NaN
+            raise argparse.ArgumentTypeError(f"{text}: must be {bounds}")
         return value
 
     convert.__name__ = kind.__name__  # argparse says "invalid int value: 'x'"
@@ -211,8 +200,6 @@ def answer(name: str, parse: Callable) -> None:
     """Answer --help and mistakes in the flags, before the command of this `__name__` imports what takes seconds."""
     if name != "__main__":
         return
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of imports; `run_command` hears Ctrl-C again
     try:
         parse()
     except BadInput as error:
@@ -334,32 +321,17 @@ def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def resumed(given: dict, parser: Parser) -> argparse.Namespace:
-    """The configuration of the run to go on with; `resume` is then the checkpoint's own folder. Raises BadInput."""
+    """The run to go on with, as its checkpoint has it; `resume` is then that checkpoint's folder. Raises BadInput."""
     from harness import checkpoint  # imports torch
-    from harness.files import settings_in
 
-    try:
-        path, step = checkpoint.find(Path(given["resume"]))
-        run = path.resolve().parent.parent
-        saved = settings_in(run / "config.json", dict(task=str, method=str, seed=int))
-        made = checkpoint.report_of(path)["settings"]
-    except ValueError as error:
-        raise BadInput(f"--resume {given['resume']}: {error}; give a run's folder, or another checkpoint") from error
-    for name, value in made.items():
-        if name not in saved or (name not in MAY_CHANGE and saved[name] != value):
-            had = f"{flag(name)} {saved.get(name)} in config.json, {value} in its checkpoint"
-            raise BadInput(f"--resume {given['resume']}: {had}; restore the file")
-    saved = {name: value for name, value in saved.items() if name in parser.defaults()}
-    typed = parser.given([word for name, value in saved.items() for word in spelled(name, value)])
-    for name, value in saved.items():
-        if (parser.defaults() | typed)[name] != value:
-            raise BadInput(f"--resume {given['resume']}: {flag(name)} {value} in its config.json; restore the file")
-    fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
-    refuse_other_settings(fixed, saved, f"the run in --resume {given['resume']} has", "leave the flag out")
-    args = argparse.Namespace(**saved | given)
+    path, step = checkpoint.find(Path(given["resume"]))
+    run = path.resolve().parent.parent
     if Path.cwd() in run.parents:
         run = run.relative_to(Path.cwd())  # as a person would type it
-    args.out, args.name, args.resume = str(run.parent), run.name, str(path)
+    saved = {**checkpoint.report_of(path)["settings"], "out": str(run.parent), "name": run.name}
+    fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
+    refuse_other_settings(fixed, saved, f"the run in --resume {given['resume']} has", "leave the flag out")
+    args = argparse.Namespace(**parser.defaults() | saved | given | {"resume": str(path)})
     if args.steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
     check(args)
@@ -368,33 +340,23 @@ def resumed(given: dict, parser: Parser) -> argparse.Namespace:
 
 def check(args: argparse.Namespace) -> None:
     """What is wrong with the flags alone; raises BadInput."""
-    if args.prompts_per_step % args.prompts_per_update:
-        sizes = f"--prompts-per-step {args.prompts_per_step} is not a multiple of --prompts-per-update"
-        raise BadInput(f"{sizes} {args.prompts_per_update}; make it one")
-    if args.stride > args.window:
-        raise BadInput(f"--stride {args.stride} exceeds --window {args.window}: tokens go uncovered; lower it")
-    if args.task != "embedded" and not args.model:
-        raise BadInput(f"--task {args.task} needs --model; give a Hugging Face folder or hub id")
-    if not args.max_tokens and args.task != "embedded":
-        raise BadInput("--max-tokens 0: only the embedded task knows how long a full response is; raise it")
-    if args.task in TASKS and args.data:
-        raise BadInput(f"--data {args.data}: the {args.task} task makes its own problems; give --task math and --model")
-    if args.eval_groups > args.heldout:
-        raise BadInput(f"--eval-groups {args.eval_groups} exceeds --heldout {args.heldout}; lower it")
-    if bool(args.eval_every) != bool(args.bench):
-        raise BadInput(f"--eval-every {args.eval_every} needs --bench, and --bench needs --eval-every; give both")
-    if args.track:
-        check_installed(args.track)
-    check_method(args)
-
-
-def check_method(args: argparse.Namespace) -> None:
-    """What the credit method needs and does not have; raises BadInput."""
-    name, method, embedded = args.method, METHODS[args.method], args.task == "embedded"
+    method, embedded = METHODS[args.method], args.task == "embedded"
     try:
-        options_of(name, args.method_option)
+        options_of(args.method, args.method_option)
     except ValueError as error:
         raise BadInput(f"--method-option {error}") from error
+    refusals = [
+        ("prompts_per_step", args.prompts_per_step % args.prompts_per_update, "no multiple of --prompts-per-update"),
+        ("stride", args.stride > args.window, "exceeds --window, so tokens go uncovered; lower it"),
+        ("task", not embedded and not args.model, "needs --model; give a Hugging Face folder or hub id"),
+        ("max_tokens", not (embedded or args.max_tokens), "only --task embedded knows a full response; raise it"),
+        ("data", args.task in TASKS and args.data, "the task makes its own; give --task math and --model"),
+        ("eval_groups", args.eval_groups > args.heldout, "exceeds --heldout; lower it"),
+        ("eval_every", bool(args.eval_every) != bool(args.bench), "needs --bench, which needs it; give both"),
+        ("track", args.track and not find_spec(args.track), "this package is not installed; leave it out"),
+        ("prm", args.prm and "prm" not in method.needs, f"--method {args.method} uses none; leave it out"),
+        ("rescale", args.rescale != "none" and not method.weighs, "the method has no weights; leave it out"),
+    ]
     has = {
         "adapter": (args.lora_rank, "give --lora-rank"),
         "prm": (args.prm or embedded, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
@@ -402,21 +364,11 @@ def check_method(args: argparse.Namespace) -> None:
         "first error": (args.task in TASKS, "only --task embedded and words know it; choose another method"),
         "rephrase": (embedded, "only --task embedded puts them so; choose another method"),
     }
-    for word in sorted(method.needs):
-        fulfilled, remedy = has.get(word, (True, ""))
-        if not fulfilled:
-            raise BadInput(f"--method {name} needs {NEEDS[word]}; {remedy}")
-    if args.prm and "prm" not in method.needs:
-        raise BadInput(f"--prm {args.prm}: --method {name} uses none; leave it out")
-    if args.rescale != "none" and not method.weighs:
-        raise BadInput(f"--rescale {args.rescale}: {name} has advantages of its own, and no weights; leave it out")
-
-
-def check_installed(name: str) -> None:
-    """Raises BadInput where a tracker's package is missing; imports nothing."""
-    spec = find_spec(name)
-    if spec is None or spec.origin is None:  # no origin: a folder of this name, such as wandb makes where it is used
-        raise BadInput(f"--track {name}: the package {name} is not installed; pip install {name}, or leave it out")
+    for need, (fulfilled, remedy) in has.items():
+        refusals.append(("method", need in method.needs and not fulfilled, f"needs {NEEDS[need]}; {remedy}"))
+    for name, is_wrong, reason in refusals:
+        if is_wrong:
+            raise BadInput(f"{flag(name)} {vars(args)[name]}: {reason}")
 
 
 # ---- eval.py --------------------------------------------------------------------------------------------------
@@ -461,12 +413,8 @@ def eval_parser() -> Parser:
     add = parser.add_argument_group("table").add_argument
     unbiased = "pass@K besides, unbiased; K samples at least"
     add("--pass-at", type=positive_int, nargs="+", default=[], metavar="K", help=unbiased)
-    add(
-        "--paper",
-        choices=PAPER,
-        metavar="MODEL",
-        help="whose numbers to print beside; if not given: by the model's name",
-    )
+    beside = "whose numbers to print beside; if not given: by the model's name"
+    add("--paper", choices=PAPER, metavar="MODEL", help=beside)
     add("--select", choices=("best",), help="every checkpoint of the runs, and the best, chosen on the test sets")
     add = parser.add_argument_group("embedded task, if not given: as the model's run has them").add_argument
     add("--toy-lines", type=number(int, 1, 8), help="definitions a problem")
@@ -484,8 +432,6 @@ def parse_eval(argv: list[str] | None = None) -> argparse.Namespace:
     args = argparse.Namespace(**parser.defaults() | given)
     if sum(map(bool, (args.model, args.saved, args.replay, args.runs))) != 1:
         raise BadInput("give one of --model, --from, --replay and --runs")
-    if args.greedy and args.samples > 1:
-        raise BadInput(f"--samples {args.samples}: --greedy gives the same one each time; leave one of them out")
     if args.greedy:
         args.temperature, args.samples = 0.0, 1
     if len(set(args.seeds)) < len(args.seeds):

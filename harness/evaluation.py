@@ -24,9 +24,7 @@ bootstrap, corrections for many comparisons.
 """
 
 import argparse
-import contextlib
 import itertools
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -46,10 +44,6 @@ from tasks import toy
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, choose_template, digest_of, grader, text_task
 from tasks.rows import from_files
-
-# Types of a generation, and of a response from elsewhere.
-ROW = dict(model=str, benchmark=str, seed=int, problem=str, score=int | float | None, reason=str)
-GIVEN = dict(model=str, benchmark=str, seed=int, problem=str | int | float, response=str, truncated=bool)
 
 
 class Sampler(NamedTuple):
@@ -142,7 +136,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
     """
     if not path.exists():
         return []
-    rows = files.rows(path, {**ROW, "block": int, "response": str})
+    rows = files.rows(path)
     sizes = {}  # rows of a whole block
     for loaded in sets:
         for number, block in enumerate(blocks_of(loaded, protocol)):
@@ -228,38 +222,27 @@ def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[di
 def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
     """The rows of a file of `--replay`, with verdicts on them, and what its sets are; raises BadInput.
 
-    A line has "response" or "solution", and "answer" or "gold" (math) or "tests" (code); "group" or "id" or "problem"
-    tells problems apart; optional are "model", "benchmark", "seed" and "truncated".
+    A line has "problem", "response", and "answer" (math) or "tests" (code); "model", "benchmark", "seed" and
+    "truncated" are optional.
     """
     source, revision, lines = from_files([path], f"--replay {path}")
-    rows = []
+    lines = list(lines)
     for number, line in enumerate(lines, 1):
-        row = {
-            "model": line.get("model", "replay"),
-            "benchmark": line.get("benchmark", "replay"),
-            "seed": line.get("seed", 0),
-            "problem": line.get("group", line.get("id", line.get("problem"))),
-            "response": line.get("response", line.get("solution")),
-            "truncated": line.get("truncated", False),
-            "reference": line.get("tests", line.get("answer", line.get("gold"))),
-        }
-        if not files.has(row, GIVEN) or not isinstance(row["reference"], str | int | float | dict):
-            needed = 'needs "response", "problem", and "answer" or "tests"; other keys have their usual types'
-            raise BadInput(f"--replay {path}, row {number}: {needed}")
-        rows.append({**row, "problem": str(row["problem"])})
+        if not {"problem", "response"} <= line.keys() or not line.keys() & {"answer", "tests"}:
+            raise BadInput(f'--replay {path}, row {number}: needs "problem", "response", and "answer" or "tests"')
+    usual = dict(model="replay", benchmark="replay", seed=0, truncated=False)
+    lines = [{**usual, **line, "problem": str(line["problem"])} for line in lines]
 
-    def grade(response: str, reference) -> Verdict:
-        if isinstance(reference, str) and reference.lstrip().startswith("{"):  # tests as JSON text
-            with contextlib.suppress(ValueError, RecursionError):
-                reference = json.loads(reference)
-        if isinstance(reference, dict):
-            return grader("code", timeout_s, level)(response, reference)
-        return grader("math", timeout_s, level)(response, str(reference))
+    def grade(response: str, line: dict) -> Verdict:
+        kind, reference = ("code", line["tests"]) if "tests" in line else ("math", str(line["answer"]))
+        return grader(kind, timeout_s, level)(response, reference)
 
-    verdicts = grade_all(grade, [row["response"] for row in rows], [row.pop("reference") for row in rows])
-    sets = {}
-    for row, verdict in zip(rows, verdicts, strict=True):
-        row["score"], row["reason"] = (0.0, "truncated") if row.pop("truncated") else verdict
+    verdicts = grade_all(grade, [line["response"] for line in lines], lines)
+    rows, sets = [], {}
+    for line, verdict in zip(lines, verdicts, strict=True):
+        reward, reason = (0.0, "truncated") if line["truncated"] else verdict
+        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem", "response")}
+        rows.append({**row, "score": reward, "reason": reason})
         sets.setdefault(row["benchmark"], []).append(row)
     data = {}
     for name, of_set in sets.items():

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -63,10 +62,6 @@ class RunFailed(RuntimeError):
     """A run that cannot go on, as its message says; all ranks raise it."""
 
 
-class RankFailed(RuntimeError):
-    """The same of one rank, for which the others may wait."""
-
-
 def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
     """Decorates a command's `main(argv)`, which returns its exit status or None for 0, to catch what it raises.
 
@@ -110,10 +105,9 @@ def set_up_process(rank: str) -> None:
         enable_progress_bars()  # of downloads alone, which may take an hour
     # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
     sys.stdout.reconfigure(line_buffering=True, errors="replace")
-    if threading.current_thread() is threading.main_thread():
-        for number in INTERRUPTS[: 1 if "RANK" in os.environ else 2]:  # a rank's launcher may end it by SIGTERM
-            if signal.getsignal(number) is signal.SIG_DFL:  # not where the parent had it ignored
-                signal.signal(number, signal.default_int_handler)
+    # SIGTERM as Ctrl-C; but a rank's launcher may end it so, and a parent may have had it ignored.
+    if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -124,8 +118,6 @@ def out_of_memory(error: BaseException) -> bool:
 
 def known_trouble(error: Exception) -> str | None:
     """A sentence for a full disk, an unusable file and a ruined model; None for any other error."""
-    if isinstance(error, RankFailed):
-        return str(error)
     if NOT_FINITE in str(error):
         return "the model's probabilities are not finite; lower --lr, or give another model"
     if FULL in str(error):

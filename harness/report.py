@@ -103,23 +103,23 @@ def step_metrics(batch: Batch, task: Task, tokenizer) -> dict[str, float]:
 
 
 class StepTable:
-    """Steps as rows of text, under a header that repeats; after the second, how long the others will take."""
+    """Steps as rows of text, under a header that repeats."""
 
     def __init__(self, steps: int):
-        self.steps, self.seconds = steps, []  # seconds: of each step shown
+        self.steps, self.shown = steps, 0
         self.width = max(len("step"), 2 * len(str(steps)) + 1)  # of the first column
 
     def row(self, m: dict) -> str:
         """A step's row, with what stands above and below it."""
         lines = []
-        if len(self.seconds) % HEADER_EVERY == 0:
+        if self.shown % HEADER_EVERY == 0:
             lines += ["", "step".rjust(self.width) + COLUMNS]
-        self.seconds.append(sum(m["seconds"].values()))
+        self.shown += 1
         lines.append(
             f"{m['step']}/{self.steps}".rjust(self.width)
             + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}{m['length']:8.0f}{m['entropy']:9.3f}"
-            + f"{number_in(m['weight_mean'], 4):>6}±{number_in(m['weight_std'], 4):4}{m['ess']:6.2f}"
-            + f"{number_in(m['grad_norm'], 5):>7}{self.seconds[-1]:8.1f}"
+            + f"{m['weight_mean']:6.2f}±{m['weight_std']:.2f}{m['ess']:6.2f}{m['grad_norm']:7.3f}"
+            + f"{sum(m['seconds'].values()):8.1f}"
         )
         rare = []
         for name, key in RARE.items():
@@ -130,27 +130,7 @@ class StepTable:
         if "bench" in m:
             means = [f"{name} {percent(each['mean'], each['error'])}" for name, each in m["bench"].items()]
             lines.append(wrapped(f"on benchmarks: {', '.join(means)}"))
-        left = self.steps - m["step"]
-        if len(self.seconds) == 2 and left:
-            lines.append(f"about {duration(left * sum(self.seconds) / 2)} left")
         return "\n".join(lines)
-
-
-def number_in(value: float, width: int) -> str:
-    """A number with as many digits after the point as fit into `width` columns."""
-    for digits in range(width - 2, -1, -1):
-        text = f"{value:.{digits}f}"
-        if len(text) <= width:
-            return text
-    return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
-
-
-def duration(seconds: float) -> str:
-    """As a person would say it."""
-    for unit, length in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 1.5 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
@@ -241,7 +221,7 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
 
 def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
     """The evaluation before training: a row, and held-out accuracies with standard errors."""
-    files.append_rows(folder / "metrics.jsonl", [{"before": without_example(before)}])
+    files.append_rows(folder / "metrics.jsonl", [{"before": before}])
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
     print_no_signal(before["sampled"][0], before, args)
@@ -298,16 +278,9 @@ def print_ends(before: dict, after: dict) -> None:
         print(f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}")
 
 
-def without_example(result: dict) -> dict:
-    """The numbers of an evaluation, without its example."""
-    return {name: value for name, value in result.items() if name != "example"}
-
-
-def conclude(
-    args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict], predicted_gb: float
-) -> None:
-    """The evaluation after training, the curve, how the memory's prediction held, and what to type next."""
-    files.append_rows(folder / "metrics.jsonl", [{"after": without_example(after)}])
+def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]) -> None:
+    """The evaluation after training, the curve, the measured peak of memory, and what to type next."""
+    files.append_rows(folder / "metrics.jsonl", [{"after": after}])
     print_ends(before, after)
     if after.get("example"):
         print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")
@@ -315,7 +288,7 @@ def conclude(
     plot(history, before, after, args, folder / "curve.png")
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
-        print(f"peak memory a GPU: {max(peaks):.1f} GB measured, {predicted_gb:.1f} GB predicted")
+        print(f"peak memory a GPU: {max(peaks):.1f} GB")
     print(f"\nnext: python -m studies.page {shlex.quote(str(folder))}")
 
 

@@ -5,7 +5,7 @@ set_up(args, ranks)              -> Ready: task, model, tokenizer, ..., checked,
 assemble(args, ranks, ready, ..) -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
 save_checkpoint, restore(run)    everything as it was at a checkpoint
-skip, check_policy, way_back     what is not finite, and what to do then
+check_policy(run, step)          refuses to go on with logits that are not finite
 """
 
 import argparse
@@ -13,12 +13,10 @@ import shlex
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -29,10 +27,8 @@ from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, files, memory, parallel, report
-from harness.checkpoint import CheckpointError
-from harness.config import MAY_CHANGE, flag
 from harness.evaluation import Sampler, evaluate_all, protocol_of
-from harness.launch import FULL, INTERRUPTS, NOT_FINITE, RankFailed, RunFailed
+from harness.launch import INTERRUPTS, RunFailed
 from harness.models import sampling_of
 from harness.parallel import Ranks
 from harness.prepare import make_start, needs_start, own_prm, set_up
@@ -41,7 +37,6 @@ from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
 EVALUATION = 2**31  # stands for a step, before and after training alike
-PATIENCE = 3  # updates in a row that may be skipped for a loss or gradient that is not finite
 
 
 @dataclass
@@ -58,23 +53,20 @@ class Run:
     folder: Path
     prm: tuple | None = None  # process reward model and its tokenizer
     sets: list[Loaded] = field(default_factory=list)  # of --bench
-    predicted_gb: float = 0.0  # memory of a GPU
-    skipped: int = 0  # updates in a row that were not finite
     interrupted: bool = False  # by Ctrl-C: this step is the last
 
 
 @contextmanager
 def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
     """The run, in its folder: loaded or made, checked, its plan printed."""
-    name = args.name or ("smoke" if args.smoke else free_name(args))
-    folder = Path(args.out) / parallel.from_main(name, ranks)
+    folder = Path(args.out) / parallel.from_main(args.name or free_name(args), ranks)
     with files.made(folder, ranks, "config.json"), explained(args, folder, ranks):
         with parallel.together(ranks):
-            if args.smoke and not args.name and ranks.main:
-                clear_smoke(folder)
             task, model, tokenizer, notes, prm, sets, predicted = set_up(args, ranks)
-            args.name, args.digest = folder.name, digest_of(task.train + task.heldout)
-            check_problems(args, folder)
+            digest = digest_of(task.train + task.heldout)
+            if args.resume and args.digest != digest:
+                raise BadInput(f"--resume {folder}: --data {args.data} holds other problems now; restore the old ones")
+            args.name, args.digest = folder.name, digest
         if ranks.main:
             if not args.resume:
                 write_config(args, folder)
@@ -88,24 +80,16 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
         if args.lora_rank:
             lora.add(model, args.lora_rank, args.seed)
         run = assemble(args, ranks, task, model, tokenizer, folder, prm)
-        run.sets, run.predicted_gb = sets, predicted["total"]
+        run.sets = sets
         yield run
 
 
 def free_name(args: argparse.Namespace) -> str:
-    """Task, method and the next free number."""
-    number = 1
-    while (Path(args.out) / f"{args.task}-{args.method}-{number}").exists():
+    """Task and method, or `smoke`, and the next free number."""
+    name, number = "smoke" if args.smoke else f"{args.task}-{args.method}", 1
+    while (Path(args.out) / f"{name}-{number}").exists():
         number += 1
-    return f"{args.task}-{args.method}-{number}"
-
-
-def clear_smoke(folder: Path) -> None:
-    """A smoke test takes no run's name: its folder is `smoke`, without what the last one left; raises BadInput."""
-    if (folder / "config.json").exists() and not files.settings_in(folder / "config.json").get("smoke"):
-        raise BadInput(f"--smoke: {folder} is the folder of another run; give a --name")
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return f"{name}-{number}"
 
 
 def write_config(args: argparse.Namespace, folder: Path) -> None:
@@ -114,39 +98,22 @@ def write_config(args: argparse.Namespace, folder: Path) -> None:
     files.write_json(folder / "config.json", {**vars(args), "resume": None, "versions": versions})
 
 
-def check_problems(args: argparse.Namespace, folder: Path) -> None:
-    """Refuse to resume the run in `folder` with other problems than it had; raises BadInput."""
-    if args.resume and files.settings_in(folder / "config.json").get("digest", args.digest) != args.digest:
-        raise BadInput(f"--resume {folder}: --data {args.data} holds other problems now; restore the old ones")
-
-
 @contextmanager
 def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Says after Ctrl-C and on a full disk how to continue; after Ctrl-C a new run without a step leaves nothing."""
+    """Says how to go on from the last checkpoint after whatever ends a run; Ctrl-C before a step leaves nothing."""
     try:
         yield
-    except KeyboardInterrupt:
-        if ranks.main and not args.resume and not (folder / "samples.jsonl").exists():
+    except BaseException as error:
+        checkpoints = checkpoint.complete(folder)
+        if not ranks.main or isinstance(error, BadInput):
+            raise
+        if checkpoints:
+            steps, command = checkpoint.step_of(checkpoints[-1]), f"python train.py --resume {shlex.quote(str(folder))}"
+            print(f"a checkpoint holds {steps} of {args.steps} steps; go on with: {command}", file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt) and not (folder / "samples.jsonl").exists():
             shutil.rmtree(folder)
-        if ranks.main:
-            print(way_on(args, folder), file=sys.stderr)
+            print("no step was done: nothing is left, the same command starts anew", file=sys.stderr)
         raise
-    except Exception as error:
-        if ranks.main and FULL in str(error):
-            print(way_on(args, folder), file=sys.stderr)
-        raise
-
-
-def way_on(args: argparse.Namespace, folder: Path) -> str:
-    """What an interrupted run has left, and the command that continues it."""
-    if not folder.exists():
-        return "no step was done: nothing is left, the same command starts anew"
-    checkpoints = checkpoint.complete(folder)
-    if not checkpoints:
-        return f"there is no checkpoint yet; what there is lies in {folder}/"
-    steps = checkpoint.step_of(checkpoints[-1])
-    command = f"python train.py --resume {shlex.quote(str(folder))}"
-    return f"a checkpoint holds {steps} of {args.steps} steps; go on with: {command}"
 
 
 def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None) -> Run:
@@ -168,7 +135,7 @@ def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenize
 def interruptible(run: Run) -> Iterator[None]:
     """Ctrl-C or SIGTERM inside sets `run.interrupted`: the step is finished and saved. A second Ctrl-C ends it at once.
 
-    A process that was started to ignore Ctrl-C goes on ignoring it, and only a main thread hears of it.
+    A process that was started to ignore Ctrl-C goes on ignoring it.
     """
 
     def finish_first(signum, frame) -> None:
@@ -178,9 +145,7 @@ def interruptible(run: Run) -> Iterator[None]:
         if run.ranks.main:
             print("\ninterrupted: this step is finished first; another Ctrl-C ends at once", file=sys.stderr)
 
-    heard = []
-    if threading.current_thread() is threading.main_thread():
-        heard = [number for number in INTERRUPTS if signal.getsignal(number) is signal.default_int_handler]
+    heard = [number for number in INTERRUPTS if signal.getsignal(number) is signal.default_int_handler]
     for number in heard:
         signal.signal(number, finish_first)
     try:
@@ -210,17 +175,9 @@ def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
         return
     with files.whole_folder(run.folder / "model") as draft:
         lora.save_merged(run.frozen.model, run.tokenizer, draft)
-    report.conclude(run.args, run.folder, before, after, history, run.predicted_gb)
+    report.conclude(run.args, run.folder, before, after, history)
     if run.args.smoke:
         print("smoke test passed: sample, grade, credit, update, checkpoint")
-
-
-def skip(run: Run, step: int, rollouts: Rollouts, suspects: list[int], sums: dict[str, float]) -> None:
-    """Write down the rollouts of an update that was not finite; raises RunFailed after PATIENCE in a row."""
-    run.skipped += 1
-    path = write_suspects(run.folder, run.ranks, step, rollouts, suspects, sums)
-    if run.skipped == PATIENCE:
-        diverged(run, step, f"{PATIENCE} updates in a row had a loss or gradient that is not finite, see {path}")
 
 
 @torch.no_grad()
@@ -228,33 +185,7 @@ def check_policy(run: Run, step: int) -> None:
     """Raises RunFailed if the policy's logits are not finite after a step's updates: it could not sample any more."""
     prompt = run.tokenizer(run.task.prompt(run.task.train[0]), return_tensors="pt")["input_ids"]
     if not run.frozen.model(prompt.to(run.ranks.device)).logits.isfinite().all():
-        diverged(run, step, "the policy's logits are not finite after its updates")
-
-
-def diverged(run: Run, step: int, reason: str) -> NoReturn:
-    """Raise RunFailed, which all ranks do alike."""
-    raise RunFailed(f"step {step + 1}: {reason}; {way_back(run)}")
-
-
-def way_back(run: Run) -> str:
-    """What to do after a divergence: names the last checkpoint from which a whole step was finite, if there is one."""
-    finite = {row["step"] for row in files.rows(run.folder / "metrics.jsonl") if row.get("skipped") == 0}
-    good = [path for path in checkpoint.complete(run.folder) if checkpoint.step_of(path) + 1 in finite]
-    if not good:
-        return f"start anew with an --lr below {run.args.lr}, as no checkpoint is known to be good"
-    return f"go on with --resume {good[-1]} and an --lr below {run.args.lr}"
-
-
-@contextmanager
-def sampling_after(run: Run, steps: int) -> Iterator[None]:
-    """Raises RankFailed if the policy, which `steps` steps have trained, meets probabilities that are not finite."""
-    try:
-        yield
-    except RuntimeError as error:
-        if NOT_FINITE not in str(error) or not steps:
-            raise
-        reason = "the policy's probabilities are not finite"
-        raise RankFailed(f"after step {steps}: {reason}; {way_back(run)}") from error
+        raise RunFailed(f"step {step + 1}: the policy's logits are not finite after its updates; lower --lr")
 
 
 # ---- from problems to graded rollouts -------------------------------------------------------------------------
@@ -323,62 +254,26 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
 
     Raises BadInput, on all ranks alike, before a file is changed.
     """
-    path, step = checkpoint.find(Path(run.args.resume))
-    made = checkpoint.report_of(path)
+    path = Path(run.args.resume)
+    step = checkpoint.report_of(path)["step"]
     with parallel.together(run.ranks):
-        kept = rows_until(run.folder, step)
-        first, *history = kept.get("metrics.jsonl") or [{}]
+        kept = {name: rows_until(run.folder / name, step) for name in ("metrics.jsonl", "samples.jsonl")}
+        first, *history = kept["metrics.jsonl"] or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
-        if not checkpoint.begins_with(run.folder / "metrics.jsonl", *made["metrics"]):
-            raise BadInput(f"--resume {path}: metrics.jsonl is not that of its {step} steps; restore the file")
-    try:
-        checkpoint.load(path, run.trained, run.optimizer, run.ranks)
-    except CheckpointError as error:
-        raise BadInput(f"--resume {path}: {error}; give another checkpoint of this run") from error
+    checkpoint.load(path, run.trained, run.optimizer, run.ranks)
     parallel.refresh(run.trained, run.frozen.model, run.ranks)
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
-        for name in sorted(MAY_CHANGE & made["settings"].keys()):
-            if vars(run.args)[name] != made["settings"][name]:
-                print(f"{flag(name)} is {vars(run.args)[name]} now; it was {made['settings'][name]}")
         for old in checkpoint.discard_after(run.folder, step):
             print(f"removed {old}, which comes after it")
-        cut_back(run.folder, kept)
+        for name, rows in kept.items():
+            files.write_whole(run.folder / name, "".join(map(files.as_json, rows)))
         write_config(run.args, run.folder)
     return first["before"], history
 
 
-def rows_until(folder: Path, step: int) -> dict[str, list[dict]]:
-    """What metrics, samples and skipped rollouts were after `step` steps, by file, null as NaN; raises BadInput."""
-    kept = {}
-    for name in ("metrics.jsonl", "samples.jsonl", "nonfinite.jsonl"):
-        if (folder / name).exists():
-            kept[name] = []
-            for row in files.rows(folder / name):
-                done = row.get("step", 0)
-                if isinstance(done, int) and done <= step and "after" not in row:
-                    kept[name].append(files.with_nan(row))
-    return kept
-
-
-def cut_back(folder: Path, kept: dict[str, list[dict]]) -> None:
-    """Write what `rows_until` returned."""
-    for name, kept_rows in kept.items():
-        files.write_whole(folder / name, "".join(map(files.as_json, kept_rows)))
-
-
-def write_suspects(
-    folder: Path, ranks: Ranks, step: int, rollouts: Rollouts, suspects: list[int], metrics: dict[str, float]
-) -> Path:
-    """nonfinite.jsonl: the rollouts, of all ranks, of an update that was not finite."""
-    path = folder / "nonfinite.jsonl"
-    rows = []
-    for row in sorted(set(parallel.gather_items(suspects, ranks))):
-        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]].tolist()
-        ids = rollouts.ids[row][rollouts.mask[row]].tolist()
-        said = {"prompt_ids": prompt, "ids": ids, "response": rollouts.texts[row]}
-        rows.append({"step": step + 1, "row": row, **metrics, **said})
-    if ranks.main:
-        files.append_rows(path, rows)
-    return path
+def rows_until(path: Path, step: int) -> list[dict]:
+    """What a file of rows was after `step` steps, null as NaN; raises BadInput."""
+    rows = [files.with_nan(row) for row in files.rows(path)]
+    return [row for row in rows if row.get("step", 0) <= step and "after" not in row]

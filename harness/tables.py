@@ -1,9 +1,9 @@
-"""The tables that are printed: Markdown of at most TABLE_WIDTH columns, so that they fit a terminal and a page.
+"""The tables that are printed, as Markdown, and what of the paper stands beside them.
 
-fitted(rows, *legend)      lines of a table, its columns the keys of the rows
-result_table(...)          a model on its benchmarks, beside the paper's numbers, marked †
-side_by_side(...)          several models, and how each differs from the first
-best_checkpoints(...)      Table 1: several runs, each at its best checkpoint
+markdown(rows), with_legend(rows, *legend)   lines of a table, its columns the keys of the rows
+result_table(...)                            a model on its benchmarks, beside the paper's numbers, marked †
+side_by_side(...)                            several models, and how each differs from the first
+select_checkpoints(...)                      Table 1: several runs, each at its best checkpoint
 """
 
 import math
@@ -16,7 +16,6 @@ import numpy as np
 from harness.evaluation import average
 from harness.paper_tables import PAPER, backbone_of, suite_of
 
-TABLE_WIDTH = 100  # columns of a terminal that a table may take
 SURE = 1.96  # standard errors from which a difference is marked
 
 
@@ -36,20 +35,9 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
     return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
 
 
-def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
-    """A table and its legend. Columns beyond TABLE_WIDTH go into further tables, which repeat the first one."""
-    first, *others = rows[0]
-    parts = [[first]]
-    for name in others:
-        wider = [{column: row[column] for column in (*parts[-1], name)} for row in rows]
-        if len(markdown(wider)[0]) > TABLE_WIDTH and len(parts[-1]) > 1:
-            parts.append([first])
-        parts[-1].append(name)
-    lines = []
-    for part in parts:
-        lines += markdown([{column: row[column] for column in part} for row in rows])
-        lines.append("")  # or what follows would be a row
-    return [*lines, *legend, ""] if legend else lines
+def with_legend(rows: list[dict[str, str]], *legend: str) -> list[str]:
+    """A table, and its legend below an empty line, or that would be a row."""
+    return [*markdown(rows), "", *legend, *[""] * bool(legend)]
 
 
 # ---- of an evaluation -----------------------------------------------------------------------------------------
@@ -58,17 +46,17 @@ def fitted(rows: list[dict[str, str]], *legend: str) -> list[str]:
 def print_tables(folder: Path, settings: dict, results: dict, differences: dict, paper: str | None) -> None:
     """Protocol and data, a table a model, and several models side by side; `paper` names whose numbers stand beside."""
     protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items() if value is not None)
-    data = {name: settings["data"][name] for name in settings["data"] if any(name in of for of in results.values())}
-    columns = ["problems", "revision"] + ["window"] * any(about["window"] for about in data.values())
-    rows = [{"benchmark": name, **{column: str(data[name][column] or "") for column in columns}} for name in data]
-    print("\n".join([f"{folder}/", protocol, "", *fitted(rows)]))
+    print(f"{folder}/\n{protocol}\n")
+    data = {name: about for name, about in settings["data"].items() if any(name in of for of in results.values())}
+    columns = "problems", "revision", "window"
+    rows = [{"benchmark": name, **{key: str(about[key] or "") for key in columns}} for name, about in data.items()]
+    print("\n".join(with_legend(rows)))
     templates = set()
     for model, result in results.items():
-        about = settings["models"].get(model, {})
-        templates |= {about["template"]} if about else set()
-        heading = f"{model} (template {about['template']})" if about and set(result) != {"embedded"} else model
-        backbone = paper or backbone_of(about.get("origin", model))
-        print("\n".join([heading, "", *result_table(result, data, backbone)]))
+        about = settings["models"].get(model, {"origin": model, "template": "unknown"})
+        templates.add(about["template"])
+        table = result_table(result, data, paper or backbone_of(about["origin"]))
+        print("\n".join([f"{model} (template {about['template']})", "", *table]))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")
     if differences and same_benchmarks(results.values()):
@@ -111,43 +99,27 @@ def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str 
     legend = [f"†: the paper's, {backbone}"] if backbone else []
     if has_infra:
         legend.append("infra: samples that could not be graded, which are in no mean")
-    return fitted(rows, *legend)
+    return with_legend(rows, *legend)
 
 
 def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]) -> list[str]:
-    """Several models: their means, and how each differs from the first."""
+    """Several models: their means, and after each but the first its gain over that one."""
     first, *others = models
-    names = dict(zip(models, short_names(list(models)), strict=True))
-    gains = {model: "gain" if len(others) == 1 else f"gain {number}" for number, model in enumerate(others, 1)}
     rows = []
-    for name in models[first]:
-        row = {"benchmark": name}
-        for model, results in models.items():
-            row[names[model]] = percent(results[name]["mean"], results[name]["error"])
-        for model, gain in gains.items():
-            difference, error = differences[model][name]["difference"], differences[model][name]["error"]
-            row[gain] = percent(difference, error) + " *" * (abs(difference) > SURE * error)  # False for NaN
+    for name, result in models[first].items():
+        row = {"benchmark": name, first: percent(result["mean"], result["error"])}
+        for model in others:
+            gain, error = differences[model][name]["difference"], differences[model][name]["error"]
+            row[model] = percent(models[model][name]["mean"], models[model][name]["error"])
+            row[f"gain of {model}"] = percent(gain, error) + " *" * (abs(gain) > SURE * error)  # False for NaN
         rows.append(row)
     if len(rows) > 1:
-        row = {"benchmark": "average"}
-        row |= {names[model]: percent(*average(results)) for model, results in models.items()}
-        for model, gain in gains.items():
-            row[gain] = percent(average(models[model])[0] - average(models[first])[0])
+        row = {"benchmark": "average", first: percent(*average(models[first]))}
+        for model in others:
+            row[model] = percent(*average(models[model]))
+            row[f"gain of {model}"] = percent(average(models[model])[0] - average(models[first])[0])
         rows.append(row)
-    legend = [f"{gain}: {names[model]} minus {names[first]}, paired by problem" for model, gain in gains.items()]
-    if any(row[gain].endswith("*") for row in rows for gain in gains.values()):
-        legend.append(f"`*`: a gain of more than {SURE} standard errors")
-    return fitted(rows, *legend)
-
-
-def short_names(names: list[str]) -> list[str]:
-    """Paths without the folders that all of them begin or end with, as long as a part of each is left."""
-    paths = [name.split("/") for name in names]
-    for place in (0, -1):
-        while min(map(len, paths)) > 1 and len({path[place] for path in paths}) == 1:
-            for path in paths:
-                path.pop(place)
-    return ["/".join(path) for path in paths]
+    return with_legend(rows, f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors")
 
 
 # ---- of several checkpoints -----------------------------------------------------------------------------------
@@ -164,19 +136,16 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
     for run, checkpoints in runs.items():
         averages = {name: average(results)[0] for name, results in checkpoints.items()}
         graded = {name: value for name, value in averages.items() if not math.isnan(value)}
-        if not graded:
-            print(f"  {run}: none of {len(averages)} has an average")
-            continue
-        last, best = list(graded)[-1], max(graded, key=graded.get)
-        best_results.append(checkpoints[best])
-        selection[run] = {"last": last, "last_average": graded[last], "best": best, "best_average": graded[best]}
-        both = [f"{percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)]
-        without = f" ({len(averages) - len(graded)} without an average)" if len(graded) < len(averages) else ""
-        print(f"  {run}: last {both[0]}; best {both[1]}, of {len(averages)}{without}")
+        if graded:
+            last, best = list(graded)[-1], max(graded, key=graded.get)
+            best_results.append(checkpoints[best])
+            selection[run] = {"last": last, "last_average": graded[last], "best": best, "best_average": graded[best]}
+            both = [f"{percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)]
+            print(f"  {run}: last {both[0]}; best {both[1]}, of {len(graded)} with an average")
     if len(selection) > 1:
         last = mean_and_std([choice["last_average"] for choice in selection.values()])
-        print(f"  last, mean ± standard deviation of {len(selection)} runs: {last}")
-        print("\n".join(["", *best_checkpoints(best_results, backbone)]))
+        print(f"  last, mean ± standard deviation of {len(selection)} runs: {last}\n")
+        print("\n".join(best_checkpoints(best_results, backbone)))
     return selection
 
 
@@ -189,8 +158,7 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
         cells = {name: printed.get(name) for name in names} | {"average": printed.get(suite_of(names))}
         cells = {name: percent(cell[0] / 100, cell[1] / 100) if cell else "-" for name, cell in cells.items()}
         rows.append({"": f"{method} †", **cells})
-    rows = [{name: cell.replace(" ± ", "±") for name, cell in row.items()} for row in rows]  # six columns fit
-    return fitted(rows, *([f"†: the paper's, {backbone}"] if backbone else []))
+    return with_legend(rows, *([f"†: the paper's, {backbone}"] if backbone else []))
 
 
 def mean_and_std(values: list[float]) -> str:

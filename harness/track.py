@@ -4,17 +4,12 @@
         track(metrics)                             the numbers of a step, the nested ones as `seconds/generate`
 
 metrics.jsonl stays the source; what a tracker shows can be made again from it. The tracked run has the folder's name
-in the project "shear", and `--resume` continues it. Steps that a resumed run repeats replace those of tensorboard;
-wandb keeps the first ones and trackio both, which are equal unless a flag has changed.
+in the project "shear". wandb heeds its environment, such as WANDB_MODE=offline, which needs no network.
 
-wandb heeds its environment, such as WANDB_PROJECT and WANDB_MODE=offline, which needs no network; `wandb sync` sends
-such runs later, with `--append` those that were resumed. `tensorboard --logdir runs` and `trackio show` draw curves.
-
-Left out: the evaluations before and after training, samples, weights.
+Left out: the evaluations before and after training, samples, weights; a resumed run is a new one of the same name.
 """
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,10 +17,7 @@ from pathlib import Path
 from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from harness.checkpoint import find
 from tasks.rows import BadInput, cause
-
-PROJECT = "shear"
 
 
 @contextmanager
@@ -35,7 +27,13 @@ def tracker(args: argparse.Namespace, folder: Path, main: bool) -> Iterator[Call
         yield lambda metrics: None
         return
     PartialState()  # the trackers raise without it; it takes a process group as it is
-    run = LOGGER_TYPE_TO_CLASS[args.track](**options(args, folder))
+    named = dict(run_name="shear", name=folder.name, config=vars(args))  # accelerate's run_name is the project
+    options = {
+        "wandb": {**named, "dir": folder},
+        "trackio": named,
+        "tensorboard": dict(run_name="tensorboard", logging_dir=folder),
+    }
+    run = LOGGER_TYPE_TO_CLASS[args.track](**options[args.track])
     try:
         run.start()
     except Exception as error:  # of every kind; the cause stays attached
@@ -48,20 +46,6 @@ def tracker(args: argparse.Namespace, folder: Path, main: bool) -> Iterator[Call
 
     yield track
     run.finish()  # not after an error: wandb then ends with Python, and knows its exit status
-
-
-def options(args: argparse.Namespace, folder: Path) -> dict:
-    """What a tracker is made with; a resumed run goes on in it."""
-    if args.track == "tensorboard":
-        first = find(Path(args.resume))[1] + 1 if args.resume else None
-        return dict(run_name="tensorboard", logging_dir=folder, purge_step=first)
-    named = dict(run_name=PROJECT, name=folder.name, config=vars(args))  # accelerate's run_name is the project
-    if args.track == "trackio":  # runs of one name are one only if --resume says so
-        return dict(**named, resume="allow" if args.resume else "never")
-    earlier = sorted(folder.glob("wandb/*run-*"))  # their names end in the run's id
-    run_id = earlier[-1].name.rpartition("-")[2] if earlier else None
-    named["run_name"] = os.environ.get("WANDB_PROJECT", PROJECT)
-    return dict(**named, dir=folder, id=run_id, resume="allow", settings={"quiet": True})
 
 
 def numbers(row: dict, prefix: str = "") -> dict[str, float]:

@@ -258,7 +258,7 @@ def advantage_tables(results: dict) -> list[str]:
     legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups, reliability "
     first = next(iter(results["methods"].values()))  # the same for all
     legend += with_error(first["reliability"], first["reliability_se"])
-    return tables.fitted(methods, legend) + tables.fitted(kinds, "each method: mean weight / mean credit")
+    return tables.with_legend(methods, legend) + tables.with_legend(kinds, "each method: mean weight / mean credit")
 
 
 def with_error(value: float | None, error: float | None) -> str:

@@ -214,7 +214,7 @@ def summary(args: argparse.Namespace, results: dict) -> list[str]:
             legend.append("Fig. 1(a) is not comparable: responses are all of one length, and continuations come from")
             legend.append("the policy that sampled, so mean success hardly moves with position.")
         legend.append("-: too few prefixes, or all of them alike")
-    lines = tables.fitted(rows, *legend)
+    lines = tables.with_legend(rows, *legend)
     if "methods" in results:
         lines += truth_lines(results)
     return lines + [f"left out: {reason}" for reason in results["left_out"]]
@@ -234,7 +234,7 @@ def truth_lines(results: dict) -> list[str]:
     legend = ["AUC: the chance that one of these tokens has a larger weight than one of the others"]
     legend.append("to the peak: tokens from the error's start to the largest weight, the median over rollouts")
     legend.append("risen: where half of the weights' rise is done, 0 is the wrong step's last token")
-    return tables.fitted(rows, *legend)
+    return tables.with_legend(rows, *legend)
 
 
 def shown(*values: float | None) -> str:

@@ -3,8 +3,6 @@
 Run: pytest tests/test_checkpoint.py
 """
 
-import hashlib
-import json
 import random
 import shutil
 import signal
@@ -103,17 +101,6 @@ def test_a_checkpoint_is_a_folder_that_other_tools_load(whole):
     assert tokenizer("a=1;a?\n")["input_ids"] == toy.make_tokenizer()("a=1;a?\n")["input_ids"]
 
 
-def test_every_file_of_a_checkpoint_is_digested(whole):
-    """complete.json has the size and the SHA-256 of all files beside it."""
-    folder = whole / "checkpoints" / "step-000004"
-    digests = json.loads((folder / "complete.json").read_text())["files"]
-    for path in folder.rglob("*"):
-        if path.is_file() and path.name != "complete.json":
-            content = path.read_bytes()
-            assert digests.pop(str(path.relative_to(folder))) == [len(content), hashlib.sha256(content).hexdigest()]
-    assert not digests
-
-
 def test_checkpoints_come_as_often_as_asked(tmp_path, taught):
     """And after the last step; --keep of them stay."""
     flags = ["--model", taught, "--name", "run", "--out", str(tmp_path), "--save-every", "2", "--keep", "2"]
@@ -121,37 +108,22 @@ def test_checkpoints_come_as_often_as_asked(tmp_path, taught):
     assert [path.name for path in checkpoint.complete(tmp_path / "run")] == ["step-000004", "step-000005"]
 
 
-def flipped(data: bytes) -> bytes:
-    """One bit in the middle is another."""
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-
-
 @pytest.mark.parametrize(
-    "name, change, names",
+    "name, change, words",
     [
-        ("state/*-00001-of-*", lambda data: data[:-1], ["damaged", "state/shard"]),
-        ("state/*-00001-of-*", flipped, ["damaged", "state/shard", "does not hold what was written"]),
-        ("state/*-00001-of-*", None, ["damaged", "state/shard"]),
-        ("complete.json", lambda data: b'{"step": 4', ["complete.json cannot be read"]),
-        ("../step-*/complete.json", None, ["no complete checkpoint"]),
+        ("state/*-00001-of-*", lambda data: data[:-1], "is missing or not"),
+        ("state/*-00001-of-*", None, "is missing or not"),
+        ("complete.json", lambda data: b'{"step": 4', "complete.json: cannot be read"),
+        ("../step-*/complete.json", None, "has no complete checkpoint"),
     ],
 )
-def test_a_missing_or_damaged_checkpoint_is_fatal(name, change, names, copied, assert_refused):
+def test_a_missing_or_damaged_checkpoint_is_fatal(name, change, words, copied, assert_refused):
     """One sentence, status 2, and the run's files as they were: no silent start from nothing or from another step."""
     for file in (copied / "checkpoints" / "step-000004").glob(name):
         file.write_bytes(change(file.read_bytes())) if change else file.unlink()
     there = {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")}
-    assert_refused(train.main, ["--resume", copied, "--steps", "6"], "error: --resume ", "give", *names)
+    assert_refused(train.main, ["--resume", copied, "--steps", "6"], words)
     assert {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")} == there
-
-
-def test_rows_that_were_lost_are_not_trained_again(copied, assert_refused):
-    """A checkpoint whose steps have no rows would go on from another step: refused."""
-    rows = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (copied / "metrics.jsonl").write_text("".join(rows[:4]))  # steps 1 to 3
-    assert_refused(train.main, ["--resume", copied, "--steps", "6"], "metrics.jsonl lacks rows of its 4 steps")
-    assert resume(copied / "checkpoints" / "step-000003") == 0
 
 
 def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
@@ -172,18 +144,17 @@ def test_a_resumed_run_may_learn_more_slowly(copied):
 
 
 @pytest.mark.parametrize(
-    "flags, names",
+    "flags, words",
     [
-        ("--steps 3", ["--steps 3", "step 4"]),
-        ("--steps 6 --seed 5", ["--seed 5", "has 1"]),
-        ("--steps 6 --name fork", ["--name fork", "has run"]),
-        ("--steps 6 --method grpo", ["--method grpo", "shear"]),
+        ("--steps 3", "--steps 3: the checkpoint is of step 4 already"),
+        ("--steps 6 --seed 5", "has 1; leave the flag out"),
+        ("--steps 6 --name fork", "has run; leave the flag out"),
+        ("--steps 6 --method grpo", "has shear; leave the flag out"),
     ],
 )
-def test_a_resumed_run_is_the_same_run(flags, names, whole, assert_refused):
-    """What would make it another is refused; `nowhere` is no run."""
-    assert_refused(train.main, ["--resume", whole, *flags.split()], *names)
-    assert_refused(train.main, ["--resume", whole / "nowhere"])
+def test_a_resumed_run_is_the_same_run(flags, words, whole, assert_refused):
+    """What would make it another is refused."""
+    assert_refused(train.main, ["--resume", whole, *flags.split()], words)
 
 
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):

@@ -85,7 +85,7 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
     out = ["--out", str(tmp_path / "out")]
     assert command.main(["--model", models[0], *SMALL, *out]) == 0
     others = (
-        (["--temperature", "0"], "protocol: temperature is 0.0; the gener"),
+        (["--temperature", "0"], "protocol: temperature is 0.0; "),
         (["--toy-seed", "5"], "data: embedded is {'k'"),
     )
     for flags, words in others:
@@ -98,26 +98,24 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
-    """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289."""
+    """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289. The same again is no other."""
     program = {"response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}}
     lines = [
-        {"group": 0, "solution": r"\boxed{7}", "gold": "7"},
-        {"group": 0, "solution": r"\boxed{8}", "gold": "7"},
-        {"group": 1, "response": r"\boxed{7}", "answer": "7", "truncated": True},
-        {"group": 1, "response": "7", "answer": "7"},
-        *[{"group": 2, **program}] * 2,
+        {"problem": 0, "response": r"\boxed{7}", "answer": "7"},
+        {"problem": 0, "response": r"\boxed{8}", "answer": "7"},
+        {"problem": 1, "response": r"\boxed{7}", "answer": "7", "truncated": True},
+        {"problem": 1, "response": "7", "answer": 7},
+        {"problem": 2, **program},
     ]
     files.append_rows(tmp_path / "r.jsonl", lines)
-    assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
+    for _ in range(2):
+        assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
     (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]["replay"].values()
-    assert (found["mean"], found["samples"], found["right"]) == (0.5, 6, 3)
+    assert (found["mean"], found["samples"], found["right"]) == (0.5, 5, 2)
     assert found["error"] == pytest.approx(0.5 / math.sqrt(3))
-    assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 6)
+    assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 5)
     printed = capsys.readouterr().out
-    assert "50.0 ± 28.9" in printed and "missing" not in printed
-    files.append_rows(tmp_path / "fewer.jsonl", lines[:-1])
-    assert command.main(["--replay", str(tmp_path / "fewer.jsonl"), "--out", str(tmp_path / "fewer")]) == 0
-    assert "1 samples are missing" in capsys.readouterr().out
+    assert "50.0 ± 28.9" in printed and "1 samples are missing" in printed
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
@@ -169,14 +167,13 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
         "b": {"last": "2", "last_average": 0.3, "best": "2", "best_average": 0.3},
     }
     printed = capsys.readouterr().out
-    assert "a: last 70.0 (3); best 90.0 (2), of 3\n" in printed and "of 3 (2 without an average)" in printed
-    assert "c: none of 2 has an average" in printed
+    assert "a: last 70.0 (3); best 90.0 (2), of 3 " in printed and "of 1 with an average" in printed
     assert "last, mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed  # .4 / sqrt(2), ddof 1
     table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.split("\n") if line.startswith("|")]
     assert table[0] == ["", *SUITES["math"], "average"]
-    assert table[2] == ["2 runs, best", "70.0±42.4", "60.0±42.4", "50.0±42.4", *["60.0±42.4"] * 3]
+    assert table[2] == ["2 runs, best", "70.0 ± 42.4", "60.0 ± 42.4", "50.0 ± 42.4", *["60.0 ± 42.4"] * 3]
     assert [line[0] for line in table[3:]][::4] == ["GRPO †", "SHEAR †"]
-    assert table[3][1] == "33.6±1.9" and table[-1][-1] == "51.2±0.8"
+    assert table[3][1] == "33.6 ± 1.9" and table[-1][-1] == "51.2 ± 0.8"
 
 
 def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):
@@ -192,7 +189,6 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     ("flags", "words"),
     [
         ([], "give one of --model, --from, --replay and --runs"),
-        (["--model", "M", "--from", "D"], "give one of"),
         (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
         (["--model", "M", "--select", "best"], "M: is no run of train.py"),
@@ -200,11 +196,10 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
         (["--model", "M", "--lcb-window", "May", "June"], "--lcb-window May June: "),
         (["--model", "M", "--lcb-window", "2025-06-01", "2025-05-01"], "ends before it begins"),
-        (["--model", "M", "--speed"], "see python eval.py --help"),
         (["--from", "/no/folder"], "/no/folder/settings.json: cannot be read"),
         (["--runs", "/no/run"], "/no/run/metrics.jsonl: cannot be read"),
         (["--replay", "/no/file"], "--replay /no/file: cannot be read"),
-        (["--replay", "r.jsonl"], 'row 1: needs "response", "problem"'),
+        (["--replay", "r.jsonl"], 'row 1: needs "problem", "response"'),
         (["--runs", "run"], "--runs run: has no benchmarks in metrics.jsonl"),
     ],
 )

@@ -102,7 +102,7 @@ def asked(starts, monkeypatch):
 
     def backward(run, batch, minibatch):
         orders.append(minibatch.tolist())
-        return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0), []
+        return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0)
 
     for module in (harness.run, evaluation):
         monkeypatch.setattr(module, "rollout", rollout)
