@@ -106,8 +106,7 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     models = find_models(args)
     task = files.run_of(next(iter(models.values()))).get("task")
     names = args.bench or ["embedded" if task == "embedded" else "math"]
-    window = tuple(args.lcb_window or benchmarks.LCB_WINDOW)
-    sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models), window)
+    sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models))
     protocol = Protocol(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)})
     for loaded in sets:
         if max(args.pass_at, default=0) > samples_of(loaded, protocol) * len(args.seeds):

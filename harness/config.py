@@ -11,7 +11,6 @@ run's config.json; the flags in MAY_CHANGE can be overridden. Methods and their 
 """
 
 import argparse
-import datetime
 import difflib
 import itertools
 import math
@@ -26,7 +25,7 @@ from pathlib import Path
 from credit.table import METHODS, NEEDS, options_of
 from grading import sandbox
 from harness.paper_tables import PAPER
-from tasks.rows import BadInput, reading
+from tasks.rows import BadInput
 
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 # The flags that `--help` shows.
@@ -66,15 +65,12 @@ MAY_CHANGE = set(
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Omits empty defaults; shows N as the placeholder of numeric flags."""
+    """Omits empty defaults."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         if action.default in (None, []) or action.default is False:
             return action.help
         return super()._get_help_string(action)
-
-    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
-        return "N" if action.type else super()._get_default_metavar_for_optional(action)
 
 
 class Parser(argparse.ArgumentParser):
@@ -394,8 +390,6 @@ def eval_parser() -> Parser:
     add("--model", nargs="+", default=[], help="Hugging Face folders, hub ids, or runs of train.py (their last model)")
     add("--bench", nargs="+", help="math, code, embedded, or names of benchmarks; embedded for its models, else math")
     add("--data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark; twice for two files")
-    window = "LiveCodeBench: first, last day; if not given: the paper's, see docs/evaluation.md"
-    add("--lcb-window", nargs=2, metavar="DATE", help=window)
     add("--out", help="folder for generations and tables; if not given: in evals/, named by models and benchmarks")
     add("--from", dest="saved", metavar="DIR", help="no model: the table of the generations in DIR")
     add("--replay", metavar="FILE", help="no model: grade the responses in FILE")
@@ -436,9 +430,4 @@ def parse_eval(argv: list[str] | None = None) -> argparse.Namespace:
         args.temperature, args.samples = 0.0, 1
     if len(set(args.seeds)) < len(args.seeds):
         raise BadInput(f"--seeds {' '.join(map(str, args.seeds))}: must be different; change them")
-    if args.lcb_window:
-        with reading(f"--lcb-window {' '.join(args.lcb_window)}", "give two days as 2025-02-01"):
-            first, last = map(datetime.date.fromisoformat, args.lcb_window)
-        if first > last:
-            raise BadInput(f"--lcb-window {first} {last}: ends before it begins; swap them")
     return args

@@ -103,21 +103,6 @@ def evaluate_benchmark(
     return rows
 
 
-def evaluate_all(
-    sampler: Sampler, sets: list[Loaded], protocol: Protocol, ranks: Ranks, *, seed: int, path: Path
-) -> dict[str, dict]:
-    """`summarise` of the model on each of several sets; generations go to the file `path`, which is begun anew."""
-    if ranks.main:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)
-    results = {}
-    for loaded in sets:
-        rows = evaluate_benchmark(sampler, loaded, protocol, ranks, seeds=[seed], path=path)
-        source = {"revision": loaded.revision, "window": loaded.window}
-        results[loaded.benchmark.name] = {**summarise(rows), **source}
-    return results
-
-
 def blocks_of(loaded: Loaded, protocol: Protocol) -> list[list[dict]]:
     """The problems, as many together as make about `block` responses."""
     size = max(1, protocol.block // samples_of(loaded, protocol))

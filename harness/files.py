@@ -1,8 +1,8 @@
 """Files and folders: written whole or not at all, locked, read back with the line that is wrong in the error.
 
-write_whole, write_json, append_rows, whole_folder
-                                                   a file or folder is never half there
-rows(path), settings_in(path)                   JSON lines, a JSON object; BadInput names file and line
+write_whole, write_json, whole_folder           a file or folder is never half there
+append_rows(path, rows), rows(path)             JSON lines; BadInput names file and line
+settings_in(path)                               a JSON object
 made(folder, ranks, settings)                   a command's own folder, made and locked
 config_of(folder), run_of(path), origin_of(..)  the run that a folder is, or that a model's folder lies in
 """
@@ -23,34 +23,31 @@ from tasks.rows import reading, regular
 
 @contextmanager
 def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
-    """The folder of --out, made and locked by rank 0 for all; what was made goes again if it stays empty.
+    """The folder of --out, made and locked by rank 0 for all; it goes again if it stays empty.
 
     Raises BadInput where it cannot be made, or another process writes there, or it holds files of others: the
     command's `settings` are not among them.
     """
-    handle, new = None, []
+    handle = None
     with together(ranks):
         if ranks.main:
-            new = [place for place in (folder, *folder.parents) if not place.exists()]
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 handle = os.open(folder, os.O_RDONLY)
+                if any(folder.iterdir()) and not (folder / settings).exists():
+                    raise BadInput(f"--out {folder}: holds other files, and no {settings}; choose another")
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise BadInput(f"--out {folder}: another process is writing there; end it first") from error
             except OSError as error:
                 raise BadInput(f"--out {folder}: cannot be made ({error}); choose another") from error
-            if any(folder.iterdir()) and not (folder / settings).exists():
-                raise BadInput(f"--out {folder}: holds other files, and no {settings}; choose another")
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise BadInput(f"--out {folder}: another process is writing there; end it first") from error
     try:
         yield
     finally:
         if ranks.main:
             os.close(handle)
             with suppress(OSError):  # not empty
-                for place in new:
-                    place.rmdir()
+                folder.rmdir()
 
 
 @contextmanager
@@ -100,11 +97,6 @@ def with_nan(value):
     return math.nan if value is None else value
 
 
-def has(value, forms: dict[str, type]) -> bool:
-    """Whether JSON is an object with values of these types."""
-    return isinstance(value, dict) and all(name in value and isinstance(value[name], forms[name]) for name in forms)
-
-
 def rows(path: Path, forms: dict[str, type] | None = None) -> list[dict]:
     """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput, naming the line.
 
@@ -128,8 +120,8 @@ def settings_in(path: Path, forms: dict[str, type] | None = None) -> dict:
 def object_of(text: str, forms: dict[str, type]) -> dict:
     """The object in a JSON text; raises ValueError unless it has values of these `forms`."""
     value = json.loads(text)
-    if not has(value, forms):
-        raise ValueError(f"not an object{' with ' * bool(forms)}{', '.join(forms)} of their types")
+    if not isinstance(value, dict) or not all(isinstance(value.get(name, ...), forms[name]) for name in forms):
+        raise ValueError(f"not an object with {', '.join(forms) or 'keys'}")
     return value
 
 

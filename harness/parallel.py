@@ -209,11 +209,6 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     return policy, sampler
 
 
-def local(value: Tensor) -> Tensor:
-    """This rank's part of a tensor that may be sharded."""
-    return value.to_local() if hasattr(value, "to_local") else value
-
-
 def full(value: Tensor) -> Tensor:
     """A tensor that may be sharded, whole. All ranks must call it."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value

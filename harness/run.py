@@ -27,7 +27,7 @@ from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, files, memory, parallel, report
-from harness.evaluation import Sampler, evaluate_all, protocol_of
+from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
 from harness.models import sampling_of
 from harness.parallel import Ranks
@@ -165,8 +165,15 @@ def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
     sampling = sampling_of(run.args, run.frozen.model)
     sampler = Sampler(run.frozen.model, run.tokenizer, run.args.model or "made here", sampling)
-    path = run.folder / "eval" / f"step-{step:06d}.jsonl"
-    return evaluate_all(sampler, run.sets, protocol_of(run.args), run.ranks, seed=run.args.seed, path=path)
+    path, results = run.folder / "eval" / f"step-{step:06d}.jsonl", {}
+    if run.ranks.main:
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+    for loaded in run.sets:
+        options = dict(seeds=[run.args.seed], path=path)
+        rows = evaluate_benchmark(sampler, loaded, protocol_of(run.args), run.ranks, **options)
+        results[loaded.benchmark.name] = {**summarise(rows), "revision": loaded.revision, "window": loaded.window}
+    return results
 
 
 def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:

@@ -20,7 +20,7 @@ from fast import packing
 from fast.race import race
 from grpo import Policy, Rollouts, log_probs, pad_left, policy_loss
 from harness import files
-from harness.parallel import local, moved
+from harness.parallel import moved
 from shear import Spans, shear_weights
 
 DEVICE = torch.device("cuda")
@@ -143,7 +143,7 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
         tensors = []
         for parameter in run.optimizer.param_groups[0]["params"]:
             tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
-        kept[key] = [local(tensor).to("cpu", copy=True) for tensor in tensors]
+        kept[key] = [getattr(tensor, "_local_tensor", tensor).to("cpu", copy=True) for tensor in tensors]
 
     monkeypatch.setattr(train, "save_checkpoint", lambda run, step: (save(run, step), keep(run, step)))
     monkeypatch.setattr(train, "restore", lambda run: (restore(run), keep(run, "restored"))[0])
