@@ -265,23 +265,18 @@ def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> Non
     tqdm.write(wrapped(f"all rewards are {reward:.0f}, so nothing can be learnt: {reasons}; {remedy}"))
 
 
-def print_ends(before: dict, after: dict) -> None:
-    """Held-out accuracies before and after training; where the first error is known, how well the weights find it."""
+def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]) -> None:
+    """What training has changed, the curve, the measured peak of memory, and what to type next."""
+    files.append_rows(folder / "metrics.jsonl", [{"after": after}])
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
         first, last = percent(*before[name][:2]), percent(*after[name][:2])
         print(f"{name + ' accuracy, %':27}{first:>14}{last:>14}")
-    if before.get("localisation") or after.get("localisation"):
-        unknown = dict.fromkeys(("auc", "auc_position"), math.nan)  # where no group was mixed
-        first, last = before.get("localisation") or unknown, after.get("localisation") or unknown
+    unknown = dict.fromkeys(("auc", "auc_position"), math.nan)  # where no group was mixed
+    first, last = before.get("localisation") or unknown, after.get("localisation") or unknown
+    if first is not last:
         print(f"{'AUC to the true first error':27}{first['auc']:14.3f}{last['auc']:14.3f}")
         print(f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}")
-
-
-def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]) -> None:
-    """The evaluation after training, the curve, the measured peak of memory, and what to type next."""
-    files.append_rows(folder / "metrics.jsonl", [{"after": after}])
-    print_ends(before, after)
     if after.get("example"):
         print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")
         print("\n".join(after["example"]))
@@ -305,17 +300,11 @@ def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespac
             left.errorbar(step, mean, error, fmt=marker, color=COLOURS[name], label=label)
     left.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task")
 
-    def curve(name: str) -> np.ndarray:
-        return np.array([m.get(name, math.nan) for m in history])
-
-    if any("weight_before" in m for m in history):
-        right.plot(steps, curve("weight_before"), label="weight before the first error")
-        right.plot(steps, curve("weight_after"), label="weight from it on")
-    else:
-        mean, std = curve("weight_mean"), curve("weight_std")
-        right.plot(steps, mean, label="weight, mean ± std")
-        right.fill_between(steps, mean - std, mean + std, alpha=0.2)
-    right.plot(steps, curve("equal_groups"), ":", color="C7", label="no-signal share")
+    sides = {"weight_before": "weight before the first error", "weight_after": "weight from it on"}
+    names = sides if any("weight_before" in m for m in history) else {"weight_mean": "mean weight"}
+    for name, label in names.items():
+        right.plot(steps, [m.get(name, math.nan) for m in history], label=label)
+    right.plot(steps, [m["equal_groups"] for m in history], ":", color="C7", label="no-signal share")
     right.set(xlabel="step", ylabel="mean token weight; share of groups", title="token weights and no-signal groups")
     right.set_ylim(min(0, right.dataLim.ymin))
     for axes in (left, right):
