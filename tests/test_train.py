@@ -100,9 +100,7 @@ def test_a_run_leaves_what_it_promises(learning):
     """config, metrics, samples with token weights, a picture, and a folder that transformers loads."""
     folder = learning / "small"
     config = json.loads((folder / "config.json").read_text())
-    assert (
-        config["lr"] == 4e-4 and config["window"] == 4 and config["method"] == "shear" and "torch" in config["versions"]
-    )
+    assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
     before, *metrics, after = rows(folder / "metrics.jsonl")
     assert before["before"] and after["after"] and [row["step"] for row in metrics] == list(range(1, 9))
     assert metrics[0]["abs_log_ratio"] < 1e-5 and metrics[0]["nbar"] > 0
@@ -362,9 +360,9 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
 def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
     """And no others; the problems that come in are others, each with its own rollouts and verdicts; N bounds it."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--rollouts-per-prompt", "4"])
-    drawn, asked = [], []
+    drawn = []
 
-    def verdicts(problems, rollouts):
+    def verdicts(task, problems, rollouts):
         """Of equal rewards in the groups 1 and 3 of what is sampled at once, with one verdict alone in 5."""
         drawn.append((problems, rollouts.texts))
         scores = [1.0, 0.0, 1.0, 0.0] * len(problems)
@@ -372,20 +370,16 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
             scores[4 * group : 4 * group + 4] = [score, score, score, score or 0.0][: len(scores) - 4 * group]
         return [Verdict(score, "drawn") for score in scores]
 
-    monkeypatch.setattr(type(run.task), "verdicts", lambda task, *inputs: verdicts(*inputs))
-    for most in (0, 1, 9, 9):
-        run.args.dynamic_sampling = most
-        torch.manual_seed(0)
+    monkeypatch.setattr(type(run.task), "verdicts", verdicts)
+    for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
-        clock, problems = train.report.Clock(torch.device("cpu")), run.task.draw(2, 8, 0)
+        run.args.dynamic_sampling, clock = most, train.report.Clock(torch.device("cpu"))
+        problems = run.task.draw(2, 8, 0)
         sampled = train.sample_and_grade(run, problems, 4, 1.0, clock)
-        asked.append((train.resample_equal(run, 2, problems, *sampled, clock), list(drawn)))
-    (plain, _, _, none), (*_, some), (problems, rollouts, graded, more), (_, same, *_) = (found for found, _ in asked)
-    assert (none, some, more) == (0, 3, 3 + 1) and plain == run.task.draw(2, 8, 0)
-    first, second, third = asked[2][1]
-    assert [len(second[0]), len(third[0])] == [3, 1]
+        problems, rollouts, graded, replaced = train.resample_equal(run, 2, problems, *sampled, clock)
+        assert replaced == expected
+    first, second, third = drawn
     come_from = [(first, 0), (second, 0), (first, 2), (third, 0), (first, 4), (second, 2), (first, 6), (first, 7)]
-    assert rollouts.texts == same.texts
     for group, ((of_problems, texts), place) in enumerate(come_from):
         rows = slice(4 * group, 4 * group + 4)
         assert problems[group] == of_problems[place] and rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
