@@ -7,7 +7,7 @@
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318; eps: App. B) and its protocol.
 `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent. `--task embedded`, the
 default without `--model`, replaces those in EMBEDDED; `--smoke` those in SMOKE. `--resume` restores all flags from the
-run's config.json; the flags in MAY_CHANGE can be overridden. Methods and their options are those of `credit/table.py`.
+checkpoint; the flags in MAY_CHANGE can be overridden. Methods and their options are those of `credit/table.py`.
 """
 
 import argparse

@@ -73,15 +73,10 @@ def join(device: str, threads: int = 0) -> Ranks:
         # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are nearly always new.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if world > 1 and not dist.is_initialized():  # else the caller's own group
-        end_with_the_launcher()
+        if sys.platform == "linux":  # or ranks would go on, and hold their GPUs, when their launcher is killed
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
     return Ranks(rank, world, place)
-
-
-def end_with_the_launcher() -> None:
-    """Ask Linux to end this process with its parent, or ranks would go on, and hold their GPUs, when it is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
 
 
 def leave() -> None:

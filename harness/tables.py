@@ -93,8 +93,7 @@ def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str 
     if len(results) > 1:
         last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
         for method, printed in paper.items():  # its own average, which is not always that of its row
-            of_row = float(np.mean([printed.get(name, (math.nan,))[0] for name in results]))
-            last[method] = percent(printed.get(suite_of(results), (of_row,))[0] / 100)
+            last[method] = percent(printed.get(suite_of(results), (math.nan,))[0] / 100)
         rows.append(last)
     legend = [f"†: the paper's, {backbone}"] if backbone else []
     if has_infra:
