@@ -101,11 +101,10 @@ def test_a_checkpoint_is_a_folder_that_other_tools_load(whole):
     assert tokenizer("a=1;a?\n")["input_ids"] == toy.make_tokenizer()("a=1;a?\n")["input_ids"]
 
 
-def test_checkpoints_come_as_often_as_asked(tmp_path, taught):
+def test_checkpoints_come_as_often_as_asked(copied):
     """And after the last step; --keep of them stay."""
-    flags = ["--model", taught, "--name", "run", "--out", str(tmp_path), "--save-every", "2", "--keep", "2"]
-    assert train.main([*SIZES, *flags, "--steps", "5"]) == 0
-    assert [path.name for path in checkpoint.complete(tmp_path / "run")] == ["step-000004", "step-000005"]
+    assert resume(copied, "--steps", "7", "--save-every", "2", "--keep", "2") == 0
+    assert [path.name for path in checkpoint.complete(copied)] == ["step-000006", "step-000007"]
 
 
 @pytest.mark.parametrize(
