@@ -15,9 +15,9 @@ policy-gradient step for every `--prompts-per-update` of the prompts. Each rank 
 until token advantages are known; the steps are then taken by all ranks together, over the rollouts of all.
 
 Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
-a step), samples.jsonl (a group a step, with token weights), curve.png, `start/` (the embedded task's warmed-up model),
-`checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in metrics.jsonl; where they
-arises, `prm/` (the embedded task's reward model).
+a step), samples.jsonl (a group a step, with token weights), curve.png, `checkpoints/` and `model/`; with --eval-every
+also `eval/` (every generation), its numbers in metrics.jsonl; on the embedded task `start/` (the warmed-up model) and
+`prm/` (its reward model, where a method needs one).
 """
 
 import argparse

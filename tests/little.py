@@ -1,4 +1,4 @@
-r"""train.py on an embedded task that a small model learns in seconds: of two rows of digits one is to be read.
+r"""In place of tasks/toy.py's functions of these names, a task that a small model learns in seconds: of two rows of digits one is to be read.
 
     prompt     a=3141;b=2718;b?          the rows differ in their last digits
     response   b2e                       a line a digit: label, that row's digit, a filler
@@ -10,9 +10,7 @@ Demonstrations slip mostly where the digit is 7 to 9, and never return. A first 
 """
 
 import re
-import sys
 
-import train
 from tasks import toy
 
 LINE = re.compile(r"([ab])\d[c-h]\n")
@@ -48,7 +46,5 @@ def first_error(problem: dict, tokens: list[str]) -> toy.FirstError | None:
     return None if is_right else error or toy.FirstError(start, "format", start + 1)
 
 
-if __name__ == "__main__":
-    toy.make_problem, toy.demonstrate, toy.first_error = make_problem, demonstrate, first_error
-    toy.response_tokens = lambda lines: 4 * lines + 4
-    sys.exit(train.main())
+def response_tokens(lines: int) -> int:
+    return 4 * lines + 4

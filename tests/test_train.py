@@ -1,5 +1,6 @@
 """train.py, run in process as a user would run it: it learns, it writes what it says, it refuses bad input."""
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -9,8 +10,8 @@ import random
 import shlex
 import shutil
 import signal
-from pathlib import Path
 
+import little
 import pytest
 import torch
 from cases import ALONE, SMALL, filled, interrupt, made_batch, saved, without_text
@@ -37,6 +38,7 @@ from tasks import toy
 # Of little.py's task, which a small model learns in eight steps of a third of a second.
 LEARN = "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2"
 LEARN += " --heldout 64 --eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
+PLOT = harness.run.report.plot  # which other runs here do without
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()  # for what has nothing to learn
 pytestmark = pytest.mark.usefixtures("no_curve")
 
@@ -75,10 +77,17 @@ def credited(run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: 
 
 
 @pytest.fixture(scope="module")
-def learning(ended):
-    """Where LEARN wrote its run."""
-    little = str(Path(__file__).with_name("little.py"))
-    return ended(little, *LEARN.split(), "--threads", "1", "--name", "small", "--out")
+def learning(tmp_path_factory):
+    """Where LEARN wrote its run, and what it `printed`."""
+    folder = tmp_path_factory.mktemp("learning")
+    with pytest.MonkeyPatch.context() as patch, (folder / "printed").open("w") as printed:
+        for name in ("make_problem", "demonstrate", "first_error", "response_tokens"):
+            patch.setattr(toy, name, getattr(little, name))
+        patch.setattr(harness.run.report, "plot", PLOT)
+        patch.chdir(folder)
+        with contextlib.redirect_stdout(printed):
+            assert train.main([*LEARN.split(), "--threads", "1", "--out", "."]) == 0
+    return folder
 
 
 def test_shear_learns_the_embedded_task(learning):
@@ -86,7 +95,7 @@ def test_shear_learns_the_embedded_task(learning):
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
-    first, *_, last = rows(learning / "small" / "metrics.jsonl")
+    first, *_, last = rows(learning / "embedded-shear-1" / "metrics.jsonl")
     before, after = first["before"], last["after"]
     assert after["greedy"][0] >= before["greedy"][0] + 0.20
     assert after["sampled"][0] >= before["sampled"][0] + 0.20
@@ -98,7 +107,7 @@ def test_shear_learns_the_embedded_task(learning):
 
 def test_a_run_leaves_what_it_promises(learning):
     """config, metrics, samples with token weights, a picture, and a folder that transformers loads."""
-    folder = learning / "small"
+    folder = learning / "embedded-shear-1"
     config = json.loads((folder / "config.json").read_text())
     assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
     before, *metrics, after = rows(folder / "metrics.jsonl")
