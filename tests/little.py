@@ -1,4 +1,4 @@
-r"""In place of tasks/toy.py's functions of these names, a task that a small model learns in seconds: of two rows of digits one is to be read.
+r"""A task that a small model learns in seconds, for tasks/toy.py's functions of these names: of two rows one is read.
 
     prompt     a=3141;b=2718;b?          the rows differ in their last digits
     response   b2e                       a line a digit: label, that row's digit, a filler
