@@ -61,7 +61,7 @@ def test_step_metrics_are_those_of_the_batch(step):
     one.problems = batch.problems[:1]
     metrics_of_one = report.step_metrics(one, task, tokenizer)
     assert metrics_of_one["reward"] == pytest.approx(1 / 3) and metrics_of_one["equal_groups"] == 0
-    assert metrics_of_one["infra_errors"] == 1
+    assert metrics_of_one["infra_errors"] == metrics_of_one["solved"] == 1
     unknown = report.step_metrics(batch, dataclasses.replace(task, first_error=None), tokenizer)
     assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     assert (metrics["weight_before"], metrics["weight_after"]) == pytest.approx((0.1, 0.9))
