@@ -54,7 +54,6 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.batch import Batch
 from credit.shear_settings import Settings
 from fast.distances import token_distances
 from fast.packing import packing_of
@@ -100,10 +99,7 @@ class States(NamedTuple):
     """Rollout groups that are measured together."""
 
     name: str
-    hidden: Tensor  # (B, T, d)
-    mask: Tensor  # (B, T) bool
-    correct: Tensor  # (B,) bool
-    group_size: int  # G; rollouts of a group are adjacent
+    groups: list[tuple[Tensor, Tensor, Tensor]]  # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
     window: int = Settings.window
     stride: int = Settings.stride
 
@@ -117,24 +113,24 @@ def synthetic(size: int, width: int, tokens: int, device: torch.device) -> State
     hidden = torch.nn.functional.rms_norm(hidden, (width,)).to(device, dtype)
     mask = torch.ones(size, tokens, dtype=torch.bool, device=device)  # (G, T)
     correct = torch.arange(size, device=device) % 2 == 0  # (G,)
-    return States(f"random walks, G {size}, T {tokens:,}, d {width:,}", hidden, mask, correct, size)
+    return States(f"random walks, G {size}, T {tokens:,}, d {width:,}", [(hidden, mask, correct)])
 
 
 def states_of_step(args: argparse.Namespace, device: torch.device) -> States:
     """As many groups of a model's rollouts as a training step has, with its spans; raises BadInput."""
     ready = set_up(args, Ranks(0, 1, device))
     task, model, tokenizer = ready.task, ready.model.eval().to(device), ready.tokenizer
+    policy, groups = Policy(model, **packing_of(model)), []
     torch.manual_seed(args.seed)
-    problems = task.heldout[: args.prompts_per_step]
-    sampled = [prefixes.sampled(args, task, model, tokenizer, problem) for problem in problems]
-    if not any(group.mixed for group in sampled):
+    for problem in task.heldout[: args.prompts_per_step]:
+        group = prefixes.sampled(args, task, model, tokenizer, problem)
+        if group.mixed:
+            batch = prefixes.scored(group, policy, task, tokenizer, args)
+            groups.append((spread(batch.hidden, batch.rollouts.mask), batch.rollouts.mask, batch.correct))
+    if not groups:
         raise BadInput(f"--model {args.model}: none of its groups holds right and wrong rollouts; give another")
-    policy = Policy(model, **packing_of(model))
-    batch = Batch.cat([prefixes.scored(group, policy, task, tokenizer, args) for group in sampled])
-    mask, size = batch.rollouts.mask, args.rollouts_per_prompt  # (B, T)
-    hidden = spread(batch.hidden, mask)  # (B, T, d)
-    name = f"{args.model}, a step of {len(mask)} rollouts, G {size}, T {mask.shape[1]}, d {hidden.shape[-1]}"
-    return States(name, hidden, mask, batch.correct, size, args.window, args.stride)
+    size, _, width = groups[0][0].shape
+    return States(f"{args.model}, a training step, G {size}, d {width}", groups, args.window, args.stride)
 
 
 # ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place --------------------
@@ -203,15 +199,8 @@ PEERS = {  # and which share of --pairs each solves: loops fewer, as they take l
 
 
 def two_sided(states: States) -> list[tuple[Side, Side]]:
-    """The right and the wrong side of each group that has both."""
-    sides = []
-    for start in range(0, len(states.mask), states.group_size):
-        group = slice(start, start + states.group_size)
-        hidden, mask, correct = states.hidden[group], states.mask[group], states.correct[group]
-        right, wrong = two_sides(hidden, mask, correct, states.window, states.stride)
-        if right is not None:
-            sides.append((right, wrong))
-    return sides
+    """The right and the wrong side of each group."""
+    return [two_sides(*group, states.window, states.stride) for group in states.groups]
 
 
 def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
@@ -277,7 +266,7 @@ def seconds_of(solve: Callable[[], Tensor], device: torch.device) -> float:
 
 def table(states: States, flags: argparse.Namespace) -> list[str]:
     """Seconds of a group, ratios to ours, and errors; peers get pairs of one group alone. Raises BadInput."""
-    sides, stats = two_sided(states), defaultdict(list)
+    sides, stats, device = two_sided(states), defaultdict(list), states.groups[0][0].device
     ours(states, stats)
     iterations = torch.cat(stats["sinkhorn_iterations"])  # (pairs,)
     solved, total = len(torch.cat(stats["sinkhorn_error"])), len(iterations)
@@ -290,14 +279,14 @@ def table(states: States, flags: argparse.Namespace) -> list[str]:
         raise BadInput(f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out")
     truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
     # A call, how many pairs it solves, and what the first of its values should be.
-    solvers = {"ours": (partial(ours, states), total, true_minima(right, wrong))}
+    solvers = {"ours": (partial(ours, states), total, true_minima(*sides[0]))}
     for name, (function, share) in PEERS.items():
         count = min(len(pairs.costs), max(1, int(most * share)))
         solvers[name] = partial(in_batches, function, pairs, count), count, truth
     seconds = np.zeros((flags.rounds, len(solvers)))
     for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
         for column, (solve, count, _) in enumerate(solvers.values()):
-            seconds[turn, column] = seconds_of(solve, states.mask.device) * total / count  # of all pairs
+            seconds[turn, column] = seconds_of(solve, device) * total / count  # of all pairs
     medians, ratios, rows = np.median(seconds, 0), seconds / seconds[:, :1], []
     for column, (name, (solve, count, expected)) in enumerate(solvers.items()):
         times = ratios[:, column]

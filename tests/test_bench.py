@@ -53,8 +53,9 @@ def test_the_states_of_a_step_are_those_of_its_groups(taught):
     """With the task's own spans."""
     words = ["--task", "embedded", "--model", taught, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()]
     states = bench.states_of_step(parse_args(words), CPU)
-    assert states.correct.any() and not states.correct.all() and (states.window, states.stride) == (12, 6)
-    assert states.hidden.shape[:2] == states.mask.shape and states.group_size == 8
+    assert (states.window, states.stride) == (12, 6)
+    for hidden, mask, correct in states.groups:
+        assert correct.any() and not correct.all() and hidden.shape[:2] == mask.shape and len(mask) == 8
 
 
 @pytest.mark.parametrize(
@@ -76,10 +77,11 @@ def test_a_pair_is_measured_however_wide_the_spans(small):
 def test_responses_without_a_whole_span_are_refused(small):
     """A right one of 6 tokens, and a wrong one of 5, whose span is filled up; or a second group that has one."""
     short = synthetic(2, 8, 6, CPU)
-    short.mask[1, 5] = False
+    [(hidden, mask, correct)] = short.groups
+    mask[1, 5] = False
     flags = argparse.Namespace(pairs=8, rounds=1)
     with pytest.raises(BadInput, match="no span of 100 tokens is full on both sides"):
         bench.table(short, flags)
-    both = torch.cat([short.hidden, short.hidden]), torch.cat([short.mask, torch.ones_like(short.mask)])
-    lines = bench.table(short._replace(hidden=both[0], mask=both[1], correct=short.correct.repeat(2)), flags)
+    lines = bench.table(short._replace(groups=[*short.groups, (hidden, torch.ones_like(mask), correct)]), flags)
     assert "2 pairs, mixed groups: 2" in lines[0]
+    assert float(lines[3].split("|")[-2]) < 1e-3  # ours, whose first values are those of the first group
