@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from credit import ablations
-from credit.table import METHODS
 from fast.distances import token_distances
 from fast.race import race_matrix
 from shear import EPS, STRIDE, WINDOW, Spans, mean_norm, shear_weights, span_bounds, token_weights
@@ -28,7 +27,7 @@ from shear import EPS, STRIDE, WINDOW, Spans, mean_norm, shear_weights, span_bou
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of SHEAR, with the defaults of `shear_weights`. Raises ValueError for a bad window or choice."""
+    """The options of SHEAR, with the defaults of `shear_weights`."""
 
     window: int = WINDOW  # w, tokens
     stride: int = STRIDE  # s, tokens
@@ -40,13 +39,6 @@ class Settings:
     pool: str = "max"  # over the spans that cover a token
     max_iters: int = 100  # of Sinkhorn, a pair
     tol: float = 1e-3  # marginal error at which a pair stops
-
-    def __post_init__(self):
-        span_bounds(0, self.window, self.stride)  # raises for these, also where nothing is to be solved
-        choices = {name: option.choices for name, option in METHODS["shear"].options.items()}
-        for name, allowed in {**choices, "eps_unit": ("nbar", "raw")}.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
 
     @property
     def races(self) -> bool:
@@ -100,17 +92,9 @@ def group_weights(
             stats["closest"].append(ClosestSpans(of_right / nbar, right_to, of_wrong / nbar, wrong_to))
         return of_right, of_wrong
 
-    omega = shear_weights(
-        hidden,
-        mask,
-        correct,
-        window=settings.window,
-        stride=settings.stride,
-        eps=eps,
-        distances=token_distances,
-        closest=closest,
-        pool=token_weights if settings.pool == "max" else ablations.mean_weights,
-    )
+    hooks = dict(distances=token_distances, closest=closest)
+    hooks["pool"] = token_weights if settings.pool == "max" else ablations.mean_weights
+    omega = shear_weights(hidden, mask, correct, window=settings.window, stride=settings.stride, eps=eps, **hooks)
     return ablations.evened_out(omega, mask) if settings.normalize == "rollout" else omega
 
 
@@ -133,8 +117,8 @@ def pair_distances(
         return partial(ablations.sinkhorn_distances, reading=settings.reading, **limits)
     if settings.distance == "chamfer":
         return ablations.chamfer_distances
-    of_means = ablations.cosine_distances if settings.distance == "cosine" else ablations.mmd_distances
-    return partial(of_means, hidden[mask & correct[:, None]], hidden[mask & ~correct[:, None]])
+    of_states = {"cosine": ablations.cosine_distances, "mmd": ablations.mmd_distances}[settings.distance]
+    return partial(of_states, hidden[mask & correct[:, None]], hidden[mask & ~correct[:, None]])
 
 
 class Closest(NamedTuple):

@@ -13,9 +13,9 @@ object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
     that is the result.
   - It gives the same number, and the same builtin value, until the tests do anything else with the candidate. The
     builtin value of an immutable one is read once.
-  - It holds plain data if the builtin value under its class does, or if one of its items equals these. Predicates such
-    as `startswith` are those of the builtin value. Its own `__contains__` and predicates answer if the tests have used
-    it as no immutable plain data can be used (`trie.insert(word)`), or ask about another handle.
+  - It holds plain data if the builtin value under its class does, or if one of its items equals these; its own
+    `__contains__` is asked about another handle alone. Predicates such as `startswith` are those of the builtin value.
+    Its own answer once the tests have used it as no immutable plain data can be used (`trie.insert(word)`).
 
 Standard library only.
 """
@@ -80,7 +80,7 @@ class Handle:
         if name.startswith("__") and name not in ("__name__", "__dict__"):
             raise AttributeError(name)
         if name in PREDICATES and not (self._built and self._used):
-            return self._predicate(name)
+            return getattr(self._plain() if self._built else None, name)  # None has no predicates
         if name not in READING:
             object.__setattr__(self, "_used", True)
         origin = "result" if self._origin == "result" else "class" if name[0].isupper() else "part"
@@ -142,22 +142,6 @@ class Handle:
         kept = self._link.constants if isinstance(value, IMMUTABLE) else self._link.numbers
         kept[key] = value
         return value
-
-    def _predicate(self, name: str) -> Callable:
-        """`startswith` and the like of the builtin value under its class; its own for another handle."""
-        value = self._plain() if self._built else None
-        own = self._link.ask("getattr", self, name) if self._built and value is None else None
-        if value is None and own is None:
-            raise AttributeError(name)
-
-        def predicate(*args):
-            if value is not None:
-                return getattr(value, name)(*args)
-            if not args or not all(isinstance(arg, Handle) for arg in args):
-                raise TypeError(f"{name} of an object is no check of plain data")
-            return own(*args)
-
-        return predicate
 
     def _with_plain(self, name: str, other, swapped: bool):
         """Arithmetic with plain data; the result is plain where the builtin value under the class gives the same."""

@@ -143,15 +143,14 @@ def run_check(link: Link, tests: dict) -> bool:
     """HumanEval: `check(candidate)` beside the prompt's own helpers; the candidate has both its names."""
     entry_point = tests["entry_point"]
     namespace = dict(NAMESPACE)
-    prepare(tests["prompt"])
-    exec(read(tests["prompt"] + "\n    pass\n"), namespace)
-    code = read(tests["test"])
+    codes = [read(tests["prompt"] + "\n    pass\n"), read(tests["test"])]
+    prepare(tests["prompt"] + "\n" + tests["test"])
+    exec(codes[0], namespace)
     candidates = link.names([entry_point])
     if not candidates:
         return False
     namespace["candidate"] = namespace[entry_point] = candidates[entry_point]
-    prepare(tests["test"])
-    exec(code, namespace)
+    exec(codes[1], namespace)
     if "check" not in namespace:
         raise Unsupported("the test defines no check")
     namespace["check"](namespace["candidate"])
@@ -174,9 +173,8 @@ def run_asserts(link: Link, tests: dict) -> bool:
     wanted = set(mentioned) - set(builtin_names) - set(modules)
     candidates = link.names(wanted)
     if not candidates and ("*" in bound or wanted <= bound | LIBRARY.keys()):
-        candidates = dict(
-            list(link.names(builtin_names).items())[:1]
-        )  # then the first call of a builtin's name is meant
+        # then the first call of a builtin's name is meant
+        candidates = dict(list(link.names(builtin_names).items())[:1])
     subjects = tested(statements, candidates)
     python = {name: getattr(load(LIBRARY[name]), name) for name in LIBRARY.keys() & set(mentioned) - subjects}
     doubtful = python.keys() & candidates.keys()

@@ -116,17 +116,10 @@ def overwrite(old, new) -> bool:
     """
     if not isinstance(old, MUTABLE) or type(old) is not type(new):
         return False
-    keys = ()
-    if isinstance(old, list):
-        keys = range(min(len(old), len(new)))
-    elif isinstance(old, dict):
-        keys = old.keys() & new.keys()
-    for key in keys:
+    keys = old.keys() & new.keys() if isinstance(old, dict) else range(min(len(old), len(new)))
+    for key in keys if isinstance(old, dict | list) else ():
         if overwrite(old[key], new[key]):
             new[key] = old[key]
     old.clear()
-    if isinstance(old, dict | set):
-        old.update(new)
-    else:
-        old.extend(new)
+    (old.update if isinstance(old, dict | set) else old.extend)(new)
     return True

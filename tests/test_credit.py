@@ -62,9 +62,16 @@ def weights_of(method: str, batch: Batch) -> torch.Tensor:
 
 
 @pytest.fixture
-def told(tiny, monkeypatch) -> Batch:
+def told(scored_once) -> Batch:
+    """The batch, of which nothing is logged yet."""
+    return replace(scored_once, stats={})
+
+
+@pytest.fixture(scope="module")
+def scored_once() -> Batch:
     """Two groups of four worked responses, the second all wrong, scored by a tiny model with a trained adapter."""
-    model, tokenizer = tiny
+    model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+    torch.manual_seed(0)
     adapted(model, std=0.1)
     task = embedded_task(parse_args(FLAGS), tokenizer)
     problems = [task.train[0], task.train[1]]
@@ -75,9 +82,10 @@ def told(tiny, monkeypatch) -> Batch:
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
     scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
-    monkeypatch.setattr(methods.reward_model, "score_steps", score_lines)
     source = Source(policy, tokenizer, task, 3, prm=())
-    return made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods.reward_model, "score_steps", score_lines)
+        yield made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
 
 
 def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_tokens=0):
@@ -173,7 +181,7 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
         given = kwargs.get("input_ids", kwargs.get("inputs_embeds"))
         seen.append(given.shape[0] * given.shape[1])
 
-    model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
     assign_credit(method, told, flags(method, micro_tokens=100_000))
     if method == "oar-p":
         assert len(seen) == 2 * 4  # of the mixed group's rollouts: as it is, and all masked versions at once
@@ -181,6 +189,7 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
         assert len(seen) == PASSES.get(method, 0)
     seen.clear()
     assign_credit(method, told, flags(method, micro_tokens=90))
+    hook.remove()
     assert all(tokens <= 90 for tokens in seen)
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())

@@ -190,7 +190,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
     questions = [problem["problem"] for problem in problems]
     policy, words = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
-    pair = teacher.make_prm(policy, 1, set(), steps=70, seed=0)  # of 230 problems none can be spared
+    pair = teacher.make_prm(policy, 1, set(), steps=50, seed=0)  # of 230 problems none can be spared
     assert policy.config.vocab_size == len(words)
     assert all(parameter.requires_grad and parameter.grad is None for parameter in policy.parameters())
     texts = [toy.demonstrate(problem, rng) for problem in problems]

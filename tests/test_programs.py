@@ -10,9 +10,6 @@ candidate's text. docs/grading.md lists all of these.
 """
 
 import ast
-import json
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -122,8 +119,8 @@ CHEATS = [
     ("exit_patched", "import os\nos._exit = lambda code: None\ndef f(x): raise SystemExit", FIVE),
     ("exit_script_wrong", "import os\nprint(5, flush=True)\nos._exit(0)", SCRIPT),
     ("generator_exit", "def f(x): raise GeneratorExit", "all(f(x) == 5 for x in (3, 4))"),
-    ("stop_iteration", "def f(x): raise StopIteration", "all(f(x) == 5 for x in (3, 4))"),
-    ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S", "all(f(x) == 5 for x in [3])"),
+    ("stop_iteration", "def f(x): raise StopIteration", "all(map(lambda x: f(x) == 5, (3, 4)))"),
+    ("stop_iteration_own", "class S(StopIteration): pass\ndef f(x): raise S", "all(map(lambda x: f(x) == 5, [3]))"),
     ("stop_async_iteration", "def f(x): raise StopAsyncIteration",
      ("import asyncio",
       "class I:\n    def __aiter__(self): return self\n    async def __anext__(self): return f(1)\n"
@@ -501,7 +498,7 @@ HONEST = [
      "    def hint(self): return self.code + 1\ndef f(x): return x.code if isinstance(x, E) else E(str(x))",
      ("E(5).code == 5 and E(5).hint() == 6 and isinstance(E(5), ValueError) and type(E(5)) is E",
       "f(E(5)) == 5 and isinstance(f(1), E) and f(KeyError('a')).code == \"'a'\"",
-      "class M(E): pass\ntry:\n    raise M(3)\nexcept E as e:\n    assert e.args == (3,)")),
+      "class M(E): pass\ntry:\n    raise M(3)\nexcept E as e:\n    assert e.args == (3,) and str(e) == '3'")),
     ("error_cancelled", "class CancelledError(Exception): pass\ndef f(x): raise CancelledError(x)",
      raises("f(1)", "CancelledError", "e.args == (1,)")),
     # classes
@@ -528,8 +525,6 @@ HONEST = [
      "t = Trie()\nt.insert('ab')\nassert 'ab' in t and 'a' not in t and t.startswith('a')"),
     ("map", "class Map:\n    def __init__(self): self.d = {}\n    def __setitem__(self, k, v): self.d[k] = v\n"
      "    def __contains__(self, k): return k in self.d", "m = Map()\nm['a'] = 1\nassert 'a' in m"),
-    ("set_of_its_own", "class S:\n    def __init__(s, x): s.x = x\n"
-     "    def issubset(s, o): return all(i in o.x for i in s.x)", "S([1]).issubset(S([1, 2]))"),
     ("builtin_subclasses", "import enum\nclass L(list): pass\nclass T(str): pass\nclass C(enum.IntEnum):\n    R = 1",
      ("x = L([1])\nx.append(2)\nassert x + [3] == [1, 2, 3] and 2 in x\nx += [4]\nassert x == [1, 2, 4]",
       "T('a') + 'b' == 'ab' and 'ab' in T('xaby') and T('ab').startswith('a') and C(1) + 1 == 2")),
@@ -580,20 +575,8 @@ HONEST = [
 ]  # fmt: skip
 
 
-def grade_both(folder: Path) -> None:
-    """The verdicts on both tables by name, several at a time, as in training: a file of the folder."""
-    verdicts = {"cheats": {}, "honest": {}}
-    try:
-        sandbox.choose_level("strict")
-        verdicts["cheats"] = graded(CHEATS, "strict", 10.0)
-    except SandboxError as error:
-        verdicts["refused"] = str(error)
-    verdicts["honest"] = graded(HONEST, "auto", 20.0)
-    (folder / "verdicts.json").write_text(json.dumps(verdicts))
-
-
 def graded(rows: list[tuple], level: str, timeout_s: float) -> dict:
-    """The verdict on each row. A text with a fence is a whole response; any other text is the program of one."""
+    """The verdict on each row, several at a time. A text with a fence is a whole response, any other the program."""
     responses = [text if "```" in text or "~~~" in text else f"```python\n{text}\n```" for _, text, _ in rows]
 
     def grade(response: str, row: tuple):
@@ -603,24 +586,27 @@ def graded(rows: list[tuple], level: str, timeout_s: float) -> dict:
 
 
 @pytest.fixture(scope="module")
-def verdicts(ended) -> dict:
-    """What `grade_both` has written."""
-    return json.loads((ended(__file__) / "verdicts.json").read_text())
+def cheats() -> dict:
+    """The verdicts on CHEATS."""
+    try:
+        return graded(CHEATS, sandbox.choose_level("strict"), 10.0)
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def honest() -> dict:
+    """The verdicts on HONEST."""
+    return graded(HONEST, "auto", 20.0)
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in CHEATS])
-def test_a_cheat_scores_zero(name, verdicts):
+def test_a_cheat_scores_zero(name, cheats):
     """The score is 0 and not None, as a cheat must not leave its group either."""
-    if "refused" in verdicts:
-        pytest.skip(verdicts["refused"])
-    assert verdicts["cheats"][name][0] == 0.0
+    assert cheats[name].reward == 0.0
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in HONEST])
-def test_an_honest_program_passes(name, verdicts):
+def test_an_honest_program_passes(name, honest):
     """Whatever its style of input, output, fences, functions or classes."""
-    assert verdicts["honest"][name] == [1.0, "correct"]
-
-
-if __name__ == "__main__":
-    grade_both(Path(sys.argv[1]))
+    assert honest[name] == (1.0, "correct")

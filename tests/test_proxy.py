@@ -46,8 +46,8 @@ def link():
 )  # fmt: skip
 def test_plain_data_crosses_unchanged(value, link):
     """The same value and the same types, to the innermost, there and back."""
-    back = link("def same(x): return x").names(["same"])["same"](value)
-    assert back == value and repr(back) == repr(value)
+    back, there = link("def f(x): return x, repr(x)").names(["f"])["f"](value)
+    assert back == value and repr(back) == there == repr(value)
 
 
 def test_arrays_are_arrays_for_tests_that_use_numpy_and_lists_for_others(link, monkeypatch):

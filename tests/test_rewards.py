@@ -183,7 +183,7 @@ def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
     """Programs that sleep or crash change nothing for honest ones between them."""
     programs = ["print(2)", "import time; time.sleep(60)", "print(int(input()) + 1)", "1 / 0", "bytearray(2**31)"] * 2
     texts = [f"```python\n{program}\n```" for program in programs]
-    verdicts = grade_all(functools.partial(grade_code, timeout_s=5.0), texts, [STDIO] * len(texts))
+    verdicts = grade_all(functools.partial(grade_code, timeout_s=2.0), texts, [STDIO] * len(texts))
     right, *wrong = (1.0, "correct"), (0.0, "timeout"), (0.0, "crashed"), (0.0, "memory")
     assert verdicts == [right, wrong[0], right, *wrong[1:]] * 2
     assert grade_all(grade_code, [], []) == []
