@@ -151,9 +151,3 @@ def test_every_number_has_bounds():
     ):
         with pytest.raises(problems.BadInput, match=f"{flag}: must be"):
             config.parse_train(flag.split())
-
-
-def test_a_choice_that_is_nearly_right_is_named():
-    """With all choices."""
-    with pytest.raises(problems.BadInput, match=r"--method: invalid choice: 'sheer' .*grpo.*; did you mean shear\?"):
-        config.parse_train(["--method", "sheer"])

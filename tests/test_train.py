@@ -273,25 +273,13 @@ def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
     assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
 
 
-def test_a_model_folder_trains_on_a_file_of_problems(tmp_path, qwen_folder, capsys):
-    """Any causal LM folder and a JSON-lines file, at explicit small sizes; too long prompts are dropped and counted."""
-    path = tmp_path / "problems.jsonl"
-    problems = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(12)]
-    problems.append({"problem": "x" * 490, "answer": "1"})
-    files.append_rows(path, problems)
-    sizes = "--steps 2 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 1 --max-tokens 16".split()
-    sizes += "--heldout 4 --eval-groups 2 --lr 1e-3".split()
-    flags = ["--model", str(qwen_folder), "--data", str(path), *sizes, "--window", "6", "--stride", "3"]
-    assert run(tmp_path, *flags) == 0
-    printed = capsys.readouterr().out
-    assert "1 problems dropped" in printed and "greedy accuracy" in printed
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "math-shear-1" / "model")
-
-
 def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder, monkeypatch, capsys):
-    """A verdict that cannot be had shows below the step's row and in the metrics, and does not stop the run."""
+    """A verdict that cannot be had shows below the step's row and in the metrics, and does not stop the run.
+
+    Of a model's folder and a file of JSON lines; prompts that are too long are dropped and counted.
+    """
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
-    (tmp_path / "code.jsonl").write_text(f"{json.dumps(problem)}\n" * 6)
+    files.append_rows(tmp_path / "code.jsonl", [problem] * 6 + [{**problem, "problem": "x" * 490}])
 
     def grade(response, tests, **options):
         assert options["level"] == "auto" and tests == problem["tests"]
@@ -305,7 +293,7 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"infra {metrics['infra_errors']}" in printed
+    assert f"infra {metrics['infra_errors']}" in printed and "1 problems dropped" in printed
     assert "WARNING: --max-tokens 60 lies within one --window of 100" in printed
     assert "all rewards are 0, so nothing can be learnt" in printed
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
