@@ -65,20 +65,18 @@ def run_program(program: str, inputs: list[str], *, timeout_s: float, level: str
 
     The first output that is not "ok" is the last. Closing the iterator ends the program.
     """
-    job = {"program": program, "inputs": inputs, "timeout_s": timeout_s, "level": level}
-    for reason, data in supervise(job):
-        yield Output(reason, data.decode("utf-8", "replace"))
+    return supervise({"program": program, "inputs": inputs, "timeout_s": timeout_s, "level": level})
 
 
 def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Output:
     """Run tests against a program's names: (reason of `judge.judge` or of a limit, its cause). Raises SandboxError."""
     job = {"program": program, "helpers": "fn_name" in tests, "timeout_s": timeout_s, "level": level}
-    ((reason, data),) = supervise(job, tests)
-    return Output(reason, data.decode("utf-8", "replace"))
+    (output,) = supervise(job, tests)
+    return output
 
 
-def supervise(job: dict, tests: dict | None = None) -> Iterator[tuple[str, bytes]]:
-    """Start a supervisor and yield its replies (reason, data). Raises SandboxError if it fails."""
+def supervise(job: dict, tests: dict | None = None) -> Iterator[Output]:
+    """Start a supervisor and yield its replies. Raises SandboxError if it fails."""
     job["site"] = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     folder = os.path.dirname(os.path.abspath(__file__))
     start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"  # a module is compiled only once
@@ -107,7 +105,7 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[tuple[str, bytes
             if reason == "sandbox":
                 raise SandboxError(data.decode())
             reasons.append(reason)
-            yield reason, data
+            yield Output(reason, data.decode("utf-8", "replace"))
     finally:
         with contextlib.suppress(BrokenPipeError):  # it has ended before it read all
             process.stdin.close()  # tells the supervisor to stop
@@ -118,7 +116,7 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[tuple[str, bytes
     if set(reasons) <= {"ok"} and len(reasons) < expected:
         if job["level"] == "strict":
             raise SandboxError("the supervisor died")
-        yield "crashed", b""  # at this level the program may have killed it
+        yield Output("crashed", "")  # at this level the program may have killed it
 
 
 def choose_level(wanted: str = "auto") -> str:

@@ -194,7 +194,7 @@ def test_the_weaker_level_is_announced_and_strict_refuses(monkeypatch, capsys):
     def supervise(job, tests=None):
         if job["level"] == "strict":
             raise SandboxError("name spaces: Operation not permitted")
-        yield "ok", b"1\n"
+        yield Output("ok", "1\n")
 
     monkeypatch.setattr(sandbox, "supervise", supervise)
     sandbox._try_levels.cache_clear()
