@@ -1,6 +1,6 @@
 r"""Word problems in English whose first wrong step is known: for a pretrained model, on the embedded task's terms.
 
-    problem    Mia has 14 shells. Mia finds 5 more. Then Mia gives 9 shells to Leo. How many shells does Mia have now?
+    problem    Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia have now?
     response   Mia then has 14 + 5 = 19 shells.
                Now there are 19 - 9 = 10 shells.
                The answer is \boxed{10}.
@@ -31,8 +31,8 @@ from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
 THINGS = "apples pens books coins cards shells stamps marbles".split()
 EVENTS = {
-    "+": ["{name} buys {n} more.", "{name} finds {n} {things}.", "Then {other} gives {name} {n} {things}."],
-    "-": ["{name} loses {n}.", "{name} sells {n} {things}.", "Then {name} gives {n} {things} to {other}."],
+    "+": ["{name} buys {n} more.", "{name} finds {n} more.", "{name} gets {n} {things}."],
+    "-": ["{name} loses {n}.", "{name} sells {n} {things}.", "{name} gives away {n}."],
     "*": ["Soon {name} has {n} times as many.", "The number of {things} grows to {n} times as many."],
 }
 WORK = ["{name} then has {work} {things}.", "Now there are {work} {things}.", "That makes {work} {things}."]
@@ -42,6 +42,7 @@ BOX = re.compile(rf"\\boxed\{{\s*({NUMBER})")
 TIMES = "*x\u00d7"  # as responses may write it
 KINDS = "operand", "operator", "operand", "result"  # of the mistakes in an equation's four parts
 
+LENGTHS = 2, 2, 3, 3, 4, 5  # steps of a problem
 SLIP = 0.15  # chance that a step of a demonstration is wrong
 BATCH = 16  # demonstrations in a batch of supervised learning
 LR = 5e-5  # of a pretrained model's lessons
@@ -54,13 +55,12 @@ def result_of(op: str, left: int, right: int) -> int:
 
 def make_problem(rng: random.Random) -> dict:
     """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name", "things"}."""
-    name, other = rng.sample(NAMES, 2)
-    things, value = rng.choice(THINGS), rng.randint(3, 15)
+    name, things, value = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 12)
     text, steps = f"{name} has {value} {things}.", []
-    for _ in range(rng.randint(2, 5)):
-        op = rng.choice("+" if value < 3 else "+-*" if value < 12 else "+-")
-        number = rng.randint(2, {"+": 12, "-": min(value - 1, 12), "*": 3}[op])
-        text += " " + rng.choice(EVENTS[op]).format(name=name, other=other, n=number, things=things)
+    for _ in range(rng.choice(LENGTHS)):
+        op = rng.choice("+" if value < 3 else "+-*" if value < 10 else "+-")
+        number = rng.randint(2, {"+": 9, "-": min(value - 1, 9), "*": 3}[op])
+        text += " " + rng.choice(EVENTS[op]).format(name=name, n=number, things=things)
         steps.append([value, op, number, result_of(op, value, number)])
         value = steps[-1][-1]
     text += f" How many {things} does {name} have now?"

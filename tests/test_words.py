@@ -12,7 +12,7 @@ from rewards import grade_math
 from tasks import words
 
 PROBLEM = {
-    "problem": "Mia has 14 shells. Mia finds 5 more. Then Mia gives 9 shells to Leo. How many shells has Mia now?",
+    "problem": "Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia have now?",
     "answer": "10",
     "steps": [[14, "+", 5, 19], [19, "-", 9, 10]],
     "name": "Mia",
