@@ -1,13 +1,16 @@
 """The word problems: what a first error is, held against responses written by hand; and their lessons."""
 
+import json
 import random
 import re
 
 import pytest
 import torch
-from cases import byte_tokenizer
+from cases import SMALL, byte_tokenizer, saved
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import train
+from harness.files import config_of
 from rewards import grade_math
 from tasks import words
 
@@ -148,3 +151,21 @@ def test_warm_up_teaches_the_form():
         patch.setattr(words, "LR", 1e-2)
         last = words.warm_up(model, tokenizer, prompt, forbidden, steps=15, seed=1)
     assert last < 0.7 * first and len(set(shown)) > 200 and not forbidden & set(shown)
+
+
+def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no_curve, capsys):
+    """From a folder that knows nothing of the task; the start is a model of its own, and so is paid for once."""
+    tokenizer = byte_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SMALL)
+    model = saved(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
+    sizes = "--smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2 --prompts-per-step 2 --prompts-per-update 2"
+    common = ["--task", "words", *sizes.split(), "--rollouts-per-prompt", "2", "--out", str(tmp_path)]
+    assert train.main([*common, "--model", model, "--name", "one"]) == 0
+    assert "warm-up: 1 steps" in capsys.readouterr().out
+    start = tmp_path / "one" / "start"
+    assert (start / "config.json").exists() and config_of(tmp_path / "one")["template"] == "plain"
+    assert train.main([*common, "--model", str(start), "--name", "two"]) == 0
+    assert "warm-up" not in capsys.readouterr().out and not (tmp_path / "two" / "start").exists()
+    one, two = (json.loads((tmp_path / name / "metrics.jsonl").read_text().split("\n")[0]) for name in ("one", "two"))
+    assert one == two  # the evaluation before training is the same start's
