@@ -39,7 +39,7 @@ from collections import defaultdict
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from credit.table import METHODS, needing, options_of
+from credit.table import METHODS, NEEDS, needing, options_of
 from harness.config import MAY_CHANGE, Parser, answer, number, positive_int
 
 
@@ -278,8 +278,11 @@ def against_truth(args: argparse.Namespace, task: Task, batches: list[Batch], le
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     last_wrong = torch.where(errors[:, 0] >= args.window, errors[:, 1] - 1, -1)  # (B,)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
-    absent = needing("adapter")
-    left_out.append(f"{', '.join(absent)} against the truth: weights need an adapter, which no saved model has")
+    has = {"adapter": None, "prm": batches[0].source.prm, "rephrase": task.rephrase}  # no saved model has an adapter
+    absent = set()
+    for need in [name for name in has if not has[name]]:
+        absent |= needing(need)
+        left_out.append(f"{', '.join(needing(need))} against the truth: needs {NEEDS[need]}")
     if localisation(mask.float(), mask, errors) is None:
         left_out.append("credit against the truth: no rollout has tokens before and after its first error")
         return {}

@@ -55,7 +55,7 @@ from harness.evaluation import context_of
 from harness.launch import parse_args, run_command
 from harness.models import load_model, load_outline, round_weights
 from harness.parallel import Ranks
-from harness.prepare import make_start, own_prm, set_up
+from harness.prepare import make_start, needs_start, own_prm, set_up
 from rewards import grade_math
 from studies import figures
 from studies.advantages import against_truth, weights_of
@@ -145,12 +145,11 @@ def from_file(args: argparse.Namespace, decided: dict) -> tuple:
 def from_model(args: argparse.Namespace, decided: dict) -> tuple:
     """Task, model, tokenizer, process reward model or None, and groups that are sampled.
 
-    What decides on the samples is written down before any is made, and when nothing can be refused any more. What the
-    embedded task makes itself stays in `--out`, whole, and is there the next time.
+    What decides on the samples is written down before any is made, and when nothing can be refused any more. The models
+    that are taught here stay in `--out`, whole, and are there the next time.
     """
     ranks, out = Ranks(0, 1, torch.device(args.device)), args.out
-    own_model = args.task == "embedded" and not args.model
-    is_warm = (out / "start").exists()
+    own_model, is_warm = needs_start(args), (out / "start").exists()
     start = {"model": str(out / "start")} if own_model and is_warm else {}
     ready = set_up(argparse.Namespace(**(vars(args) | start)), ranks)
     task, model, tokenizer = ready.task, ready.model, ready.tokenizer

@@ -162,7 +162,7 @@ def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
         lines = json_lines(Path(args.rollouts))
     for number, row in lines:
         texts = [row.get("problem"), row.get("solution")]
-        if not all(isinstance(text, str) and not SURROGATE.search(text) for text in texts):
+        if not all(isinstance(text, str) and text.strip() and not SURROGATE.search(text) for text in texts):
             raise BadInput(f'{blame}, line {number}: "problem" or "solution" is not a text; give both')
         if row.get("label") not in (0, 1):
             raise BadInput(f'{blame}, line {number}: "label" is {row.get("label")!r}; give 0 or 1')
