@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fast import packing
+from fast import packing, prefill
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, hf_generate, log_probs, spread
 
@@ -123,6 +123,20 @@ def test_a_model_that_packs_samples_as_before():
     assert packing_of(model) and model.config._attn_implementation == "packed"
     assert torch.equal(hf_generate(model, *inputs, **limits), before)
     assert "packed" not in model.config.to_json_string()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_is_read_once_is_continued_as_before(family, monkeypatch):
+    """fast/prefill.py: greedy tokens of padded prompts, three rollouts each, are those of `generate` alone."""
+    monkeypatch.setattr(prefill, "SHORT", 0)
+    model, read = make(family), []
+    packing_of(model)
+    model.base_model.register_forward_pre_hook(lambda module, inputs, options: read.append(inputs), with_kwargs=True)
+    rows = torch.arange(4).repeat_interleave(3)
+    inputs = [part[rows] for part in prompts([3, 9, 1, 6])]
+    limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
+    ours = prefill.shared_prefill(hf_generate, model, *inputs, **limits)
+    assert len(read[0][0]) == 4 and torch.equal(ours, hf_generate(model, *inputs, **limits))
 
 
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)

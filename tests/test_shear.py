@@ -210,15 +210,10 @@ def test_rollout_normalisation_evens_out_the_means():
 
 def test_rollout_normalisation_leaves_dust_alone():
     """A rollout whose distances are float32's rounding of 0 has no profile to scale up: weights 0, not the mean."""
-    hidden = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(2))
-    hidden[1] = hidden[0] + 1e-14  # right and wrong, alike but for dust; the third is far from both
-    mask, correct = torch.ones(3, 12).bool(), torch.tensor([True, False, False])
     omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
-    even = evened_out(omega, mask)
+    even = evened_out(omega, torch.ones(3, 12).bool())
     assert even[:2].abs().max() == 0
     torch.testing.assert_close(even[2], torch.full((12,), 0.7 / 3))
-    ours = weights(hidden, mask, correct, normalize="rollout", reading="cost", eps=1e-3, **SMALL)
-    assert ours[:2].max() == 0 and ours[2].min() > 0
 
 
 def test_advantages_are_rollout_advantages_times_weights():
