@@ -18,13 +18,12 @@ lacks what its set must have is an error that names it. Another number of proble
 """
 
 import base64
-import difflib
 import io
 import json
 import math
 import pickle
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -211,16 +210,14 @@ def load_sets(
     benchmarks = []
     for name in map(str.lower, names):
         if name not in SUITES | BENCHMARKS:
-            near = nearest(name, SUITES | BENCHMARKS)
-            raise BadInput(f"--bench {name}: no such benchmark; {near}give {', '.join(SUITES | BENCHMARKS)}")
+            raise BadInput(f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}")
         benchmarks += SUITES.get(name, [name])
     benchmarks = list(dict.fromkeys(benchmarks))
     files = {}
     for text in data:
         name, _, file = text.partition("=")
         if name.lower() not in benchmarks or name.lower() == "embedded" or not file:
-            near = nearest(name, benchmarks)
-            raise BadInput(f"{flag} {text}: {near}give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}")
+            raise BadInput(f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}")
         if not Path(file).exists():
             raise BadInput(f"{flag} {text}: cannot be read (no such file); give another")
         files.setdefault(name.lower(), []).append(file)
@@ -230,12 +227,6 @@ def load_sets(
     for name in benchmarks:
         sets.append(make_embedded() if name == "embedded" else load_benchmark(name, files.get(name, ()), window, flag))
     return sets
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The beginning of a remedy: which of the names was meant, if one is near."""
-    near = difflib.get_close_matches(name.lower(), names, 1)
-    return f"did you mean {near[0]}? " if near and near[0] != name.lower() else ""
 
 
 def check_sandbox(level: str) -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from test_grpo import sampled
+from test_packing import gradients, make, of_unlike_lengths
 from test_race import CASES, LIMITS, problem
 from test_shear import SMALL, group, weights
 from torch import Tensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
 from credit.table import METHODS
-from fast import packing
+from fast.packing import packing_of
 from fast.race import race
-from grpo import Policy, Rollouts, log_probs, pad_left, policy_loss
+from grpo import Policy, log_probs, policy_loss
 from harness import files
 from harness.parallel import moved
 from shear import Spans, shear_weights
@@ -81,42 +81,16 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-3)
 
 
-def wide_model() -> Qwen2ForCausalLM:
-    """Two layers with grouped heads of 128, and random weights so large that tokens differ."""
-    shape = dict(hidden_size=512, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    torch.manual_seed(1)
-    config = Qwen2Config(**shape, intermediate_size=128, vocab_size=512, initializer_range=0.1)
-    return Qwen2ForCausalLM(config).eval().to(DEVICE)
-
-
-def rows_of(lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Random tokens of these lengths, padded on the left: ids (B, P) and mask (B, P)."""
-    return pad_left([torch.randint(1, 512, (length,)).tolist() for length in lengths], 0, DEVICE)
-
-
-def passes(policy: Policy, micro_batches: list[Rollouts]) -> list[Tensor]:
-    """Log-probabilities (N,) of all response tokens, and the gradient of a loss over them."""
-    log_probs = []
-    for micro_batch in micro_batches:
-        logp = policy(micro_batch, 1.0)  # (b, t)
-        advantages = torch.arange(logp.shape[1], device=DEVICE).sin().expand_as(logp)
-        loss, _ = policy_loss(logp, logp.detach() - 0.1, advantages, micro_batch.mask, n_tokens=1000)
-        loss.backward()
-        log_probs.append(logp.detach()[micro_batch.mask])
-    return [torch.cat(log_probs), torch.cat([parameter.grad.float().flatten() for parameter in policy.parameters()])]
-
-
 def test_packed_rollouts_are_padded_ones():
     """Against one rollout at a time in float32: equal in float32; by `varlen_attn` in bfloat16 as good as padded."""
-    ids, mask = rows_of([300, 2, 128, 129, 1, 640, 77, 255])
-    truncated = torch.zeros(8, dtype=torch.bool, device=DEVICE)
-    rollouts = Rollouts(*rows_of([5, 60, 33, 150, 1, 99, 17, 8]), ids.flip(1), mask.flip(1), truncated, [""] * 8)
-    half = wide_model().bfloat16()
+    half = make("qwen3", head_dim=128).bfloat16().to(DEVICE)
     whole = copy.deepcopy(half).float()
-    expected = passes(Policy(copy.deepcopy(whole)), [rollouts.take(torch.tensor([row])) for row in range(8)])
-    padded_half = passes(Policy(copy.deepcopy(half), recompute=True), [rollouts])
-    packed_half = passes(Policy(half, True, **packing.packing_of(half)), [rollouts])
-    packed = passes(Policy(whole, True, **packing.packing_of(whole)), [rollouts])
+    rollouts = moved(of_unlike_lengths(), DEVICE)
+    given = rollouts, torch.randn(rollouts.ids.shape, device=DEVICE)
+    expected = gradients(Policy(copy.deepcopy(whole)), *given, at_once=1)
+    padded_half = gradients(Policy(copy.deepcopy(half), recompute=True), *given, at_once=8)
+    packed_half = gradients(Policy(half, True, **packing_of(half)), *given, at_once=8)
+    packed = gradients(Policy(whole, True, **packing_of(whole)), *given, at_once=8)
     for exact, *both, values in zip(packed, packed_half, padded_half, expected, strict=True):
         ours, usual = (relative(half, values) for half in both)
         assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)

@@ -50,8 +50,7 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
         ({"tokenizer": "<|endoftext|>"}, [0, 2]), ({"generation": 7}, [2, 7]), ({"generation": [7, 8]}, [2, 7, 8]),
         ({"config": [9]}, [2, 9]), ({"config": 9, "generation": [7]}, [2, 7, 9]),
         ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, "<|eot|>"]),
-        ({"template": "{{ messages[1]['content'] }}. <|eot|>"}, [2]),  # a letter follows first
-        ({"template": "<|eot|>{{ messages[1]['content'] }}"}, [2]),  # nothing follows
+        ({"template": "<|eot|>{{ messages[1]['content'] }}. <|eot|>"}, [2]),  # a letter follows first
         ({"template": "<|eot|>"}, [2]),  # the words are not in it
         ({"template": "{{ raise_exception('no') }}"}, [2]),
     ],
@@ -72,9 +71,9 @@ def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen_fo
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen_folder):
     """First-token frequencies match softmax(logits / T) over all 259 tokens, though the folder asks otherwise."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
-    penalties = dict(repetition_penalty=5.0, suppress_tokens=[5, 6], eos_token_id=0)
+    penalties = dict(repetition_penalty=5.0, suppress_tokens=list(range(40)), eos_token_id=0)
     model.generation_config = GenerationConfig(do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties)
-    draws = 20_000
+    draws = 6_000
     rollouts = rollout(model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.7, batch_size=draws)
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
@@ -193,15 +192,6 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
     assert batch.tolist() == [1] and weight == 0
 
 
-def test_the_number_generated_at_a_time_can_be_a_function(tiny):
-    """Of the longest prompt and the limit, in tokens; rollouts are the same."""
-    asked = []
-    greedy = dict(temperature=0.0, max_tokens=5)
-    ours = sampled(tiny, batch_size=lambda *sizes: asked.append(sizes) or 3, **greedy)
-    assert asked == [(max(len(prompt) for prompt in tiny[1](PROMPTS)["input_ids"]), 5)]
-    assert ours.texts == sampled(tiny, **greedy).texts
-
-
 def test_rollouts_of_several_ranks_become_one_batch(tiny):
     """Parts of different widths keep every prompt and response where its mask says."""
     whole = sampled(tiny)
@@ -215,9 +205,11 @@ def test_rollouts_of_several_ranks_become_one_batch(tiny):
 
 
 def test_prompts_of_like_length_are_generated_together(tiny):
-    """Sorted by prompt length within, in the asked order without."""
-    prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2
-    rollouts = rollout(*tiny, prompts, 2, max_tokens=6, temperature=0.0, batch_size=4)
+    """Sorted by prompt length within, in the asked order without; how many at a time may be a function of lengths."""
+    prompts, asked = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2, []
+    limits = dict(max_tokens=6, temperature=0.0, batch_size=lambda *sizes: asked.append(sizes) or 4)
+    rollouts = rollout(*tiny, prompts, 2, **limits)
+    assert asked == [(len(tiny[1](prompts[0])["input_ids"]), 6)]
     for row, text in enumerate(rollouts.texts):
         prompt = tiny[1].decode(rollouts.prompt_ids[row][rollouts.prompt_mask[row]])
         assert prompt == prompts[row // 2]

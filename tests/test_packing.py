@@ -5,10 +5,12 @@ import copy
 import pytest
 import torch
 from cases import SMALL, adapted, small_gpt2
+from make_believe import CUDA, Cuda
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from fast import packing
+from fast import packing, prefill
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, hf_generate, log_probs, spread
 
@@ -31,8 +33,7 @@ def prompts(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, 40, (len(lengths), width)), torch.arange(width) >= width - lengths[:, None]
 
 
-@pytest.fixture
-def ragged() -> Rollouts:
+def of_unlike_lengths() -> Rollouts:
     """Eight rollouts of unlike lengths, the last one emptied; what stands in the padding must not matter."""
     prompt_ids, prompt_mask = prompts([prompt for prompt, _ in LENGTHS])
     responses = torch.tensor([response for _, response in LENGTHS])
@@ -40,9 +41,15 @@ def ragged() -> Rollouts:
     return Rollouts(prompt_ids, prompt_mask, torch.randint(0, 40, (8, 33)), mask, torch.zeros(8).bool(), [""] * 8)
 
 
+@pytest.fixture
+def ragged() -> Rollouts:
+    """These, each test its own."""
+    return of_unlike_lengths()
+
+
 def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: int) -> tuple:
     """Log-probabilities (B, T), `at_once` rollouts a pass, and the gradients of their sum weighted by `pulls`."""
-    logp = torch.zeros(pulls.shape)
+    logp = torch.zeros_like(pulls)
     policy.zero_grad()
     for rows in torch.arange(len(rollouts.texts)).split(at_once):
         part = rollouts.take(rows)
@@ -54,7 +61,7 @@ def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: 
     return logp, torch.cat(trained)
 
 
-@pytest.mark.parametrize("packs, recompute, rank", [(0, False, 0), (1, False, 0), (1, True, 0), (1, True, 2)])
+@pytest.mark.parametrize("packs, recompute, rank", [(0, False, 0), (1, False, 0), (1, True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, recompute, rank, ragged):
     """Padded or packed, log-probabilities and gradients to 1e-5, also with an adapter that is not nothing."""
@@ -66,7 +73,7 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, reco
     assert (policy.lay_out is packing.packed) == (policy.pack is packing.pack) == bool(packs)
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)
-    for at_once in (1, 2, 8):
+    for at_once in (2, 8):
         ours, others = gradients(policy, ragged, pulls, at_once)
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
         assert (others - gradient).norm() / gradient.norm() < 1e-5
@@ -118,6 +125,20 @@ def test_a_model_that_packs_samples_as_before():
     assert "packed" not in model.config.to_json_string()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_that_is_read_once_is_continued_as_before(family, monkeypatch):
+    """fast/prefill.py: greedy tokens of padded prompts, three rollouts each, are those of `generate` alone."""
+    monkeypatch.setattr(prefill, "SHORT", 0)
+    model, read = make(family), []
+    packing_of(model)
+    model.base_model.register_forward_pre_hook(lambda module, inputs, options: read.append(inputs), with_kwargs=True)
+    rows = torch.arange(4).repeat_interleave(3)
+    inputs = [part[rows] for part in prompts([3, 9, 1, 6])]
+    limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
+    ours = prefill.shared_prefill(hf_generate, model, *inputs, **limits)
+    assert len(read[0][0]) == 4 and torch.equal(ours, hf_generate(model, *inputs, **limits))
+
+
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
 ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64)
 
@@ -135,11 +156,32 @@ ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64
     ],
 )
 def test_only_full_attention_packs(packs, family, options):
-    """The loop over rollouts knows no window, nor positions that depend on the longest row."""
+    """The loop over rollouts knows no window, nor positions that depend on the longest row, nor other families."""
     assert bool(packing_of(make(family, **options))) == packs
+    other = small_gpt2()
+    assert not packing_of(other) and other.config._attn_implementation == "sdpa"
 
 
-def test_a_family_that_no_test_compares_is_padded():
-    """Its attention stays as it was."""
-    model = small_gpt2()
-    assert not packing_of(model) and model.config._attn_implementation == "sdpa"
+@pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py asks the kernel itself")
+def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
+    """In half precision on CUDA; a stand-in takes what `varlen_attn` does, and its result is SDPA's."""
+
+    def varlen_attn(query, key, value, starts, same, longest, same_longest, *, scale, window_size):
+        assert query.shape == key.shape == value.shape and query.dtype == key.dtype == value.dtype == torch.bfloat16
+        assert starts is same and starts.is_cuda and starts.dtype == torch.int32 and starts[-1] == len(query)
+        assert longest == same_longest == 4 and window_size == (-1, 0)
+        segment = torch.bucketize(torch.arange(len(query), device=CUDA), starts, right=True)
+        q, k, v = (part.transpose(0, 1) for part in (query, key, value))  # (H, N, w)
+        mask = (segment[:, None] == segment).tril()
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
+
+    monkeypatch.setattr(packing, "varlen_attn", varlen_attn)
+    starts, lengths = torch.tensor([0, 4, 7, 8], dtype=torch.int32), [4, 3, 1]
+    given = [torch.randn(1, heads, 8, 6).bfloat16() for heads in (4, 2, 2)]
+    expected, _ = packing.packed_attention(None, *given, None, segments=packing.Segments(starts, lengths), scaling=0.3)
+    with Cuda():
+        there = [part.to(CUDA) for part in given]
+        segments = packing.Segments(starts.to(CUDA), lengths)
+        ours, _ = packing.packed_attention(None, *there, None, segments=segments, scaling=0.3)
+        assert ours.is_cuda
+    torch.testing.assert_close(ours, expected, atol=2e-2, rtol=0)

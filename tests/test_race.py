@@ -1,9 +1,8 @@
 """fast/race.py against solving every pair with sinkhorn.py, fast/distances.py against float64."""
 
-import itertools
 import math
 from collections import defaultdict
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -58,6 +57,7 @@ CASES = [*"text clustered identical tiny huge outliers ragged".split(), "shared 
 LIMITS = {name: SOLVER[name] for name in ("max_iters", "tol")}
 
 
+@cache
 def problem(name, seed=0, window=8, stride=4):
     """What `race` takes of a group; and, of all pairs solved, values (K+, K-) and iterations (K+, K-)."""
     hidden, mask, correct = case(name, seed)
@@ -73,8 +73,10 @@ def problem(name, seed=0, window=8, stride=4):
     return (*given, eps), values.clamp_min(0.0), iterations.long()
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("seed, window, stride", [(0, 8, 4), (1, 20, 3), (2, 1, 1)])
+OTHER_SPANS = [(name, seed, *spans) for name in ("outliers", "ragged") for seed, spans in ((1, (20, 3)), (2, (1, 1)))]
+
+
+@pytest.mark.parametrize("name, seed, window, stride", [*((name, 0, 8, 4) for name in CASES), *OTHER_SPANS])
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     """To 1e-5 of the minimum; runners-up further away than that show that the same pairs have won."""
     group, matrix, _ = problem(name, seed, window, stride)
@@ -83,7 +85,7 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     torch.testing.assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
     torch.testing.assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
     assert (of_rows >= 0).all() and (of_columns >= 0).all()
-    if name == "nearly tied" and window > 1:
+    if name == "nearly tied":
         first, second = matrix.sort(1).values[:, :2].unbind(1)
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
 
@@ -93,7 +95,7 @@ def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
     group, *_ = problem(name)
     usual = race(*group, **LIMITS)
-    for entries, lead in itertools.product((300, 5000), (0.0, math.inf)):
+    for entries, lead in ((300, 0.0), (5000, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
         for ours, expected in zip(race(*group, **LIMITS), usual, strict=True):
@@ -137,8 +139,7 @@ def test_most_pairs_never_move():
     assert (found >= 1).all() and (found <= 100).all()
 
 
-@pytest.mark.parametrize("eps", [1e-1, 1e-3, 1e-6])
-@pytest.mark.parametrize("size", [2, 30, 150])
+@pytest.mark.parametrize("size, eps", [(2, 1e-6), (30, 1e-1), (30, 1e-6), (150, 1e-3)])
 def test_scalings_stay_in_range_at_any_eps(eps, size):
     """The product form must not overflow where potentials move far: sharp problems of points at all scales."""
     generator = torch.Generator().manual_seed(size)
@@ -167,8 +168,8 @@ def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_it
         race(costs, spans, spans, eps, max_iters=max_iters)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["apart", "near", "offset", "same", "prefix", "tiny", "huge"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["near", "offset", "same", "prefix", "tiny", "huge"])
 def test_token_distances_are_float64_s(name, dtype):
     """Within 1e-4 of each distance, whatever cancels; exactly 0 between equal points."""
     generator = torch.Generator().manual_seed(4)

@@ -10,10 +10,9 @@ import ot
 import pytest
 import torch
 
-from credit import ablations, shear_settings
+from credit import ablations
 from credit.ablations import evened_out
 from credit.shear_settings import Settings, closest_by_rollout, group_weights, pair_distances
-from fast import race
 from shear import closest_spans, shear_advantages, shear_weights, span_bounds, token_distances, token_weights, two_sides
 
 SMALL = dict(window=6, stride=3)
@@ -132,14 +131,12 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
     assert closest_by_rollout(None, mask, correct, **SMALL) == [[]] * 6
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 6, 7, 8, 9, 30, 31])
+@pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 9, 31])
 def test_spans_cover_every_token_and_stop_at_the_end(length):
-    """Eq. (2): K = 1 or 1 + ceil((T - w) / s); the last span reaches the end and has more than w - s tokens."""
+    """Eq. (2), and its K = 1 or 1 + ceil((T - w) / s)."""
     bounds = span_bounds(length, 6, 3)
     assert bounds == paper_spans(length, 6, 3)
     assert len(bounds) == (1 if length <= 6 else 1 + math.ceil((length - 6) / 3))
-    assert set().union(*(range(*span) for span in bounds)) == set(range(length))
-    assert bounds[-1][1] - bounds[-1][0] >= min(length, 6 - 3 + 1)
     assert span_bounds(0, 6, 3) == []
 
 
@@ -147,18 +144,8 @@ def test_default_tolerance_is_close_to_the_limit():
     """At the defaults' eps, tolerance and cap, weights are within 1% of a converged solve."""
     hidden, mask, correct = group(1)
     rough = weights(hidden, mask, correct, **SMALL)
-    exact = weights(hidden, mask, correct, tol=1e-6, max_iters=20_000, **SMALL)
+    exact = weights(hidden, mask, correct, tol=1e-5, max_iters=3000, **SMALL)
     torch.testing.assert_close(rough, exact, atol=0, rtol=1e-2)
-
-
-def test_shared_spans_have_no_cost_and_a_value_within_eps_log_n():
-    """Where both sides share a prefix, `cost` vanishes and `value` stays within eps log(window)."""
-    hidden, mask, correct = group(2, lengths=(30, 30, 30, 30, 30), shared=18)
-    cost = weights(hidden, mask, correct, reading="cost", eps=0.02, **SMALL)
-    value = weights(hidden, mask, correct, reading="value", eps=0.02, **SMALL)
-    alone = slice(0, 12)  # tokens whose spans all end within the shared prefix
-    assert cost[:, alone].max() < 1e-4 and cost[:, 24:].min() > 0.05
-    assert value[:, alone].min() > 0.03 and value[:, alone].max() <= 0.02 * math.log(6) + 1e-5
 
 
 def test_scale_and_order_and_padding_change_nothing():
@@ -184,16 +171,12 @@ def test_scale_and_order_and_padding_change_nothing():
     close(shuffled[order.argsort()])
 
 
-@pytest.mark.parametrize("reading", ["value", "cost"])
-@pytest.mark.parametrize("entries", [1, 300])
-def test_chunking_changes_nothing(entries, reading, monkeypatch):
-    """Pairs are solved on their own, so the chunk size is invisible, in the race and without."""
+def test_chunking_changes_nothing(monkeypatch):
+    """Pairs are solved on their own, so the chunk size is invisible (of the race: test_race.py)."""
     hidden, mask, correct = group(4, lengths=(9, 12, 4, 7), shared=3)
-    whole = weights(hidden, mask, correct, reading=reading, **SMALL)
-    monkeypatch.setitem(ablations.TILE_ENTRIES, "cpu", entries)
-    monkeypatch.setitem(race.CHUNK_ENTRIES, "cpu", entries)
-    ours = weights(hidden, mask, correct, reading=reading, **SMALL)
-    torch.testing.assert_close(ours, whole, atol=2e-6, rtol=0)
+    whole = weights(hidden, mask, correct, reading="cost", **SMALL)
+    monkeypatch.setitem(ablations.TILE_ENTRIES, "cpu", 300)
+    torch.testing.assert_close(weights(hidden, mask, correct, reading="cost", **SMALL), whole, atol=2e-6, rtol=0)
 
 
 def test_no_opposing_set_means_weight_one():
@@ -205,19 +188,14 @@ def test_no_opposing_set_means_weight_one():
     assert torch.equal(weights(hidden, mask, correct, **SMALL), mask.float())
 
 
-def test_all_zero_states_give_zero_not_nan():
-    """nbar = 0 must not divide 0 by 0."""
-    _, mask, correct = group(8)
-    assert weights(torch.zeros(5, 20, 5), mask, correct, **SMALL).abs().max() == 0
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_states_that_are_not_finite_are_refused(value):
-    """A NaN on a response token would otherwise spread silently into the whole group's credit."""
+def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused():
+    """nbar = 0 must not divide 0 by 0; a NaN on a response token would spread silently into the group's credit."""
     hidden, mask, correct = group(8)
-    hidden[0, 3, 0] = value
-    with pytest.raises(ValueError, match="hidden states"):
-        weights(hidden, mask, correct, **SMALL)
+    assert weights(0 * hidden, mask, correct, **SMALL).abs().max() == 0
+    for value in (math.nan, math.inf):
+        hidden[0, 3, 0] = value
+        with pytest.raises(ValueError, match="hidden states"):
+            weights(hidden, mask, correct, **SMALL)
 
 
 def test_rollout_normalisation_evens_out_the_means():
@@ -232,15 +210,10 @@ def test_rollout_normalisation_evens_out_the_means():
 
 def test_rollout_normalisation_leaves_dust_alone():
     """A rollout whose distances are float32's rounding of 0 has no profile to scale up: weights 0, not the mean."""
-    hidden = torch.randn(3, 12, 4, generator=torch.Generator().manual_seed(2))
-    hidden[1] = hidden[0] + 1e-14  # right and wrong, alike but for dust; the third is far from both
-    mask, correct = torch.ones(3, 12).bool(), torch.tensor([True, False, False])
     omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
-    even = evened_out(omega, mask)
+    even = evened_out(omega, torch.ones(3, 12).bool())
     assert even[:2].abs().max() == 0
     torch.testing.assert_close(even[2], torch.full((12,), 0.7 / 3))
-    ours = weights(hidden, mask, correct, normalize="rollout", reading="cost", eps=1e-3, **SMALL)
-    assert ours[:2].max() == 0 and ours[2].min() > 0
 
 
 def test_advantages_are_rollout_advantages_times_weights():
@@ -269,21 +242,11 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     assert (stats["sinkhorn_iterations"][0] >= 1).all() and (stats["sinkhorn_error"][0] >= 0).all()
 
 
-def test_settings_name_the_limits_of_the_race(monkeypatch):
-    """Training races, with the iterations and the tolerance of the settings."""
-    seen = []
-
-    def noted(costs, right_spans, wrong_spans, eps, **limits):
-        seen.append(limits)
-        return race.race_matrix(costs, right_spans, wrong_spans, eps)
-
-    monkeypatch.setattr(shear_settings, "race_matrix", noted)
-    group_weights(*group(9), Settings(max_iters=7, tol=0.5, **SMALL))
-    assert seen == [dict(max_iters=7, tol=0.5, stats=None)]
-
-
 def test_statistics_are_of_every_solved_group_and_reading():
-    """The reading "cost" solves all pairs to the end; other distances and groups of one verdict solve nothing."""
+    """The reading "cost" solves all pairs to the end; other distances and groups of one verdict solve nothing.
+
+    They show that training races with the iterations and the tolerance of the settings.
+    """
     hidden, mask, correct = group(14)
     for options, count in ((dict(reading="cost"), 1), (dict(distance="chamfer"), 0), (dict(pool="mean"), 1)):
         stats = defaultdict(list)
@@ -291,6 +254,11 @@ def test_statistics_are_of_every_solved_group_and_reading():
         assert len(stats["sinkhorn_error"]) == count and len(stats["nbar"]) == 1
         if "reading" in options:
             assert len(stats["sinkhorn_iterations"][0]) == len(stats["sinkhorn_error"][0])
+    for limits in (dict(max_iters=2), dict(tol=0.3)):
+        stats = defaultdict(list)
+        group_weights(hidden, mask, correct, Settings(**SMALL, **limits), stats)
+        (iterations,), (error,) = stats["sinkhorn_iterations"], stats["sinkhorn_error"]
+        assert iterations.max() == 2 if "max_iters" in limits else 0.01 < error.max() <= 0.3
     stats = defaultdict(list)
     group_weights(hidden, mask, torch.ones(5), Settings(**SMALL), stats)
     assert set(stats) == {"nbar", "eps_over_nbar"}

@@ -44,23 +44,22 @@ def test_value_cost_and_plan_agree_with_pot(eps):
 def test_value_is_a_lower_bound_that_only_grows():
     """After every g-update <a, f> + <b, g> is below W_eps and not below its last value; that certifies bounds."""
     cost = clouds(4, 10, 8)
-    values = [sinkhorn(cost, eps=0.05, max_iters=k, tol=0.0).value.item() for k in (1, 2, 3, 5, 10, 100, 5000)]
+    values = [sinkhorn(cost, eps=0.05, max_iters=k, tol=0.0).value.item() for k in (1, 2, 3, 10, 100, 500)]
     assert all(low <= high + 1e-12 for low, high in itertools.pairwise(values))
     assert values[0] < values[-1]
 
 
 def test_a_batch_equals_a_loop():
-    """Problems stop on their own, so solving 20 at once is solving each alone, to rounding."""
-    cost = clouds(5, 7, 6, batch=(4, 5)).float()
-    a, b = random_masses(6, 4, 5, 7).float(), random_masses(7, 4, 5, 6).float()
+    """Problems stop on their own, so solving 6 at once is solving each alone, to rounding."""
+    cost = clouds(5, 7, 6, batch=(2, 3)).float()
+    a, b = random_masses(6, 2, 3, 7).float(), random_masses(7, 2, 3, 6).float()
     together = sinkhorn(cost, a, b, eps=0.1)
     assert together.iterations.unique().numel() > 1  # they do stop at different times
-    for i in range(4):
-        for j in range(5):
-            alone = sinkhorn(cost[i, j], a[i, j], b[i, j], eps=0.1)
-            assert alone.iterations == together.iterations[i, j]
-            torch.testing.assert_close(alone.value, together.value[i, j], atol=2e-6, rtol=0)
-            torch.testing.assert_close(alone.plan, together.plan[i, j], atol=2e-6, rtol=0)
+    for at in itertools.product(range(2), range(3)):
+        alone = sinkhorn(cost[at], a[at], b[at], eps=0.1)
+        assert alone.iterations == together.iterations[at]
+        torch.testing.assert_close(alone.value, together.value[at], atol=2e-6, rtol=0)
+        torch.testing.assert_close(alone.plan, together.plan[at], atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("fill", [0.0, 1e9, math.inf, math.nan])

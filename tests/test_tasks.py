@@ -22,7 +22,7 @@ from tasks import toy
 from tasks.benchmarks import load_benchmark
 from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, text_task
 
-MATH, CODE = INSTRUCTIONS["math"], INSTRUCTIONS["code"]
+MATH = INSTRUCTIONS["math"]
 
 
 @pytest.fixture(autouse=True)
@@ -100,10 +100,8 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text(tmp_path):
     "name, has_turns, has_chat, template",
     [
         ("Qwen/Qwen2.5-Math-7B", True, True, "qwen-math"),
-        ("models/my-MATH-qwen/", True, False, "qwen-math"),
         ("cache/models--Qwen--Qwen2.5-Math-7B/snapshots/0a1b", True, True, "qwen-math"),
         ("Qwen/Qwen2.5-Math-7B", False, True, "chat"),
-        ("Qwen/Qwen2.5-7B", True, True, "chat"),
         ("/home/mathilda/qwen", True, True, "chat"),
         ("Qwen/Qwen2.5-7B", True, False, "plain"),
     ],
@@ -115,26 +113,16 @@ def test_auto_goes_by_the_name_then_by_the_tokenizer(name, has_turns, has_chat, 
     assert choose_template("auto", name, tokenizer) == template
 
 
-def test_a_template_that_is_asked_for_is_used_whatever_the_name(qwen):
-    """The prompt holds it with the instruction of the kind of problems."""
+@pytest.mark.parametrize("template, lacks", [("qwen-math", r"<\|im_end\|>"), ("chat", "chat template"), ("plain", "")])
+def test_a_template_that_is_asked_for_is_used_whatever_the_name(template, lacks, qwen):
+    """With the instruction of the kind of problems; refused where its marks would be read as letters."""
+    assert choose_template(template, "qwen-math", qwen) == template
     for kind in INSTRUCTIONS:
-        for template in ("qwen-math", "chat", "plain"):
-            assert choose_template(template, "qwen-math", qwen) == template
-            task = text_task(kind, template, qwen, grade_math)
-            assert task.prompt({"problem": "Print 0."}) == render(template, "Print 0.", INSTRUCTIONS[kind], qwen)
-
-
-@pytest.mark.parametrize(
-    "template, message",
-    [
-        ("qwen-math", r"--template qwen-math: .* of some/model has no <\|im_end\|>; use another"),
-        ("chat", "--template chat: .* of some/model has no chat template; use --template plain"),
-    ],
-)
-def test_templates_that_the_tokenizer_cannot_have_are_refused(template, message):
-    """Their marks would be read as letters."""
-    with pytest.raises(BadInput, match=message):
-        choose_template(template, "some/model", toy.make_tokenizer())
+        task = text_task(kind, template, qwen, grade_math)
+        assert task.prompt({"problem": "Print 0."}) == render(template, "Print 0.", INSTRUCTIONS[kind], qwen)
+    if lacks:
+        with pytest.raises(BadInput, match=f"--template {template}: .* of some/model has no {lacks}; use "):
+            choose_template(template, "some/model", toy.make_tokenizer())
 
 
 # ---- JSON lines -----------------------------------------------------------------------------------------------
@@ -147,7 +135,6 @@ def test_templates_that_the_tokenizer_cannot_have_are_refused(template, message)
         ('{"problem": "a", "solution": "1"}\n', 'line 1: needs "answer", .*found: problem, solution'),
         ('{"problem": "a", "answer": " "}\n', "line 1: needs"),
         ('{"problem": "\\ud800", "answer": "1"}\n', "line 1: needs"),
-        ('{"problem": "a", "answer": ' + "9" * 5000 + "}\n", "line 1: not JSON"),
         ('{"a":' * 100_000 + "\n", "line 1: not JSON"),
         ('\n{"problem": "a", "answer": 1}\n', "line 2: needs"),
         ("1\n", 'line 1: needs "problem", .*found: no keys'),
@@ -156,7 +143,7 @@ def test_templates_that_the_tokenizer_cannot_have_are_refused(template, message)
     ],
 )
 def test_a_bad_file_is_refused_with_its_line(content, message, tmp_path):
-    """One sentence with file, line and remedy."""
+    """One sentence with file and line."""
     path = tmp_path / "bad.jsonl"
     if content is not None:
         path.write_text(content)
@@ -193,10 +180,9 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
 
 
 def test_code_problems_are_graded_against_their_tests(qwen):
-    """The prompt asks for a program, and the verdict is the sandbox's."""
-    rows = [{"problem": f"Print {i}.", "tests": {"inputs": [""], "outputs": [str(i)]}} for i in range(2)]
+    """The verdict is the sandbox's."""
     task = text_task("code", "chat", qwen, grade_code)
-    assert CODE in task.prompt(rows[0])
+    rows = [{"problem": f"Print {i}.", "tests": {"inputs": [""], "outputs": [str(i)]}} for i in range(2)]
     texts = ["```python\nprint(1)\n```"] * 2
     verdicts = task.verdicts(rows, Rollouts(None, None, None, None, torch.tensor([False, False]), texts))
     assert [tuple(v) for v in verdicts] == [(0, "wrong"), (1, "correct")]
@@ -289,15 +275,6 @@ def test_own_tests_survive_a_table(tmp_path):
         load_problems("code", str(tmp_path / "y.parquet"))
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "x.json"])
-def test_a_row_that_cannot_be_used_is_named(name, tmp_path):
-    """Path, number from 1, and what is missing."""
-    WRITERS[name](tmp_path / name, [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": " "}])
-    with pytest.raises(BadInput) as error:
-        load_problems("math", str(tmp_path / name))
-    assert str(error.value).startswith(f'--data {tmp_path / name}, row 2: needs "answer"')
-
-
 @pytest.mark.parametrize(
     "name, content, message",
     [
@@ -308,15 +285,11 @@ def test_a_row_that_cannot_be_used_is_named(name, tmp_path):
         ("x.json", '[{"problem": "a", "answer": "1", "level": 2}]', "none of 1 rows can be used .0 of levels 3 to 5"),
         ("x.json", '[{"question": "a", "gt_answer": ""}]', "none of 1 rows can be used .the first dropped: row 1"),
         ("x.json", "[]", "none of 0 rows"),
-        ("x.json", '[{"problem"', "cannot be read .Expecting"),
         ("x.json", "[" * 100_000, "cannot be read .* give a file"),
         ("x.jsonl", "[1]", 'row 1: needs "problem" or "question"'),
-        ("x.json", '{"problem": "a"}', 'line 1: needs "answer"'),
-        ("x.csv", "problem,answer\n", "none of 0 rows"),
         ("x.csv", b"\xff", "cannot be read .*utf-8"),
         ("x.parquet", "junk", "cannot be read .*Parquet file size is 4 bytes"),
         ("cut", {"train.jsonl": '{"problem": "a"}\n{"problem": '}, "cannot be read .JSON parse error"),
-        ("none.csv", None, "cannot be read .no such file"),
         ("empty", {}, "cannot be read .*any data files"),
         ("test-only", {"test.csv": "problem,answer\n1,1\n"}, 'cannot be read .Unknown split "train"'),
         ("saved-test", {"dataset_dict.json": '{"splits": []}'}, "cannot be read .its splits are .*, not train"),
@@ -391,10 +364,6 @@ def test_math_comes_from_the_hub(fake_hub):
     assert notes[0] == "data hkust-nlp/SimpleRL-Zoo-Data (hub): 8,523 of 8,523 rows of levels 3 to 5, or of none"
     assert notes[1].startswith("1 problems dropped: without a usable answer (first: row 8523 needs")
     assert len(notes) == 2
-
-
-def test_errors_about_a_hub_set_name_it(fake_hub):
-    """There is no path to name."""
     fake_hub.rows = [{"question": "a", "level": 1}]
     with pytest.raises(BadInput, match="--task math without --data: hkust-nlp/SimpleRL-Zoo-Data: none of 1 rows"):
         load_problems("math", None)
@@ -413,8 +382,7 @@ def test_code_comes_from_the_hub(fake_hub):
     assert notes[2].startswith('6 problems dropped: without a usable tests (first: row 2 "tests": needs inputs')
 
 
-@pytest.mark.parametrize("kind", INSTRUCTIONS)
-@pytest.mark.parametrize("error", [ConnectionError("Couldn't reach it.\nMore."), OSError(), ValueError("x")])
+@pytest.mark.parametrize("kind, error", [("math", ConnectionError("Couldn't reach it.\nMore.")), ("code", OSError())])
 def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     """What was tried, the first line of why, and what to do."""
 

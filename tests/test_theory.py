@@ -118,20 +118,18 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
     rng, eps, apart = np.random.default_rng(0), 0.1, np.arange(9)[:, None] * 5
     pairs = [(rng.normal(size=(n, 3)), rng.normal(size=(m, 3))) for n, m in ((12, 12), (9, 20), (20, 9))]
     pairs += [(apart, apart), (np.zeros((9, 1)), np.full((9, 1), 2))]
-    exact, floors, values, costs, divergences, entropies = [], [], [], [], [], []
+    rows = []
     for x, y in pairs:
         solved = sinkhorn(torch.tensor(euclidean(x, y)), eps=eps, max_iters=9000, tol=1e-8)
-        exact.append(w1(x, y))
-        floors.append(eps * math.log(min(len(x), len(y))))
-        values.append(solved.value.item())
-        costs.append(solved.value_linear.item())
-        divergences.append(torch.xlogy(solved.plan, solved.plan * len(x) * len(y)).sum().item())
-        entropies.append(torch.xlogy(solved.plan, solved.plan).sum().item())
-    exact, floors, values, costs = np.array([exact, floors, values, costs])
+        both = solved.plan * len(x) * len(y), solved.plan  # over P x Q, or over 1
+        of_plan = [torch.xlogy(solved.plan, density).sum().item() for density in both]
+        readings = solved.value.item(), solved.value_linear.item()
+        rows.append([w1(x, y), eps * math.log(min(len(x), len(y))), *readings, *of_plan])
+    exact, floors, values, costs, divergences, entropies = np.array(rows).T
     sharp(lambda factor=1.0: (factor * exact - 1e-6 <= values).all(), dict(factor=1.2))
     sharp(lambda factor=1.0: (values <= exact + factor * floors + 1e-6).all(), dict(factor=0.8))
     sharp(lambda reading=values: abs(reading[3] - floors[3]) < 1e-6, dict(reading=costs))
-    sharp(lambda kl=divergences: np.allclose(values, costs + eps * np.array(kl), atol=1e-6), dict(kl=entropies))
+    sharp(lambda kl=divergences: np.allclose(values, costs + eps * kl, atol=1e-6), dict(kl=entropies))
 
 
 def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_nbar():
