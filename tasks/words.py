@@ -45,7 +45,7 @@ KINDS = "operand", "operator", "operand", "result"  # of the mistakes in an equa
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps of a problem
 SLIP = 0.15  # chance that a step of a demonstration is wrong
 BATCH = 16  # demonstrations in a batch of supervised learning
-LR = 5e-5  # of a pretrained model's lessons
+LR = 1e-4  # of a pretrained model's lessons
 
 
 def result_of(op: str, left: int, right: int) -> int:
@@ -55,11 +55,11 @@ def result_of(op: str, left: int, right: int) -> int:
 
 def make_problem(rng: random.Random) -> dict:
     """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name", "things"}."""
-    name, things, value = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 12)
+    name, things, value = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 9)
     text, steps = f"{name} has {value} {things}.", []
     for _ in range(rng.choice(LENGTHS)):
-        op = rng.choice("+" if value < 3 else "+-*" if value < 10 else "+-")
-        number = rng.randint(2, {"+": 9, "-": min(value - 1, 9), "*": 3}[op])
+        op = rng.choice("+" if value < 3 else "+-*" if value < 7 else "+-")
+        number = rng.randint(2, {"+": 5, "-": min(value - 1, 5), "*": 3}[op])
         text += " " + rng.choice(EVENTS[op]).format(name=name, n=number, things=things)
         steps.append([value, op, number, result_of(op, value, number)])
         value = steps[-1][-1]
