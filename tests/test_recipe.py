@@ -146,7 +146,7 @@ def test_every_number_has_bounds():
             with pytest.raises(problems.BadInput, match=action.option_strings[0]):
                 config.parse_train([f"{action.option_strings[0]}={value}"])
     for flag in (
-        *("--window 0", "--eps 0", "--rollouts-per-prompt 1", "--toy-lines -1", "--warmup-steps 0", "--ranks -1"),
+        *("--window 0", "--eps 0", "--rollouts-per-prompt 1", "--toy-lines -1", "--warmup-steps -1", "--ranks -1"),
         *("--save-every 0", "--keep 0", "--seed -1", "--threads -1", "--clip-low -1", "--grade-timeout 0"),
         *("--negative-scale -1", "--temperature 1e-300"),
     ):
