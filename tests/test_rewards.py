@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-from functools import partial
 
 import pytest
 
@@ -61,7 +60,7 @@ def test_workers_serve_many_threads_and_are_replaced_when_they_die():
     """Killed while idle or at work, a worker costs no verdict."""
     golds = [rf"\sqrt{{{n}}}" for n in range(2, 8)]
     texts = [rf"\boxed{{{n}^{{1/2}}}}" for n in range(2, 8)]
-    results, patient = [], partial(grade_math, timeout_s=60.0)  # also where the machine is busy
+    results, patient = [], functools.partial(grade_math, timeout_s=60.0)  # also where the machine is busy
     threads = [threading.Thread(target=lambda: results.append(grade_all(patient, texts, golds))) for _ in range(2)]
     for thread in threads:
         thread.start()
