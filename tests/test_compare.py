@@ -152,7 +152,7 @@ def test_the_page_has_what_the_rows_say():
     "flags, words",
     [
         ("--methods shear", "all are compared with grpo; add it"),
-        ("--methods grpo oracle --model M", "--method oracle needs the true first error"),
+        ("--methods grpo oracle --model M", "--method oracle: needs the true first error"),
         ("--seeds 0 0", "--seeds 0 0: 100 and 101 choose the rates"),
         ("--seeds 0 100", "--seeds 0 100: 100 and 101 choose the rates"),
         ("--seed 3", "--seed: the trials set it; leave it out"),

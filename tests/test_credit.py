@@ -532,7 +532,7 @@ def test_the_embedded_task_rephrases_by_renaming():
 
 def test_a_task_that_does_not_rephrase_refuses_scapo():
     """Before anything is loaded."""
-    with pytest.raises(BadInput, match="--method scapo needs its problems in other words"):
+    with pytest.raises(BadInput, match="--method scapo: needs its problems in other words"):
         parse_args("--task math --data x.jsonl --model M --method scapo".split())
 
 
