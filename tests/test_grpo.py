@@ -74,10 +74,10 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen_folder):
     penalties = dict(repetition_penalty=5.0, suppress_tokens=list(range(40)), eos_token_id=0)
     model.generation_config = GenerationConfig(do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties)
     draws = 6_000
-    rollouts = rollout(model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.7, batch_size=draws)
+    rollouts = rollout(model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2, batch_size=draws)
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
-    expected = draws * (logits / 0.7).softmax(-1)
+    expected = draws * (logits / 0.2).softmax(-1)
     counts = rollouts.ids[:, 0].bincount(minlength=len(expected))
     chi_square = ((counts - expected) ** 2 / expected).sum().item()
     degrees = len(expected) - 1

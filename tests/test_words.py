@@ -1,6 +1,7 @@
 """The word problems: what a first error is, held against responses written by hand; and their lessons."""
 
 import json
+import math
 import random
 import re
 
@@ -150,6 +151,7 @@ def test_warm_up_teaches_the_form():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(words, "LR", 1e-2)
         last = words.warm_up(model, tokenizer, prompt, forbidden, steps=15, seed=1)
+    assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
     assert last < 0.7 * first and len(set(shown)) > 200 and not forbidden & set(shown)
 
 
