@@ -16,8 +16,8 @@ until token advantages are known; the steps are then taken by all ranks together
 
 Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
 a step), samples.jsonl (a group a step, with token weights), curve.png, `checkpoints/` and `model/`; with --eval-every
-also `eval/` (every generation), its numbers in metrics.jsonl; on the embedded task `start/` (the warmed-up model) and
-`prm/` (its reward model, where a method needs one).
+also `eval/` (every generation), its numbers in metrics.jsonl; where a model is warmed up `start/`, and on the embedded
+task `prm/` (its reward model, where a method needs one).
 """
 
 import argparse

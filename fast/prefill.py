@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fast.packing import attends_fully
 
-SHORT = 64  # tokens of a prompt, which are as soon read again
+SHORT = 64  # tokens of a prompt; shorter ones, such as the embedded task's, are read by `generate` as before
 
 
 def shared_prefill(generate: Callable[..., Tensor], model, prompt_ids, prompt_mask, **limits) -> Tensor:

@@ -40,8 +40,8 @@ EMBEDDED = dict(
     **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
     **dict(window=12, stride=6, eps=0.05, eps_unit="nbar", threads=1, recompute=False),
 )
-# What the word problems replace: sizes for a model of 135 million parameters on two CPU cores. Responses have 40 to 100
-# tokens, a step about 17; spans of 12 in steps of 4 compare less than one. The prompt is plain text, which is shortest.
+# What the word problems replace: sizes for a model of 135 million parameters on two CPU cores. Responses have 30 to 80
+# tokens, a step about 16; spans of 12 in steps of 4 compare less than one. The prompt is plain text, which is shortest.
 WORDS = dict(
     **dict(prompts_per_step=4, prompts_per_update=4, steps=18, lr=2e-5, max_tokens=128, heldout=64, eval_groups=16),
     **dict(window=12, stride=4, eps=0.05, eps_unit="nbar", template="plain", warmup_steps=40, recompute=False),

@@ -145,7 +145,7 @@ def load_weights(option: str, name: str, kind: type, dtype, device: torch.device
     with opened(option, name) as options:
         options.update(dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True)
         if "gguf_file" in options:
-            from transformers import GgufConfig  # from 5.23 on; before it weights are always unpacked
+            from transformers import GgufConfig  # 5.23 would keep the weights packed where it can
 
             options.update(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
         model, loading = kind.from_pretrained(**options)
