@@ -1,9 +1,9 @@
-"""True token advantages, line by line: what every credit method approximates, and nobody reports.
+"""Credit against the truth: true token advantages, line by line, and true first errors.
 
-    python -m studies.advantages runs/NAME          # of a run's trained model, on its held-out problems
-    python -m studies.advantages runs/NAME --start  # of the one that it was warmed up to
+    measure(...)          how well each credit method goes with true advantages; for `studies.compare`
+    against_truth(...)    how well its weights find the first error; for `studies.diagnose`
 
-Credit methods guess from one verdict a rollout what each token contributed. For the line of tokens s to e that is
+Credit methods guess from one verdict per rollout what each token contributed. For the line of tokens s to e that is
 
     a = V(e) - V(s)        V(t): the chance of a right answer after the first t tokens, under the policy
 
@@ -15,54 +15,23 @@ mean token advantage of its tokens. Over all lines of the groups with right and 
     r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
     corrected = r / sqrt(reliability)
 
-The correction is valid as fresh continuations' noise is independent of credit and advantage. Standard errors are of a
-bootstrap, 1,000 draws of groups with replacement, as lines of a group depend on each other. A line is "before", "after"
-or itself the "first error".
+The correction is valid as fresh continuations' noise is independent of credit and advantage.
 
-`against_truth` measures credit against the first errors themselves, for `studies.diagnose`: how well weights tell a
-wrong rollout's tokens from its first error on from those before it, and how far off the largest weight lies
-(`measures.localisation`, `peak`), for every credit method that gives weights and for SHEAR with one option changed at a
-time. And how far ahead of the error they rise: a span that ends beyond it starts up to w - 1 tokens before it and gives
-these tokens its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part by mean pooling. Every kind of
-error is over at the wrong step's last token, so the rise is counted from there, in rollouts with a window of tokens
-before the step.
+First errors: how well weights tell a wrong rollout's tokens from its first error on from those before it, and how far
+off the largest weight lies (`measures.localisation`, `peak`), for every credit method that gives weights and for SHEAR
+with one option changed at a time. And how far ahead of the error they rise: a span that ends beyond it starts up to
+w - 1 tokens before it and gives these tokens its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part
+by mean pooling. Every kind of error is over at the wrong step's last token, so the rise is counted from there, in
+rollouts with a window of tokens before the step.
 
-Left out: tasks other than the embedded one; single tokens; the samples, of which only the numbers are kept; `arca`,
-whose weights need a trained adapter, which no saved model has (`lora.save_merged` merges it).
+Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of which only the numbers
+are kept; `arca`, whose weights need a trained adapter, which no saved model has (`lora.save_merged` merges it).
 """
 
 import argparse
 import dataclasses
 import math
-import sys
-from collections import defaultdict
 from itertools import accumulate, pairwise
-from pathlib import Path
-
-from credit.table import METHODS, NEEDS, needing, options_of
-from harness.config import MAY_CHANGE, Parser, answer, number, positive_int
-
-
-def make_parser() -> Parser:
-    """This command's flags."""
-    about = "Credit against true token advantages, which continuations of every line's two ends estimate."
-    parser = Parser(prog="python -m studies.advantages", description=about, allow_abbrev=False)
-    parser.usage = "%(prog)s RUN [flags]"
-    add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run of the embedded task")
-    add("--start", action="store_true", help="the run's warmed-up model, not its trained one")
-    add("--groups", type=positive_int, default=12, help="held-out problems that are sampled")
-    add("--continuations", type=number(int, 2, 10**6), default=16, help="from every line boundary")
-    names = [name for name in METHODS if name not in needing("adapter") | needing("prm")]
-    quick = [name for name in names if set(METHODS[name].needs) <= {"states", "pairs"}]  # no further passes
-    about = "credit methods: " + ", ".join(names)
-    add("--methods", nargs="+", default=quick, choices=names, metavar="NAME", help=about)
-    out = Path("runs/advantages")
-    add("--out", type=Path, metavar="DIR", default=out, help="folder of advantages.json")
-    return parser
-
-
-answer(__name__, lambda: make_parser().parse_args())  # before what takes seconds to import
 
 import numpy as np
 import torch
@@ -72,54 +41,13 @@ from tqdm import tqdm
 from credit.batch import Batch
 from credit.measures import around, effective_weights, localisation, peak
 from credit.methods import assign_credit, true_errors
+from credit.table import METHODS, NEEDS, needing, options_of
 from fast.packing import packing_of
 from grpo import Policy, cat_padded
-from harness import files, tables
-from harness.launch import parse_args, run_command
-from harness.parallel import Ranks
-from harness.prepare import set_up
 from harness.run import seed_of
 from studies.prefixes import Prefixes, continued, sampled, scored
-from tasks.problems import BadInput, Task
+from tasks.problems import Task
 from tasks.toy import SYMBOL
-
-RESAMPLES = 1000  # of the bootstrap
-# Settings of a run that say nothing of its problems, its sampling or the options of credit methods.
-OTHERS = MAY_CHANGE | set("model out name prm lora_rank smoke dtype".split())
-
-
-@run_command(memory="lower --continuations", interrupted="interrupted: nothing is kept")
-def main(argv: list[str] | None = None) -> None:
-    """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    flags = make_parser().parse_args(argv)
-    args = settings_of_run(flags)
-    torch.set_num_threads(args.threads)
-    ranks = Ranks(0, 1, torch.device(args.device))
-    with files.made(flags.out, ranks, "advantages.json"):
-        task, model, tokenizer, *_ = set_up(args, ranks)
-        methods = {name: {"method": name} for name in flags.methods}
-        problems = task.heldout[: flags.groups]
-        results = measure(args, task, model, tokenizer, problems, methods, flags.continuations)
-        if not results["mixed_groups"]:
-            raise BadInput(f"--groups {flags.groups}: none holds right and wrong rollouts; raise it")
-        results = {"model": args.model, "seed": args.seed, "continuations": flags.continuations, **results}
-        files.write_json(flags.out / "advantages.json", results)
-    print("\n".join(advantage_tables(results)))
-
-
-def settings_of_run(flags: argparse.Namespace) -> argparse.Namespace:
-    """The settings of a run, `model` being the one that is asked for; raises BadInput."""
-    config = files.settings_in(flags.run / "config.json", dict(task=str, method=str, heldout=int))
-    folder = flags.run / ("start" if flags.start else "model")
-    if config["task"] != "embedded":
-        raise BadInput(f"{flags.run}: is a run of --task {config['task']}; give one of the embedded task")
-    if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder; {'leave out' if flags.start else 'finish the run, or add'} --start")
-    if flags.groups > config["heldout"]:
-        raise BadInput(f"--groups {flags.groups}: the run holds out {config['heldout']} problems; lower it")
-    args = parse_args(["--task", "embedded", "--model", str(folder)])
-    of_run = {name: config[name] for name in vars(args).keys() & config.keys() - OTHERS}
-    return argparse.Namespace(**vars(args) | of_run)
 
 
 def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:
@@ -131,41 +59,36 @@ def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -
     return effective_weights(assign_credit(method, batch, args), batch.advantages, batch.rollouts.mask)
 
 
+# ---- true advantages ------------------------------------------------------------------------------------------
+
+
 def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int) -> dict:
-    """The numbers of both tables, of rollouts to these problems.
+    """`agreement` of each method's credit with the true advantages, on rollouts to these problems.
 
     `args` are train.py's flags; `methods` has the flags changed in each row, "method" among them. --negative-scale and
     --rescale act in a row only if it has them. Random numbers depend on the seed and the problem's number alone.
     """
     policy = Policy(model, **packing_of(model))
-    measured = []
+    lines, mixed = [], 0
     for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
         torch.manual_seed(seed_of(args.seed, index))
         group = sampled(args, task, model, tokenizer, problem)
         if not group.mixed:
             continue
-        lines, ends = [], []
-        for text, ids, score in zip(group.texts, group.responses, group.scores, strict=True):
-            lines.append([] if score is None else lines_of(task, problem, text, len(ids)))
-            ends.append(sorted({place for line in lines[-1] for place in line[:2]} - {len(ids)}))
+        mixed += 1
+        ends = [line_ends(text, len(ids))[:-1] for text, ids in zip(group.texts, group.responses, strict=True)]
         group = continued(dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer)
         batch = scored(group, policy, task, tokenizer, args)
         weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
-        measured += line_stats(index, group, lines, batch, weights)
-    return {"groups": len(problems), **statistics_of(measured, list(methods))}
+        lines += line_stats(group, batch.advantages, weights)
+    agreements = {name: agreement(lines, name) for name in methods}
+    return {"groups": len(problems), "mixed_groups": mixed, "lines": len(lines), "methods": agreements}
 
 
-def lines_of(task: Task, problem: dict, text: str, length: int) -> list[tuple[int, int, str]]:
-    """The lines of a response of `length` tokens, one a symbol and the stop token: start, end after the last, kind."""
-    error = task.first_error(problem, text)
+def line_ends(text: str, length: int) -> list[int]:
+    """0 and where each line of a response of `length` tokens ends: one token per symbol, and the stop token."""
     sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
-    lines = []
-    for start, end in pairwise([0, *list(accumulate(sizes))[:-1], length]):
-        kind = "before"
-        if error and error[0] < end:
-            kind = "first error" if start <= error[0] else "after"
-        lines.append((start, end, kind))
-    return lines
+    return [0, *list(accumulate(sizes))[:-1], length]
 
 
 def value_of(scores: list[float | None]) -> tuple[float, float]:
@@ -177,93 +100,33 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
     return p, p * (1 - p) / (len(graded) - 1)
 
 
-def line_stats(number: int, group: Prefixes, lines: list[list], batch: Batch, weights: dict) -> list[dict]:
-    """The lines (of each rollout) with their advantages, noise variances, mean weights and credits."""
-    measured = []
-    for row, response in enumerate(group.responses):
-        values = {len(response): (group.scores[row], 0.0)}  # boundary -> V, variance
-        for end, scores in zip(group.ends[row], group.continued[row], strict=True):
-            values[end] = value_of(scores)
-        side = "right" if batch.correct[row] else "wrong"
-        for start, end, kind in lines[row]:
-            line = {"group": number, "kind": kind, "side": side, "start": start}
-            line["advantage"] = values[end][0] - values[start][0]
-            line["noise"] = values[end][1] + values[start][1]
-            line["weight"] = {name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()}
-            line["credit"] = {name: weight * batch.advantages[row].item() for name, weight in line["weight"].items()}
+def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) -> list[dict]:
+    """The lines of graded rollouts with their true advantages, noise variances and credits."""
+    lines = []
+    for row, score in enumerate(group.scores):
+        if score is None:
+            continue
+        ends = [*group.ends[row], len(group.responses[row])]
+        values = [*map(value_of, group.continued[row]), (score, 0.0)]
+        for (start, before), (end, after) in pairwise(zip(ends, values, strict=True)):
+            means = {name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()}
+            credit = {name: mean * advantages[row].item() for name, mean in means.items()}
+            line = {"advantage": after[0] - before[0], "noise": after[1] + before[1], "credit": credit}
             if not math.isnan(line["advantage"]):
-                measured.append(line)
-    return measured
-
-
-def statistics_of(lines: list[dict], methods: list[str]) -> dict:
-    """How well each method's credit goes with the true advantage, and the means of each kind of line."""
-    results = {"mixed_groups": len({line["group"] for line in lines}), "lines": len(lines), "kinds": []}
-    results["methods"] = {name: agreement(lines, name) for name in methods}
-    kinds = {}  # (kind, side) -> lines
-    for line in sorted(lines, key=lambda line: (line["side"], line["start"], line["kind"])):
-        kinds.setdefault((line["kind"], line["side"]), []).append(line)
-    for (kind, side), same in kinds.items():
-        row = {"kind": kind, "side": side, "lines": len(same)}
-        numbers = agreement(same, methods[0])  # the advantage is the same for all methods
-        row |= {name: numbers[name] for name in ("advantage", "advantage_se")}
-        for column in ("weight", "credit"):
-            row[column] = {name: float(np.mean([line[column][name] for line in same])) for name in methods}
-        results["kinds"].append(row)
-    return results
+                lines.append(line)
+    return lines
 
 
 def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
-    """The numbers of `from_sums`, and as NAME_se their standard deviations over draws of groups with replacement.
-
-    None for what is not finite, as where noise explains all of the variance, and for the error of one group.
-    """
-    by_group = defaultdict(lambda: np.zeros(7))
-    for line in lines:
-        x, y = line["credit"][method], line["advantage"]
-        by_group[line["group"]] += [1, x, y, x * x, y * y, x * y, line["noise"]]
-    sums = np.array(list(by_group.values())).reshape(-1, 7)  # (groups, 7)
-    draws = np.random.default_rng(0).integers(max(1, len(sums)), size=(RESAMPLES, len(sums)))
+    """r, reliability and corrected r of a method's credit; None for what is not finite."""
+    names = "advantage", "noise"
+    advantage, noise = (np.array([line[name] for line in lines]) for name in names)  # (n,), (n,)
+    credit = np.array([line["credit"][method] for line in lines])  # (n,)
     with np.errstate(divide="ignore", invalid="ignore"):
-        values, redrawn = from_sums(sums.sum(0)), from_sums(sums[draws].sum(1).T)  # (), (RESAMPLES,) each
-    result = {}
-    for name, value in values.items():
-        finite = redrawn[name][np.isfinite(redrawn[name])]
-        result[name] = float(value) if np.isfinite(value) else None
-        result[f"{name}_se"] = float(finite.std()) if len(sums) > 1 and len(finite) > 1 else None
-    return result
-
-
-def from_sums(sums: np.ndarray) -> dict[str, np.ndarray]:
-    """Of credit x and estimated advantage y, from the sums (7, ...) of 1, x, y, xx, yy, xy and noise variance."""
-    x, y, xx, yy, xy, noise = sums[1:] / sums[0]
-    variance = yy - y * y
-    r = (xy - x * y) / np.sqrt((xx - x * x) * variance)
-    reliability = 1 - noise / variance
-    return {"r": r, "corrected": r / np.sqrt(reliability), "reliability": reliability, "advantage": y}
-
-
-def advantage_tables(results: dict) -> list[str]:
-    """The two tables."""
-    methods, kinds = [], []
-    for name, numbers in results["methods"].items():
-        pairs = {column: with_error(numbers[column], numbers[f"{column}_se"]) for column in ("r", "corrected")}
-        methods.append({"method": name} | pairs)
-    for line in results["kinds"]:
-        advantage = with_error(line["advantage"], line["advantage_se"])
-        row = {"line": f"{line['kind']}, {line['side']}", "count": str(line["lines"]), "true advantage": advantage}
-        for name in results["methods"]:
-            row[name] = f"{line['weight'][name]:.2f} / {line['credit'][name]:.2f}"
-        kinds.append(row)
-    legend = f"{results['lines']} lines of {results['mixed_groups']} mixed groups, reliability "
-    first = next(iter(results["methods"].values()))  # the same for all
-    legend += with_error(first["reliability"], first["reliability_se"])
-    return tables.with_legend(methods, legend) + tables.with_legend(kinds, "each method: mean weight / mean credit")
-
-
-def with_error(value: float | None, error: float | None) -> str:
-    """0.35 ± 0.02; a dash for what is not known."""
-    return " ± ".join("-" if number is None else f"{number:.2f}" for number in (value, error))
+        r = np.corrcoef(credit, advantage)[0, 1] if len(lines) > 1 else np.nan
+        reliability = 1 - noise.mean() / advantage.var() if len(lines) > 1 else np.nan
+        values = {"r": r, "corrected": r / np.sqrt(reliability), "reliability": reliability}
+    return {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
 
 
 # ---- the first error -------------------------------------------------------------------------------------------
@@ -333,7 +196,3 @@ def changes_of(args: argparse.Namespace) -> dict[str, dict]:
             if choice != options[name]:
                 settings[f"{name} {choice}"] = {"method_option": [*args.method_option, f"{name}={choice}"]}
     return settings
-
-
-if __name__ == "__main__":
-    sys.exit(main())

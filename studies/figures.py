@@ -45,11 +45,6 @@ def drawn(path: Path, width: float, height: float, columns: int = 1, **options) 
     """The axes of a figure, which is then saved. (Not pyplot: needs no display and no backend.)"""
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure.subplots(1, columns, **options)
-    save_png(figure, path)
-
-
-def save_png(figure: Figure, path: Path) -> None:
-    """A PNG."""
     figure.savefig(path)
 
 

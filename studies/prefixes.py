@@ -57,11 +57,6 @@ class Prefixes:
     continued: list[list[list[float | None]]]  # scores of each prefix's continuations; empty where none were made
 
     @property
-    def verdicts(self) -> list[Verdict]:
-        """Of each rollout."""
-        return [Verdict(score, reason) for score, reason in zip(self.scores, self.reasons, strict=True)]
-
-    @property
     def mixed(self) -> bool:
         """Whether there is a right and a wrong rollout."""
         return {0.0, 1.0} <= set(self.scores)
@@ -192,7 +187,7 @@ def scored(group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_
     rollouts = as_rollouts(group.prompt, group.responses, group.texts, group.truncated, tokenizer, device)
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     source = Source(policy, tokenizer, task, 0, reward_model)
-    batch = Batch.of(rollouts, group.verdicts, [group.problem], source)
+    batch = Batch.of(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem], source)
     batch.log_probs, batch.entropies, batch.hidden = log_probs(policy, batch.rollouts, **limits)
     return batch
 

@@ -8,23 +8,26 @@ r"""Word problems in English whose first wrong step is known: for a pretrained m
 A problem has two to five steps, each of which uses the number before it. `first_error` compares equation k of a
 response with step k of the problem: the first operand, operation or result that differs is the error, and it begins
 where the text does. Operands of + and * may swap. What follows consistently from a wrong number is not looked at, as
-the first error has been found. Of a wrong response that cannot be read so, no first error is known.
+the first error has been found. A response that comes to the right answer by equations which hold, each beginning with
+the number before it, has no error, in whatever order it takes the steps. Of a wrong response that cannot be read so, no
+first error is known.
 
 `warm_up` teaches a model the form, by demonstrations with slips, which go on from the wrong number: it then makes
 slips of the same kinds where it samples, and reinforcement learning has something to mend.
 
-Left out: steps in another order, several steps in one equation, division, right answers by a wrong way.
+Left out: several steps in one equation, division, which are errors here.
 """
 
 import random
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from fast.packing import packing_of
 from grpo import Policy, Rollouts, pad_left
 from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 
@@ -117,6 +120,9 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
     """The kind of the first mistake, and the characters from where it begins to the end of its step; None if none."""
     box = BOX.search(text)
     equations = list(EQUATION.finditer(text, 0, box.start() if box else len(text)))
+    chained = all(later[1] == before[4] for before, later in pairwise(equations))
+    if box and box[1] == problem["answer"] and chained and all(map(_holds, equations)):
+        return None
     for equation, step in zip(equations, problem["steps"], strict=False):
         left, op, right, result = map(str, step)
         if op in "+*" and equation[1] == right:
@@ -138,6 +144,15 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
     return None
 
 
+def _holds(equation: re.Match) -> bool:
+    """Whether an equation between integers is true; false for others."""
+    op = "*" if equation[2] in TIMES else equation[2]
+    try:
+        return result_of(op, int(equation[1]), int(equation[3])) == int(equation[4])
+    except (KeyError, ValueError):  # a division, a fraction
+        return False
+
+
 def _common(said: str, expected: str) -> int:
     """How many characters two texts begin with alike."""
     count = 0
@@ -152,7 +167,7 @@ def warm_up(model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str]
     `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are never shown.
     """
 
-    rng, policy = random.Random(f"demonstrations {seed}"), Policy(model)
+    rng, policy = random.Random(f"demonstrations {seed}"), Policy(model, **packing_of(model))
 
     def batch_loss() -> Tensor:
         """Minus the mean log-probability of a batch of demonstrations, which are laid out as rollouts are."""

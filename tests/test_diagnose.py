@@ -34,7 +34,7 @@ def coarse(monkeypatch, request):
     """Pictures that are quickly written, or drawn alone where no run is to leave them."""
     monkeypatch.setitem(figures.rcParams, "savefig.dpi", 20)
     if not {"taught", "qwen_folder"} & set(request.fixturenames):
-        monkeypatch.setattr(figures, "save_png", lambda figure, path: None)
+        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path: None)
 
 
 def table(rows: list[tuple]) -> np.ndarray:

@@ -39,10 +39,15 @@ WRONG = [
     ("19 - 9", "9 - 19", "operand", "9 - 19"),
     ("19 - 9", "18 - 9", "operand", "8 - 9"),
     ("19 - 9", "-19 - 9", "operand", "-19 - 9"),
-    ("Now there are 19 - 9 = 10 shells.\n", "", "missing", "The answer"),
-    ("Now there are 19 - 9 = 10 shells.\nThe answer", "The answer", "missing", "The answer"),
-    (".\nNow there are 19 - 9 = 10 shells.\nThe answer is", ", so it is", "missing", " shells, so"),
-    ("The answer", "That makes 10 + 1 = 11 shells.\nThe answer", "extra", "10 + 1"),
+    (
+        "Now there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}",
+        "The answer: \\boxed{19}",
+        "missing",
+        "The answer",
+    ),
+    (".\nNow there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}", ", so \\boxed{19}", "missing", " shells, so"),
+    ("The answer is \\boxed{10}", "That makes 10 + 1 = 11 shells.\nThe answer: \\boxed{11}", "extra", "10 + 1"),
+    ("19 - 9 = 10", "10 / 1 = 10", "operand", "0 / 1"),
     ("boxed{10}", "boxed{11}", "final", "1}"),
     ("boxed{10}", "boxed{9}", "final", "9}"),
     ("boxed{10}", "boxed{100}", "final", "0}"),
@@ -56,6 +61,8 @@ READ = [
     RIGHT.replace("shells", "of them"),
     RIGHT.replace("boxed{10}", "boxed{ 10 }"),
     RIGHT + " Mia has 3 + 4 = 8 of them.",
+    RIGHT.replace("14 + 5 = 19", "14 - 9 = 5").replace("19 - 9", "5 + 5"),  # another order
+    RIGHT.replace("Now there are 19 - 9 = 10 shells.\n", ""),  # a step that is not said
     "First, 14 + 5 = 19, and then 19 - 9 = 10: \\boxed{10}",
 ]
 UNREAD = [
