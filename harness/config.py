@@ -359,7 +359,7 @@ def check(args: argparse.Namespace) -> None:
         "prm": (args.prm or embedded, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
         "box": (args.task != "code", "programs have none; choose another method"),
         "first error": (args.task in TASKS, "only --task embedded and words know it; choose another method"),
-        "rephrase": (embedded, "only --task embedded puts them so; choose another method"),
+        "rephrase": (args.task in TASKS, "only --task embedded and words put them so; choose another method"),
     }
     for need, (fulfilled, remedy) in has.items():
         refusals.append(("method", need in method.needs and not fulfilled, f"needs {NEEDS[need]}; {remedy}"))

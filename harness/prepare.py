@@ -121,7 +121,7 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
     task = text_task(kind, template, tokenizer, grader(kind, args.grade_timeout, args.sandbox))
     if args.task == "words":
         problems, about = words.make_problems(MADE_PROBLEMS + args.heldout, args.seed), []
-        task = replace(task, name="words", first_error=words.first_error, step_end="\n")
+        task = replace(task, name="words", first_error=words.first_error, rephrase=words.rephrase, step_end="\n")
     else:
         problems, about = load_problems(kind, args.data)
     limits = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)

@@ -63,11 +63,27 @@ def make_problem(rng: random.Random) -> dict:
     for _ in range(rng.choice(LENGTHS)):
         op = rng.choice("+" if value < 3 else "+-*" if value < 7 else "+-")
         number = rng.randint(2, {"+": 5, "-": min(value - 1, 5), "*": 3}[op])
-        text += " " + rng.choice(EVENTS[op]).format(name=name, n=number, things=things)
+        text += " " + rng.choice(_ways_to_tell(op, number, name, things))
         steps.append([value, op, number, result_of(op, value, number)])
         value = steps[-1][-1]
     text += f" How many {things} does {name} have now?"
     return {"problem": text, "answer": str(value), "steps": steps, "name": name, "things": things}
+
+
+def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
+    """What happens in a step, in all words for it."""
+    return [event.format(name=name, n=number, things=things) for event in EVENTS[op]]
+
+
+def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
+    """The same problem with its events told in other words, the k-th way; no thing gets another name."""
+    first, *_, last = re.split(r"(?<=\.) ", problem["problem"])
+    told = []
+    for place, (_, op, number, _) in enumerate(problem["steps"]):
+        ways = _ways_to_tell(op, number, problem["name"], problem["things"])
+        others = [way for way in ways if way not in problem["problem"]] or ways
+        told.append(others[(k >> place) % len(others)])
+    return {**problem, "problem": " ".join([first, *told, last])}, {}
 
 
 def make_problems(count: int, seed: int) -> list[dict]:

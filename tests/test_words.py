@@ -111,6 +111,21 @@ def test_factors_may_swap_and_the_sign_may_be_another(sign):
     assert words.first_error(TIMES, list(f"12 {sign} 2 = 24 \\boxed{{24}}")).kind == "operand"
 
 
+def test_a_problem_is_told_in_other_words():
+    """The same beginning, question, numbers and answer; other events, and in most problems not all ways alike."""
+    several = 0
+    for problem in words.make_problems(50, seed=0):
+        ways = [words.rephrase(problem, k)[0] for k in range(4)]
+        for other in ways:
+            assert other | {"problem": 0} == problem | {"problem": 0}
+            assert re.findall(r"\d+", other["problem"]) == re.findall(r"\d+", problem["problem"])
+            before, after = (re.split(r"(?<=\.) ", each["problem"]) for each in (problem, other))
+            kept = [old == new for old, new in zip(before, after, strict=True)]
+            assert kept[0] and kept[-1] and sum(kept) < len(kept)
+        several += len({other["problem"] for other in ways}) > 1
+    assert several > 40
+
+
 def test_demonstrations_are_right_but_for_their_slips():
     """A careful one is right and has no error. A careless one that is wrong has one; of the right ones 2% at most."""
     rng, wrong, lucky = random.Random(0), 0, 0
