@@ -43,8 +43,8 @@ EMBEDDED = dict(
 # What the word problems replace: sizes for a model of 135 million parameters on two CPU cores. Responses have 30 to 80
 # tokens, a step about 16; spans of 12 in steps of 4 compare less than one. The prompt is plain text, which is shortest.
 WORDS = dict(
-    **dict(prompts_per_step=4, prompts_per_update=4, steps=12, lr=3e-5, max_tokens=128, heldout=64, eval_groups=16),
-    **dict(window=12, stride=4, eps=0.05, eps_unit="nbar", template="plain", warmup_steps=32, recompute=False),
+    **dict(prompts_per_step=4, prompts_per_update=4, steps=16, lr=2e-5, max_tokens=128, heldout=64, eval_groups=16),
+    **dict(window=12, stride=4, eps=0.05, eps_unit="nbar", template="plain", warmup_steps=40, recompute=False),
     micro_tokens=2048,
 )
 TASKS = {"embedded": EMBEDDED, "words": WORDS}  # that make their own problems, and know the first error

@@ -47,7 +47,7 @@ KINDS = "operand", "operator", "operand", "result"  # of the mistakes in an equa
 
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps of a problem
 SLIP = 0.15  # chance that a step of a demonstration is wrong
-BATCH = 16  # demonstrations in a batch of supervised learning
+BATCH = 8  # demonstrations in a batch of supervised learning
 LR = 1e-4  # of a pretrained model's lessons
 
 
@@ -190,9 +190,9 @@ def warm_up(model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str]
         pairs = demonstrated(BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden)
         told = tokenizer([prompt(problem) for problem, _ in pairs], add_special_tokens=False)["input_ids"]
         said = tokenizer([response for _, response in pairs], add_special_tokens=False)["input_ids"]
-        prompt_ids, prompt_mask = pad_left(told, 0, model.device)  # (16, P), (16, P)
-        ids = padded([[*row, tokenizer.eos_token_id] for row in said], -1, model.device)  # (16, T)
-        mask, ended = ids >= 0, torch.zeros(len(pairs), dtype=torch.bool)  # (16, T), (16,)
+        prompt_ids, prompt_mask = pad_left(told, 0, model.device)  # (8, P), (8, P)
+        ids = padded([[*row, tokenizer.eos_token_id] for row in said], -1, model.device)  # (8, T)
+        mask, ended = ids >= 0, torch.zeros(len(pairs), dtype=torch.bool)  # (8, T), (8,)
         rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, ended, [text for _, text in pairs])
         return -policy(rollouts, 1.0)[mask].mean()
 

@@ -33,7 +33,7 @@ FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-promp
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
 TINY = [*RUN, *"--seed 1 --dynamic-sampling 2".split()]
 CASES = {
-    "grpo": ["--method", "grpo"],
+    "attention": ["--method", "attention"],
     "replicas": ["--method", "shear", "--shard-over", "1"],
     "recompute": ["--method", "shear", "--recompute"],
     "adapter": ["--method", "arca", "--lora-rank", "2", "--lr", "1e-2"],
@@ -177,7 +177,7 @@ def test_what_ranks_share_and_gather(two):
 def test_the_checksum_is_logged_and_a_difference_ends_the_run(two):
     """Another one each time weights change; ranks that disagree raise, naming themselves."""
     _, _, seen = two
-    assert len({seen[name]["checksum"] for name in ("grpo", "recompute")}) == 2
+    assert len({seen[name]["checksum"] for name in ("attention", "recompute")}) == 2
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
 
