@@ -15,9 +15,10 @@ policy-gradient step for every `--prompts-per-update` of the prompts. Each rank 
 until token advantages are known; the steps are then taken by all ranks together, over the rollouts of all.
 
 Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
-a step), samples.jsonl (a group a step, with token weights), curve.png, `checkpoints/` and `model/`; with --eval-every
-also `eval/` (every generation), its numbers in metrics.jsonl; where a model is warmed up `start/`, and on the embedded
-task `prm/` (its reward model, where a method needs one).
+per step), samples.jsonl (a group per step, with token weights; before.jsonl and after.jsonl hold one held-out group),
+curve.png, credit.html (a page of the samples), `checkpoints/` and `model/`; with --eval-every also `eval/` (every
+generation), its numbers in metrics.jsonl; where a model is warmed up `start/`, and on the embedded task `prm/` (its
+reward model, where a method needs one).
 """
 
 import argparse
@@ -230,7 +231,7 @@ def evaluate(run: Run, step: int) -> dict:
     credited = {}
     if task.first_error:
         batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
-        credited = report.credit_vs_first_error(run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)))
+        credited = report.credit_vs_first_error(run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)), args)
     verdicts = parallel.gather_items(verdicts, ranks)
     accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, size))
     return {**accuracies, **report.shares([verdict.reason for verdict in verdicts]), **credited}

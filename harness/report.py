@@ -1,13 +1,13 @@
 """What a run tells its user: the plan, a row a step, the end; metrics, samples with their weights, the curve.
 
-Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row a step, one for each evaluation),
-samples.jsonl (a group a step) and curve.png; `train.py` puts the models beside them. Lines are plain text of at most
-WIDTH columns, so they survive nohup. Nothing here changes what is trained.
+Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each evaluation),
+samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group), curve.png and credit.html;
+`train.py` puts the models beside them. Lines are plain text of at most WIDTH columns, so they survive nohup. Nothing
+here changes what is trained.
 """
 
 import argparse
 import math
-import shlex
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +27,7 @@ from credit.shear_settings import Closest, closest_by_rollout
 from grpo import Rollouts
 from harness import files
 from harness.evaluation import mean_and_error
+from harness.page import write_page
 from harness.tables import percent
 from harness.track import tracker
 from tasks.problems import Task
@@ -143,17 +144,23 @@ def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
 
 
 def sample_rows(
-    step: int, tokenizer, task: Task, batch: Batch, args: argparse.Namespace, weights: dict[str, Tensor] | None = None
+    step: int,
+    tokenizer,
+    task: Task,
+    batch: Batch,
+    args: argparse.Namespace,
+    weights: dict[str, Tensor] | None = None,
+    group: int | None = None,
 ) -> list[dict]:
-    """One group of the step for samples.jsonl: the first with right and wrong rollouts, else the first.
+    """One group of the step for samples.jsonl: if not given, the first with right and wrong rollouts, else the first.
 
     weights (B, T) are methods', by name; if not given, those of the batch's own.
     """
-    closest = closest_in(batch, args)
+    group = (batch.first_mixed or 0) if group is None else group
+    closest = closest_in(batch, args) if group == batch.first_mixed else []
     if weights is None:
         own = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
         weights = {args.method: own}  # (B, T)
-    group = batch.first_mixed or 0
     first = group * batch.group_size
     problem, rows = batch.problems[group], []
     for row in range(first, first + batch.group_size):
@@ -199,13 +206,17 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
     return lines
 
 
-def credit_vs_first_error(tokenizer, task: Task, batch: Batch) -> dict:
-    """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups."""
+def credit_vs_first_error(tokenizer, task: Task, batch: Batch, args: argparse.Namespace) -> dict:
+    """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups.
+
+    Also an example to print, and the first group's rows for the page, which are the same problem's before and after.
+    """
     weights = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
     wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
     return {
         "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
         "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
+        "samples": sample_rows(-1, tokenizer, task, batch, args, group=0),
     }
 
 
@@ -221,10 +232,18 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
 
 def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
     """The evaluation before training: a row, and held-out accuracies with standard errors."""
-    files.append_rows(folder / "metrics.jsonl", [{"before": before}])
+    write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
     print_no_signal(before["sampled"][0], before, args)
+
+
+def write_evaluation(folder: Path, when: str, found: dict) -> None:
+    """A row of metrics.jsonl; the rollouts in it, if any, are a file of their own, before.jsonl or after.jsonl."""
+    samples = found.pop("samples", [])
+    files.append_rows(folder / "metrics.jsonl", [{when: found}])
+    if samples:
+        files.write_whole(folder / f"{when}.jsonl", "".join(map(files.as_json, samples)))
 
 
 @contextmanager
@@ -267,7 +286,7 @@ def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> Non
 
 def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]) -> None:
     """What training has changed, the curve, the measured peak of memory, and what to type next."""
-    files.append_rows(folder / "metrics.jsonl", [{"after": after}])
+    write_evaluation(folder, "after", after)
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
         first, last = percent(*before[name][:2]), percent(*after[name][:2])
@@ -284,7 +303,7 @@ def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, 
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory a GPU: {max(peaks):.1f} GB")
-    print(f"\nnext: python -m studies.page {shlex.quote(str(folder))}")
+    print(f"\nwhere the credit went, to look at: {write_page(folder, folder / 'credit.html')}")
 
 
 def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path) -> None:

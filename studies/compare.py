@@ -287,7 +287,7 @@ def located(run: Run, step: int) -> dict | None:
     problems, size = run.task.heldout[: run.args.eval_groups], run.args.rollouts_per_prompt
     rollouts, verdicts = train.sample_and_grade(run, problems, size, run.args.temperature, clock)
     batch = train.with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
-    return report.credit_vs_first_error(run.tokenizer, run.task, batch)["localisation"]
+    return report.credit_vs_first_error(run.tokenizer, run.task, batch, run.args)["localisation"]
 
 
 def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:

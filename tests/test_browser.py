@@ -1,4 +1,4 @@
-"""studies/page.html in a real browser: what pointing shows, the keyboard, hostile text, nothing leaves it.
+"""harness/page.html in a real browser: what pointing shows, the keyboard, hostile text, nothing leaves it.
 
 Run: pytest tests/test_browser.py (needs Chromium or Chrome, and `pip install playwright`; skipped without)
 """
@@ -7,14 +7,20 @@ import math
 import re
 import shutil
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import Numbers, without_text
 from test_page import GOOD, HOSTILE, long_group, rollout
 from test_shear import slow_closest
 
+from credit.batch import Batch
+from credit.measures import effective_weights
+from credit.methods import oracle
 from credit.shear_settings import Settings, closest_by_rollout, group_weights
-from studies import page
+from harness import page
+from tasks.toy import FirstError
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +107,15 @@ def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
         assert marked(shown, "there") == (other + 1, "".join(group[other]["tokens"][begin:stop]))
         said = shown.locator("footer").text_content()
         weight = f"{group[row]['weights']['shear'][place]:.3g}"
-        assert f"has weight {weight}." in said and f"rollout {other + 1}, at distance {weight}." in said
-        assert f"of the {'wrong' if group[row]['score'] else 'right'} attempts" in said
+        side = "wrong" if group[row]["score"] else "right"
+        assert f"has weight {weight}: its credit is A" in said and f"of rollout {other + 1}." in said
+        assert f"lies {weight} from the closest span of the {side} rollouts" in said
+    shown.get_by_role("button", name="grpo").click()  # which has no distances
+    assert marked(shown, "now") and marked(shown, "here") is None
+    assert (
+        "weight 1:" in shown.locator("footer").text_content() and "lies" not in shown.locator("footer").text_content()
+    )
+    assert not shown.locator("#steps").is_visible() and shown.locator("#above").is_disabled()
     shown.keyboard.press("Escape")
     assert marked(shown, "here") is None and "Point at a token" in shown.locator("footer").text_content()
 
@@ -121,7 +134,7 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
         shown.keyboard.press(key)
         went.append(marked(shown, "now")[1])
     assert went == ["a", "b\n", "c", "d\n", "c", "b\n", "e", "a"]
-    assert "has weight 0; it is token 1 of 5." in shown.locator("footer").text_content()
+    assert "(token 1 of 5) has weight 0:" in shown.locator("footer").text_content()
     shown.locator("#next").focus()
     shown.keyboard.press("Enter")
     assert shown.locator("section").count() == 1 and shown.locator("#next").is_disabled()
@@ -136,23 +149,107 @@ def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
     middle = rollout(["a ", "b ", "c ", "d", " ", "f"], [0.1, 0.1, 0.5, 0.5, 0.9, 0.9], score=0.0, advantage=-1.0)
     middle |= {"first_error": [2, "arith", 5]}
     lucky = rollout(list("abcdef"), [0.5] * 6, first_error=[3, "lookup", 4])
-    shown = look(page.as_html(page.with_controls([[early, rollout(["g"], [1.0])], [lucky, middle]]), "two groups"))
+    shown = look(page.as_html([[early, rollout(["g"], [1.0])], [lucky, middle]], "two groups"))
     assert shown.locator("#choice").evaluate("choice => choice.selectedIndex") == 1
     assert marked(shown, "now") == (2, "d")
     assert card(shown, 1).locator("h2").text_content().startswith("\u2713 right by luck")
     assert card(shown, 1).locator(".kind").text_content() == "\u2717 wrong value put in"
     assert card(shown, 2).locator(".error").all_text_contents() == ["c ", "d", " "]
-    assert "SHEAR saw only" in shown.locator("#about").text_content()
+    assert "SHEAR is told only" in shown.locator("#about").text_content()
     strength = "token => token.style.getPropertyValue('--strength')"
     assert token(shown, 2, 0).evaluate(strength) == "0.111"
     shown.get_by_role("button", name="oracle").click()
-    assert "was told the first error" in shown.locator("#about").text_content()
+    assert "is told the first error" in shown.locator("#about").text_content()
     assert [token(shown, 2, place).evaluate(strength) for place in (1, 2, 4, 5)] == ["0.000", "1.000", "1.000", "0.000"]
     assert [token(shown, 1, place).evaluate(strength) for place in (0, 3)] == ["1.000", "1.000"]
     assert marked(shown, "now") == (2, "d")
     box = card(shown, 2).locator("svg").bounding_box()
     shown.mouse.click(box["x"] + box["width"] * 5.5 / 6, box["y"] + 5)
     assert marked(shown, "now") == (2, "f")
+
+
+def test_it_opens_beside_a_right_rollout_without_an_error(look):
+    """Not on the clearer error whose closest rollout is right by luck; both lead, and the foot covers neither."""
+    wrong = dict(score=0.0, advantage=-1.0)
+    by_luck = rollout(list("abcd"), [0.5] * 4, first_error=[1, "copy", 2])
+    clear = rollout(list("abcd"), [0.5] * 4, first_error=[2, "copy", 3], spans=[[0, 4, 0.5, 0, 0, 4]], **wrong)
+    group = [by_luck, clear, rollout(list("efgh"), [0.5] * 4)]
+    late = clear | {"first_error": [3, "copy", 4], "spans": [[0, 4, 0.5, 2, 0, 4]]}
+    shown = look(page.as_html([group, [by_luck, late, rollout(list("ijkl"), [0.5] * 4)]], "pairs"))
+    assert marked(shown, "now") == (2, "d") and marked(shown, "there") == (3, "ijkl")
+    first = [section.get_attribute("aria-label")[:9] for section in shown.locator("section").all()]
+    assert first == ["rollout 3", "rollout 2", "rollout 1"]
+    foot = shown.locator("footer").bounding_box()
+    for mark in (".here", ".there"):
+        box = shown.locator(mark).last.bounding_box()
+        assert box["y"] + box["height"] <= foot["y"]
+
+
+def test_the_foot_has_a_place_of_its_own(look):
+    """Below the rollouts, never over them; the keyboard scrolls the token into sight."""
+    tokens = ["line\n"] * 80
+    rows = [rollout(tokens, [0.5] * 80, spans=[[70, 80, 0.5, 1 - place, 70, 80]], score=place) for place in (0, 1)]
+    shown = look(page.as_html([rows], "tall"))
+    view, foot = shown.locator("#view").bounding_box(), shown.locator("footer").bounding_box()
+    assert view["y"] + view["height"] <= foot["y"] and foot["y"] + foot["height"] <= 800
+    shown.locator(".text").first.focus()
+    shown.keyboard.press("End")
+    number, _ = marked(shown, "now")
+    box = token(shown, number, 79).bounding_box()
+    assert view["y"] <= box["y"] and box["y"] + box["height"] <= foot["y"]
+
+
+def test_shades_can_begin_at_the_floor(look):
+    """The smallest weight of the group is then not shaded, the largest as before; GRPO has no floor."""
+    spans = [[0, 3, 0.5, 1, 0, 1]]
+    rows = [rollout(list("abc"), [0.1, 0.3, 0.5], spans=spans), rollout(["d"], [0.2], score=0.0, advantage=-1.0)]
+    shown = look(page.as_html([rows], "floor"))
+    strength = "token => token.style.getPropertyValue('--strength')"
+    strengths = [[token(shown, 1, place).evaluate(strength) for place in range(3)]]
+    for _ in range(2):
+        shown.get_by_role("button", name="shade above the floor").click()
+        strengths.append([token(shown, 1, place).evaluate(strength) for place in range(3)])
+    assert strengths == [["0.200", "0.600", "1.000"], ["0.000", "0.500", "1.000"], ["0.200", "0.600", "1.000"]]
+    assert "floor (0.1:" in shown.locator("#steps").text_content()
+
+
+def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
+    """The half says so, and nothing in it is shaded; the page opens on neither, a button shows both."""
+    both = [rollout(["a"], [0.5], when="before training", score=place, advantage=place - 0.5) for place in (0, 1)]
+    both += [rollout(["b"], [1.0], when="after training", advantage=0.0)] * 2
+    shown = look(page.as_html([both, [GOOD]], "pair"))
+    assert shown.locator("section").count() == 1
+    shown.get_by_role("button", name="before and after").click()
+    before, after = (heading.text_content() for heading in shown.locator("h3").all())
+    assert before == "before training: 1 of 2 right" and after.startswith(
+        "after training: 2 of 2 right. Equal verdicts"
+    )
+    assert "no token gets credit" in after
+    halves = [half.bounding_box() for half in shown.locator(".cards").all()]
+    assert halves[0]["y"] == halves[1]["y"] and halves[0]["x"] < halves[1]["x"]
+    strength = "token => token.style.getPropertyValue('--strength')"
+    assert [token(shown, number, 0).evaluate(strength) for number in (1, 3)] == ["0.500", "0.000"]
+
+
+def test_controls_are_those_of_training(look):
+    """On a wrong rollout with an error, one without, a right one by luck, and one without a verdict."""
+    errors = [[1, "arith", 3], None, [0, "copy", 1], None]
+    rewards = torch.tensor([0.0, 0.0, 1.0, math.nan])
+    advantages = torch.tensor([-1.0, -1.0, 2.0, 0.0])
+    rows = []
+    for score, advantage, error in zip([0.0, 0.0, 1.0, None], advantages.tolist(), errors, strict=True):
+        rows.append(rollout(list("abcd"), [0.5] * 4, score=score, advantage=advantage, first_error=error))
+    found = [error and FirstError(*error) for error in errors]
+    task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    source = SimpleNamespace(task=task, tokenizer=Numbers())
+    batch = Batch(without_text(mask), rewards, advantages, 4, [{}], ["drawn"] * 4, source)
+    expected = effective_weights(oracle(batch, None), advantages, mask)
+    weights = look(page.as_html([rows], "controls")).evaluate("groups[0].map(row => row.weights)")
+    assert [each["oracle"] for each in weights] == expected.tolist()
+    assert all(each["grpo"] == [1] * 4 for each in weights)
+    scaled = rollout(["a"], [0.5]) | {"weights": {"grpo": [0.5]}}  # by --negative-scale
+    assert look(page.as_html([[scaled]], "scaled")).evaluate("groups[0][0].weights") == {"grpo": [0.5]}
 
 
 def test_signs_and_unknown_weights_are_seen_without_colour(look):
@@ -178,7 +275,8 @@ def test_hostile_text_is_shown_as_text(look):
     shown = look(text)
     assert not shown.evaluate("window.ran ?? document.title === 'ran'")
     names = set(shown.evaluate("[...document.querySelectorAll('*')].map(element => element.localName)"))
-    assert not names & {"img", "iframe", "a", "base", "form", "input", "object", "math", "link"}
+    assert not names & {"img", "iframe", "base", "form", "input", "object", "math", "link"}
+    assert shown.locator("a").count() == 1  # to the paper
     assert shown.locator("script").count() == 2 and shown.locator("style").count() == 1
     plain = "token => token.innerText === '' ? '' : token.textContent"
     for place, text in enumerate(HOSTILE):

@@ -1,22 +1,15 @@
-"""studies/page.py: the page holds what it was given, and hostile text stays text; `test_browser.py` looks at it."""
+"""harness/page.py: the page holds what it was given, and hostile text stays text; `test_browser.py` looks at it."""
 
 import base64
 import hashlib
 import json
 import math
 import re
-from types import SimpleNamespace
 
 import pytest
-import torch
-from cases import Numbers, without_text
 
-from credit.batch import Batch
-from credit.measures import effective_weights
-from credit.methods import oracle
-from harness import files
-from studies import page
-from tasks.toy import FirstError
+from harness import files, page
+from studies import page as command
 
 SENSE = "So $(2n-19)^2 + 35 = 4x^2$ holds.\n\nThen the two factors, which have the same sign, make 35. "
 HOSTILE = [
@@ -50,7 +43,7 @@ def long_group():
 
 def make(run, *words):
     """The command of a run's page; its exit status."""
-    return page.main([str(run), *map(str, words)])
+    return command.main([str(run), *map(str, words)])
 
 
 def data_of(text):
@@ -88,7 +81,7 @@ def test_hostile_text_cannot_leave_its_place():
 
 
 def test_the_policy_admits_this_script_and_this_style_only():
-    """Hashes are of the very text between the tags; nothing else is allowed to load or run."""
+    """Hashes are of the very text between the tags; nothing else loads or runs, and the one link is the paper's."""
     text = page.as_html([[rollout(["a"], [1.0])]], "title")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -98,7 +91,8 @@ def test_the_policy_admits_this_script_and_this_style_only():
         assert len(body) == 1 and rules.pop(name) == f"'sha256-{digest}'"
     assert rules == {"default-src": "'none'", "base-uri": "'none'", "form-action": "'none'"}
     assert text.index("Content-Security-Policy") < text.index("<title>")
-    text = text.replace("http://www.w3.org/2000/svg", "")  # a name, which is not loaded
+    assert text.count('href="https://arxiv.org/abs/2604.23318"') == 1
+    text = re.sub(r'http://www.w3.org/2000/svg| href="https://arxiv.org/\S+"', "", text)  # a name is not loaded
     assert not re.search(r"https?:|url\(|@import|innerHTML|\son\w+=|\ssrc=|\shref=", text)
 
 
@@ -109,7 +103,7 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     files.append_rows(tmp_path / "samples.jsonl", rows)
     with (tmp_path / "samples.jsonl").open("a") as file:
         file.write('{"step": 3, "prob')
-    groups = page.read_groups(tmp_path / "samples.jsonl")
+    groups = page.read_groups(tmp_path)
     assert [[row["tokens"][0] for row in group] for group in groups] == [["0", "1"], ["2", "3"], ["4"], ["5"]]
     assert make(tmp_path) == 0 == make(tmp_path, "--out", tmp_path / "other.html")
     text = (tmp_path / "credit.html").read_text()
@@ -122,28 +116,20 @@ def test_a_long_group_is_small():
     assert len(page.as_html([long_group()], "long")) < 8 * 3000 * 20 + 30_000
 
 
-def test_controls_are_those_of_training():
-    """On a wrong rollout with an error, one without, a right one by luck, and one without a verdict."""
-    errors = [[1, "arith", 3], None, [0, "copy", 1], None]
-    rewards = torch.tensor([0.0, 0.0, 1.0, math.nan])
-    advantages = torch.tensor([-1.0, -1.0, 2.0, 0.0])
-    rows = []
-    for score, advantage, error in zip([0.0, 0.0, 1.0, None], advantages.tolist(), errors, strict=True):
-        rows.append(rollout(list("abcd"), [0.5] * 4, score=score, advantage=advantage, first_error=error))
-    found = [error and FirstError(*error) for error in errors]
-    task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
-    mask = torch.ones(4, 4, dtype=torch.bool)
-    source = SimpleNamespace(task=task, tokenizer=Numbers())
-    batch = Batch(without_text(mask), rewards, advantages, 4, [{}], ["drawn"] * 4, source)
-    expected = effective_weights(oracle(batch, None), advantages, mask)
-    page.with_controls([rows])
-    assert [row["weights"]["oracle"] for row in rows] == expected.tolist()
-    assert all(row["weights"]["grpo"] == [1] * 4 for row in rows)
-    scaled = rollout(["a"], [0.5])
-    scaled["weights"] = {"grpo": [0.5]}  # by --negative-scale
-    assert page.with_controls([[scaled]])[0][0]["weights"] == {"grpo": [0.5]}
-    blind = [rollout(["a"], [0.5])]
-    assert set(page.with_controls([blind])[0][0]["weights"]) == {"shear", "grpo"}
+def test_before_and_after_are_one_group(tmp_path, monkeypatch):
+    """Only where both are there; spans count the rollouts of both. `--open` shows the page that was written."""
+    for name, count in (("samples", 1), ("before", 2), ("after", 2)):
+        rows = [rollout([name], [1.0], spans=[[0, 1, 0.5, 1 - place, 0, 1]]) for place in range(count)]
+        files.append_rows(tmp_path / f"{name}.jsonl", rows)
+        assert len(page.read_groups(tmp_path)) == 1 + (name == "after")
+    both, samples = page.read_groups(tmp_path)
+    assert [row["when"] for row in both] == ["before training"] * 2 + ["after training"] * 2
+    assert [row["spans"][0][3] for row in both] == [1, 0, 3, 2] and "when" not in samples[0]
+    files.write_json(tmp_path / "config.json", {"task": "embedded"})
+    opened = []
+    monkeypatch.setattr(command.webbrowser, "open", opened.append)
+    assert make(tmp_path, "--open") == 0 and opened == [(tmp_path / "credit.html").as_uri()]
+    assert "all arithmetic is mod 10" in (tmp_path / "credit.html").read_text()
 
 
 GOOD = rollout(["a", "b"], [0.5, 0.5])
@@ -156,7 +142,7 @@ def test_bad_samples_are_one_sentence(tmp_path, assert_refused, content):
     if content is not None:
         source.write_bytes(content)
     out.write_text("old")
-    assert_refused(page.main, [tmp_path], str(source))
+    assert_refused(command.main, [tmp_path], str(source))
     assert out.read_text() == "old" and len(list(tmp_path.iterdir())) == 1 + source.exists()
 
 
@@ -166,5 +152,5 @@ def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, assert_
     source = tmp_path / "samples.jsonl"
     files.append_rows(source, [GOOD])
     words = [tmp_path, "--out", tmp_path / where]
-    assert_refused(page.main, words, f"error: --out {tmp_path / where}: ", "name a")
+    assert_refused(command.main, words, f"error: --out {tmp_path / where}: ", "name a")
     assert json.loads(source.read_text()) == GOOD and [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]

@@ -77,6 +77,8 @@ def test_samples_are_of_the_first_mixed_group(step):
     assert (wrong["response"], wrong["score"], wrong["first_error"]) == (WRONG, 0.0, (0, "arith", 12))
     assert wrong["step"] == 7 and "".join(wrong["tokens"]) == WRONG + "<eos>"
     assert wrong["weights"]["shear"] == pytest.approx([0.1] * 12 + [0.9] * 4) and wrong["advantage"] < 0
+    assert [row["response"] for row in report.sample_rows(6, tokenizer, task, batch, args, group=0)] == [WRONG] * 2
+    assert len(report.credit_vs_first_error(tokenizer, task, batch, args)["samples"]) == 2
 
 
 def test_example_marks_the_line_of_the_first_error(step):
@@ -136,8 +138,10 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     place = {"auc": 0.984, "auc_position": 0.855}
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     after = {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512), "localisation": place, "example": example}
-    report.start(args, folder, BEFORE)
-    report.conclude(args, folder, BEFORE, after, [METRICS | {"peak_gb": 10.0}])
+    rows = [{"step": 1, "problem": "1+1?", "tokens": ["2"], "weights": {"shear": [1]}, "advantage": 1.0}]
+    files.append_rows(folder / "samples.jsonl", rows)
+    report.start(args, folder, BEFORE | {"samples": rows})
+    report.conclude(args, folder, BEFORE, after | {"samples": rows}, [METRICS | {"peak_gb": 10.0}])
     printed = capsys.readouterr().out
     lines = printed.split("\n")
     assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()
@@ -154,9 +158,10 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         "peak memory a GPU: 10.0 GB",
     ):
         assert line in lines
-    assert lines[-2] == "next: python -m studies.page runs/embedded-shear-1"
+    assert lines[-2] == "where the credit went, to look at: runs/embedded-shear-1/credit.html (0.0 MB)"
     assert [set(row) for row in files.rows(folder / "metrics.jsonl")] == [{"before"}, {"after"}]
-    assert (folder / "curve.png").exists()
+    assert "samples" not in files.rows(folder / "metrics.jsonl")[1]["after"] and (folder / "curve.png").exists()
+    assert files.rows(folder / "before.jsonl") == files.rows(folder / "after.jsonl") == rows
 
 
 @pytest.mark.parametrize(
