@@ -1,4 +1,4 @@
-"""What a run tells its user: the plan, a row a step, the end; metrics, samples with their weights, the curve.
+"""What a run tells its user: the plan, a row per step, the end; metrics, samples with their weights, the curve.
 
 Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each evaluation),
 samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group), curve.png and credit.html;
@@ -32,7 +32,7 @@ from harness.tables import percent
 from harness.track import tracker
 from tasks.problems import Task
 
-COLOURS = {"greedy": "C1", "sampled": "C2"}  # of held-out accuracies in curve.png
+RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#999999"  # of figures: blue and orange, as on the page
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
 # A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and standard deviation.
@@ -302,31 +302,41 @@ def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, 
     plot(history, before, after, args, folder / "curve.png")
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
-        print(f"peak memory a GPU: {max(peaks):.1f} GB")
+        print(f"peak memory per GPU: {max(peaks):.1f} GB")
     print(f"\nwhere the credit went, to look at: {write_page(folder, folder / 'credit.html')}")
 
 
 def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path) -> None:
-    """Reward and held-out accuracy; token weights, beside the true first error if it is known, and no-signal share."""
-    figure = Figure(figsize=(9, 3.8), layout="constrained")  # not pyplot: needs no display and no backend
-    left, right = figure.subplots(1, 2)
+    """Three panels: reward and held-out accuracy; token weights with their floor; the share of groups without signal.
+
+    The weights are those before and from the true first error on if it is known. The floor is Eq. (10) of equal spans.
+    """
+    figure = Figure(figsize=(11, 3.4), layout="constrained")  # not pyplot: needs no display and no backend
+    rewards, weights, signal = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     steps = [m["step"] for m in history]
-    left.plot(steps, [m["reward"] for m in history], label="mean reward, training batch")
-    for name, marker in (("greedy", "o"), ("sampled", "s")):
+    rewards.plot(steps, [m["reward"] for m in history], color=INK, label="training batch")
+    for name, marker, colour in (("greedy", "o", RIGHT), ("sampled", "s", WRONG)):
         for step, result in ((0, before), (len(steps), after)):
             mean, error, _ = result[name]
-            label = f"accuracy held out, {name}" if step == 0 else None
-            left.errorbar(step, mean, error, fmt=marker, color=COLOURS[name], label=label)
-    left.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task")
+            label = f"held out, {name}" if step == 0 else None
+            rewards.errorbar(step, mean, error, fmt=marker, color=colour, label=label)
+    rewards.set(ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task")
 
-    sides = {"weight_before": "weight before the first error", "weight_after": "weight from it on"}
-    names = sides if any("weight_before" in m for m in history) else {"weight_mean": "mean weight"}
-    for name, label in names.items():
-        right.plot(steps, [m.get(name, math.nan) for m in history], label=label)
-    right.plot(steps, [m["equal_groups"] for m in history], ":", color="C7", label="no-signal share")
-    right.set(xlabel="step", ylabel="mean token weight; share of groups", title="token weights and no-signal groups")
-    right.set_ylim(min(0, right.dataLim.ymin))
-    for axes in (left, right):
+    sides = {"weight_before": ("before the first error", RIGHT), "weight_after": ("from it on", WRONG)}
+    knows_errors = any("weight_before" in m for m in history)
+    for name, (label, colour) in (sides if knows_errors else {"weight_mean": ("all tokens", INK)}).items():
+        weights.plot(steps, [m.get(name, math.nan) for m in history], color=colour, label=label)
+    floors = [m["eps_over_nbar"] * math.log(args.window) for m in history if "eps_over_nbar" in m]
+    if floors:
+        weights.axhline(np.mean(floors), color=FAINT, ls="--", lw=1, label="floor, eps ln window", zorder=0)
+    of = "wrong rollouts" if knows_errors else "groups with a gradient"
+    weights.set(ylabel="mean token weight", title=f"{args.method} weights, {of}")
+    weights.set_ylim(min(0, weights.dataLim.ymin))
+    signal.plot(steps, [m["equal_groups"] for m in history], color=INK, label="all rewards equal")
+    signal.set(ylabel="share of groups", ylim=(0, 1), title="no-signal groups")
+    for axes in (rewards, weights, signal):
+        axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)  # below: hides no curve
-    figure.savefig(path, dpi=120)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=160)

@@ -15,7 +15,7 @@ because shorter rollouts, often right ones, leave the mean, and because only mix
 problem's success drifts down and a hard one's up. Right and wrong rollouts apart move most; they are drawn beside it.
 
 Left out: the paper's case studies and Fig. 11, the distances of two rollouts' spans, which `studies.page` shows one by
-one; the figures about training, which `report.py` makes.
+one; a run's curve.png, which `report.py` makes.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ from matplotlib.figure import Figure
 from scipy.stats import rankdata, spearmanr
 
 from credit.measures import auc
+from harness.report import FAINT, INK, RIGHT, WRONG
 
-RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#999999"
 SIDES = {"right": (1, RIGHT), "wrong": (0, WRONG)}  # name -> value in a table of spans, colour
 HEAT = LinearSegmentedColormap.from_list("heat", ["#FFFFFF", "#FDE3CC", "#F4A259", WRONG, "#7F2704"])
 DISTANCE = "local distance / mean norm"
@@ -230,3 +230,22 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
         axes.set(xlabel="share of right rollouts in a group", ylabel="number of groups", xlim=(-width, 1 + width))
         axes.set_title(f"Fig. 10: group accuracies; {share:.0%} mixed (blue), which are kept")
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
+
+
+# ---- of runs --------------------------------------------------------------------------------------------------
+
+
+def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]:
+    """Mean training reward by step of each method's runs (seeds, steps), with bands from lowest to highest seed.
+
+    Returns the mean over all steps.
+    """
+    with drawn(path, 6.2, 3.6) as axes:
+        for colour, (name, rewards) in zip((INK, RIGHT, WRONG, FAINT), curves.items(), strict=False):
+            steps = np.arange(1, rewards.shape[1] + 1)
+            axes.plot(steps, rewards.mean(0), color=colour, label=f"{name}, {len(rewards)} seeds")
+            axes.fill_between(steps, rewards.min(0), rewards.max(0), color=colour, alpha=0.15, lw=0)
+        axes.set(xlabel="step", ylabel="share of right answers, training batch", ylim=(0, 1))
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.legend(loc="upper left")
+    return {name: float(rewards.mean()) for name, rewards in curves.items()}

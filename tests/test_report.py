@@ -68,7 +68,7 @@ def test_step_metrics_are_those_of_the_batch(step):
 
 
 def test_samples_are_of_the_first_mixed_group(step):
-    """With verdicts, the true first error, and one weight a token."""
+    """With verdicts, the true first error, and one weight per token."""
     tokenizer, task, batch, weights = step
     args = parse_args([])
     right, wrong = report.sample_rows(6, tokenizer, task, batch, args, {"shear": weights})
@@ -114,17 +114,23 @@ def test_a_row_a_step_under_a_header_that_repeats():
 
 
 def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
-    """Steps logged without them leave a gap; where no step has them, the mean of all weights is drawn; from 0 up."""
+    """Steps logged without them leave a gap; where no step has them, the mean of all weights is drawn; from 0 up.
+
+    The floor is there if eps is known; what is of another unit has axes of its own.
+    """
     drawn = []
-    monkeypatch.setattr(report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes[1]))
+    monkeypatch.setattr(report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes))
     known = METRICS | {"step": 2, "weight_before": 0.1, "weight_after": 0.3}
+    known["eps_over_nbar"] = 0.05
     for history in ([METRICS], [METRICS, known]):
         report.plot(history, BEFORE, BEFORE, parse_args([]), tmp_path / "curve.png")
-    mean, sides = drawn
-    assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264], [0.0625]]
-    before, after, no_signal = (line.get_ydata() for line in sides.lines)
-    assert math.isnan(before[0]) and (before[1], after[1]) == (0.1, 0.3) and no_signal.tolist() == [0.0625] * 2
-    for axes in drawn:
+    (_, mean, _), (_, sides, no_signal) = drawn
+    assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264]]
+    before, after, floor = (line.get_ydata() for line in sides.lines)
+    assert math.isnan(before[0]) and (before[1], after[1]) == (0.1, 0.3)
+    assert floor == pytest.approx([0.05 * math.log(12)] * 2)
+    assert no_signal.lines[0].get_ydata().tolist() == [0.0625] * 2
+    for axes in (axes for figure in drawn for axes in figure):
         assert axes.get_ylim()[0] == 0 and axes.get_title() and axes.get_xlabel() and axes.get_ylabel()
 
 
@@ -155,7 +161,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         "AUC to the true first error           nan         0.984",
         "AUC of position alone                 nan         0.855",
         *example,
-        "peak memory a GPU: 10.0 GB",
+        "peak memory per GPU: 10.0 GB",
     ):
         assert line in lines
     assert lines[-2] == "where the credit went, to look at: runs/embedded-shear-1/credit.html (0.0 MB)"
