@@ -62,7 +62,7 @@ class Rollouts:
         )
 
     def replaced(self, rows: list[int], others: "Rollouts") -> "Rollouts":
-        """The rollouts with `others` in the place of some `rows`."""
+        """The rollouts, some `rows` replaced by `others`."""
         order = torch.arange(len(self.texts))
         order[rows] = len(self.texts) + torch.arange(len(rows))
         return Rollouts.cat([self, others]).take(order)
@@ -126,7 +126,7 @@ def stop_ids(model, tokenizer) -> list[int]:
     """Every token id that ends a response, by the model's folder, by its tokenizer, or by its chat template.
 
     A base model may name none but <|endoftext|> and yet be prompted with turns, which end with <|im_end|>: without
-    that stop it would go on and answer a question of its own.
+    that stop it would continue and answer a question of its own.
     """
     ids = {tokenizer.eos_token_id, tokenizer.added_tokens_encoder.get("<|im_end|>")}
     for config in (model.generation_config, model.config):

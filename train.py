@@ -5,7 +5,7 @@
     python train.py --method grpo                                # the same without span weights
     python train.py --model PATH --data problems.jsonl           # problems of your own
     python train.py --model PATH --task code                     # programs, graded in a sandbox
-    python train.py --resume runs/NAME                           # go on after a crash, or for more --steps
+    python train.py --resume runs/NAME                           # resume after a crash, or for more --steps
     torchrun --nproc_per_node 8 train.py ...                     # the same, started by torchrun
 
 One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, turn verdicts into

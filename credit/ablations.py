@@ -118,7 +118,7 @@ def mmd_distances(
 
 
 def mean_weights(distances: Tensor, spans: Spans) -> Tensor:
-    """`shear.token_weights` with the mean over the covering spans in the place of the largest."""
+    """`shear.token_weights` with the mean over the covering spans instead of the largest."""
     real = spans.mass > 0  # (K, n), no padding
     covering = distances[:, None].expand_as(real)[real]  # (M,)
     tokens = spans.tokens[real]  # (M,)

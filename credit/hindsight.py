@@ -27,7 +27,7 @@ def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
 
     RLSD (arXiv 2604.03128, Eqs. 13 to 15): pi', the policy that also sees the final answer, teaches pi; lam falls from
     `mix` to 0 over the first `steps`. Inferred: A_t stands in the usual clipped loss (Eq. 16 as printed is a min with
-    w_t in the place of the ratio of policies); pi' is the policy of this step (theirs lags up to 10 steps behind); and
+    w_t instead of the ratio of policies); pi' is the policy of this step (theirs lags up to 10 steps behind); and
     the answer stands before the problem (`Task.hint`).
     """
     scale = batch.advantages[:, None]  # (B, 1)

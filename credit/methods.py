@@ -272,7 +272,7 @@ def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
     quantile, beta, noise are those of the authors' page and code; the paper's own (ACL 2026) are not known. As in the
     code, J is the KL of the answer's mean logits, and the gradient is multiplied by the embedding, which the page does
     not. Inferred: the answer is the one that was given, read where it was sampled. With either probe a part of the
-    importance is the draw of the noise, which is made anew in each step.
+    importance is the draw of the noise, drawn again in each step.
     """
     seed = args.seed * 2**20 + batch.source.step  # no run takes so many steps
     importance_of = partial(salience.importance_by_gradient, noise=noise, seed=seed)
@@ -280,7 +280,7 @@ def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
 
 
 def oar_p(batch: Batch, args, **options) -> Tensor:
-    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass a token.
+    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass per token.
 
     Deviates: by the probe "logp" a token whose absence makes the answer likelier has importance 0; in their code, less.
     """

@@ -1,7 +1,7 @@
 """Salience: what further passes of the policy over its own rollouts say about each token, (B, T) float32.
 
     answer_places            the tokens of the final answer, found in the sampled ids; nothing is encoded again
-    importance_by_masking    how the answer's distribution changes when one token is hidden     a pass a token
+    importance_by_masking    how the answer's distribution changes when one token is hidden     a pass per token
     importance_by_gradient   the same to first order, gradient times input                      one backward pass
     outcome_weights          weights of importance                                              none
     adapter_residual         how far the LoRA adapter moves the hidden state                    one forward pass
@@ -75,7 +75,7 @@ def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
 def importance_by_masking(
     policy: Policy, rollouts: Rollouts, answers: Answers, *, pad: int, probe: str, micro_tokens: int
 ) -> Tensor:
-    """I_t for every token t before the answer: how the answer's distribution changes with `pad` in the place of t.
+    """I_t for every token t before the answer: how the answer's distribution changes with `pad` instead of t.
 
     `probe`: "kl", KL(clean || changed) of the mean logits over the answer's tokens, or "logp", how much less likely the
     answer that was given becomes, at least 0, the mean over its tokens. Importance (B, T) float32 is 0 outside of the

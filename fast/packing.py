@@ -1,8 +1,8 @@
 """No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
 
     packing_of(model)  -> the hooks, or none for a model that is not known to pack
-    packed(rollouts)   -> ids (1, N), is_response (1, N), further arguments of the model   in the place of end_to_end
-    pack(rows, ..)     -> micro-batches, as few as can be and equally full                 in the place of grpo.pack
+    packed(rollouts)   -> ids (1, N), is_response (1, N), further arguments of the model   replaces end_to_end
+    pack(rows, ..)     -> micro-batches, as few as can be and equally full                 replaces grpo.pack
 
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there are (docs/speed.md).
 Packed, it computes with these alone. Positions restart at each rollout, and each attends to itself: the attention that

@@ -3,7 +3,7 @@
     rollout(..., generate=partial(shared_prefill, hf_generate))
 
 The keys and values of each different prompt, but for its last token, are computed once and handed to as many rows as
-begin with it; transformers' own loop goes on from there. Tokens are drawn from the same logits, up to rounding.
+begin with it; transformers' own loop continues from there. Tokens are drawn from the same logits, up to rounding.
 
 Left out: prompts that begin alike and end differently, and families that `fast.packing` does not know.
 """

@@ -12,7 +12,7 @@ Every pair that moves starts from f = g = 0 and stops as in `sinkhorn`, so what 
 pairs, to rounding. Only the reading `value` has such bounds; `cost` may fall and has no race.
 
 `advance` runs the same iteration as `sinkhorn` on K = exp((f + g - C) / eps), where an update is a product of K and a
-vector; K is made anew, with the potentials so far inside, before numbers can leave float32's range.
+vector; K is computed again, with the potentials so far inside, before numbers can leave float32's range.
 
 Left out: TF32. Where it is switched on for float32 products on a GPU, bounds and values are good to 1e-4 only.
 """
@@ -72,7 +72,7 @@ def race_matrix(
     values = torch.full_like(bounds, math.inf)  # (K+, K-) inf until solved
     iterations = torch.zeros_like(bounds, dtype=torch.int64)  # (K+, K-)
     error = torch.zeros_like(bounds)  # (K+, K-)
-    potentials = bounds.new_zeros(*bounds.shape, m)  # (K+, K-, m) g, all that a pair needs to go on
+    potentials = bounds.new_zeros(*bounds.shape, m)  # (K+, K-, m) g, all that a pair needs to continue
     while True:
         leading = (_leads(bounds, values, dim=0) | _leads(bounds, values, dim=1)).nonzero()  # (pairs, 2)
         if not len(leading):

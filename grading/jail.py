@@ -1,4 +1,4 @@
-"""The inside of the sandbox: a process that `sandbox.py` starts anew for each response.
+"""The inside of the sandbox: a process that `sandbox.py` starts for each response.
 
 The supervisor has no environment and no expected outputs. It reads a job and forks a cell for it: a keeper, which
 isolates itself, forks the program, waits for it and ends every process that the program has started. A script gets a

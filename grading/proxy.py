@@ -19,7 +19,7 @@ Left out: functions and objects of the tests as arguments, and subclassing the c
 exceptions. A test that needs these cannot be run: `infra_error`. Also, nothing of the candidate's can be awaited;
 changing a list that is an attribute changes a copy; `__exit__` gets no exception.
 
-Standard library only, because this runs in a process that starts anew for each response (`sandbox.py`).
+Standard library only, because this runs in a new process for each response (`sandbox.py`).
 """
 
 import _thread  # `threading` takes longer to import

@@ -2,13 +2,13 @@
 
     runs/NAME/checkpoints/step-000010/
         model/           an ordinary Hugging Face folder, for any tool: the weights that sample, and the tokenizer
-        state/           what training goes on from, as safetensors, each rank its own part: float32 weights and
+        state/           what training resumes from, as safetensors, each rank its own part: float32 weights and
                          AdamW's moments
         complete.json    the step (which is the data cursor, as `Task.draw` is a function of it), the number of
                          ranks, the run's settings, and every file with its size
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
-leaves none that could be chosen; the last `keep` stay. No random state is saved: `train.py` seeds every step anew, by
+leaves none that could be chosen; the last `keep` stay. No random state is saved: `train.py` seeds every step by
 the seed, the step and the rank.
 
 A checkpoint can be resumed on another number of ranks; only the same number makes the same run to the bit.
@@ -102,7 +102,7 @@ def find(path: Path) -> tuple[Path, int]:
 
 
 def report_of(path: Path) -> dict:
-    """What complete.json says of a checkpoint; raises BadInput."""
+    """The contents of complete.json; raises BadInput."""
     return files.settings_in(path / "complete.json", dict(step=int, ranks=int, settings=dict, files=dict))
 
 
@@ -130,7 +130,7 @@ def plain_errors() -> Iterator[None]:
 
 
 def discard_after(run: Path, step: int) -> list[Path]:
-    """Remove and return checkpoints of later steps: a run that goes on from `step` writes its own.
+    """Remove and return checkpoints of later steps: a run that resumes from `step` writes its own.
 
     Drafts go, too, and what a kill has left of a checkpoint that was being removed.
     """

@@ -1,6 +1,6 @@
 """Evaluating a model on a benchmark: graded generations, and the numbers that they give.
 
-    evaluate_benchmark(sampler, loaded, Protocol(), ranks)   a row a generation, with its verdict
+    evaluate_benchmark(sampler, loaded, Protocol(), ranks)   a row per generation, with its verdict
     summarise(rows)                                          means, errors and shares of a model on a benchmark
     paired_difference(rows, others)                          how two models differ, problem by problem
 
@@ -134,7 +134,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
 
 
 def about(loaded: Loaded, protocol: Protocol) -> dict:
-    """What settings.json says of a set, and what must not change."""
+    """A set's entry in settings.json: what must not change."""
     return {
         "k": samples_of(loaded, protocol),
         "limit": min(protocol.max_tokens, loaded.max_tokens),
@@ -268,7 +268,7 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 
 
 def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
-    """What a table says of one model on one benchmark; `passes` are the k of pass@k, over problems with k samples."""
+    """One model on one benchmark, as a table needs it; `passes` are the k of pass@k, over problems with k samples."""
     graded = [row for row in rows if row["score"] is not None]
     reasons = Counter(row["reason"] for row in graded)
     problems = by_problem(rows).values()

@@ -141,6 +141,6 @@ def run_of(path: str) -> dict:
 
 def origin_of(path: str) -> str:
     """The model that a run's model was trained from, whose name tells its template; any other model itself."""
-    for _ in range(10):  # runs that go on from each other's models
+    for _ in range(10):  # runs that start from each other's models
         path = run_of(path).get("model") or path
     return path

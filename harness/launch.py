@@ -1,6 +1,6 @@
 """What stands around every command: its processes, and one sentence for everything that can go wrong.
 
-@run_command(memory=...)      a command's main: exit status 0, 1 where it cannot go on, 2 for bad input, 130: Ctrl-C
+@run_command(memory=...)      a command's main: exit status 0, 1 where it cannot continue, 2 for bad input, 130: Ctrl-C
 parse_args(argv)              the configuration of a run: the flags of train.py, and what they mean on this machine
 resolve_machine(args)         what `auto` means on this machine
 processes(args), launch(...)  one process per GPU, by torch's own launcher, where torchrun has started none
@@ -32,7 +32,7 @@ NOT_FINITE = "probability tensor contains"  # torch's multinomial
 NO_MEMORY = "DefaultCPUAllocator: can't allocate", "bad_alloc", "Cannot allocate memory", "can't start new thread"
 FULL = "No space left on device"  # a full disk, as safetensors and Linux say it
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
-GOES_ON = "interrupted: the same command goes on from what is on disk"  # after Ctrl-C
+GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -59,7 +59,7 @@ def resolve_machine(args: argparse.Namespace, half: bool = True) -> None:
 
 
 class RunFailed(RuntimeError):
-    """A run that cannot go on, as its message says; all ranks raise it."""
+    """A run that cannot continue; the message says why. All ranks raise it."""
 
 
 def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
@@ -121,7 +121,7 @@ def known_trouble(error: Exception) -> str | None:
     if NOT_FINITE in str(error):
         return "the model's probabilities are not finite; lower --lr, or give another model"
     if FULL in str(error):
-        return "the disk is full; free space, then go on"
+        return "the disk is full; free space, then continue"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; choose a place that can be read and written"
     return None

@@ -91,7 +91,7 @@ def refuse_what_cannot_fit(gb: dict[str, float], args: argparse.Namespace, ranks
     need = gb["resident"] + gb["gradients"]
     if need > room and not args.force:
         reason = f"weights, moments, gradients and the sampling copy take {need:.1f} GB a rank of {room:.1f} GB"
-        remedy = "give --lora-rank 16, more GPUs or a smaller model, or go on with --force"
+        remedy = "give --lora-rank 16, more GPUs or a smaller model, or continue with --force"
         raise BadInput(f"--model {args.model}: {reason}; {remedy}")
 
 
@@ -114,7 +114,7 @@ def notes(predicted: dict[str, float], device: torch.device, folder: Path, keep:
     sampling, training, resident = (f"{predicted[name]:.1f} GB" for name in ("sampling", "training", "resident"))
     room, free = room_gb(device), free_gb(folder)
     lines = [
-        f"memory a rank, predicted: {resident} stay; sampling {sampling}, training {training} and activations",
+        f"memory per rank, predicted: {resident} stay; sampling {sampling}, training {training} and activations",
         f"a checkpoint takes {predicted['checkpoint']:.3g} GB; {keep} stay; {free:.0f} GB of the disk are free",
     ]
     if max(predicted["sampling"], predicted["training"]) > room:

@@ -4,7 +4,7 @@
     share     the whole groups that a rank samples, grades and credits
     deal      the micro-batches of an optimizer step that a rank computes
     gather    what every rank made, to all of them; `together`: a rank's bad input, too
-    shard     FSDP, `fully_shard`, one unit a decoder layer: float32 weights and optimizer spread over the ranks,
+    shard     FSDP, `fully_shard`, one unit per decoder layer: float32 weights and optimizer spread over the ranks,
               compute in bfloat16 (or float32), gradients reduced in float32
     refresh   the sharded weights into the whole copy that samples, proved by a checksum
 
@@ -73,7 +73,7 @@ def join(device: str, threads: int = 0) -> Ranks:
         # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are nearly always new.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if world > 1 and not dist.is_initialized():  # else the caller's own group
-        if sys.platform == "linux":  # or ranks would go on, and hold their GPUs, when their launcher is killed
+        if sys.platform == "linux":  # or ranks would run on, and hold their GPUs, when their launcher is killed
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
     return Ranks(rank, world, place)
@@ -189,7 +189,7 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     for parameter in model.parameters():
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
-    sampler = copy.deepcopy(model, rounded)  # which takes these in the place of its parameters
+    sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
     policy = Policy(model, recompute, **packing_of(model))
     size = shard_over or ranks.world
     shape, names = (size,), ("shard",)

@@ -5,7 +5,7 @@ set_up(args, ranks)              -> Ready: task, model, tokenizer, ..., checked,
 assemble(args, ranks, ready, ..) -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
 save_checkpoint, restore(run)    everything as it was at a checkpoint
-check_policy(run, step)          refuses to go on with logits that are not finite
+check_policy(run, step)          ends a run whose logits are not finite
 """
 
 import argparse
@@ -36,7 +36,7 @@ from rewards import Verdict
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, Task, digest_of
 
-EVALUATION = 2**31  # stands for a step, before and after training alike
+EVALUATION = 2**31  # instead of a step, before and after training alike
 
 
 @dataclass
@@ -100,7 +100,7 @@ def write_config(args: argparse.Namespace, folder: Path) -> None:
 
 @contextmanager
 def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Says how to go on from the last checkpoint after whatever ends a run; Ctrl-C before a step leaves nothing."""
+    """Says how to resume from the last checkpoint, whatever ended the run; Ctrl-C before a step leaves nothing."""
     try:
         yield
     except BaseException as error:
@@ -109,10 +109,10 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
             raise
         if checkpoints:
             steps, command = checkpoint.step_of(checkpoints[-1]), f"python train.py --resume {shlex.quote(str(folder))}"
-            print(f"a checkpoint holds {steps} of {args.steps} steps; go on with: {command}", file=sys.stderr)
+            print(f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}", file=sys.stderr)
         elif isinstance(error, KeyboardInterrupt) and not (folder / "samples.jsonl").exists():
             shutil.rmtree(folder)
-            print("no step was done: nothing is left, the same command starts anew", file=sys.stderr)
+            print("no step was done: nothing is left; run the same command again", file=sys.stderr)
         raise
 
 
@@ -135,7 +135,7 @@ def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenize
 def interruptible(run: Run) -> Iterator[None]:
     """Ctrl-C or SIGTERM inside sets `run.interrupted`: the step is finished and saved. A second Ctrl-C ends it at once.
 
-    A process that was started to ignore Ctrl-C goes on ignoring it.
+    A process that was started to ignore Ctrl-C keeps ignoring it.
     """
 
     def finish_first(signum, frame) -> None:

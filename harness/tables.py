@@ -69,7 +69,7 @@ def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
 
 
 def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str | None) -> list[str]:
-    """One model: a line a benchmark. `data` says what each set is; `backbone` asks for the paper's columns."""
+    """One model: a line per benchmark. `data` says what each set is; `backbone` asks for the paper's columns."""
     passes = sorted({name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)})
     has_seeds = any("seed_std" in result for result in results.values())
     has_infra = any(result["infra_errors"] for result in results.values())

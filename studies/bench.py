@@ -1,6 +1,6 @@
 """SHEAR's distances beside other solvers of the same problem: one command, one run, ratios side by side.
 
-    python -m studies.bench  # random walks in the place of states
+    python -m studies.bench  # random walks instead of states
     python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model; flags are train.py's
     python -m studies.bench --model PATH --data problems.jsonl --prompts-per-step 2  # of any
     python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096  # the sizes of a GPU

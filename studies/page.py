@@ -1,4 +1,4 @@
-"""The page of a run anew: where credit went, to look at. A run of train.py makes its own at its end.
+"""Write the page of a run: where credit went, to look at. A run of train.py writes its own at its end.
 
     python -m studies.page runs/NAME          # of a training run, or of `studies.diagnose`: runs/NAME/credit.html
     python -m studies.page runs/NAME --open   # and show it in the browser

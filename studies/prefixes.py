@@ -11,7 +11,7 @@ What makes it right, and is easy to get wrong:
   - A prefix ends where a span does, so its last window of tokens is a span, and has that span's distance.
   - No prefix holds all of the reasoning before the answer's box, let alone the box: nothing would be left to get
     right. (So on the embedded task no prefix holds the last line, whose result is the answer.)
-  - Random numbers depend on the seed and the group's number alone: a run that was cut goes on to the same groups.
+  - Random numbers depend on the seed and the group's number alone: a run that was cut continues with the same groups.
 
 Left out: the texts of continuations; only their verdicts are kept.
 """
@@ -147,7 +147,7 @@ def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -
 
 
 def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
-    """The solutions of `--rollouts`, encoded once: a group a problem, without continuations.
+    """The solutions of `--rollouts`, encoded once: a group per problem, without continuations.
 
     A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one that is not, and for
     solutions that do not fit the model's `context`.

@@ -102,7 +102,7 @@ class Task:
         return problems[start : start + count]
 
     def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
-        """One verdict a rollout; G rollouts a problem, adjacent. A response without an end scores 0."""
+        """One verdict per rollout; G rollouts per problem, adjacent. A response without an end scores 0."""
         group_size = len(rollouts.texts) // len(problems)
         complete = (~rollouts.truncated).nonzero().flatten().tolist()
         responses = [rollouts.texts[row] for row in complete]

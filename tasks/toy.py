@@ -1,7 +1,7 @@
 """The embedded task: little programs mod 10 whose first wrong step is known exactly.
 
     prompt     a=3-6;b=3+a;c=b*7;c?
-    response   a=3-6=3-6=7          one line a definition: label = definition = values put in = result
+    response   a=3-6=3-6=7          one line per definition: label = definition = values put in = result
                b=3+a=3+7=0
                c=b*7=0*7=0
                \\boxed{0}
@@ -83,7 +83,7 @@ def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
-    """A worked response to a problem; a careless one makes mistakes and goes on from the wrong values."""
+    """A worked response to a problem; a careless one makes mistakes and continues from the wrong values."""
     todo = _definitions(problem["problem"])
     values = dict(DIGIT_VALUES)
     response = ""
@@ -188,12 +188,12 @@ def make_tokenizer() -> Qwen2Tokenizer:
 
 
 def prompt_tokens(lines: int) -> int:
-    """Length of a prompt: 6 tokens a definition, the label asked for, the question mark and the end of line."""
+    """Length of a prompt: 6 tokens per definition, the label asked for, the question mark and the end of line."""
     return 6 * lines + 3
 
 
 def response_tokens(lines: int) -> int:
-    """Length of a full response: 12 tokens a line, the box, its digit, the brace and the end."""
+    """Length of a full response: 12 tokens per line, the box, its digit, the brace and the end."""
     return 12 * lines + 4
 
 

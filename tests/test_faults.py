@@ -245,7 +245,7 @@ def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatc
     monkeypatch.setattr(train, "update", update)
     assert train.main(["--resume", str(copied / "run"), "--steps", "9"]) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("a checkpoint holds 2 of 9 steps; go on with: python train.py --resume ")
+    assert first.startswith("a checkpoint holds 2 of 9 steps; resume with: python train.py --resume ")
     assert second == "error: step 3: the policy's logits are not finite after its updates; lower --lr"
 
 
@@ -281,7 +281,7 @@ def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     assert train.main(["--resume", str(copied / "run"), "--steps", "3"]) == 1
     steps = 2 + ("plot" in place)
     folder = shlex.quote(str(copied / "run"))
-    words = f"a checkpoint holds {steps} of 3 steps; go on with: python train.py --resume {folder}\n"
+    words = f"a checkpoint holds {steps} of 3 steps; resume with: python train.py --resume {folder}\n"
     assert capsys.readouterr().err.startswith(f"{words}error: the disk is full")
     assert (copied / "run" / "model").exists() == ("plot" in place)
 

@@ -84,7 +84,7 @@ def test_the_plan_of_the_papers_recipe(room, warnings, documented, monkeypatch):
         monkeypatch.setattr(memory, name, lambda place, gb=gb: gb)
     parts = memory.predict(documented["large"], flags(), 8)
     first, disk, *others = memory.notes(parts, torch.device("cuda"), None, 2)
-    assert first.startswith(f"memory a rank, predicted: 26.7 GB stay; sampling {parts['sampling']:.1f} GB, training ")
+    assert first.startswith(f"memory per rank, predicted: 26.7 GB stay; sampling {parts['sampling']:.1f} GB, training ")
     assert disk.startswith("a checkpoint takes 107 GB; 2 stay")
     assert len(others) == warnings and all(line.startswith("WARNING") for line in others)
 

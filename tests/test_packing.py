@@ -48,7 +48,7 @@ def ragged() -> Rollouts:
 
 
 def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: int) -> tuple:
-    """Log-probabilities (B, T), `at_once` rollouts a pass, and the gradients of their sum weighted by `pulls`."""
+    """Log-probabilities (B, T), `at_once` rollouts per pass, and the gradients of their sum weighted by `pulls`."""
     logp = torch.zeros_like(pulls)
     policy.zero_grad()
     for rows in torch.arange(len(rollouts.texts)).split(at_once):

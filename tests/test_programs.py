@@ -1,4 +1,4 @@
-"""Programs that must not pass, one trick a row, and honest ones that graders get wrong, one reason a row.
+"""Programs that must not pass, one trick per row, and honest ones that graders get wrong, one reason per row.
 
 If a cheat's tests are SCRIPT, it prints the right answer only if its attack has worked. Cheats run at the strict level
 and stay bounded even if it fails: those that fill or kill first look where they are.

@@ -53,7 +53,7 @@ def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
 
 
 def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
-    """G rollouts a problem, adjacent; a response without an end is wrong even with the right box in it."""
+    """G rollouts per problem, adjacent; a response without an end is wrong even with the right box in it."""
     task = Task("t", [], [], None, grade_math)
     texts = [r"\boxed{0}", *[r"\boxed{1}"] * 3]
     cut = torch.tensor([False, False, False, True])

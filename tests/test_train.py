@@ -481,7 +481,7 @@ def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_p
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 9)
     flags = ["--model", str(qwen_folder), "--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9"]
     flags += ["--heldout", "1", "--eval-groups", "1", "--name", "small"]
-    assert_refused(train.main, [*flags, "--out", tmp_path], "more GPUs or a smaller model, or go on with --force")
+    assert_refused(train.main, [*flags, "--out", tmp_path], "more GPUs or a smaller model, or continue with --force")
     assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
 
 
@@ -577,7 +577,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
     trained = load_file(path / "model" / "model.safetensors")["model.norm.weight"]
     assert step == 1 and not torch.equal(trained, load_file(f"{start}/model.safetensors")["model.norm.weight"])
     folder = shlex.quote(str(tmp_path / "once"))
-    said = f"a checkpoint holds 1 of 5 steps; go on with: python train.py --resume {folder}\ninterrupted\n"
+    said = f"a checkpoint holds 1 of 5 steps; resume with: python train.py --resume {folder}\ninterrupted\n"
     assert capsys.readouterr().err.endswith(said)
     assert run(tmp_path, *flags, "--prompts-per-update", "2", "--name", "twice") == 130
     assert len(pressed) == 2 and not (tmp_path / "twice").exists()
@@ -589,7 +589,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(toy, "warm_up", interrupt)
     assert run(tmp_path, *QUICK) == 130
-    assert "the same command starts anew" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "run the same command again" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
