@@ -214,7 +214,9 @@ def test_shades_can_begin_at_the_floor(look):
 
 
 def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
-    """The half says so, and nothing in it is shaded; the page opens on neither, a button shows both."""
+    """The half says so, nothing in it is shaded, and its weights of 1 count in no scale; the page opens on neither, a
+    button shows both.
+    """
     both = [rollout(["a"], [0.5], when="before training", score=place, advantage=place - 0.5) for place in (0, 1)]
     both += [rollout(["b"], [1.0], when="after training", advantage=0.0)] * 2
     shown = look(page.as_html([both, [GOOD]], "pair"))
@@ -228,7 +230,7 @@ def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
     halves = [half.bounding_box() for half in shown.locator(".cards").all()]
     assert halves[0]["y"] == halves[1]["y"] and halves[0]["x"] < halves[1]["x"]
     strength = "token => token.style.getPropertyValue('--strength')"
-    assert [token(shown, number, 0).evaluate(strength) for number in (1, 3)] == ["0.500", "0.000"]
+    assert [token(shown, number, 0).evaluate(strength) for number in (1, 3)] == ["1.000", "0.000"]
 
 
 def test_controls_are_those_of_training(look):
