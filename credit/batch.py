@@ -87,7 +87,7 @@ class Batch:
     def of(
         cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict], source: Source | None = None
     ) -> "Batch":
-        """A batch that nothing was computed of. A rollout without a verdict is in no set and in no loss."""
+        """A batch before its scoring. A rollout without a verdict is in no set and in no loss."""
         rewards = torch.tensor(rewards_of(verdicts), device=rollouts.ids.device).float()  # (B,)
         rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
         group_size = len(verdicts) // len(problems)

@@ -70,7 +70,7 @@ def prefix_values(hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, wi
 
 
 def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
-    """How far apart two rollouts' states are of late: x (N, d), y (M, d) -> (N, M).
+    """The distances of two rollouts' recent states: x (N, d), y (M, d) -> (N, M).
 
     The mean of ||x_{t-k} - y_{u-k}|| over k < min(w, t, u), t and u counted from 1.
     """

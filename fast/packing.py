@@ -37,7 +37,7 @@ class Segments(NamedTuple):
 
 
 def attends_fully(config) -> bool:
-    """One of FAMILIES, every token of which sees all before it, in every layer."""
+    """Whether a model is of one of FAMILIES, and each token sees all before it, in every layer."""
     return (
         config.model_type in FAMILIES
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}

@@ -115,7 +115,7 @@ class Task:
 
 
 def digest_of(problems: list[dict]) -> str:
-    """Tells these problems and their references from others."""
+    """A digest that tells these problems and their references from others."""
     text = json.dumps([[p.get("id"), p["problem"], p.get("answer", p.get("tests"))] for p in problems])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -371,7 +371,7 @@ def _published_tests(tests) -> dict:
 
 
 def json_values(text: str) -> list:
-    """The values of a text with one a line in JSON: published sets write a call's arguments so."""
+    """The values of a text with one JSON value per line: published sets write a call's arguments so."""
     return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 

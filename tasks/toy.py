@@ -177,7 +177,7 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
 
 
 def make_tokenizer() -> Qwen2Tokenizer:
-    """One token a symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
+    """One token per symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
     # Not a tokenizer class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever was saved.
     vocab = {"\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()}  # byte-level newline
     tokenizer = Qwen2Tokenizer(
