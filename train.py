@@ -24,6 +24,7 @@ reward model, where a method needs one).
 import argparse
 import math
 import random
+import statistics
 import sys
 from collections.abc import Callable
 
@@ -83,7 +84,8 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
 def begin(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training, and no steps yet."""
     parallel.refresh(run.trained, run.frozen.model, run.ranks)
-    before = evaluate(run, 0)
+    with report.waiting(run.frozen.model, run.ranks.main):
+        before = evaluate(run, 0)
     if run.ranks.main:
         report.start(run.args, run.folder, before)
     return before, []
@@ -234,7 +236,8 @@ def evaluate(run: Run, step: int) -> dict:
         credited = report.credit_vs_first_error(run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)), args)
     verdicts = parallel.gather_items(verdicts, ranks)
     accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, size))
-    return {**accuracies, **report.shares([verdict.reason for verdict in verdicts]), **credited}
+    length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))
+    return {**accuracies, "length": length, **report.shares([verdict.reason for verdict in verdicts]), **credited}
 
 
 if __name__ == "__main__":

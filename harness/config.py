@@ -81,6 +81,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(add_help=not common, usage="%(prog)s [flags]", formatter_class=Help, **options)
         self.common = common.split()
         self.tail = []  # lines below --help-all
+        self.others = []  # flags that another parser has taken
         if common:
             add = self.add_argument_group("help").add_argument
             add("-h", "--help", action="store_true", default=argparse.SUPPRESS, help="the usual flags")
@@ -128,7 +129,8 @@ class Parser(argparse.ArgumentParser):
         message = message.removeprefix("argument ")
         wrong = re.search(r"invalid choice: '(.*?)'|unrecognized arguments: ([^ =]+)", message)
         if wrong:
-            near = difflib.get_close_matches(wrong[1] or wrong[2], [*self._option_string_actions, *METHODS], 1)
+            known = [*self._option_string_actions, *self.others, *METHODS]
+            near = difflib.get_close_matches(wrong[1] or wrong[2], known, 1)
             message += "".join(f"; did you mean {word}?" for word in near)
         raise BadInput(f"{message}; see {self.prog} --help")
 
@@ -143,8 +145,10 @@ class Parser(argparse.ArgumentParser):
 
 def check_flags(parser: Parser) -> None:
     """Help, and what is wrong with a command's own flags or with those of train.py beside them; raises BadInput."""
-    _, others = parser.parse_known_args()
-    train_parser().given(others)
+    _, words = parser.parse_known_args()
+    of_training = train_parser()
+    of_training.prog, of_training.others = parser.prog, list(parser._option_string_actions)
+    of_training.given(words)
 
 
 def number(kind: type, low: float, high: float = math.inf, *, above: bool = False) -> Callable[[str], float]:
@@ -222,10 +226,10 @@ def add_machine_flags(parser: Parser):
 def train_parser() -> Parser:
     """Every flag of train.py with its default; those without one here are resolved later, or stated where they act."""
     replaced = []
-    for by, values in (("--task embedded", EMBEDDED), ("--task words", WORDS), ("--smoke", SMOKE)):
+    for by, values in (("--task words", WORDS), ("--smoke", SMOKE)):
         settings = ", ".join(f"{flag(name)} {value}" for name, value in values.items())
         replaced.append(f"{by} replaces: {settings}.")
-    about = "Train a causal LM with SHEAR, GRPO, or a neighbour. Defaults are the paper's recipe."
+    about = "Train a causal LM with SHEAR, GRPO, or a neighbour. Of two defaults, embedded task | paper."
     parser = Parser(TRAIN, prog="python train.py", description=about, epilog=" ".join(replaced))
     for name, method in METHODS.items():
         for option, entry in method.options.items():
@@ -280,7 +284,7 @@ def train_parser() -> Parser:
     add("--max-grad-norm", type=positive, default=1.0, help="gradient norm is cut to this")
     add = parser.add_argument_group("evaluation").add_argument
     add("--heldout", type=number(int, 1, 10**5), default=64, help="problems kept from training, each answered greedily")
-    add("--eval-groups", type=positive_int, default=64, help="of these, sampled --rollouts-per-prompt times each")
+    add("--eval-groups", type=positive_int, default=64, help="of these at most, sampled --rollouts-per-prompt times")
     add("--eval-every", type=natural, default=0, help="steps between evaluations on --bench; 0: never")
     add("--bench", nargs="+", default=[], help="math, code, embedded, or names of benchmarks, see eval.py")
     add("--bench-data", nargs="+", default=[], metavar="NAME=FILE", help="local file of a benchmark, not the hub's")
@@ -307,10 +311,13 @@ def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
     defaults = parser.defaults() | {"task": task} | TASKS.get(task, {})
     if given.get("smoke"):
         defaults |= SMOKE_EMBEDDED if task == "embedded" else SMOKE
-    parser.help_if_asked(given, defaults)
+    both = {name: f"{own} | {parser.get_default(name)}" for name, own in EMBEDDED.items()}
+    parser.help_if_asked(given, both)
     if "resume" in given:
         return resumed(given, parser)
-    args = argparse.Namespace(**defaults | given)
+    args = argparse.Namespace(**defaults | given, given=list(given))
+    if "prompts_per_update" not in given:
+        args.prompts_per_update = min(args.prompts_per_update, args.prompts_per_step)
     check(args)
     if args.name and (Path(args.out) / args.name).exists():
         raise BadInput(f"--name {args.name}: {Path(args.out) / args.name} exists already; choose another name")
@@ -328,7 +335,7 @@ def resumed(given: dict, parser: Parser) -> argparse.Namespace:
     saved = {**checkpoint.report_of(path)["settings"], "out": str(run.parent), "name": run.name}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
     refuse_other_settings(fixed, saved, f"the run in --resume {given['resume']} has", "leave the flag out")
-    args = argparse.Namespace(**parser.defaults() | saved | given | {"resume": str(path)})
+    args = argparse.Namespace(**{"given": []} | parser.defaults() | saved | given | {"resume": str(path)})
     if args.steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
     check(args)
@@ -348,7 +355,6 @@ def check(args: argparse.Namespace) -> None:
         ("task", not embedded and not args.model, "needs --model; give smollm2, a Hugging Face folder or hub id"),
         ("max_tokens", not (embedded or args.max_tokens), "only --task embedded knows a full response; raise it"),
         ("data", args.task in TASKS and args.data, "the task makes its own; give --task math and --model"),
-        ("eval_groups", args.eval_groups > args.heldout, "exceeds --heldout; lower it"),
         ("eval_every", bool(args.eval_every) != bool(args.bench), "needs --bench, which needs it; give both"),
         ("track", args.track and not find_spec(args.track), "this package is not installed; leave it out"),
         ("prm", args.prm and "prm" not in method.needs, f"--method {args.method} uses none; leave it out"),

@@ -46,20 +46,20 @@ class Ready(NamedTuple):
 
 def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     """What is loaded, checked: what tells a model without its weights, then problems, then weights. Raises BadInput."""
-    check_ranks(args, ranks)
     if args.model:
         model, tokenizer = models.load_outline(args.model)
     else:
         model, tokenizer = toy.make_model(args.toy_lines, args.seed, args.toy_width), toy.make_tokenizer()
-    predicted = memory.predict(model.config, args, ranks.world, memory.room_gb(ranks.device))
+    predict = partial(memory.predict, model.config, args, ranks.world, memory.room_gb(ranks.device))
     if args.model:
-        memory.refuse_what_cannot_fit(predicted, args, ranks)
+        memory.refuse_what_cannot_fit(predict(), args, ranks)
     if args.prm:
         models.load_reward_tokenizer(args.prm)
     compute = "weights and optimizer float32" + ("" if args.dtype == "float32" else f", compute {args.dtype}")
     notes = [f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads each"]
     notes += check_architecture(args, model.eval())
     task, about = make_task(args, tokenizer, context_of(model))
+    check_ranks(args, ranks)
     size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {context_of(model)}"
     notes += [*about, f"model {args.model or 'made here'}: {type(model).__name__}, {size}"]
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
@@ -73,7 +73,7 @@ def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
         model = models.load_model(args.model, ranks.device, tokenizer)
     prm = models.load_reward_model(args.prm, ranks.device, getattr(torch, args.dtype)) if args.prm else None
     model.eval()  # throughout: dropout would make sampler and trainer disagree
-    return Ready(task, model, tokenizer, notes, prm, sets, predicted)
+    return Ready(task, model, tokenizer, notes, prm, sets, predict())
 
 
 def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
@@ -95,9 +95,6 @@ def check_architecture(args: argparse.Namespace, model) -> list[str]:
     notes = []
     if not attends_fully(model.config):
         notes.append(f"rollouts are padded to the longest of each pass: {model.config.model_type} is not known to pack")
-    if "pairs" in needs and args.max_tokens <= args.window and not args.smoke:
-        reason = f"--max-tokens {args.max_tokens} lies within one --window of {args.window}"
-        notes.append(f"WARNING: {reason}: a rollout is one span, and all its weights are equal; lower --window")
     return notes
 
 
@@ -105,6 +102,8 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
     """Problems whose prompts leave room for a response in the model's `context`; and notes. Raises BadInput."""
     needs = METHODS[args.method].needs
     responses = 1 + ("peer" in needs)  # that must fit in together
+    if args.task != "embedded":
+        shrunk = shrink(args, "max_tokens", context // (1 + responses), f"the model's context is {context}")
     room = context - responses * args.max_tokens  # for the prompt
     if room < 1:
         shared = ", for a response and another in its prompt" if "peer" in needs else ""
@@ -124,10 +123,25 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
         task = replace(task, name="words", first_error=words.first_error, rephrase=words.rephrase, step_end="\n")
     else:
         problems, about = load_problems(kind, args.data)
+    there_are = f"there are {len(problems)} problems"
+    shrunk += shrink(args, "heldout", max(1, len(problems) // 5), there_are)
+    left = max(1, len(problems) - args.heldout)  # to train on
+    shrunk += shrink(args, "prompts_per_update", left, there_are)
+    whole = max(1, left // args.prompts_per_update) * args.prompts_per_update
+    shrunk += shrink(args, "prompts_per_step", whole, there_are)
     limits = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
     task, dropped = split(task, problems, tokenizer, told=told, **limits)
     reason = "chosen by model and tokenizer" if args.template == "auto" else "asked for"
-    return task, [*about, *dropped, f"template {template} ({reason})"]
+    return task, [*about, *shrunk, *dropped, f"template {template} ({reason})"]
+
+
+def shrink(args: argparse.Namespace, name: str, most: int, reason: str) -> list[str]:
+    """A size that was not given becomes `most` where it is larger; returns the note that says so."""
+    size = getattr(args, name)
+    if name in args.given or args.resume or not size > most:
+        return []
+    setattr(args, name, most)
+    return [f"{flag(name)} {most}, not {size}: {reason}"]
 
 
 def embedded_task(args: argparse.Namespace, tokenizer) -> Task:

@@ -24,22 +24,24 @@ from credit.batch import Batch, tokens_of
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
 from credit.methods import true_error, true_errors
 from credit.shear_settings import Closest, closest_by_rollout
+from credit.table import METHODS
 from grpo import Rollouts
 from harness import files
 from harness.evaluation import mean_and_error
 from harness.page import write_page
 from harness.tables import percent
 from harness.track import tracker
+from shear import span_bounds
 from tasks.problems import Task
 
 RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#999999"  # of figures: blue and orange, as on the page
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
+SILENCE = 30  # seconds of an evaluation between two lines of a log
 # A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and standard deviation.
-COLUMNS = " reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step"
+COLUMNS = " reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step"
 # Below it where they are not 0: what they are called in metrics.jsonl.
-RARE = {"trunc": "truncated", "infra": "infra_errors", "skipped": "skipped", "flip": "sign_changes"}
-RARE |= {"replaced": "replaced"}
+RARE = {"infra": "infra_errors", "skipped": "skipped", "flip": "sign_changes", "replaced": "replaced"}
 
 
 class Clock:
@@ -118,8 +120,8 @@ class StepTable:
         self.shown += 1
         lines.append(
             f"{m['step']}/{self.steps}".rjust(self.width)
-            + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}{m['length']:8.0f}{m['entropy']:9.3f}"
-            + f"{m['weight_mean']:6.2f}±{m['weight_std']:.2f}{m['ess']:6.2f}{m['grad_norm']:7.3f}"
+            + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}{m['length']:8.0f}{m['truncated']:7.2f}"
+            + f"{m['entropy']:9.3f}{m['weight_mean']:6.2f}±{m['weight_std']:.2f}{m['ess']:6.2f}{m['grad_norm']:7.3f}"
             + f"{sum(m['seconds'].values()):8.1f}"
         )
         rare = []
@@ -235,6 +237,8 @@ def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
+    if "pairs" in METHODS[args.method].needs and not args.smoke:
+        print(wrapped(span_note(before["length"], args.window, args.stride)), flush=True)
     print_no_signal(before["sampled"][0], before, args)
 
 
@@ -244,6 +248,32 @@ def write_evaluation(folder: Path, when: str, found: dict) -> None:
     files.append_rows(folder / "metrics.jsonl", [{when: found}])
     if samples:
         files.write_whole(folder / f"{when}.jsonl", "".join(map(files.as_json, samples)))
+
+
+def span_note(length: float, window: int, stride: int) -> str:
+    """How many spans a response of the median `length` has. With one, all its tokens get the same weight."""
+    spans = len(span_bounds(int(length), window, stride))
+    note = f"median response {length:.0f} tokens, {spans} span(s) of {window}"
+    return note if spans > 1 else f"WARNING: {note}: all tokens of a response get one weight; lower --window"
+
+
+@contextmanager
+def waiting(model, main: bool) -> Iterator[None]:
+    """A bar of the model's passes, one per token of a response; off a terminal a line every half minute."""
+    passes, last = 0, time.perf_counter()
+
+    def count(*_) -> None:
+        nonlocal passes, last
+        passes += 1
+        bar.update()
+        if main and bar.disable and time.perf_counter() - last >= SILENCE:
+            last = time.perf_counter()
+            print(f"  evaluating: {passes} tokens of each response so far", flush=True)
+
+    hook = model.register_forward_hook(count)
+    with tqdm(desc="evaluate", unit="token", leave=False, disable=None) as bar:
+        yield
+    hook.remove()
 
 
 @contextmanager
@@ -287,6 +317,8 @@ def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> Non
 def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]) -> None:
     """What training has changed, the curve, the measured peak of memory, and what to type next."""
     write_evaluation(folder, "after", after)
+    if not any(m["grad_norm"] for m in history):
+        print("\nnothing was learned: no mixed groups; give easier or harder problems with --data")
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
         first, last = percent(*before[name][:2]), percent(*after[name][:2])
@@ -303,7 +335,11 @@ def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, 
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory per GPU: {max(peaks):.1f} GB")
+    other = next(name for name in METHODS if name != args.method)  # grpo; for grpo shear
+    place = shlex.quote(str(folder))
     print(f"\nwhere the credit went, to look at: {write_page(folder, folder / 'credit.html')}")
+    print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
+    print(f"      the same command with --method {other}, then python -m studies.compare RUN RUN")
 
 
 def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path) -> None:

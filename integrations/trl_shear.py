@@ -19,6 +19,8 @@ A rollout without a verdict (None), and a truncated one that TRL masks, is on ne
 Refused: images, context and sequence parallelism, and one importance ratio a sequence.
 """
 
+import warnings
+
 import torch
 from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
@@ -88,6 +90,10 @@ class ShearGRPOTrainer(GRPOTrainer):
             with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
                 self._get_per_token_logps_and_entropies(self.model, ids, attended, *sizes)
         mask = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()  # (B, T)
+        length, window = mask.sum(1).median(), self.options["window"]
+        if not self.state.global_step and length <= window:
+            said = f"the median response, {length} tokens, is one span, whose weights are equal; lower window {window}"
+            warnings.warn(said, stacklevel=2)
         omega = self._token_weights(mask)
         self._states = None
         counts = mask & (batch["advantages"] != 0)[:, None]  # (B, T)

@@ -21,6 +21,7 @@ and rollouts of a group depend on each other, so p-values here are too small.
 
 import argparse
 import shlex
+import statistics
 import sys
 from pathlib import Path
 
@@ -103,6 +104,8 @@ def diagnose(args: argparse.Namespace) -> None:
     mixed = [group for group in groups if group.mixed][: args.groups]
     if not mixed:
         raise BadInput(f"--groups {args.groups}: none holds right and wrong rollouts; raise it, or change --rollouts")
+    length = statistics.median(len(ids) for group in groups for ids in group.responses)
+    print(report.span_note(length, args.window, args.stride), flush=True)
     left_out = []
     results = {"flags": decided, "paper": PAPER, "left_out": left_out}
     results |= {"groups": len(groups), "mixed_groups": len(mixed)}

@@ -32,7 +32,8 @@ SETS = dict(  # samples a problem, avg@k of Sec. 5.2, and seconds to grade one; 
 
 def settings(*argv: str) -> dict:
     """What `train.py` resolves, but for the machine's own."""
-    return {name: value for name, value in vars(parse_args([*argv])).items() if name not in ("device", "dtype")}
+    own = ("device", "dtype", "given")
+    return {name: value for name, value in vars(parse_args([*argv])).items() if name not in own}
 
 
 def test_the_table_of_the_recipe_is_true():
@@ -123,19 +124,21 @@ def said(command: str, words: str) -> str:
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)])
 def test_mistakes_are_answered_without_torch(command):
-    """By one sentence with the nearest flag."""
+    """By one sentence with the nearest flag, and of a study's own flags, too."""
+    if command.startswith("studies"):
+        assert "--roww 3; did you mean --ro" in said(command, "--roww 3 --modell M")
     assert "unrecognized arguments: --modell M; did you mean --model?" in said(command, "--modell M")
 
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
-def test_help_shows_the_usual_flags_with_the_defaults_of_this_very_command(command):
+def test_help_shows_the_usual_flags_with_the_defaults_of_the_embedded_task_and_of_the_paper(command):
     """And --help-all all of them; within 80 columns, without torch."""
     short, full = said(command, "--help"), said(command, "--help-all")
     assert max(len(line) for line in short.splitlines()) <= 80
     flags = [set(re.findall(r"^  (?:-\S, )?(--\S+)", text, re.MULTILINE)) for text in (short, full)]
     assert 10 < len(flags[0]) < 20 and flags[0] < flags[1]
     if command == "train.py":
-        assert "(default: 0.0001)" in short and "(default: 1e-06)" in said(command, "--model M --help")
+        assert "(default: 40 | 300)" in short and "(default: 16 | 512)" in short
 
 
 def test_every_number_has_bounds():

@@ -19,7 +19,7 @@ from tasks.problems import Task
 
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"
-BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512), "localisation": None}
+BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512), "localisation": None, "length": 13.5}
 
 
 @pytest.fixture
@@ -90,8 +90,9 @@ def test_example_marks_the_line_of_the_first_error(step):
 
 
 METRICS = {
-    **dict(step=1, reward=0.43, solved=1.0, equal_groups=0.0625, length=64.2, truncated=0.0, infra_errors=0, skipped=0),
-    **dict(entropy=0.0361, weight_mean=0.264, weight_std=0.17, ess=0.75, sign_changes=0.0, grad_norm=0.0512),
+    **dict(step=1, reward=0.43, solved=1.0, equal_groups=0.0625, length=64.2, truncated=0.018, skipped=0),
+    **dict(infra_errors=0, entropy=0.0361, weight_mean=0.264, weight_std=0.17, ess=0.75, sign_changes=0.0),
+    **dict(grad_norm=0.0512),
     "seconds": {"generate": 1.2, "train": 0.9},
 }
 
@@ -101,12 +102,12 @@ def test_a_row_a_step_under_a_header_that_repeats():
     table = report.StepTable(40)
     assert table.row(METRICS).split("\n") == [
         "",
-        " step reward  solved  no-signal  length  entropy     weight   ess  gnorm  s/step",
-        " 1/40  0.430    1.00       0.06      64    0.036  0.26±0.17  0.75  0.051     2.1",
+        " step reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step",
+        " 1/40  0.430    1.00       0.06      64   0.02    0.036  0.26±0.17  0.75  0.051     2.1",
     ]
-    rare = dict(truncated=0.0078, infra_errors=1234, skipped=1, sign_changes=1.0)
+    rare = dict(infra_errors=1234, skipped=1, sign_changes=1.0)
     below = table.row({**METRICS, **rare, "step": 2}).split("\n")[1:]
-    assert below == ["       trunc 0.0078  infra 1234  skipped 1  flip 1"]
+    assert below == ["       infra 1234  skipped 1  flip 1"]
     texts = [table.row({**METRICS, "step": step}) for step in range(3, 22)]
     assert ["reward" in text for text in texts] == [False] * 18 + [True]
     short = {"embedded": {"mean": 0.5, "error": 0.125}}
@@ -161,13 +162,34 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         "AUC to the true first error           nan         0.984",
         "AUC of position alone                 nan         0.855",
         *example,
+        "  median response 14 tokens, 2 span(s) of 12",
         "peak memory per GPU: 10.0 GB",
+        "where the credit went, to look at: runs/embedded-shear-1/credit.html (0.0 MB)",
+        "and in runs/embedded-shear-1/: curve.png, model/",
+        "next: python eval.py --model runs/embedded-shear-1",
+        "      the same command with --method grpo, then python -m studies.compare RUN RUN",
     ):
         assert line in lines
-    assert lines[-2] == "where the credit went, to look at: runs/embedded-shear-1/credit.html (0.0 MB)"
     assert [set(row) for row in files.rows(folder / "metrics.jsonl")] == [{"before"}, {"after"}]
-    assert "samples" not in files.rows(folder / "metrics.jsonl")[1]["after"] and (folder / "curve.png").exists()
+    assert "samples" not in files.rows(folder / "metrics.jsonl")[1]["after"]
     assert files.rows(folder / "before.jsonl") == files.rows(folder / "after.jsonl") == rows
+    assert (folder / "curve.png").exists() and "nothing was learned" not in printed
+    report.start(parse_args(["--window", "14"]), folder, BEFORE)
+    report.conclude(args, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "nothing was learned: no mixed groups; give easier or harder problems with --data held out" in printed
+    assert "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a response get one weight" in printed
+
+
+def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys):
+    """Of the main rank; on a terminal there is a bar in its place."""
+    monkeypatch.setattr(report, "SILENCE", 0)
+    model = torch.nn.Identity()
+    for main in (True, False):
+        with report.waiting(model, main):
+            model(torch.zeros(1))
+        model(torch.zeros(1))
+    assert capsys.readouterr().out == "  evaluating: 1 tokens of each response so far\n"
 
 
 @pytest.mark.parametrize(

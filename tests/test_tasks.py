@@ -73,6 +73,30 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(method, context, dro
     assert (len(task.train), len(task.heldout)) == (5 - dropped, 2)
 
 
+def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(qwen, tmp_path):
+    """And the plan says so; given ones stay, or are refused; sets that are large enough change nothing."""
+    append_rows(tmp_path / "x.jsonl", numbered(38))
+    for words, sizes in (
+        ("", (7, 31, 31, 256)),
+        ("--heldout 6 --max-tokens 9", (6, 32, 32, 9)),
+        ("--prompts-per-step 8", (7, 8, 8, 256)),
+        ("--prompts-per-update 4", (7, 28, 4, 256)),
+        ("--prompts-per-step 64 --prompts-per-update 64", (7, 64, 64, 256)),
+    ):
+        args = parse_args(["--model", "M", "--data", str(tmp_path / "x.jsonl"), *words.split()])
+        task, notes = make_task(args, qwen, 512)
+        assert (args.heldout, args.prompts_per_step, args.prompts_per_update, args.max_tokens) == sizes
+        assert (len(task.train), len(task.heldout)) == (38 - sizes[0], sizes[0])
+        assert ("--heldout 7, not 64: there are 38 problems" in notes) == ("--heldout" not in words)
+    args = parse_args(["--model", "M", "--data", str(tmp_path / "x.jsonl"), "--heldout", "38"])
+    with pytest.raises(BadInput, match="not more than --heldout 38"):
+        make_task(args, qwen, 512)
+    append_rows(tmp_path / "many.jsonl", numbered(800))
+    args = parse_args(["--model", "M", "--data", str(tmp_path / "many.jsonl")])
+    assert not any(", not " in note for note in make_task(args, qwen, 8192)[1])
+    assert (args.heldout, args.prompts_per_step, args.max_tokens) == (64, 512, 3000)
+
+
 # ---- templates ------------------------------------------------------------------------------------------------
 
 

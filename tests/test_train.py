@@ -10,6 +10,7 @@ import random
 import shlex
 import shutil
 import signal
+from types import SimpleNamespace
 
 import little
 import pytest
@@ -260,17 +261,18 @@ def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
     """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered by problem."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--eval-groups", "3", "--temperature", ".7"])
     run.task = dataclasses.replace(run.task, first_error=None)
+    masks = [SimpleNamespace(mask=torch.ones(1, length)) for length in (9, 14)]
     asked, scores = [], [[1.0, 0.0, None, 1.0], [1, 1, 0, None, None, None, None, None] + [0] * 8 + [None] * 8]
 
     def sample_and_grade(run, problems, count, temperature, clock):
         asked.append((problems, count, temperature))
-        return None, [Verdict(score, "known") for score in scores[len(asked) - 1]]
+        return masks[len(asked) - 1], [Verdict(score, "known") for score in scores[len(asked) - 1]]
 
     monkeypatch.setattr(train, "sample_and_grade", sample_and_grade)
     result = train.evaluate(run, 0)
     assert asked == [(run.task.heldout, 1, 0.0), (run.task.heldout[:3], 8, 0.7)]
     assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3))
-    assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
+    assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11)) and result["length"] == 14
 
 
 def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder, monkeypatch, capsys):
@@ -294,7 +296,8 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
     assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"infra {metrics['infra_errors']}" in printed and "1 problems dropped" in printed
-    assert "WARNING: --max-tokens 60 lies within one --window of 100" in printed
+    assert "WARNING: median response 60 tokens, 1 span(s) of 100: all tokens of a response get one weight" in printed
+    assert "nothing was learned: no mixed groups" in printed
     assert "all rewards are 0, so nothing can be learnt" in printed
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
@@ -601,7 +604,6 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--max-tokens 65 --method hsd", "--max-tokens 65: with a prompt of 37 tokens it exceeds"),
         ("--shard-over 2 --model START --toy-lines 2 --task embedded", "--shard-over 2: does not divide 1 ranks"),
         ("--toy-lines 1 --heldout 300", "--toy-lines 1: too few different problems for --heldout 300"),
-        ("--eval-groups 600", "--eval-groups 600: exceeds --heldout"),
         ("--data x.jsonl", "--data x.jsonl: the task makes its own; give --task math and --model"),
         ("--task math", "--task math: needs --model"),
         ("--task code --model QWEN --data DATA --max-tokens 9", "--data DATA, line 1: "),
