@@ -3,6 +3,7 @@
     python -m studies.compare --steps 20                       # the embedded task, all rows that it allows
     python -m studies.compare --methods grpo shear first       # some of them
     python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl   # any flags of train.py
+    python -m studies.compare runs/A runs/B                    # nothing is trained: these runs in one picture
 
 A row is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1), `-wrong-X` (wrong
 rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter of rank 16). `shear-mean1` and
@@ -72,6 +73,7 @@ def make_parser() -> Parser:
     about = "Train with every credit method, each at its own learning rate; one table."
     epilog = "Flags of train.py that are not set here can be added. Without any, all rows take some hours."
     parser = Parser(prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False)
+    parser.usage = "%(prog)s [flags]\n       %(prog)s RUN RUN ...  (the curves of these runs in one picture)"
     add = parser.add_argument
     names = f"rows: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
     add("--methods", nargs="+", default=[], metavar="ROW", help=names + ", ".join(ROWS))
@@ -81,7 +83,13 @@ def make_parser() -> Parser:
     return parser
 
 
-answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
+def runs_of(argv: list[str] | None) -> list[str]:
+    """The folders of runs, if the command names nothing else."""
+    words = sys.argv[1:] if argv is None else argv
+    return [] if any(word.startswith("-") for word in words) else words
+
+
+answer(__name__, lambda: runs_of(None) or check_flags(make_parser()))  # before what takes seconds to import
 
 import numpy as np
 import torch
@@ -94,6 +102,7 @@ from harness import files, parallel, report, tables
 from harness.launch import parse_args, run_command
 from harness.run import Run, prepared, seed_of
 from rewards import rewards_of
+from studies import figures
 from studies.advantages import measure
 from tasks.problems import BadInput
 
@@ -131,6 +140,8 @@ def main(argv: list[str] | None = None) -> None:
 
     Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
     """
+    if runs_of(argv):
+        return draw(runs_of(argv))
     flags, others = make_parser().parse_with_others(argv, OURS, "the trials set it")
     args = parse_args(others)
     rules = []
@@ -158,6 +169,23 @@ def main(argv: list[str] | None = None) -> None:
                 list(tqdm(pool.imap_unordered(run_from_one_start, units), stage, len(units), disable=None))
     rows = [row for row in rows_in(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
     print("\n".join(tables.markdown(table_of(rows, cell))))
+
+
+def draw(runs: list[str]) -> None:
+    """Mean training reward of each run, step by step, and its held-out accuracy before and after; raises BadInput."""
+    path = Path(runs[0]).parent / "compare.png"
+    with figures.drawn(path, 7, 4) as axes:
+        for number, run in enumerate(runs):
+            rows, colour = files.rows(Path(run) / "metrics.jsonl"), f"C{number}"
+            steps = [row for row in rows if "step" in row]
+            axes.plot([row["step"] for row in steps], [row["reward"] for row in steps], color=colour, label=run)
+            for place, name in ((0, "before"), (len(steps), "after")):
+                for row in rows:
+                    if name in row:
+                        axes.errorbar(place, *row[name]["sampled"][:2], fmt="o", color=colour)
+        axes.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1), title="line: training; o: held out")
+        axes.legend()
+    print(f"wrote {path}")
 
 
 def rows_in(path: Path) -> list[dict]:

@@ -116,6 +116,22 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
     assert capsys.readouterr().out == printed and files.rows(tmp_path / "rows.jsonl") == rows
 
 
+def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
+    """A line of rewards and two held-out accuracies each; what still runs has one. Nothing is trained."""
+    drawn = []
+    monkeypatch.setattr(compare.figures, "save_png", lambda figure, path: drawn.append((figure.axes[0], path)))
+    held = {"sampled": [0.25, 0.01, 8]}
+    for name, rows in (("a", [{"after": held}]), ("b", [])):
+        (tmp_path / name).mkdir()
+        steps = [{"step": step, "reward": step / 10} for step in (1, 2)]
+        files.append_rows(tmp_path / name / "metrics.jsonl", [{"before": held}, *steps, *rows])
+    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    ((axes, path),) = drawn
+    lines = [line for line in axes.lines if line.get_label().startswith(str(tmp_path))]
+    assert [line.get_ydata() for line in lines] == [[0.1, 0.2]] * 2 and len(axes.containers) == 3
+    assert path == tmp_path / "compare.png" and capsys.readouterr().out == f"wrote {path}\n"
+
+
 def test_the_table_is_of_rows_paired_by_seed():
     """Means over the seeds, D with its interval, AUCs before and after, cost against grpo's."""
     cell, rows = Cell("--steps 2", 1e-4, ["grpo", "shear"]), []
