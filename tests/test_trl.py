@@ -1,6 +1,9 @@
 """integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO. All: trl_runs.py."""
 
 import json
+import re
+import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -100,6 +103,21 @@ def test_a_stride_that_leaves_tokens_out_is_refused():
     """Before a model is loaded."""
     with pytest.raises(ValueError, match="stride must be between 1 and the window"):
         ShearGRPOTrainer(window=5, stride=6)
+
+
+def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
+    """docs/scaling.md's, a step of it; it warns where a response is one span, and not where it is several."""
+    text = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(from datasets.*?)```", text, re.S)
+    assert sum(map(bool, program.split("\n"))) <= 12
+    program = program.replace("Qwen/Qwen2.5-0.5B", taught).replace("shear_credit", "integrations")
+    program = program.replace("report_to", "max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to")
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="is one span"):
+        exec(program.replace("window=12", "window=64"), {})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the median response")
+        exec(program.replace("window=12, stride=6", "window=1, stride=1"), {})
 
 
 def test_graders_are_reward_functions():
