@@ -3,7 +3,7 @@
 The files at the root import each other by plain names, such as `sinkhorn`, which in an environment of others may mean
 something else (a package `shear` is on PyPI). So the build puts them into one package, and its name before theirs.
 
-pyproject.toml names this command of setuptools. Left out: editable installs, which fail; work in a clone needs none.
+pyproject.toml names this command of setuptools. Left out: editable installs; work in a clone needs none.
 """
 
 import re
@@ -41,14 +41,17 @@ class BuildPackage(build_py):
 
     def get_source_files(self) -> list[str]:
         """What a source distribution needs."""
-        return ["integrations/package.py", *(f"{module.replace('.', '/')}.py" for module in MODULES.values())]
+        sources = "integrations/package.py", "integrations/requirements.txt", "requirements.txt"
+        return [*sources, *(f"{module.replace('.', '/')}.py" for module in MODULES.values())]
 
     def get_outputs(self, include_bytecode=True) -> list[str]:
         """The files of the package."""
         return [f"{self.build_lib}/{NAME}/{name}.py" for name in ("__init__", *MODULES)]
 
     def run(self) -> None:
-        """Writes them."""
+        """Writes them. An editable install ends here."""
+        if self.editable_mode:
+            raise SystemExit("pip install -e: the package is made of these files at install time; leave -e out")
         folder = Path(self.build_lib, NAME)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").write_text(packaged(INIT), encoding="utf-8")

@@ -34,13 +34,19 @@ torch.save([hidden, mask, correct, omega], "omega.pt")
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """Built from a copy of the sources, as a build leaves files beside them."""
+def sources(tmp_path_factory) -> Path:
+    """A copy, as a build leaves files beside them."""
     copy = tmp_path_factory.mktemp("sources") / "shear"
     shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "evals", "build", "*.egg-info", "tests"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(sources) -> Path:
+    """Built as pip does."""
     build = "from setuptools import build_meta; build_meta.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
-    return next(copy.glob("*.whl"))
+    subprocess.run([sys.executable, "-c", build], cwd=sources, check=True, capture_output=True)
+    return next(sources.glob("*.whl"))
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
@@ -49,8 +55,17 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert names == {f"shear_credit/{module}.py" for module in MODULES}
         metadata = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
+    for line in (ROOT / "requirements.txt").read_text().splitlines():  # the extra "dev"
+        assert line.startswith("#") or re.search(rf'Requires-Dist: {re.escape(line)}; extra == "dev"', metadata)
     needed = re.findall(r"^Requires-Dist: (\S+)(?!.*extra)", metadata, flags=re.M)
     assert [name.split(">")[0] for name in needed] == ["torch"]
+
+
+def test_an_editable_install_is_refused_in_a_sentence(sources):
+    """By setuptools' hook, which pip and uv call."""
+    build = "from setuptools import build_meta; build_meta.build_editable('.')"
+    ended = subprocess.run([sys.executable, "-c", build], cwd=sources, capture_output=True, text=True)
+    assert ended.returncode and "leave -e out" in ended.stderr.splitlines()[-1]
 
 
 def test_the_example_of_the_readme_runs_from_an_empty_folder(wheel, tmp_path):
