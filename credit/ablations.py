@@ -56,7 +56,7 @@ def sinkhorn_distances(
     stats: dict[str, list] | None = None,
     **limits,
 ) -> Tensor:
-    """The distances of all pairs of spans by a reading of Eq. (10); `limits` are max_iters and tol of `sinkhorn`, `stats` those of `group_weights`."""
+    """Eq. (10) of all pairs, by a reading; `limits` are those of `sinkhorn`, `stats` that of `group_weights`."""
 
     def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
         solved = sinkhorn(blocks, a, b, eps=eps, **limits)

@@ -8,6 +8,7 @@ here changes what is trained.
 
 import argparse
 import math
+import shlex
 import textwrap
 import time
 from collections.abc import Callable, Iterator

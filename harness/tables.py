@@ -44,7 +44,7 @@ def with_legend(rows: list[dict[str, str]], *legend: str) -> list[str]:
 
 
 def print_tables(folder: Path, settings: dict, results: dict, differences: dict, paper: str | None) -> None:
-    """Protocol and data, a table per model, and several models side by side; `paper` names whose numbers stand beside."""
+    """Protocol and data, a table per model, and several models side by side; `paper` names whose numbers are added."""
     protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items() if value is not None)
     print(f"{folder}/\n{protocol}\n")
     data = {name: about for name, about in settings["data"].items() if any(name in of for of in results.values())}
