@@ -113,7 +113,7 @@ def test_a_public_name_stands_for_one_thing():
     """Of functions and classes; `grading` runs in a sandbox of its own, so its names count by themselves."""
     hooks = {"token_distances", "pack"}  # fast versions with the paper's signature
     of_commands = {"main", "make_parser"}  # and ARGS, a constant
-    of_tasks = {"make_problem", "make_problems", "demonstrate", "first_error", "warm_up"}  # that make their problems
+    of_tasks = {*"make_problem make_problems demonstrate first_error rephrase warm_up".split()}  # that make their own
     places = {}
     for path in SOURCES:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
