@@ -119,7 +119,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
 def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
     """A line of rewards and two held-out accuracies each; what still runs has one. Nothing is trained."""
     drawn = []
-    monkeypatch.setattr(compare.figures, "save_png", lambda figure, path: drawn.append((figure.axes[0], path)))
+    monkeypatch.setattr(compare.figures.Figure, "savefig", lambda figure, path: drawn.append((figure.axes[0], path)))
     held = {"sampled": [0.25, 0.01, 8]}
     for name, rows in (("a", [{"after": held}]), ("b", [])):
         (tmp_path / name).mkdir()
@@ -128,7 +128,7 @@ def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
     assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     ((axes, path),) = drawn
     lines = [line for line in axes.lines if line.get_label().startswith(str(tmp_path))]
-    assert [line.get_ydata() for line in lines] == [[0.1, 0.2]] * 2 and len(axes.containers) == 3
+    assert [line.get_ydata().tolist() for line in lines] == [[0.1, 0.2]] * 2 and len(axes.containers) == 3
     assert path == tmp_path / "compare.png" and capsys.readouterr().out == f"wrote {path}\n"
 
 

@@ -125,8 +125,8 @@ def said(command: str, words: str) -> str:
 @pytest.mark.parametrize("command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)])
 def test_mistakes_are_answered_without_torch(command):
     """By one sentence with the nearest flag, and of a study's own flags, too."""
-    if command.startswith("studies"):
-        assert "--roww 3; did you mean --ro" in said(command, "--roww 3 --modell M")
+    for own in {"studies/compare.py": ["rows"], "studies/diagnose.py": ["groups"]}.get(command, []):
+        assert f"--{own}z 3 --modell M; did you mean --{own}?" in said(command, f"--{own}z 3 --modell M")
     assert "unrecognized arguments: --modell M; did you mean --model?" in said(command, "--modell M")
 
 
