@@ -1,0 +1,36 @@
+"""docs/shear.ipynb: its cells run in order, on a smaller task."""
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+SIZES, SMALL = "LINES, WARMUP = 4, 500", "LINES, WARMUP = 1, 100"
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """Its code cells."""
+    notebook = json.loads((DOCS / "shear.ipynb").read_text(encoding="utf-8"))
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def test_its_cells_run(cells, monkeypatch, capsys):
+    """From docs/, as Jupyter runs them; the cells themselves compare their weights with `shear_weights`."""
+    matplotlib.use("Agg")
+    monkeypatch.chdir(DOCS)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names, sources = {}, ["".join(cell["source"]) for cell in cells]
+    assert sum(SIZES in source for source in sources) == 1
+    for source in sources:
+        exec(source.replace(SIZES, SMALL), names)
+    assert len(plt.get_fignums()) == 2
+    plt.close("all")
+    omega, mask = names["omega"], names["mask"]
+    assert (omega[mask] > 0).all() and not omega[~mask].any() and 0 < names["correct"].sum() < 8
+    assert names["changes"]["SHEAR"].keys() == names["changes"]["GRPO"].keys()
+    assert "mean change of log-probability" in capsys.readouterr().out
