@@ -234,7 +234,7 @@ def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
     rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
-    old_logp = old_log_probs(run, rollouts)
+    old_logp = old_log_probs(run, rollouts) - 0.1
     some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
     seen = []
     run.trained.register_forward_hook(lambda policy, inputs, output: seen.append(len(inputs[0].texts)))
@@ -242,6 +242,7 @@ def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
     assert seen == [16]
     again = train.update(run, credited(run, rollouts, old_logp, some + 1e-30), 0)
     assert seen == [16, 32] and first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
+    assert first["abs_log_ratio"] == pytest.approx(0.1, rel=1e-4) == pytest.approx(again["abs_log_ratio"], rel=1e-4)
     assert train.update(run, credited(run, rollouts, old_logp, 0 * some), 0)["grad_norm"] == 0
 
 

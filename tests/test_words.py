@@ -108,6 +108,7 @@ def test_no_first_error_of_a_right_response_nor_of_one_that_cannot_be_read(text)
 def test_factors_may_swap_and_the_sign_may_be_another(sign):
     for text in (f"12 {sign} 3 = 36 \\boxed{{36}}", f"3 {sign} 12 = 36 \\boxed{{36}}"):
         assert words.first_error(TIMES, list(text)) is None
+    assert words.first_error(TIMES, list(f"3 {sign} 12 = 37 \\boxed{{37}}")).kind == "result"
     assert words.first_error(TIMES, list(f"12 {sign} 2 = 24 \\boxed{{24}}")).kind == "operand"
 
 
