@@ -124,7 +124,10 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     flags = ["--task", "embedded", "--model", models[0], *size, "--save-every", "1", "--keep", "9"]
     flags += ["--out", str(tmp_path), "--name", "run"]
     assert train.main([*flags, "--steps", "2", "--eval-every", "2", "--bench", "embedded"]) == 0
+    again = tmp_path / "run" / "eval" / "step-000003.jsonl"
+    again.write_text("{}\n")  # as a run leaves it that is killed while it evaluates
     assert train.main(["--resume", str(tmp_path / "run"), "--steps", "3"]) == 0
+    assert len(rows(again)) == 64
     assert "on benchmarks: embedded " in capsys.readouterr().out
     steps = [row for row in rows(tmp_path / "run" / "metrics.jsonl") if "bench" in row]
     assert [row["step"] for row in steps] == [2, 3]
