@@ -1,4 +1,4 @@
-"""What `pip install .` installs: `shear_credit`, the files of `shear_weights` with its race and of the TRL trainer.
+"""What `pip install .` installs: `shear_credit`, the files of `shear_weights` with its race and of the two trainers.
 
 The files at the root import each other by plain names, such as `sinkhorn`, which in an environment of others may mean
 something else (a package `shear` is on PyPI). So the build puts them into one package, and its name before theirs.
@@ -18,8 +18,9 @@ MODULES = {  # in the package -> here
     "race": "fast.race",
     "distances": "fast.distances",
     "trl_shear": "integrations.trl_shear",
+    "verl_shear": "integrations.verl_shear",
 }
-INIT = '''"""SHEAR's token weights for a trainer of your own; `shear_credit.trl_shear` has TRL's trainer with them."""
+INIT = '''"""SHEAR's token weights for a trainer of your own; `trl_shear` and `verl_shear` have TRL's and verl's."""
 
 from shear import shear_advantages, shear_weights
 from fast.distances import token_distances

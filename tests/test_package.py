@@ -18,7 +18,7 @@ from fast.race import race
 pytest.importorskip("setuptools", minversion="77", reason="setuptools >= 77, which builds the wheel, is not installed")
 
 ROOT = Path(__file__).parents[1]
-MODULES = ["__init__", "distances", "race", "shear", "sinkhorn", "trl_shear"]
+MODULES = ["__init__", "distances", "race", "shear", "sinkhorn", "trl_shear", "verl_shear"]
 EXAMPLE = """
 import torch
 torch.set_num_threads(1)
@@ -54,10 +54,12 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
         assert names == {f"shear_credit/{module}.py" for module in MODULES}
-        metadata = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
+        read = {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
+    metadata = read["METADATA"]
     for line in (ROOT / "requirements.txt").read_text().splitlines():  # the extra "dev"
         assert line.startswith("#") or re.search(rf'Requires-Dist: {re.escape(line)}; extra == "dev"', metadata)
     needed = re.findall(r"^Requires-Dist: (\S+)(?!.*extra)", metadata, flags=re.M)
+    assert "[verl.plugins]\nshear = shear_credit.verl_shear\n" in read["entry_points.txt"]
     assert [name.split(">")[0] for name in needed] == ["torch"]
 
 

@@ -1,0 +1,221 @@
+"""SHEAR in verl's V1 trainer with FSDP. Everything that verl scales by (Ray, FSDP, vLLM, many nodes) is left to verl.
+
+    python -m verl.trainer.main_ppo trainer.v1.trainer_mode=shear algorithm.adv_estimator=grpo ...
+
+`verl` imports this module by the entry-point group `verl.plugins`. Two of its classes are extended, nothing is copied:
+
+  1. `ShearEngine`, on each rank: a hook on the base model takes the last-layer states in the pass for old
+     log-probabilities. A prompt's weights are made once the states of all its rollouts are there, and the states go.
+     So no states leave the rank, only weights, as the column `shear_weights` of verl's TransferQueue.
+  2. `ShearTrainer`, on the controller: gives each rank whole prompts, and multiplies verl's advantages by omega.
+
+A rollout is right if its reward, or the field `verdict` of what the reward function returned, is above 0.5. States are
+in the training dtype, after the final norm.
+
+Refused: Megatron, another estimator than GRPO, `bypass_mode`, `geo_mean`, steps without all rollouts of each prompt.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+from verl.utils import tensordict_utils as tu
+from verl.utils.seqlen_balancing import get_group_balanced_partitions, log_seqlen_unbalance
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+from fast.distances import token_distances
+from fast.race import race
+from shear import EPS, STRIDE, WINDOW, shear_weights, span_bounds
+
+MODEL_TYPE = "shear_language_model"
+
+
+@dataclass
+class Settings:
+    """SHEAR's, in verl's config as `+trainer.v1.shear.NAME=VALUE`."""
+
+    window: int = WINDOW  # tokens
+    stride: int = STRIDE  # tokens
+    eps: float = EPS  # in units of nbar
+    verdict: str | None = None  # a field of the reward function's dict, such as acc; the reward itself if None
+
+
+@EngineRegistry.register(model_type=MODEL_TYPE, backend=["fsdp", "fsdp2"], device=["cuda", "npu", "cpu"])
+class ShearEngine(FSDPEngineWithLMHead):
+    """verl's; a pass whose data has `shear`, the settings, also returns `shear_weights`, nested (B, response)."""
+
+    _groups = None  # of the pass under way
+
+    def _build_module(self):
+        self.model_config.model_type = "language_model"  # verl builds this and value models alone
+        return super()._build_module()
+
+    def infer_batch(self, data: TensorDict, loss_function=None) -> dict:
+        """verl's; all rollouts of each prompt must be in data."""
+        settings = tu.get_non_tensor_data(data, "shear", default=None)
+        if settings is None:
+            return super().infer_batch(data, loss_function)
+        self._groups = Groups(data, **settings)
+        data["row"] = torch.arange(len(data))
+        causal = getattr(self.module, "_fsdp_wrapped_module", self.module)  # FSDP1's
+        if hasattr(causal, "get_base_model"):  # PEFT's
+            causal = causal.get_base_model()
+        hook = causal.base_model.register_forward_hook(self._keep)
+        try:
+            outputs = super().infer_batch(data, loss_function)
+            outputs["model_output"]["shear_weights"] = nested(self._groups.omega)
+            return outputs
+        finally:
+            hook.remove()
+            self._groups = None
+
+    def _keep(self, module, inputs, output) -> None:
+        self._states = output[0]  # of the micro-batch, packed (1, N, d) or padded (b, P + T, d)
+
+    def forward_step(self, micro_batch: TensorDict, loss_function, forward_only: bool):
+        """verl's; here its autocast, in which distances would be rounded, is over."""
+        result = super().forward_step(micro_batch, loss_function, forward_only)
+        if self._groups is not None:
+            lengths = micro_batch["input_ids"].offsets().diff().tolist()  # P + T
+            if tu.get_non_tensor_data(micro_batch, "use_remove_padding", default=True):
+                packed = self._gather_and_unpad_packed(self._states[0], 0)  # of all Ulysses ranks
+                rows = packed[: sum(lengths)].split(lengths)
+            else:
+                rows = [row[:length] for row, length in zip(self._states, lengths, strict=True)]
+            self._states = None
+            for row, states in zip(micro_batch["row"].tolist(), rows, strict=True):
+                self._groups.add(row, states)
+        return result
+
+
+class Groups:
+    """The weights `omega` of a rank's rollouts, a list of (T,), made prompt by prompt from their states."""
+
+    def __init__(self, data: TensorDict, verdict: str | None, **options):
+        self.options = options
+        self.masks = data["response_mask"].unbind()
+        self.correct = verdicts(data, verdict) > 0.5  # (B,)
+        self.omega = [None] * len(self.masks)
+        self.states = {}  # row -> (T, d), until its group is complete
+        self.groups = {}  # uid -> rows
+        self.uids = [str(uid) for uid in tu.get(data, "uid")]
+        for row, uid in enumerate(self.uids):
+            self.groups.setdefault(uid, []).append(row)
+
+    def add(self, row: int, states: Tensor) -> None:
+        """Takes a rollout's states (P + T, d). The last one of a prompt completes its group."""
+        self.states[row] = states[len(states) - len(self.masks[row]) :].clone()  # or the micro-batch's would stay
+        group = self.groups[self.uids[row]]
+        if not self.states.keys() >= set(group):
+            return
+        hidden = pad_sequence([self.states.pop(i) for i in group], batch_first=True)  # (G, T, d)
+        mask = pad_sequence([self.masks[i] for i in group], batch_first=True).to(hidden.device)  # (G, T)
+        correct = self.correct[group].to(hidden.device)
+        omega = shear_weights(hidden, mask, correct, closest=race, distances=token_distances, **self.options)
+        for i, weights in zip(group, omega, strict=True):
+            self.omega[i] = weights[: len(self.masks[i])]
+
+
+def verdicts(data: TensorDict, field: str | None) -> Tensor:
+    """The reward of each rollout, or that field of what the reward function returned for it; (B,)."""
+    if field is None:
+        return torch.stack([scores.sum() for scores in data["rm_scores"].unbind()])
+    rewards = [extra["reward_extra_info"] for extra in tu.get(data, "extra_fields")]
+    if field not in rewards[0]:
+        raise ValueError(f"trainer.v1.shear.verdict={field}: the reward has no such field, but {sorted(rewards[0])}")
+    return torch.tensor([float(reward[field]) for reward in rewards])
+
+
+def nested(rows: list[Tensor]) -> Tensor:
+    """As verl has them."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+@register_trainer("shear")
+class ShearTrainer(PPOTrainerSync):
+    """verl's synchronous trainer. ValueError for what it refuses."""
+
+    def __init__(self, config: DictConfig):
+        refuse(config)
+        settings = OmegaConf.merge(OmegaConf.structured(Settings), config.trainer.v1.get("shear", {}))
+        span_bounds(0, settings.window, settings.stride)  # raises for these
+        with open_dict(config):
+            config.trainer.v1.shear = OmegaConf.to_container(settings)  # all of them, for verl's log
+            config.trainer.v1.trainer_mode = "sync"  # verl asks for its own modes by name
+            config.actor_rollout_ref.model.model_type = MODEL_TYPE
+        super().__init__(config)
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, logging_prefix="global_seqlen", **kwargs):
+        """verl's, and then whole prompts move. Rollouts of a prompt are adjacent."""
+        batch = super()._balance_batch(batch, metrics, logging_prefix, **kwargs)
+        batch.reorder(sorted(range(len(batch)), key=batch.keys.__getitem__))
+        prompts = prompts_of(batch)
+        sizes = set(Counter(prompts).values())
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        n = self.config.actor_rollout_ref.rollout.n
+        if sizes != {n} or len(prompts) // n % ranks:
+            raise ValueError(
+                f"SHEAR needs all rollouts of a prompt on one rank, but a step has {len(set(prompts))} prompts of "
+                f"{sorted(sizes)} rollouts on {ranks} ranks; let data.train_batch_size be a multiple of the ranks and "
+                "of ppo_mini_batch_size, and see verl's log for rollouts that failed"
+            )
+        lengths = [tag["seq_len"] for tag in batch.tags]
+        partitions = get_group_balanced_partitions(lengths, prompts, ranks)
+        batch.reorder([i for partition in partitions for i in partition])
+        metrics.update(log_seqlen_unbalance(lengths, partitions, logging_prefix))
+        return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl's; its pass also leaves the weights. Where groups fit into a micro-batch, they are not split."""
+        rollout = self.config.actor_rollout_ref.rollout
+        extra = dict(shear=OmegaConf.to_container(self.config.trainer.v1.shear))
+        tokens = Counter()
+        for prompt, tag in zip(prompts_of(batch), batch.tags, strict=True):
+            tokens[prompt] += tag["seq_len"]
+        if rollout.log_prob_use_dynamic_bsz and max(tokens.values()) <= rollout.log_prob_max_token_len_per_gpu:
+            extra["force_group_size"] = rollout.n
+        batch.extra_info.update(extra)
+        scored = super()._compute_old_log_prob(batch, metrics)
+        for name in extra:  # further passes are verl's
+            batch.extra_info.pop(name, None)
+            scored.extra_info.pop(name, None)
+        return scored
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """verl's, times omega."""
+        batch = super()._compute_advantage(batch, metrics)
+        fields = ["advantages", "shear_weights", "response_mask"]
+        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        advantages, omega = data["advantages"].unbind(), data["shear_weights"].unbind()
+        counts = data["response_mask"].values().bool() & (data["advantages"].values() != 0)
+        metrics["shear/weight"] = data["shear_weights"].values()[counts].mean().item() if counts.any() else 0.0
+        products = [a * w for a, w in zip(advantages, omega, strict=True)]  # Alg. 1 line 18
+        fields = TensorDict({"advantages": nested(products)}, batch_size=len(batch))
+        return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+
+def prompts_of(batch: KVBatchMeta) -> list[str]:
+    """The uid of each rollout's prompt; a key is UID_SESSION_OUTPUT."""
+    return [key.rsplit("_", 2)[0] for key in batch.keys]
+
+
+def refuse(config: DictConfig) -> None:
+    """Raises ValueError where weights cannot be made, or would be lost."""
+    estimator, actor = config.algorithm.adv_estimator, config.actor_rollout_ref.actor
+    if estimator != "grpo":
+        raise ValueError(f"algorithm.adv_estimator={estimator}: SHEAR multiplies GRPO's advantages; give grpo")
+    if config.algorithm.rollout_correction.bypass_mode:
+        raise ValueError("algorithm.rollout_correction.bypass_mode=true skips the pass that has the states; give false")
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        raise ValueError(f"actor_rollout_ref.actor.strategy={actor.strategy}: SHEAR is for fsdp and fsdp2; give one")
+    if actor.policy_loss.loss_mode == "geo_mean":
+        loss = "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"
+        raise ValueError(f"{loss} averages a rollout's advantages and discards their credit; give vanilla")

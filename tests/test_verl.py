@@ -1,0 +1,332 @@
+"""integrations/verl_shear.py: verl's engine makes the weights of Algorithm 1, and its trainer multiplies by them.
+
+Where verl is not installed, which needs older transformers than this project, all of this is skipped. With it:
+
+    python3 -m venv .venv-verl && .venv-verl/bin/pip install -r integrations/requirements-verl.txt
+    .venv-verl/bin/pytest tests/test_verl.py
+"""
+
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+pytest.importorskip("verl", reason="verl is not installed: pip install -r integrations/requirements-verl.txt")
+os.environ["VERL_PLATFORM"] = "cpu"
+import pandas as pd
+import ray
+import transfer_queue as tq
+import verl.trainer
+import verl_cpu
+from hydra import compose, initialize_config_dir
+from omegaconf.errors import ConfigKeyError
+from tensordict import TensorDict
+from tensordict.tensorclass import NonTensorStack
+from torch.nn.utils.rnn import pad_sequence
+from transfer_queue import KVBatchMeta
+from transformers import AutoModelForCausalLM
+from verl.trainer.config import CheckpointConfig
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+from verl.workers.engine import EngineRegistry
+
+from fast.race import race
+from integrations.verl_shear import MODEL_TYPE, ShearTrainer, nested
+from shear import shear_weights
+from tasks import toy
+
+GROUP, PROMPTS = 4, 4
+SIZES = dict(window=16, stride=4, eps=0.05)
+FLOAT32 = dict(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")
+ENGINES = {  # of verl: strategy, packed, the model's options
+    "padded": ("fsdp2", False, {}),
+    "packed": ("fsdp2", True, {}),
+    "LoRA": ("fsdp2", True, dict(lora_rank=2, lora_alpha=8, target_modules="all-linear")),
+}
+MICRO_BATCHES = {
+    "groups are split": dict(use_dynamic_bsz=True, max_token_len_per_gpu=220),
+    "groups are whole": dict(use_dynamic_bsz=True, max_token_len_per_gpu=420, force_group_size=GROUP),
+    "of a size": dict(use_dynamic_bsz=False, micro_batch_size_per_gpu=2),
+}
+
+
+def make_engine(strategy: str, packed: bool, options: dict):
+    """verl's engine with SHEAR for a tiny model, whose adapter is something."""
+    with tempfile.TemporaryDirectory() as folder:
+        toy.make_model(8, seed=0).save_pretrained(folder)
+        model = HFModelConfig(
+            **dict(path=folder, load_tokenizer=False, use_remove_padding=packed, enable_gradient_checkpointing=False),
+            **dict(model_type=MODEL_TYPE, override_config={"attn_implementation": "sdpa"}),
+            **options,
+        )
+        engine = EngineRegistry.new(
+            model_type=MODEL_TYPE,
+            backend=strategy,
+            model_config=model,
+            engine_config=FSDPEngineConfig(strategy=strategy, use_torch_compile=False, mixed_precision=FLOAT32),
+            optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=10),
+            checkpoint_config=CheckpointConfig(),
+        )
+        engine.initialize()
+    for name, weight in engine.module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    return engine
+
+
+def make_rollouts(prompts: int) -> TensorDict:
+    """verl's, of uneven lengths: all of the first prompt are right, tools wrote a part of one, two are cut off."""
+    columns = {name: [] for name in "prompts responses input_ids position_ids response_mask rm_scores".split()}
+    draw = random.Random(0)
+    for i in range(prompts * GROUP):
+        ids = torch.randint(len(toy.SYMBOLS), (draw.randint(25, 90),))
+        prompt, response = ids.tensor_split([3 + i // GROUP])
+        mask, scores = torch.ones_like(response), torch.zeros(len(response))
+        scores[-1] = float(i < GROUP or i % GROUP < 2)
+        if i % 6 == 5:
+            mask[::3] = 0
+        if i % 7 == 6:
+            mask[:] = 0
+        for name, row in zip(columns, (prompt, response, ids, torch.arange(len(ids)), mask, scores), strict=True):
+            columns[name].append(row)
+    data = tu.get_tensordict({name: nested(rows) for name, rows in columns.items()})
+    data["loss_mask"] = data["response_mask"]
+    data["uid"] = NonTensorStack(*[f"prompt-{i // GROUP}" for i in range(len(data))])
+    right = [bool(scores.sum()) for scores in columns["rm_scores"]]
+    data["extra_fields"] = NonTensorStack(*[{"reward_extra_info": {"wrong": not r}} for r in right])
+    return data
+
+
+def scored(engine, data: TensorDict, packed: bool, micro_batches: dict, verdict: str | None = None) -> tuple:
+    """The engine's omega of each rollout."""
+    options = dict(use_fused_kernels=False, temperature=1.0, calculate_entropy=True, compute_loss=False)
+    settings = dict(verdict=verdict, **SIZES)
+    tu.assign_non_tensor(data, use_remove_padding=packed, shear=settings, **options, **micro_batches)
+    with engine.eval_mode():
+        return engine.infer_batch(data)["model_output"]["shear_weights"].unbind()
+
+
+def expected(module, data: TensorDict) -> list[torch.Tensor]:
+    """omega of each rollout, from the states that transformers returns for it alone."""
+    states, right = [], []
+    masks = data["response_mask"].unbind()
+    for ids, mask, scores in zip(data["input_ids"].unbind(), masks, data["rm_scores"].unbind(), strict=True):
+        with torch.no_grad():
+            states.append(module(input_ids=ids[None], output_hidden_states=True).hidden_states[-1][0, -len(mask) :])
+        right.append(scores.sum() > 0.5)
+    omega = []
+    for start in range(0, len(masks), GROUP):
+        group = slice(start, start + GROUP)
+        hidden, mask = pad_sequence(states[group], batch_first=True), pad_sequence(masks[group], batch_first=True)
+        weights = shear_weights(hidden, mask, torch.tensor(right[group]), closest=race, **SIZES)
+        omega += [row[: len(own)] for row, own in zip(weights, masks[group], strict=True)]
+    return omega
+
+
+def largest_error(ours, theirs) -> float:
+    """Of any token's weight."""
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_engine_s_weights_are_those_of_algorithm_1(name, alone):
+    """However rollouts are laid out and cut into micro-batches; a group whose verdicts are equal has weights of 1."""
+    strategy, packed, options = ENGINES[name]
+    engine, data = make_engine(strategy, packed, options), make_rollouts(PROMPTS)
+    theirs = expected(engine.module, data)
+    for micro_batches in MICRO_BATCHES.values():
+        omega = scored(engine, data.copy(), packed, micro_batches)
+        assert largest_error(omega, theirs) < 1e-5
+        assert all(weights.unique().tolist() == [1] for weights in omega[:GROUP])
+        assert torch.cat(omega[GROUP:]).std() > 0.01
+    if options:
+        with engine.disable_adapter():
+            assert largest_error(expected(engine.module, data), theirs) > 1e-3
+
+
+def test_two_ranks_make_the_weights_of_one(ended):
+    """Each of its own prompts, over gloo, with FSDP2's shards."""
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    errors = torch.load(ended(*two, __file__) / "errors.pt")
+    assert len(errors) == 2 and max(errors) < 1e-5
+
+
+def on_two_ranks(folder: str) -> None:
+    """What each rank does."""
+    dist.init_process_group("gloo")
+    rank, half = dist.get_rank(), PROMPTS // 2 * GROUP
+    torch.manual_seed(0)
+    everything = make_rollouts(PROMPTS)
+    data = tu.index_select_tensor_dict(everything, list(range(rank * half, rank * half + half)))
+    errors = []
+    for packed in (False, True):
+        engine = make_engine("fsdp2", packed, {})
+        omega = scored(engine, data.copy(), packed, MICRO_BATCHES["groups are split"])
+        errors.append(largest_error(omega, expected(engine.module, data)))
+    if rank == 0:
+        torch.save(errors, Path(folder, "errors.pt"))
+    dist.destroy_process_group()
+
+
+def test_the_verdict_is_a_field_of_the_reward(alone):
+    """Right and wrong change places, and the weights stay; an unknown field is named with those that there are."""
+    engine, data = make_engine("fsdp2", True, {}), make_rollouts(PROMPTS)
+    whole = MICRO_BATCHES["groups are whole"]
+    omega = scored(engine, data.copy(), True, whole)
+    assert largest_error(scored(engine, data.copy(), True, whole, verdict="wrong"), omega) < 1e-6
+    with pytest.raises(ValueError, match=r"shear\.verdict=acc: the reward .* but \['wrong'\]"):
+        scored(engine, data.copy(), True, whole, verdict="acc")
+
+
+def make_config(*overrides: str):
+    """verl's whole config."""
+    folder = Path(verl.trainer.__file__).parent / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("ppo_trainer", ["algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=shear", *overrides])
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("algorithm.adv_estimator=gae", "adv_estimator=gae: SHEAR multiplies GRPO's advantages"),
+        ("algorithm.rollout_correction.bypass_mode=true", "bypass_mode=true skips the pass"),
+        ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron: SHEAR is for fsdp and fsdp2"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "geo_mean averages a rollout's advantages"),
+        ("+trainer.v1.shear.stride=101", "stride must be between 1 and the window"),
+        ("+trainer.v1.shear.windw=50", "windw"),
+    ],
+)
+def test_what_would_lose_credit_is_refused(override, message):
+    """In one sentence, before anything is loaded."""
+    with pytest.raises((ValueError, ConfigKeyError), match=message):
+        ShearTrainer(make_config(override))
+
+
+class Ranks:
+    """Two data-parallel ranks of verl's, one after the other."""
+
+    _dispatch_info = {"actor": [0, 1]}  # noqa: RUF012
+
+    def __init__(self, engine):
+        self.engine, self.prompts = engine, []
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        half = len(batch) // 2
+        for keys in (batch.keys[:half], batch.keys[half:]):
+            self.prompts.append({key.split("_")[0] for key in keys})
+            data = tq.kv_batch_get(keys=keys, partition_id="train")
+            options = dict(use_remove_padding=True, use_fused_kernels=False, use_dynamic_bsz=True)
+            tu.assign_non_tensor(data, **options, max_token_len_per_gpu=420, **batch.extra_info)
+            with self.engine.eval_mode():
+                output = self.engine.infer_batch(data)["model_output"]
+            tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.get_tensordict(output))
+        return batch
+
+
+@pytest.fixture
+def queue():
+    """verl's, which hangs on two CPUs."""
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)
+    tq.init()
+    yield
+    tq.close()
+    ray.shutdown()
+
+
+def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
+    """Ranks get whole prompts, in whatever order rollouts come; passes after that for the weights are verl's own."""
+    data = make_rollouts(PROMPTS)
+    keys = [f"{uid}_{i % GROUP}_0" for i, uid in enumerate(data["uid"])]
+    tags = [dict(seq_len=length) for length in data["input_ids"].offsets().diff().tolist()]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=data, tags=tags)
+    order = random.Random(0).sample(range(len(keys)), len(keys))
+    trainer, metrics = object.__new__(get_trainer_cls("shear")), {}
+    trainer.config = make_config(
+        *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
+        *(
+            "actor_rollout_ref.actor.use_dynamic_bsz=true",
+            "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=420",
+        ),
+        *(f"+trainer.v1.shear.{name}={value}" for name, value in dict(verdict="null", **SIZES).items()),
+    )
+    engine = make_engine("fsdp2", True, {})
+    trainer.use_critic, trainer.global_steps, trainer.tokenizer = False, 1, SimpleNamespace(eos_token_id=0)
+    trainer.actor_rollout_wg = ranks = Ranks(engine)
+
+    def steps(order):
+        rows = dict(keys=[keys[i] for i in order], tags=[tags[i] for i in order])
+        batch = trainer._balance_batch(KVBatchMeta(**rows, partition_id="train"), metrics=metrics)
+        batch = trainer._compute_old_log_prob(batch, metrics)
+        assert not {"shear", "force_group_size"} & batch.extra_info.keys()
+        return trainer._compute_advantage(batch, metrics)
+
+    steps(order)
+    assert sorted(map(len, ranks.prompts)) == [2, 2]
+    ours = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])["advantages"].unbind()
+    rewards = torch.stack([scores.sum() for scores in data["rm_scores"].unbind()]).view(-1, GROUP)
+    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten()
+    theirs = [a * w for a, w in zip(advantages, expected(engine.module, data), strict=True)]
+    assert largest_error(ours, theirs) < 1e-5 and torch.cat(ours).any()
+    assert 0 < metrics["shear/weight"] < 1
+    with pytest.raises(ValueError, match=r"all rollouts of a prompt on one rank"):
+        steps(order[1:])
+
+
+WHOLE_RUN = """trainer.v1.trainer_mode=shear algorithm.adv_estimator=grpo +trainer.v1.shear.window=8
++trainer.v1.shear.stride=4 trainer.nnodes=1 trainer.n_gpus_per_node=2 trainer.device=cpu trainer.total_training_steps=2
+trainer.save_freq=2 trainer.default_local_dir=run trainer.logger=[console] trainer.val_before_train=false
+data.train_files=data.parquet data.val_files=data.parquet data.train_batch_size=4 data.max_response_length=24
+data.dataloader_num_workers=0 reward.num_workers=1 reward.custom_reward_function.path=VERL_CPU
+actor_rollout_ref.model.path=model actor_rollout_ref.model.use_remove_padding=true
++actor_rollout_ref.model.override_config.attn_implementation=sdpa actor_rollout_ref.actor.strategy=fsdp2
+actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.use_dynamic_bsz=true
+actor_rollout_ref.actor.use_torch_compile=false actor_rollout_ref.actor.optim.lr=1e-3
+actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model] actor_rollout_ref.rollout.name=cpu
+actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.calculate_log_probs=false actor_rollout_ref.rollout.agent.num_workers=1
++ray_kwargs.ray_init.num_gpus=2 ray_kwargs.ray_init.num_cpus=16"""
+
+
+def test_main_ppo_trains(tmp_path):
+    """verl's command, with its agent loop, rewards, two ranks and a stand-in for vLLM: two steps with weights."""
+    tokenizer, model = toy.make_tokenizer(), toy.make_model(8, seed=0)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    rows = []
+    for problem in toy.make_problems(16, 0, 2, seed=0)[0]:
+        columns = {"data_source": "toy", "reward_model": {"ground_truth": problem["answer"]}}
+        rows.append(columns | {"prompt": [{"role": "user", "content": problem["problem"]}]})
+    pd.DataFrame(rows).to_parquet(tmp_path / "data.parquet")
+    words = WHOLE_RUN.replace("VERL_CPU", verl_cpu.__file__).split()
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    environment = dict(VERL_USE_EXTERNAL_MODULES="verl_cpu,integrations.verl_shear", PYTHONPATH=path)
+    streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | environment, timeout=600, **streams)
+    weights = [float(found) for found in re.findall(r"shear/weight:(?:np.float64\()?([0-9.]+)", done.stdout)]
+    assert done.returncode == 0 and len(weights) == 2, done.stdout
+    assert all(0 < weight < 1 for weight in weights)
+    trained = AutoModelForCausalLM.from_pretrained(tmp_path / "run/global_step_2/actor/huggingface")
+    assert not torch.equal(trained.lm_head.weight, model.lm_head.weight)
+
+
+if __name__ == "__main__":
+    on_two_ranks(sys.argv[1])
