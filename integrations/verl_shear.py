@@ -25,6 +25,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import get_group_balanced_partitions, log_seqlen_unbalance
@@ -39,7 +40,7 @@ MODEL_TYPE = "shear_language_model"
 
 
 @dataclass
-class Settings:
+class VerlSettings:
     """SHEAR's, in verl's config as `+trainer.v1.shear.NAME=VALUE`."""
 
     window: int = WINDOW  # tokens
@@ -145,7 +146,7 @@ class ShearTrainer(PPOTrainerSync):
 
     def __init__(self, config: DictConfig):
         refuse(config)
-        settings = OmegaConf.merge(OmegaConf.structured(Settings), config.trainer.v1.get("shear", {}))
+        settings = OmegaConf.merge(OmegaConf.structured(VerlSettings), config.trainer.v1.get("shear", {}))
         span_bounds(0, settings.window, settings.stride)  # raises for these
         with open_dict(config):
             config.trainer.v1.shear = OmegaConf.to_container(settings)  # all of them, for verl's log
@@ -210,7 +211,7 @@ def prompts_of(batch: KVBatchMeta) -> list[str]:
 def refuse(config: DictConfig) -> None:
     """Raises ValueError where weights cannot be made, or would be lost."""
     estimator, actor = config.algorithm.adv_estimator, config.actor_rollout_ref.actor
-    if estimator != "grpo":
+    if estimator != AdvantageEstimator.GRPO:
         raise ValueError(f"algorithm.adv_estimator={estimator}: SHEAR multiplies GRPO's advantages; give grpo")
     if config.algorithm.rollout_correction.bypass_mode:
         raise ValueError("algorithm.rollout_correction.bypass_mode=true skips the pass that has the states; give false")
