@@ -259,7 +259,8 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
     order = random.Random(0).sample(range(len(keys)), len(keys))
     trainer, metrics = object.__new__(get_trainer_cls("shear")), {}
     trainer.config = make_config(
-        *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
+        *("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.calculate_log_probs=false"),
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         *(
             "actor_rollout_ref.actor.use_dynamic_bsz=true",
             "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=420",
