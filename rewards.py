@@ -292,7 +292,7 @@ def names_of(tests: dict) -> list[str]:
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, text) of each closed fenced block. A labelled fence inside an open block starts the block anew."""
+    """(language, text) of each closed fenced block. A labelled fence inside an open block restarts it."""
     blocks = []
     opening = None  # the match of the fence that opened the current block
     lines: list[str] = []

@@ -248,7 +248,7 @@ def train_parser() -> Parser:
     add("--out", default="runs", help="folder of the runs")
     add("--name", help="folder of this run in --out; if not given: task, method and the next free number")
     add("--track", choices=("wandb", "trackio", "tensorboard"), help="also log metrics there; install it first")
-    add("--smoke", action="store_true", help="shrink every size and draw the rewards, to prove a set-up")
+    add("--smoke", action="store_true", help="shrink every size and draw the rewards, to check your setup")
     add = parser.add_argument_group("credit").add_argument
     add("--method", choices=METHODS, default="shear", metavar="NAME", help="who gets credit: " + ", ".join(METHODS))
     options = "an option of the method, repeatable; --help-all lists them"
@@ -325,7 +325,7 @@ def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def resumed(given: dict, parser: Parser) -> argparse.Namespace:
-    """The run to go on with, as its checkpoint has it; `resume` is then that checkpoint's folder. Raises BadInput."""
+    """The run to resume, as its checkpoint has it; `resume` is then that checkpoint's folder. Raises BadInput."""
     from harness import checkpoint  # imports torch
 
     path, step = checkpoint.find(Path(given["resume"]))
@@ -412,7 +412,7 @@ def eval_parser() -> Parser:
     add("--grade-timeout", type=seconds, help="for one response; if not given: the benchmark's")
     add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="for programs")
     add = parser.add_argument_group("table").add_argument
-    unbiased = "pass@K besides, unbiased; K samples at least"
+    unbiased = "also pass@K, unbiased; K samples at least"
     add("--pass-at", type=positive_int, nargs="+", default=[], metavar="K", help=unbiased)
     beside = "whose numbers to print beside; if not given: by the model's name"
     add("--paper", choices=PAPER, metavar="MODEL", help=beside)

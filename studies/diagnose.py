@@ -36,7 +36,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("--groups", type=positive_int, default=16, help="problems that are sampled, or mixed ones of --rollouts")
     add("--continuations", type=natural, default=16, help="of each prefix; 0: none")
-    lines = 'JSON lines with "problem", "solution", "label" in the place of samples; nothing is continued'
+    lines = 'JSON lines with "problem", "solution", "label" instead of samples; nothing is continued'
     add("--rollouts", metavar="FILE", help=lines)
     about = "folder of the groups, the numbers and the figures"
     add("--out", type=Path, metavar="DIR", default=Path("runs/diagnose"), help=about)

@@ -93,7 +93,7 @@ def make_problems(count: int, seed: int) -> list[dict]:
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
-    """A worked response, a step a sentence; a careless one makes mistakes and goes on from the wrong numbers."""
+    """A worked response, a sentence per step; a careless one makes mistakes and continues from the wrong numbers."""
     value, response = problem["steps"][0][0], ""
     for _, op, number, _ in problem["steps"]:
         work, value = _work(op, value, number, rng, careless)
