@@ -269,7 +269,7 @@ def waiting(model, main: bool) -> Iterator[None]:
         bar.update()
         if main and bar.disable and time.perf_counter() - last >= SILENCE:
             last = time.perf_counter()
-            print(f"  evaluating: {passes} tokens of each response so far", flush=True)
+            print(f"  evaluating: {passes} passes of the model so far", flush=True)
 
     hook = model.register_forward_hook(count)
     with tqdm(desc="evaluate", unit="token", leave=False, disable=None) as bar:

@@ -189,7 +189,7 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
         with report.waiting(model, main):
             model(torch.zeros(1))
         model(torch.zeros(1))
-    assert capsys.readouterr().out == "  evaluating: 1 tokens of each response so far\n"
+    assert capsys.readouterr().out == "  evaluating: 1 passes of the model so far\n"
 
 
 @pytest.mark.parametrize(
