@@ -102,7 +102,8 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
     """Problems whose prompts leave room for a response in the model's `context`; and notes. Raises BadInput."""
     needs = METHODS[args.method].needs
     responses = 1 + ("peer" in needs)  # that must fit in together
-    if args.task != "embedded":
+    shrunk = []
+    if args.task != "embedded" and responses * args.max_tokens >= context:
         shrunk = shrink(args, "max_tokens", context // (1 + responses), f"the model's context is {context}")
     room = context - responses * args.max_tokens  # for the prompt
     if room < 1:
