@@ -16,6 +16,7 @@ from trl import GRPOTrainer
 
 from integrations.trl_rewards import code_reward, math_reward
 from integrations.trl_shear import ShearGRPOTrainer
+from studies import loops
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,21 @@ def test_graders_are_reward_functions():
     with pytest.warns(RuntimeWarning, match="no verdict"):
         rewards = code_reward([program] * 2, tests=[json.dumps({"inputs": ["1"], "outputs": ["2"]}), "{}"])
     assert rewards == [1.0, None]
+
+
+@pytest.mark.parametrize("method", ["shear", "grpo"])
+def test_steps_are_measured_beside_trl_s(method, taught, capsys):
+    """By turns: phases that both have get a ratio; each trains a model of its own, on the same prompts."""
+    sizes = "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16 --eval-groups 16"
+    words = ["--task", "embedded", "--model", taught, "--method", method, "--device", "cpu", *sizes.split()]
+    assert loops.main(words) == 0
+    rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line[:1] == "|"}
+    ratio = re.compile(r"\d\.\d\d \(.+-.+\)")
+    for name in ("generate", "update", "a step", "tokens"):
+        assert ratio.search(rows[name])
+    assert bool(ratio.search(rows["weights"])) == (method == "shear")
+
+
+def test_other_methods_are_not_timed(taught, assert_refused):
+    """TRL has none of them."""
+    assert_refused(loops.main, ["--task", "embedded", "--model", taught, "--method", "kgae"], "give a model, and shear")

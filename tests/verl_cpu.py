@@ -1,10 +1,18 @@
 """verl on a CPU, for which it has no platform: VERL_PLATFORM=cpu, and this imported."""
 
 import contextlib
+import types
 
 import torch
+import verl.utils.distributed
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 from verl.plugin.platform.platform_manager import PlatformRegistry
+
+LACKING = "memory_allocated memory_reserved max_memory_allocated max_memory_reserved empty_cache set_device"
+LACKING = dict.fromkeys(LACKING.split(), lambda *inputs: 0)  # of torch.cpu
+LACKING["mem_get_info"] = lambda *inputs: (0, 1)
+LACKING["get_device_name"] = lambda *inputs: "cpu"
+LACKING["get_device_properties"] = lambda *inputs: types.SimpleNamespace(total_memory=1)
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -12,7 +20,7 @@ class PlatformCPU(PlatformCUDA):
     """What FSDP's engine asks for. Ray's GPUs are logical ones."""
 
     device_name = vendor_name = "cpu"
-    device_module = torch.cpu
+    device_module = types.SimpleNamespace(**vars(torch.cpu) | LACKING)
 
     def is_available(self) -> bool:
         return True
@@ -46,3 +54,7 @@ class PlatformCPU(PlatformCUDA):
 
     set_device = synchronize = set_allocator_settings = empty_cache = _nothing
     manual_seed_all = manual_seed
+
+
+# verl asks for "cpu:gloo,DEVICE:BACKEND", which torch refuses for the same device twice.
+verl.utils.distributed.get_device_name = lambda: "cuda"

@@ -1,0 +1,187 @@
+"""A training step of this project beside one of TRL's, phase by phase, by turns in one process.
+
+    python -m studies.loops --task embedded --model runs/NAME/start                  # SHEAR in both
+    python -m studies.loops --task embedded --model runs/NAME/start --method grpo    # GRPO in both
+    python -m studies.loops --model PATH --data problems.jsonl --prompts-per-step 8  # any flags of train.py
+
+Both train a copy of one model on the same prompts in the same order, with as many rollouts, response tokens and updates
+at most, one grader and one precision. An update of TRL's is one forward and backward of all its rollouts, padded to the
+longest of them; ours are packed, in passes of `--micro-tokens`. The first turn counts for neither. Ratios are TRL's
+seconds over ours in the same turn, so that a drift of the machine affects both: median (lowest-highest).
+
+Left out: several processes, and vLLM. What is timed is `train.train_step` and, between its generations,
+`ShearGRPOTrainer`, or TRL's `GRPOTrainer` for `--method grpo`.
+"""
+
+import sys
+
+from harness.config import Parser, answer, check_flags, number
+
+
+def make_parser() -> Parser:
+    """This command's flags."""
+    about = "Seconds of a training step here and in TRL, phase by phase."
+    parser = Parser(prog="python -m studies.loops", description=about, allow_abbrev=False)
+    parser.epilog = "Other flags are those of train.py; --model, --method shear or grpo among them."
+    parser.add_argument("--turns", type=number(int, 2), default=21, help="generations of each, the first not counted")
+    return parser
+
+
+answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
+
+import copy
+import datetime
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import trl
+from datasets import Dataset
+from huggingface_hub import constants
+from transformers import PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from harness import parallel, tables
+from harness.launch import parse_args, run_command
+from harness.prepare import set_up
+from harness.report import Clock
+from harness.run import Run, assemble
+from integrations.trl_shear import ShearGRPOTrainer
+from rewards import grade_all
+from tasks.problems import BadInput
+from train import train_step
+
+TRAINERS = {"shear": ShearGRPOTrainer, "grpo": GRPOTrainer}
+PHASES = {  # TRL's methods: what has taken the time until each begins, and until it ends
+    "_generate_single_turn": ("update", "generate"),
+    "_calculate_rewards": ("score", "grade"),
+    "_token_weights": ("score", "weights"),
+}
+NAMES = "generate", "grade", "score", "weights", "update"
+constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub that it was made
+
+
+@run_command(memory="lower --micro-tokens or --prompts-per-update", interrupted="interrupted")
+def main(argv: list[str] | None = None) -> None:
+    """Take the turns and print a table.
+
+    Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
+    """
+    flags, others = make_parser().parse_with_others(argv, "--steps --ranks", "is not timed here")
+    args = parse_args(others)
+    if not args.model or args.method not in TRAINERS:
+        raise BadInput(f"--model {args.model} --method {args.method}: give a model, and shear or grpo")
+    warnings.simplefilter("ignore")  # transformers says that TRL names a flag as it was named before
+    ranks = parallel.join(args.device, args.threads)
+    ready = set_up(args, ranks)
+    model = copy.deepcopy(ready.model)  # for TRL; `assemble` may wrap the layers of ours
+    run = assemble(args, ranks, ready.task, ready.model, ready.tokenizer, Path())
+    versions = f"trl {trl.__version__}, torch {torch.__version__}"
+    print(f"{versions}, {torch.get_num_threads()} CPU threads, {datetime.date.today()}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trl_trainer(run, model, flags.turns, folder)
+        turns = Turns(run, trainer)
+        trainer.train()
+    print("\n".join(table(turns.ours[1:], turns.theirs[1:])))
+
+
+def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
+    """TRL's trainer of a model, with the run's recipe."""
+    args, task = run.args, run.task
+    problems = [problem for turn in range(turns) for problem in task.draw(turn, args.prompts_per_step, args.seed)]
+    rows = [{"prompt": task.prompt(problem), "reference": problem[task.reference]} for problem in problems]
+
+    def reward(completions: list[str], reference: list, **columns) -> list[float | None]:
+        return [verdict.reward for verdict in grade_all(task.grade, completions, reference)]
+
+    updates = args.prompts_per_step // args.prompts_per_update  # of a generation
+    config = GRPOConfig(
+        folder,
+        max_steps=turns * updates,
+        steps_per_generation=updates,
+        per_device_train_batch_size=args.prompts_per_update * args.rollouts_per_prompt,
+        num_generations=args.rollouts_per_prompt,
+        max_completion_length=args.max_tokens,
+        temperature=args.temperature,
+        learning_rate=args.lr,
+        lr_scheduler_type="constant",
+        max_grad_norm=args.max_grad_norm,
+        epsilon=args.clip_low,
+        epsilon_high=args.clip_high,
+        gradient_checkpointing=args.recompute,
+        bf16=args.dtype == "bfloat16",
+        use_cpu=args.device == "cpu",
+        shuffle_dataset=False,
+        save_strategy="no",
+        report_to="none",
+        logging_strategy="no",  # which would clear the metrics
+        disable_tqdm=True,
+        seed=args.seed,
+    )
+    sizes = dict(window=args.window, stride=args.stride, eps=args.eps) if args.method == "shear" else {}
+    data = dict(train_dataset=Dataset.from_list(rows), processing_class=run.tokenizer)
+    trainer = TRAINERS[args.method](model, reward, config, **data, **sizes)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+class Turns(TrainerCallback):
+    """After TRL's last update of a generation comes a step of ours; `ours` and `theirs` have the seconds by phase."""
+
+    def __init__(self, run: Run, trainer: GRPOTrainer):
+        self.run, self.trainer, self.ours, self.theirs = run, trainer, [], []
+        self.clock = Clock(run.ranks.device)
+        for name, phases in PHASES.items():
+            if hasattr(trainer, name):
+                setattr(trainer, name, self.timed(getattr(trainer, name), *phases))
+        trainer.add_callback(self)
+
+    def timed(self, method: Callable, before: str, during: str) -> Callable:
+        """The same method; the time until it begins, and until it ends, is that of two phases."""
+
+        def call(*args, **kwargs):
+            self.clock.lap(before)
+            result = method(*args, **kwargs)
+            self.clock.lap(during)
+            return result
+
+        return call
+
+    def on_step_end(self, args, state, control, **others) -> None:
+        """An update of TRL's is done."""
+        if state.global_step % args.steps_per_generation:
+            return
+        self.clock.lap("update")
+        tokens = self.trainer._metrics["train"]["completions/mean_length"][-1]
+        self.theirs.append({**self.clock.laps, "tokens": tokens})
+        metrics, _ = train_step(self.run, len(self.ours))
+        seconds = metrics["seconds"]
+        self.ours.append({**seconds, "update": seconds["train"], "tokens": metrics["length"]})
+        self.clock = Clock(self.run.ranks.device)
+
+
+def table(ours: list[dict], theirs: list[dict]) -> list[str]:
+    """A row per phase, and one for their sum; last the mean length of responses, with which work grows."""
+    rows = []
+    for name in (*NAMES, "a step", "tokens"):
+        here, there = values_of(ours, name), values_of(theirs, name)  # (turns,)
+        row = {"": name, "ours": f"{np.median(here):.3g}", "TRL": f"{np.median(there):.3g}", "TRL / ours": ""}
+        if here.all() and there.all():
+            ratios = there / here
+            row["TRL / ours"] = f"{np.median(ratios):.2f} ({ratios.min():.2f}-{ratios.max():.2f})"
+        rows.append(row)
+    return tables.markdown(rows)
+
+
+def values_of(turns: list[dict], name: str) -> np.ndarray:
+    """A column of the turns, (turns,)."""
+    if name == "a step":
+        return sum(values_of(turns, phase) for phase in NAMES)
+    return np.array([turn.get(name, 0.0) for turn in turns])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
