@@ -1,4 +1,4 @@
-"""transformers' `generate` as a rollout server of verl's, `rollout.name=hf`: verl itself has vLLM's, SGLang's, TensorRT's."""
+"""transformers' `generate` as a rollout server of verl's, which itself has vLLM, SGLang and TensorRT: `name=hf`."""
 
 import ray
 import torch
