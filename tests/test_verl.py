@@ -1,9 +1,7 @@
 """integrations/verl_shear.py: verl's engine makes the weights of Algorithm 1, and its trainer multiplies by them.
 
-Where verl is not installed, which needs older transformers than this project, all of this is skipped. With it:
-
-    python3 -m venv .venv-verl && .venv-verl/bin/pip install -r integrations/requirements-verl.txt
-    .venv-verl/bin/pytest tests/test_verl.py
+Where verl is not installed, which needs older transformers than this project, all of this is skipped; `bash .ci/verl`
+makes an environment that has it.
 """
 
 import os
