@@ -4,6 +4,7 @@
     concentration       mean weight, effective share of tokens, Gini, mass of the top tenth, changed signs
     localisation        weights against the true first wrong step, where a task knows it
     weight_by_side      their means before the first error and from it on, the part that costs little
+    shares_by_part      how much of all weight lies before, on and after the wrong step
     peak, around        how far off the largest weight lies; the mean weight token by token around a place
 
 "Concentrated" is meant within a rollout, so it does not see that one rollout got more than another; the mean and the
@@ -94,6 +95,15 @@ def weight_by_side(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[s
         "weight_before": weights[counts & ~after].mean().item(),
         "weight_after": weights[counts & after].mean().item(),
     }
+
+
+def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[float]:
+    """The shares of the weight that lie before the first wrong step, on it and after it, of all rollouts that count."""
+    position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
+    counted = weights.double() * (mask & (start >= 0))  # (B, T)
+    parts = (position < start, (position >= start) & (position < end), position >= end)
+    return [(counted[part].sum() / counted.sum()).item() for part in parts]
 
 
 def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:

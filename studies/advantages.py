@@ -22,7 +22,7 @@ off the largest weight lies (`measures.localisation`, `peak`), for every credit 
 with one option changed at a time. And how far ahead of the error they rise: a span that ends beyond it starts up to
 w - 1 tokens before it and gives these tokens its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part
 by mean pooling. Every kind of error is over at the wrong step's last token, so the rise is counted from there, in
-rollouts with a window of tokens before the step.
+rollouts with a window of tokens before the step. Intervals are 90% jackknife intervals over groups.
 
 Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of which only the numbers
 are kept; `arca`, whose weights need a trained adapter, which no saved model has (`lora.save_merged` merges it).
@@ -35,11 +35,12 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch
-from credit.measures import around, effective_weights, localisation, peak
+from credit.measures import around, auc, effective_weights, localisation, peak, shares_by_part
 from credit.methods import assign_credit, true_errors
 from credit.table import METHODS, NEEDS, needing, options_of
 from fast.packing import packing_of
@@ -132,14 +133,16 @@ def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
 # ---- the first error -------------------------------------------------------------------------------------------
 
 
-def against_truth(args: argparse.Namespace, task: Task, batches: list[Batch], left_out: list[str]) -> dict:
+def against_truth(
+    args: argparse.Namespace, task: Task, batches: list[Batch], signals: dict[str, list[Tensor]], left_out: list[str]
+) -> dict:
     """Every method ("methods") and every changed option of SHEAR ("settings") against the true first errors.
 
-    What cannot be measured goes to `left_out`, with the reason.
+    `signals` are further weights, (G, T) of each batch, which go to the settings. What cannot be measured goes to
+    `left_out`, with the reason.
     """
     errors = torch.cat([true_errors(batch, task, batch.source.tokenizer) for batch in batches])  # (B, 2)
     errors = torch.where(errors[:, :1] > 0, errors, -1)
-    last_wrong = torch.where(errors[:, 0] >= args.window, errors[:, 1] - 1, -1)  # (B,)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     has = {"adapter": None, "prm": batches[0].source.prm, "rephrase": task.rephrase}  # no saved model has an adapter
     absent = set()
@@ -149,15 +152,53 @@ def against_truth(args: argparse.Namespace, task: Task, batches: list[Batch], le
     if localisation(mask.float(), mask, errors) is None:
         left_out.append("credit against the truth: no rollout has tokens before and after its first error")
         return {}
-    runs = [("methods", name, name, {}) for name in METHODS if name not in absent]
+    runs = [("methods", name, name, {}) for name in args.methods or METHODS if name not in absent]
     runs += [("settings", name, "shear", changed) for name, changed in changes_of(args).items()]
+    group = torch.arange(len(batches)).repeat_interleave(torch.tensor([len(batch.rewards) for batch in batches]))
     results = {"methods": {}, "settings": {}}
     for part, name, method, changed in tqdm(runs, "methods and settings", leave=False, disable=None):
         weights = cat_padded([weights_of(method, batch, args, **changed) for batch in batches])  # (B, T)
-        place = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
-        place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * args.window), args.window)
-        results[part][name] = place
+        results[part][name] = placed(weights, mask, errors, group, args.window)
+    for name, of_batches in signals.items():
+        results["settings"][name] = placed(cat_padded(of_batches), mask, errors, group, args.window)
     return results
+
+
+def placed(weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window: int) -> dict:
+    """Where weights (B, T) lie around the first errors (B, 2) of rollouts whose groups are `group` (B,)."""
+    place = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
+    last_wrong = torch.where(errors[:, 0] >= window, errors[:, 1] - 1, -1)  # (B,)
+    place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * window), window)
+    place["around"] = around(weights, mask, errors[:, 0], 2 * window)
+    position = torch.arange(mask.shape[1]).expand_as(mask)
+    counts = mask & (errors[:, :1] >= 0)  # (B, T)
+    parts = (position >= errors[:, :1])[counts], group[:, None].expand_as(mask)[counts]  # (n,), (n,)
+    aucs = auc_without_each(weights[counts], *parts)  # (1 + groups,)
+    place["auc_half"] = half_width(aucs)
+    more = aucs - auc_without_each(position[counts], *parts)
+    place["over_position"] = [float(more[0]), half_width(more)]
+    least = torch.full((int(group.max()) + 1,), math.inf).scatter_reduce_(
+        0, group[:, None].expand_as(mask)[mask], weights[mask].float(), "amin"
+    )
+    place["shares"] = shares_by_part(weights, mask, errors)
+    place["shares_above_floor"] = shares_by_part(weights - least[group][:, None], mask, errors)
+    return place
+
+
+def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndarray:
+    """The AUC of n values, and that of all groups but one, for each group: (1 + groups,)."""
+    kept = [torch.ones_like(positive), *(group != left for left in group.unique())]
+    values = values.double()
+    return np.array([auc(values[rows & positive].numpy(), values[rows & ~positive].numpy()) for rows in kept], float)
+
+
+def half_width(estimates: np.ndarray) -> float | None:
+    """Half of the 90% interval by the jackknife over groups; `estimates` are of all, and without each."""
+    without = estimates[1:]
+    n = len(without)
+    if n < 2 or np.isnan(without).any():
+        return None
+    return float(stats.t.ppf(0.95, n - 1) * math.sqrt((n - 1) / n * np.square(without - without.mean()).sum()))
 
 
 def half_risen(curve: list[float | None], window: int) -> int | None:
@@ -178,11 +219,10 @@ def half_risen(curve: list[float | None], window: int) -> int | None:
 
 def changes_of(args: argparse.Namespace) -> dict[str, dict]:
     """SHEAR with one option changed at a time."""
-    half = max(1, args.window // 2)
+    thirds = [max(1, args.window * factor // 3) for factor in (2, 4, 8)]
     settings = {}
     for changed in (
-        {"window": half, "stride": min(args.stride, half)},
-        {"window": 2 * args.window},
+        *({"window": window, "stride": min(args.stride, window)} for window in thirds),
         {"stride": max(1, args.stride // 2)},
         {"stride": min(2 * args.stride, args.window)},
         {"eps": args.eps / 5},

@@ -23,8 +23,10 @@ import argparse
 import shlex
 import statistics
 import sys
+from collections import defaultdict
 from pathlib import Path
 
+from credit.table import METHODS
 from harness.config import Parser, answer, check_flags, natural, positive_int, refuse_other_settings
 
 
@@ -38,6 +40,10 @@ def make_parser() -> Parser:
     add("--continuations", type=natural, default=16, help="of each prefix; 0: none")
     lines = 'JSON lines with "problem", "solution", "label" instead of samples; nothing is continued'
     add("--rollouts", metavar="FILE", help=lines)
+    about = "scored against the true first error; if not given, all that the task allows"
+    add("--methods", nargs="+", choices=METHODS, metavar="NAME", help=about)
+    about = "decoder layers after which SHEAR's states are taken, too, against the true first error"
+    add("--layers", nargs="*", type=positive_int, default=[], metavar="L", help=about)
     about = "folder of the groups, the numbers and the figures"
     add("--out", type=Path, metavar="DIR", default=Path("runs/diagnose"), help=about)
     return parser
@@ -60,7 +66,7 @@ from harness.prepare import make_start, needs_start, own_prm, set_up
 from rewards import grade_math
 from studies import figures
 from studies.advantages import against_truth, weights_of
-from studies.prefixes import collect, given, scored, span_table
+from studies.prefixes import collect, given, scored, span_table, up_to
 from tasks.problems import BadInput, choose_template, text_task
 
 # Flags of train.py that have no use here.
@@ -70,6 +76,7 @@ DECIDES = (
     "task model data template seed temperature max_tokens rollouts_per_prompt window stride continuations heldout "
     "toy_lines toy_width warmup_steps grade_timeout sandbox dtype rollouts"
 ).split()
+SIGNALS = {"surprisal"}  # weights that are not SHEAR's
 # What the paper reports: of Figs. 1, 3 and 9 Spearman's rho or the AUC, nearest and farthest; App. I.
 PAPER = {"fig_1a": [-0.96], "fig_1b": [-0.42], "fig_3": [0.64, 0.99], "fig_9": [-0.055, -0.225], "fig_10": [0.838]}
 
@@ -115,7 +122,7 @@ def diagnose(args: argparse.Namespace) -> None:
     policy = Policy(model, **packing_of(model))
     # Both only where the truth is known: `first` solves every pair of spans.
     shown_methods = ("shear", "grpo", "first", "oracle") if task.first_error else ("shear", "grpo")
-    batches, closest, samples = [], [], []
+    batches, closest, samples, signals = [], [], [], defaultdict(list)
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
         batch = scored(group, policy, task, tokenizer, args, reward_model)
         weights = {name: weights_of(name, batch, args) for name in shown_methods}  # (G, T) each
@@ -123,10 +130,15 @@ def diagnose(args: argparse.Namespace) -> None:
         samples += report.sample_rows(0, tokenizer, task, batch, args, weights)
         if task.first_error:  # kept, as all methods and settings read the hidden states again
             batches.append(batch)
+            signals["surprisal"].append(-batch.log_probs)
+            for layer in args.layers:
+                with up_to(layer, model):
+                    early = scored(group, policy, task, tokenizer, args)
+                signals[f"layer {layer}"].append(weights_of("shear", early, args))
     files.write_whole(args.out / "samples.jsonl", "".join(map(files.as_json, samples)))
     results |= of_prefixes(args, span_table(mixed, closest), left_out)
     if task.first_error:
-        results |= against_truth(args, task, batches, left_out)
+        results |= against_truth(args, task, batches, signals, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
     files.write_json(args.out / "diagnose.json", results)
@@ -225,18 +237,35 @@ def summary(args: argparse.Namespace, results: dict) -> list[str]:
 def truth_lines(results: dict) -> list[str]:
     """Credit against the true first error."""
     rows = []
-    settings = {f"shear, {name}": place for name, place in results["settings"].items()}
+    settings = {name if name in SIGNALS else f"shear, {name}": place for name, place in results["settings"].items()}
     for name, place in (results["methods"] | settings).items():
-        row = {"weights": name, "AUC, from the error on": shown(place["auc"])}
-        row["AUC, wrong step alone"] = shown(place["auc_step"])
-        row["to the peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
+        row = {"weights": name, "AUC": with_half(place["auc"], place["auc_half"])}
+        row["over position"] = with_half(*place["over_position"])
+        row["step"] = shown(place["auc_step"])
+        row["weight, %"] = percents(place["shares"])
+        row["above floor"] = percents(place["shares_above_floor"])
+        row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
         rows.append(row | {"risen": "-" if place["half_risen"] is None else str(place["half_risen"])})
-    alone = dict.fromkeys(rows[0], "") | {"weights": "position alone"}
-    rows.append(alone | {"AUC, from the error on": shown(results["methods"]["grpo"]["auc_position"])})
-    legend = ["AUC: the chance that one of these tokens has a larger weight than one of the others"]
-    legend.append("to the peak: tokens from the error's start to the largest weight, the median over rollouts")
+    legend = [
+        "AUC: the chance that a token from the error on has a larger weight than one before it; ± 90%, over groups"
+    ]
+    legend.append(
+        "over position: less the AUC of position alone; step alone: of the wrong step against all other tokens"
+    )
+    legend.append("weight: its shares before, on and after the wrong step; above floor: less the group's least weight")
+    legend.append("peak: tokens from the error's start to the largest weight, the median over rollouts")
     legend.append("risen: where half of the weights' rise is done, 0 is the wrong step's last token")
     return tables.with_legend(rows, *legend)
+
+
+def with_half(value: float, half: float | None) -> str:
+    """.79 ± .02"""
+    return shown(value) + ("" if half is None else f" ± {half:.2f}")
+
+
+def percents(shares: list[float]) -> str:
+    """20 / 30 / 50"""
+    return " / ".join(f"{100 * share:.0f}" for share in shares)
 
 
 def shown(*values: float | None) -> str:

@@ -20,6 +20,8 @@ import dataclasses
 import itertools
 import json
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,6 +192,18 @@ def scored(group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_
     batch = Batch.of(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem], source)
     batch.log_probs, batch.entropies, batch.hidden = log_probs(policy, batch.rollouts, **limits)
     return batch
+
+
+@contextmanager
+def up_to(layer: int, model) -> Iterator[None]:
+    """Inside, the model ends after that many decoder layers; its final norm stays."""
+    base = model.base_model
+    layers = base.layers
+    base.layers = layers[:layer]
+    try:
+        yield
+    finally:
+        base.layers = layers
 
 
 def span_table(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> np.ndarray:

@@ -10,17 +10,18 @@ import pytest
 import torch
 from cases import interrupt
 from scipy.stats import spearmanr
+from transformers import AutoModelForCausalLM
 
 from credit import teacher
-from credit.measures import around, peak
+from credit.measures import around, peak, shares_by_part
 from credit.shear_settings import Closest
 from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
 from harness import files, models
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
-from studies.advantages import half_risen
-from studies.prefixes import SPANS, Prefixes
+from studies.advantages import auc_without_each, half_risen, half_width
+from studies.prefixes import SPANS, Prefixes, up_to
 from tasks import toy
 from tasks.problems import BadInput, Task
 
@@ -150,6 +151,39 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
 
 
+def test_an_auc_s_interval_is_the_jackknife_s():
+    """Against a loop over written-out tokens; of one group there is none."""
+    draw = np.random.default_rng(0)
+    values, positive, group = torch.tensor(draw.random(60)), torch.tensor(draw.random(60) < 0.4), torch.arange(60) // 12
+    estimates = auc_without_each(values, positive, group)
+    for left, estimate in enumerate([None, 0, 1, 2, 3, 4]):
+        rows = group != (-1 if estimate is None else estimate)
+        wins = [float(a > b) for a in values[rows & positive] for b in values[rows & ~positive]]
+        assert estimates[left] == pytest.approx(np.mean(wins))
+    error = (4 / 5 * sum((estimates[1:] - estimates[1:].mean()) ** 2)) ** 0.5
+    assert half_width(estimates) == pytest.approx(2.1318 * error, rel=1e-4)  # Student's t of 4 degrees
+    assert half_width(estimates[:2]) is None
+
+
+def test_shares_of_weight_before_on_and_after_the_step():
+    """Rollouts that do not count have none; padding neither."""
+    weights = torch.tensor([[1, 2, 3, 4], [1, 1, 8, 9], [9, 9, 9, 9]]).float()
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
+    assert shares_by_part(weights, mask, torch.tensor([[1, 3], [2, 3], [-1, -1]])) == pytest.approx([0.15, 0.65, 0.2])
+
+
+def test_states_of_an_early_layer(taught):
+    """Those that transformers calls hidden_states[layer], through the final norm; the model is whole again after it."""
+    model = AutoModelForCausalLM.from_pretrained(taught).eval()
+    ids = torch.arange(6)[None]
+    whole = model.base_model(ids, output_hidden_states=True)
+    with up_to(1, model), torch.no_grad():
+        early = model.base_model(ids).last_hidden_state
+    assert torch.equal(early, model.base_model.norm(whole.hidden_states[1]))
+    again = model.base_model(ids).last_hidden_state
+    assert torch.equal(again, whole.last_hidden_state) and not torch.equal(early, again)
+
+
 def test_where_half_of_the_rise_is_done():
     """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the middle."""
     early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
@@ -251,7 +285,8 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     """PNGs, keys and a page; the same command again reads the disk; a missing group alone is made again, and is the
     same; other flags are refused.
     """
-    flags = ["--model", taught, *SIZES, "--groups", "2", "--continuations", "3", "--out", str(tmp_path)]
+    sizes = "--groups 2 --continuations 3 --layers 1".split()
+    flags = ["--model", taught, *SIZES, *sizes, "--out", str(tmp_path)]
     made = []
     # the one line of this model's programs would be the error, from its first token on: say that it starts later
     monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "arith", 12))
@@ -266,9 +301,10 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     ends = [each for group in groups if group.mixed for each in group.ends]
     assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
     assert "-0.96" in printed and "left out: arca" in printed and "not comparable" in printed
-    assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 100
+    assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 120
     assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
     assert set(results["methods"]) == set(METHODS) - {"arca"}
+    assert {"surprisal", "layer 1"} <= set(results["settings"])
     settings = {name: each["weight_after"] for name, each in results["settings"].items()}
     assert len(set(settings.values())) == len(settings)  # every change has an effect
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
