@@ -172,19 +172,12 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def draw(runs: list[str]) -> None:
-    """Mean training reward of each run, step by step, and its held-out accuracy before and after; raises BadInput."""
-    path = Path(runs[0]).parent / "compare.png"
-    with figures.drawn(path, 7, 4) as axes:
-        for number, run in enumerate(runs):
-            rows, colour = files.rows(Path(run) / "metrics.jsonl"), f"C{number}"
-            steps = [row for row in rows if "step" in row]
-            axes.plot([row["step"] for row in steps], [row["reward"] for row in steps], color=colour, label=run)
-            for place, name in ((0, "before"), (len(steps), "after")):
-                for row in rows:
-                    if name in row:
-                        axes.errorbar(place, *row[name]["sampled"][:2], fmt="o", color=colour)
-        axes.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1), title="line: training; o: held out")
-        axes.legend()
+    """The training rewards of these runs, step by step; raises BadInput."""
+    path, curves = Path(runs[0]).parent / "compare.png", {}
+    for run in runs:
+        rows = files.rows(Path(run) / "metrics.jsonl")
+        curves[run] = np.array([[row["reward"] for row in rows if "step" in row]])  # (1, steps)
+    figures.reward_curves(curves, path)
     print(f"wrote {path}")
 
 

@@ -141,6 +141,9 @@ def diagnose(args: argparse.Namespace) -> None:
         results |= against_truth(args, task, batches, signals, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
+    if methods := results.get("methods"):
+        curves = {name: methods[name]["around"] for name in ("shear", "position", "entropy") if name in methods}
+        figures.weight_around_error(curves, args.out / "around_error.png")
     files.write_json(args.out / "diagnose.json", results)
     print("\n".join(summary(args, results)))
     print(f"figures and numbers are in {args.out}/\nnext: python -m studies.page {shlex.quote(str(args.out))}")

@@ -2,6 +2,7 @@
 
     fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth     of a table of spans
     fig_10_accuracies                                                  of verdicts
+    weight_around_error                                                of weights and true first errors
 
 A table of spans is a structured array (n,) of "rollout", "number", "right", "end", "distance" and "success", float64.
 It has one row for each prefix with a success, the `number`-th of its rollout, which ends at token `end`; the rows of a
@@ -18,6 +19,7 @@ Left out: the paper's case studies and Fig. 11, the distances of two rollouts' s
 one; a run's curve.png, which `report.py` makes.
 """
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,6 +218,20 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
     return {"bins": result}
 
 
+# ---- of weights -----------------------------------------------------------------------------------------------
+
+
+def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> None:
+    """Mean weight of wrong rollouts' tokens at each distance from the true first error, over the curve's mean."""
+    with drawn(path, 6.2, 3.6) as axes:
+        for colour, (name, curve) in zip((RIGHT, INK, WRONG, FAINT), curves.items(), strict=False):
+            values = np.array(curve, dtype=float)  # None becomes NaN
+            axes.plot(np.arange(len(values)) - len(values) // 2, values / np.nanmean(values), color=colour, label=name)
+        axes.axvline(0, color=FAINT, lw=1, ls=":")
+        axes.set(xlabel="tokens from the first error's start", ylabel="mean weight / its mean", ylim=(0, None))
+        axes.legend(loc="upper left")
+
+
 # ---- of groups ------------------------------------------------------------------------------------------------
 
 
@@ -236,14 +252,16 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
 
 
 def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]:
-    """Mean training reward by step of each method's runs (seeds, steps), with bands from lowest to highest seed.
+    """Mean training reward by step of runs (seeds, steps), with bands from lowest to highest seed.
 
     Returns the mean over all steps.
     """
+    colours = itertools.chain((INK, RIGHT, WRONG, FAINT), map("C{}".format, itertools.count()))
     with drawn(path, 6.2, 3.6) as axes:
-        for colour, (name, rewards) in zip((INK, RIGHT, WRONG, FAINT), curves.items(), strict=False):
+        for colour, (name, rewards) in zip(colours, curves.items(), strict=False):
             steps = np.arange(1, rewards.shape[1] + 1)
-            axes.plot(steps, rewards.mean(0), color=colour, label=f"{name}, {len(rewards)} seeds")
+            label = f"{name}, {len(rewards)} seeds" if len(rewards) > 1 else name
+            axes.plot(steps, rewards.mean(0), color=colour, label=label)
             axes.fill_between(steps, rewards.min(0), rewards.max(0), color=colour, alpha=0.15, lw=0)
         axes.set(xlabel="step", ylabel="share of right answers, training batch", ylim=(0, 1))
         axes.xaxis.get_major_locator().set_params(integer=True)

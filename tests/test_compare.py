@@ -117,18 +117,19 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
 
 
 def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
-    """A line of rewards and two held-out accuracies each; what still runs has one. Nothing is trained."""
+    """A line of rewards each, however long; what is no step has none. Nothing is trained."""
     drawn = []
     monkeypatch.setattr(compare.figures.Figure, "savefig", lambda figure, path: drawn.append((figure.axes[0], path)))
-    held = {"sampled": [0.25, 0.01, 8]}
-    for name, rows in (("a", [{"after": held}]), ("b", [])):
+    names = "abcde"
+    for length, name in enumerate(names, 1):
         (tmp_path / name).mkdir()
-        steps = [{"step": step, "reward": step / 10} for step in (1, 2)]
-        files.append_rows(tmp_path / name / "metrics.jsonl", [{"before": held}, *steps, *rows])
-    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+        steps = [{"step": step, "reward": step / 10} for step in range(1, length + 1)]
+        files.append_rows(tmp_path / name / "metrics.jsonl", [{"before": {}}, *steps, {"after": {}}])
+    assert compare.main([str(tmp_path / name) for name in names]) == 0
     ((axes, path),) = drawn
-    lines = [line for line in axes.lines if line.get_label().startswith(str(tmp_path))]
-    assert [line.get_ydata().tolist() for line in lines] == [[0.1, 0.2]] * 2 and len(axes.containers) == 3
+    assert [line.get_label() for line in axes.lines] == [str(tmp_path / name) for name in names]
+    assert [len(line.get_ydata()) for line in axes.lines] == [1, 2, 3, 4, 5]
+    assert axes.lines[1].get_ydata().tolist() == [0.1, 0.2] and len({line.get_color() for line in axes.lines}) == 5
     assert path == tmp_path / "compare.png" and capsys.readouterr().out == f"wrote {path}\n"
 
 
