@@ -10,17 +10,17 @@ rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapte
 `grpo-wrong-.12` are controls: methods differ in the size of their steps, and in how much they punish.
 
 A trial is a row, a learning rate and a seed. Four stages run one after the other: `tune` tries half, one and two times
-`--lr` (adapters: ten times that) on two seeds, and further while the best lies at an end; `confirm` takes each row's
-best rate on `--seeds`; `cost` times a step of each row, and of GRPO by turns; `advantages` measures true token
-advantages at the start, on the embedded task. All rows of a seed go from one start and see the same problems.
+`--lr` (adapters: ten times that) on two seeds, and further while the best lies at an end, or only `--rates`; `confirm`
+takes each row's best rate on `--seeds`. On the embedded task `cost` times a step of each row, and of GRPO by turns;
+`advantages` measures true token advantages at the start. Rows of a seed go from one start and see the same problems.
 Finished trials are lines of `--rows`, which is only added to: the same command goes on where it was interrupted, and
 prints the table where nothing lacks. Other flags of train.py are another task, whose trials may go to the same file;
-other code is not told apart, so give its trials a file of their own.
+trials of other code are not added to.
 
 The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with its 90% interval by
 Student's t, and on how many seeds it is positive:
     curve            mean reward of all training steps
-    held out         accuracy on 256 problems after training, 8 samples each
+    held out         accuracy on `--heldout` (256) problems after training, as many samples as rollouts
     AUC              of the weights against the true first error, before / after training; and of the wrong step alone
     correlation      of credit with true token advantages at the start, corrected for their noise
     extra cost       a step's time beside GRPO's, median of three
@@ -31,6 +31,7 @@ Left out: several GPUs, and the process reward model of a real one: run train.py
 
 import argparse
 import contextlib
+import hashlib
 import multiprocessing
 import os
 import re
@@ -39,15 +40,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from credit.table import METHODS, needing
-from harness.config import Parser, answer, check_flags, positive_int, random_seed, spelled
+from harness.config import Parser, answer, check_flags, number, positive_int, random_seed, spelled
 
 OPTIONS = {"sdpo": {"method_option": ["mix=0.9"]}}  # for a weak model
 CHANGES = {"mean1": {"rescale": "mean1"}, "dynamic": {"dynamic_sampling": 4}, "lora": {"lora_rank": 16}}
+TUNING = (100, 101)  # seeds
 SUFFIXES = "-mean1, -dynamic, -lora and -wrong-X"
 ROWS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
 ROWS += [name for name in METHODS if name not in ROWS and name not in needing("adapter")]
@@ -77,7 +79,11 @@ def make_parser() -> Parser:
     add = parser.add_argument
     names = f"rows: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
     add("--methods", nargs="+", default=[], metavar="ROW", help=names + ", ".join(ROWS))
-    add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table; others choose the rates")
+    add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table")
+    seeds = "that choose the rates"
+    add("--tuning-seeds", nargs="+", type=random_seed, default=list(TUNING), metavar="SEED", help=seeds)
+    rates = "that each row is tuned on, instead of half, one and two times --lr and further"
+    add("--rates", nargs="+", type=number(float, 0, above=True), default=[], metavar="LR", help=rates)
     add("--jobs", type=positive_int, default=2, help="seeds at a time, a process each")
     add("--rows", type=Path, metavar="FILE", default=Path("runs/compare.jsonl"), help="of finished trials")
     return parser
@@ -106,11 +112,11 @@ from studies import figures
 from studies.advantages import measure
 from tasks.problems import BadInput
 
-OURS = "--method --seed --lr --heldout --name --out --resume --prm"  # flags of train.py that trials set themselves
-TUNING = (100, 101)  # seeds
+OURS = "--method --seed --lr --name --out --resume --prm"  # flags of train.py that trials set themselves
 LOWEST, HIGHEST = 1 / 8, 8  # of the grid's middle: no grid goes further
 LEVEL = 0.90  # of intervals
-HELDOUT = 256  # problems
+HELDOUT = 256  # problems, if not given
+TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the code that trains
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
@@ -123,6 +129,8 @@ class Cell(NamedTuple):
     flags: str
     lr: float
     rules: list[str]
+    tuning: Sequence[int] = TUNING  # seeds
+    rates: Sequence[float] = ()  # in place of the grid's
 
 
 class Trial(NamedTuple):
@@ -152,18 +160,22 @@ def main(argv: list[str] | None = None) -> None:
         except BadInput:  # what the row needs and the task does not have
             if flags.methods:
                 raise
-    cell = Cell(shlex.join(others), args.lr, rules)
-    if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(TUNING):
-        given = " ".join(map(str, flags.seeds))
-        raise BadInput(f"--seeds {given}: 100 and 101 choose the rates, an interval needs two others; give these")
+    tuning = sorted(set(flags.tuning_seeds))
+    cell = Cell(shlex.join(others), args.lr, rules, tuning, sorted(set(flags.rates)))
+    if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
+        given, choose = (" ".join(map(str, seeds)) for seeds in (flags.seeds, tuning))
+        raise BadInput(
+            f"--seeds {given}: --tuning-seeds {choose} choose the rates, an interval needs two others; give these"
+        )
     if "grpo" not in cell.rules:
         raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
-    stages = {"tune": TUNING, "confirm": sorted(set(flags.seeds)), "cost": TUNING[:1]}
+    stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if args.task == "embedded":
-        stages["advantages"] = TUNING
+        stages |= {"cost": tuning[:1], "advantages": tuning}
     for stage, seeds in stages.items():
         while trials := lacking(stage, rows_in(flags.rows), cell, seeds):
+            refuse_other_code(cell, flags.rows, trials)
             units = [(stage, cell, [t for t in trials if t.seed == seed], flags.rows) for seed in seeds]
             with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
                 list(tqdm(pool.imap_unordered(run_from_one_start, units), stage, len(units), disable=None))
@@ -186,6 +198,23 @@ def rows_in(path: Path) -> list[dict]:
     return files.rows(path, FORMS) if os.path.lexists(path) else []
 
 
+def code_of_training() -> str:
+    """A digest of the code that trains, which every trial's line has."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(path for folder in TRAINING for path in (root / folder).glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def refuse_other_code(cell: Cell, path: Path, missing: list[Trial]) -> None:
+    """Raises BadInput if the task has trials of other code; rows before there were digests are not told apart."""
+    others = {row.get("code") for row in rows_in(path) if row["cell"] == cell.flags} - {None, code_of_training()}
+    if others:
+        lacks = f"lacks {missing[0].rule} at seed {missing[0].seed}"
+        reason = f"{lacks}, and its trials are of other code ({', '.join(sorted(others))})"
+        raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
+
+
 def settings_of_trial(rule: str, others: list[str]) -> argparse.Namespace:
     """train.py's settings of a row; raises BadInput."""
     words = [word for name, value in flags_of(rule).items() for word in spelled(name, value)]
@@ -199,10 +228,10 @@ def lacking(stage: str, rows: list[dict], cell: Cell, seeds: list[int]) -> list[
     """The trials of a stage that have not run."""
     trials = []
     for rule in ["grpo"] if stage == "advantages" else cell.rules:  # at the start one trial has the credit of all rows
-        rates = [chosen_rate(cell.flags, rule, rows) if stage == "confirm" else cell.lr]
+        rates = [chosen_rate(cell, rule, rows) if stage == "confirm" else cell.lr]
         if stage == "tune":  # adapters need ten times the rate of the whole model
             middle = 10 * cell.lr if "lora_rank" in flags_of(rule) else cell.lr
-            rates = grid(middle, mean_curves(cell.flags, rule, rows))
+            rates = cell.rates or grid(middle, mean_curves(cell, rule, rows))
         trials += [Trial(cell.flags, seed, rule, lr) for lr in rates for seed in seeds]
     ran = {Trial(*[row[name] for name in Trial._fields]) for row in rows if row["stage"] == stage}
     return [trial for trial in trials if trial not in ran]
@@ -227,15 +256,15 @@ def trials_of(rows: list[dict], stage: str, cell: str, rule: str) -> list[dict]:
     return [row for row in rows if (row["stage"], row["cell"], row["rule"]) == (stage, cell, rule)]
 
 
-def mean_curves(cell: str, rule: str, rows: list[dict]) -> dict[float, float]:
+def mean_curves(cell: Cell, rule: str, rows: list[dict]) -> dict[float, float]:
     """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all seeds have run."""
     curves = {}
-    for row in trials_of(rows, "tune", cell, rule):
+    for row in trials_of(rows, "tune", cell.flags, rule):
         curves.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
-    return {lr: statistics.mean(of_seeds) for lr, of_seeds in curves.items() if len(of_seeds) == len(TUNING)}
+    return {lr: statistics.mean(of_seeds) for lr, of_seeds in curves.items() if len(of_seeds) == len(cell.tuning)}
 
 
-def chosen_rate(cell: str, rule: str, rows: list[dict]) -> float:
+def chosen_rate(cell: Cell, rule: str, rows: list[dict]) -> float:
     """The rate of the highest mean curve in the stage `tune`."""
     curves = mean_curves(cell, rule, rows)
     return max(curves, key=curves.get)
@@ -250,15 +279,15 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
     with tempfile.TemporaryDirectory() as out:
         start = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
-            words = [*shlex.split(cell.flags), *start, "--seed", str(trial.seed), "--lr", str(trial.lr)]
-            words += ["--heldout", str(HELDOUT), "--name", str(number), "--out", out]
+            words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags), *start]
+            words += ["--seed", str(trial.seed), "--lr", str(trial.lr), "--name", str(number), "--out", out]
             args, began = settings_of_trial(trial.rule, words), time.perf_counter()
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                 result = MEASURES[stage](args, cell)
             result["seconds"] = round(time.perf_counter() - began, 1)
-            if args.model is None:
-                start = ["--task", "embedded", "--model", f"{out}/0/start"]
-            files.append_rows(path, [{"stage": stage, **trial._asdict(), **result}])
+            if Path(out, "0", "start").exists():
+                start = ["--task", args.task, "--model", f"{out}/0/start"]
+            files.append_rows(path, [{"stage": stage, "code": code_of_training(), **trial._asdict(), **result}])
 
 
 @contextlib.contextmanager
@@ -371,7 +400,7 @@ def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
     for rule in cell.rules:
         trials = trials_of(rows, "confirm", cell.flags, rule)
         costs = [row["step"] / row["of_grpo"] - 1 for row in trials_of(rows, "cost", cell.flags, rule)]
-        line = {"method": rule, "lr": f"{chosen_rate(cell.flags, rule, rows):g}"}
+        line = {"method": rule, "lr": f"{chosen_rate(cell, rule, rows):g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
             line[title] = f"{statistics.mean(outcome_by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
             of_grpo = differences(rows, cell.flags, rule, "grpo", outcome)

@@ -64,7 +64,7 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
     assert not compare.lacking("tune", rows, cell, (100, 101))
     without = [row for row in rows if (row["rule"], row["lr"], row["seed"]) != ("kgae", 2e-4, 101)]
     assert compare.lacking("tune", without, cell, (100, 101)) == [Trial(cell.flags, 101, "kgae", 2e-4)]
-    assert compare.mean_curves(cell.flags, "kgae", without).keys() == {5e-5, 1e-4}
+    assert compare.mean_curves(cell, "kgae", without).keys() == {5e-5, 1e-4}
     confirmed = compare.lacking("confirm", rows, cell, [0])
     assert [(trial.rule, trial.lr) for trial in confirmed] == [("grpo", 1e-4), ("kgae", 1e-4), ("grpo-lora", 1e-3)]
     assert [trial.rule for trial in compare.lacking("advantages", rows, cell, (100, 101))] == ["grpo", "grpo"]
@@ -110,10 +110,36 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
     assert {stage: len(found) for stage, found in stages.items()} == expected
     assert {row["lr"] for row in stages["confirm"]} == {1e-4, 1e-3}  # an adapter's is ten times the others'
     assert all(row["step"] > 0 and row["of_grpo"] > 0 for row in stages["cost"])
+    assert {row["code"] for row in rows} == {compare.code_of_training()}
     assert "arca-lora" not in stages["advantages"][0]["advantages"]["methods"]
     assert printed.count("\n") == 2 + 2
     assert compare.main(command) == 0
     assert capsys.readouterr().out == printed and files.rows(tmp_path / "rows.jsonl") == rows
+
+
+def test_rates_and_tuning_seeds_can_be_given():
+    """Then nothing else is tuned, however the curves rise; the best of these is confirmed."""
+    cell, rows = Cell("--steps 2", 1e-4, ["grpo"], [7], [2e-5, 5e-5]), []
+    assert [trial.lr for trial in compare.lacking("tune", rows, cell, [7])] == [2e-5, 5e-5]
+    for lr in (2e-5, 5e-5):
+        trial = Trial(cell.flags, 7, "grpo", lr)._asdict()
+        rows.append({"stage": "tune", "rewards": [1e4 * lr], **trial})
+    assert not compare.lacking("tune", rows, cell, [7])
+    assert compare.lacking("confirm", rows, cell, [0]) == [Trial(cell.flags, 0, "grpo", 5e-5)]
+
+
+def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
+    """Of this task; the file stays as it was. Rows without a digest are not told apart."""
+    path, flags = tmp_path / "rows.jsonl", ["--steps", "2", "--methods", "grpo"]
+    row = {"stage": "tune", **Trial("--steps 2", 100, "grpo", 1e-4)._asdict(), "rewards": [0.5], "code": "0123"}
+    files.append_rows(path, [row])
+    before = path.read_bytes()
+    message = "lacks grpo at seed 100, and its trials are of other code (0123); take that code"
+    assert_refused(compare.main, ["--rows", path, *flags], message)
+    assert path.read_bytes() == before
+    for cell in (Cell("--steps 3", 1e-4, ["grpo"]), Cell("--steps 2", 1e-4, ["grpo"])):
+        path.write_bytes(before if cell.flags == "--steps 3" else before.replace(b"0123", b"").replace(b'""', b"null"))
+        compare.refuse_other_code(cell, path, [])
 
 
 def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
@@ -171,8 +197,8 @@ def test_the_page_has_what_the_rows_say():
     [
         ("--methods shear", "all are compared with grpo; add it"),
         ("--methods grpo oracle --model M", "--method oracle: needs the true first error"),
-        ("--seeds 0 0", "--seeds 0 0: 100 and 101 choose the rates"),
-        ("--seeds 0 100", "--seeds 0 100: 100 and 101 choose the rates"),
+        ("--seeds 0 0", "--seeds 0 0: --tuning-seeds 100 101 choose the rates"),
+        ("--seeds 0 100", "--seeds 0 100: --tuning-seeds 100 101 choose the rates"),
         ("--seed 3", "--seed: the trials set it; leave it out"),
         ("--window 0", "--window 0: must be at least 1"),
         ("--methods grpo nothing", "--methods nothing: is no method of train.py"),
