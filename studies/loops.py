@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
         trainer = trl_trainer(run, model, flags.turns, folder)
         turns = Turns(run, trainer)
         trainer.train()
-    print("\n".join(table(turns.ours[1:], turns.theirs[1:])))
+    print("\n".join(phase_table(turns.ours[1:], turns.theirs[1:])))
 
 
 def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
@@ -163,7 +163,7 @@ class Turns(TrainerCallback):
         self.clock = Clock(self.run.ranks.device)
 
 
-def table(ours: list[dict], theirs: list[dict]) -> list[str]:
+def phase_table(ours: list[dict], theirs: list[dict]) -> list[str]:
     """A row per phase, and one for their sum; last the mean length of responses, with which work grows."""
     rows = []
     for name in (*NAMES, "a step", "tokens"):

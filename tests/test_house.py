@@ -18,7 +18,7 @@ FLOORS = [
     {"studies"},
 ]
 # Lines of Python in each room, at most: what they were, plus five per cent.
-ROOMS = dict(root=1624, fast=400, grading=2119, tasks=1412, credit=2119, harness=3140, integrations=530, studies=1841)
+ROOMS = dict(root=1624, fast=400, grading=2119, tasks=1412, credit=2119, harness=3140, integrations=530, studies=1990)
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = [*ROOT.glob("*.py"), *(path for room in FLOOR for path in (ROOT / room).glob("*.py"))]
 
@@ -83,7 +83,8 @@ def test_what_few_need_is_imported_where_it_is_needed():
     def need(package: str) -> set[str]:
         return {path for path, names in at_once.items() if package in {name.split(".")[0] for name in names}}
 
-    assert need("datasets") == {"integrations/train_trl.py"} and need("ot") == need("geomloss") == {"studies/bench.py"}
+    assert need("datasets") == {"integrations/train_trl.py", "studies/loops.py"}
+    assert need("ot") == need("geomloss") == {"studies/bench.py"}
 
 
 def test_the_paper_s_files_import_what_the_paper_needs():
