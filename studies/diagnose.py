@@ -20,6 +20,7 @@ and rollouts of a group depend on each other, so p-values here are too small.
 """
 
 import argparse
+import math
 import shlex
 import statistics
 import sys
@@ -252,9 +253,7 @@ def truth_lines(results: dict) -> list[str]:
     legend = [
         "AUC: the chance that a token from the error on has a larger weight than one before it; ± 90%, over groups"
     ]
-    legend.append(
-        "over position: less the AUC of position alone; step alone: of the wrong step against all other tokens"
-    )
+    legend.append("over position: less the AUC of position alone; step: the wrong step against all others")
     legend.append("weight: its shares before, on and after the wrong step; above floor: less the group's least weight")
     legend.append("peak: tokens from the error's start to the largest weight, the median over rollouts")
     legend.append("risen: where half of the weights' rise is done, 0 is the wrong step's last token")
@@ -267,7 +266,9 @@ def with_half(value: float, half: float | None) -> str:
 
 
 def percents(shares: list[float]) -> str:
-    """20 / 30 / 50"""
+    """20 / 30 / 50, or a dash where there is no weight."""
+    if any(share is None or math.isnan(share) for share in shares):  # None in diagnose.json
+        return "-"
     return " / ".join(f"{100 * share:.0f}" for share in shares)
 
 
