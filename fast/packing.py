@@ -9,6 +9,9 @@ Packed, it computes with these alone. Positions restart at each rollout, and eac
 is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
 by SDPA over one rollout after the other, or over several of one length. No mask over all pairs of tokens ever exists.
 
+On CPUs a prompt stands before the first of its rollouts alone, and the others attend to it there: a group computes with
+its prompt once. A prompt's last token, from which a response's first token is predicted, stays with each rollout.
+
 Left out: sliding windows, and families other than `FAMILIES`, which the tests compare with single rollouts.
 """
 
@@ -27,6 +30,7 @@ from transformers.masking_utils import sdpa_mask
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HALF = (torch.float16, torch.bfloat16)
 CAUSAL = (-1, 0)  # the window of `varlen_attn`: everything before a token, nothing after it
+SHORT = 48  # tokens of a prompt; shorter ones, such as the embedded task's, are read again for each rollout
 
 
 class Segments(NamedTuple):
@@ -34,6 +38,7 @@ class Segments(NamedTuple):
 
     starts: Tensor  # (b + 1,) int32, on the device: where each begins, and where the last one ends
     lengths: list[int]  # b numbers of tokens
+    shared: list[tuple[int, int]]  # b places, from and to, of the prompt where it stands before an earlier rollout
 
 
 def attends_fully(config) -> bool:
@@ -75,18 +80,36 @@ def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int
 
 def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
     """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b = 1 and S = N."""
-    used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
+    prompt_mask = rollouts.prompt_mask  # (b, P)
+    places = torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1  # (b, P + T) 0, 1, .. of each rollout
+    leader = first_with_prompt(rollouts)  # (b,)
+    follows = leader != torch.arange(len(leader), device=leader.device)  # (b,)
+    kept = prompt_mask & ~follows[:, None]  # (b, P)
+    kept[:, -1] = prompt_mask[:, -1]
+    used = torch.cat([kept, rollouts.mask], 1)  # (b, P + T)
     ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1)[used]  # (N,)
-    is_response = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1)[used]  # (N,)
-    places = (used.cumsum(1) - 1)[used]  # (N,) 0, 1, .. of each rollout
-    starts = torch.nn.functional.pad(used.sum(1).cumsum(0), (1, 0)).int()  # (b + 1,)
+    is_response = torch.cat([torch.zeros_like(kept), rollouts.mask], 1)[used]  # (N,)
+    lengths = used.sum(1)  # (b,)
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()  # (b + 1,)
+    start = starts[leader] * follows  # (b,)
+    end = start + (prompt_mask.sum(1) - 1) * follows  # (b,)
     model_kwargs = dict(
-        position_ids=places[None],
-        segments=Segments(starts, rollouts.lengths),
+        position_ids=places[used][None],
+        segments=Segments(starts, lengths.tolist(), list(zip(start.tolist(), end.tolist(), strict=True))),
         # A mask of four dimensions is taken as it is. Without one, transformers would make N x N of the positions.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
     )
     return ids[None], is_response[None], model_kwargs
+
+
+def first_with_prompt(rollouts) -> Tensor:
+    """(b,) of each rollout the first one with its prompt; itself where prompts are short, or on CUDA."""
+    rows = torch.arange(len(rollouts.mask), device=rollouts.mask.device)
+    if rollouts.mask.is_cuda or rollouts.prompt_ids.shape[1] < SHORT:
+        return rows
+    prompts = torch.where(rollouts.prompt_mask, rollouts.prompt_ids, -1)  # (b, P)
+    different, of_row = prompts.unique(dim=0, return_inverse=True)  # (b,) the prompt of each rollout
+    return torch.full_like(rows[: len(different)], len(rows)).scatter_reduce(0, of_row, rows, "amin")[of_row]
 
 
 def packed_attention(
@@ -101,11 +124,18 @@ def packed_attention(
     scale = options["scaling"]
     if not (query.is_cuda and query.dtype in HALF):
         outputs, start = [], 0
-        for length, equally_long in itertools.groupby(segments.lengths):  # neighbours of one length go together
-            rows = len(list(equally_long))
+        alike = itertools.groupby(zip(segments.lengths, segments.shared, strict=True))
+        for (length, (first, last)), neighbours in alike:  # those of one length and prompt go together
+            rows = len(list(neighbours))
             tokens = slice(start, start + rows * length)
             q, k, v = (x[0, :, tokens].unflatten(1, (rows, length)).transpose(0, 1) for x in (query, key, value))
-            output = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+            mask = None
+            if last > first:
+                prompts = (x[:, :, first:last].expand(rows, -1, -1, -1) for x in (key, value))
+                k, v = (torch.cat(both, 2) for both in zip(prompts, (k, v), strict=True))
+                mask = q.new_ones(length, k.shape[2], dtype=torch.bool).tril(last - first)
+            options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
+            output = scaled_dot_product_attention(q, k, v, **options)
             outputs.append(output.transpose(0, 1).flatten(1, 2))  # (H, rows * length, w)
             start = tokens.stop
         return torch.cat(outputs, 1).transpose(0, 1)[None], None

@@ -13,9 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fast.packing import attends_fully
-
-SHORT = 64  # tokens of a prompt; shorter ones, such as the embedded task's, are read by `generate` as before
+from fast.packing import SHORT, attends_fully
 
 
 def shared_prefill(generate: Callable[..., Tensor], model, prompt_ids, prompt_mask, **limits) -> Tensor:

@@ -45,7 +45,7 @@ EMBEDDED = dict(
 WORDS = dict(
     **dict(prompts_per_step=4, prompts_per_update=4, steps=16, lr=2e-5, max_tokens=128, heldout=64, eval_groups=16),
     **dict(window=12, stride=4, eps=0.05, eps_unit="nbar", template="plain", warmup_steps=40, recompute=False),
-    micro_tokens=2048,
+    micro_tokens=4096,
 )
 TASKS = {"embedded": EMBEDDED, "words": WORDS}  # that make their own problems, and know the first error
 # What --smoke replaces: every size, to prove a set-up in some minutes. (Rewards in training are drawn then.)

@@ -18,7 +18,7 @@ FLOORS = [
     {"studies"},
 ]
 # Lines of Python in each room, at most: what they were, plus five per cent.
-ROOMS = dict(root=1624, fast=400, grading=2119, tasks=1412, credit=2119, harness=3140, integrations=530, studies=1990)
+ROOMS = dict(root=1624, fast=410, grading=2100, tasks=1412, credit=2119, harness=3140, integrations=530, studies=1990)
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = [*ROOT.glob("*.py"), *(path for room in FLOOR for path in (ROOT / room).glob("*.py"))]
 

@@ -1,6 +1,7 @@
 """fast/packing.py: rollouts packed end to end, or padded, say what each says alone, and get its gradients."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -93,6 +94,25 @@ def test_scores_are_those_of_one_rollout_at_a_time(ragged):
         torch.testing.assert_close(states, alone.hidden, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch):
+    """Wherever they stand in a micro-batch: log-probabilities, entropies, states and gradients as one at a time."""
+    monkeypatch.setattr(packing, "SHORT", 0)
+    of_row = torch.tensor([2, 0, 1, 2, 1, 2, 2, 0])  # the prompt of each rollout, of 1, 3 and 9 tokens
+    prompt = {"prompt_ids": ragged.prompt_ids[of_row], "prompt_mask": ragged.prompt_mask[of_row]}
+    rollouts, plain = dataclasses.replace(ragged, **prompt), make(family, spread=0.3)
+    assert packing.packed(rollouts)[0].shape[1] == (1 + 3 + 9 - 3) + 8 + int(rollouts.mask.sum())
+    model, pulls = copy.deepcopy(plain), torch.randn(ragged.ids.shape)
+    policy, alone = Policy(model, **packing_of(model)), Policy(plain)
+    ours, others = (
+        log_probs(each, rollouts, temperature=0.7, micro_tokens=tokens) for each, tokens in ((policy, 999), (alone, 1))
+    )
+    for name in ("log_probs", "entropies", "hidden"):
+        torch.testing.assert_close(getattr(ours, name), getattr(others, name), atol=1e-5, rtol=0)
+    (_, gradient), (_, expected) = gradients(policy, rollouts, pulls, 8), gradients(alone, rollouts, pulls, 1)
+    assert (gradient - expected).norm() / expected.norm() < 1e-5
+
+
 def test_nothing_grows_with_the_square_of_the_tokens(ragged):
     """A mask over all pairs of tokens would be the largest tensor of the pass by far."""
 
@@ -182,11 +202,12 @@ def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
 
     monkeypatch.setattr(packing, "varlen_attn", varlen_attn)
     starts, lengths = torch.tensor([0, 4, 7, 8], dtype=torch.int32), [4, 3, 1]
+    places = lengths, [(0, 0)] * 3
     given = [torch.randn(1, heads, 8, 6).bfloat16() for heads in (4, 2, 2)]
-    expected, _ = packing.packed_attention(None, *given, None, segments=packing.Segments(starts, lengths), scaling=0.3)
+    expected, _ = packing.packed_attention(None, *given, None, segments=packing.Segments(starts, *places), scaling=0.3)
     with Cuda():
         there = [part.to(CUDA) for part in given]
-        segments = packing.Segments(starts.to(CUDA), lengths)
+        segments = packing.Segments(starts.to(CUDA), *places)
         ours, _ = packing.packed_attention(None, *there, None, segments=segments, scaling=0.3)
         assert ours.is_cuda
     torch.testing.assert_close(ours, expected, atol=2e-2, rtol=0)
