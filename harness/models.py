@@ -68,7 +68,7 @@ def opened(option: str, name: str) -> Iterator[dict]:
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         reason = blame * isinstance(error, OSError) + reason
-        remedy = f"give {option} a {'another .gguf file' if path else 'a Hugging Face folder or hub id'}"
+        remedy = f"give {option} {'another .gguf file' if path else 'a Hugging Face folder or hub id'}"
         raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}") from error
 
 
