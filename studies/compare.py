@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
     for stage, seeds in stages.items():
         while trials := lacking(stage, rows_in(flags.rows), cell, seeds):
             refuse_other_code(cell, flags.rows, trials)
-            units = [(stage, cell, [t for t in trials if t.seed == seed], flags.rows) for seed in seeds]
+            units = [(stage, cell, part, flags.rows) for part in parts_of(trials, seeds, flags.jobs)]
             with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
                 list(tqdm(pool.imap_unordered(run_from_one_start, units), stage, len(units), disable=None))
     rows = [row for row in rows_in(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
@@ -268,6 +268,16 @@ def chosen_rate(cell: Cell, rule: str, rows: list[dict]) -> float:
     """The rate of the highest mean curve in the stage `tune`."""
     curves = mean_curves(cell, rule, rows)
     return max(curves, key=curves.get)
+
+
+def parts_of(trials: list[Trial], seeds: list[int], jobs: int) -> list[list[Trial]]:
+    """Each seed's trials, in as many parts as keep `jobs` processes busy; each part has the seed's start of its own."""
+    count = -(-jobs // len(seeds))  # of each seed
+    parts = []
+    for seed in seeds:
+        of_seed = [trial for trial in trials if trial.seed == seed]
+        parts += [of_seed[first::count] for first in range(min(count, len(of_seed)))]
+    return parts
 
 
 # ---- running them ---------------------------------------------------------------------------------------------

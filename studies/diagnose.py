@@ -172,6 +172,9 @@ def from_model(args: argparse.Namespace, decided: dict) -> tuple:
     start = {"model": str(out / "start")} if own_model and is_warm else {}
     ready = set_up(argparse.Namespace(**(vars(args) | start)), ranks)
     task, model, tokenizer = ready.task, ready.model, ready.tokenizer
+    layers = len(getattr(model.base_model, "layers", ()))
+    if max(args.layers, default=0) > layers:
+        raise BadInput(f"--layers {max(args.layers)}: the model can be cut after {layers} layers; give these at most")
     print("\n".join(f"  {note}" for note in ready.notes), flush=True)
     files.write_json(out / "config.json", decided)
     if own_model and not is_warm:

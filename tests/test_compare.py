@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cases import saved
 from scipy import stats
 
 from harness import files, tables
@@ -68,6 +69,15 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
     confirmed = compare.lacking("confirm", rows, cell, [0])
     assert [(trial.rule, trial.lr) for trial in confirmed] == [("grpo", 1e-4), ("kgae", 1e-4), ("grpo-lora", 1e-3)]
     assert [trial.rule for trial in compare.lacking("advantages", rows, cell, (100, 101))] == ["grpo", "grpo"]
+
+
+def test_few_seeds_keep_all_processes_busy():
+    """A seed's trials go to several then, each to one; with seeds enough they go from one start."""
+    trials = [Trial("", seed, rule, lr) for seed in (7, 8) for rule in ("grpo", "shear") for lr in (1e-5, 2e-5)]
+    assert compare.parts_of(trials, [7, 8], jobs=2) == [trials[:4], trials[4:]]
+    assert compare.parts_of(trials[:4], [7], jobs=2) == [trials[0:4:2], trials[1:4:2]]
+    assert compare.parts_of(trials[:1] + trials[6:], [7, 8], jobs=4) == [trials[:1], [trials[6]], [trials[7]]]
+    assert compare.parts_of(trials[4:], [7, 8], jobs=2) == [trials[4:]]
 
 
 def test_names_of_rows_are_methods_with_changes():
@@ -140,6 +150,18 @@ def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
     for cell in (Cell("--steps 3", 1e-4, ["grpo"]), Cell("--steps 2", 1e-4, ["grpo"])):
         path.write_bytes(before if cell.flags == "--steps 3" else before.replace(b"0123", b"").replace(b'""', b"null"))
         compare.refuse_other_code(cell, path, [])
+
+
+def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_refused, tiny):
+    """No trial of it is added."""
+    path, start = tmp_path / "rows.jsonl", saved(tmp_path / "start", tiny[0])
+    flags = ["--task", "words", "--model", start, "--methods", "grpo", "--heldout", 64]
+    files.append_rows(path, [{"stage": "tune", **Trial("--steps 2", 100, "grpo", 1e-4)._asdict(), "rewards": [0.5]}])
+    before = path.read_bytes()
+    assert_refused(
+        compare.main, ["--rows", path, *flags], "--task words", "of its 704 problems have prompts of at most"
+    )
+    assert path.read_bytes() == before
 
 
 def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):

@@ -424,6 +424,7 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
         ("--method grpo", ["--method", "leave it out"]),
         ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
         ("--stride 13", ["--stride 13", "--window"]),
+        ("--layers 1 9", ["--layers 9", "after 2 layers"]),
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, assert_refused):
