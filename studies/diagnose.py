@@ -194,7 +194,8 @@ def of_prefixes(args: argparse.Namespace, spans: np.ndarray, left_out: list[str]
     """Figs. 1(a), 1(b), 3 and 9, which need continuations."""
     spans = spans[~np.isnan(spans["success"])]
     if not len(spans):
-        left_out.append("Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued; lower --window")
+        remedy = "lower --window" if args.continuations else "raise --continuations"
+        left_out.append(f"Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued; {remedy}")
         return {}
     return {
         "spans": len(spans),

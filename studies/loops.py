@@ -6,8 +6,9 @@
 
 Both train a copy of one model on the same prompts in the same order, with as many rollouts, response tokens and updates
 at most, one grader and one precision. An update of TRL's is one forward and backward of all its rollouts, padded to the
-longest of them; ours are packed, in passes of `--micro-tokens`. The first turn counts for neither. Ratios are TRL's
-seconds over ours in the same turn, so that a drift of the machine affects both: median (lowest-highest).
+longest of them; ours are packed, in passes of `--micro-tokens`. SHEAR's eps is in units of nbar, for which TRL's has
+no other. The first turn counts for neither. Ratios are TRL's seconds over ours in the same turn, so that a drift of the
+machine affects both: median (lowest-highest).
 
 Left out: several processes, and vLLM. What is timed is `train.train_step` and, between its generations,
 `ShearGRPOTrainer`, or TRL's `GRPOTrainer` for `--method grpo`.
@@ -51,6 +52,7 @@ from harness.report import Clock
 from harness.run import Run, assemble
 from integrations.trl_shear import ShearGRPOTrainer
 from rewards import grade_all
+from shear import EPS
 from tasks.problems import BadInput
 from train import train_step
 
@@ -74,6 +76,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parse_args(others)
     if not args.model or args.method not in TRAINERS:
         raise BadInput(f"--model {args.model} --method {args.method}: give a model, and shear or grpo")
+    if args.eps_unit == "raw":
+        args.eps, args.eps_unit = EPS, "nbar"
     warnings.simplefilter("ignore")  # transformers says that TRL names a flag as it was named before
     ranks = parallel.join(args.device, args.threads)
     ready = set_up(args, ranks)
