@@ -120,8 +120,7 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
 
 def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
     """r, reliability and corrected r of a method's credit; None for what is not finite."""
-    names = "advantage", "noise"
-    advantage, noise = (np.array([line[name] for line in lines]) for name in names)  # (n,), (n,)
+    advantage, noise = (np.array([line[name] for line in lines]) for name in ("advantage", "noise"))  # (n,), (n,)
     credit = np.array([line["credit"][method] for line in lines])  # (n,)
     with np.errstate(divide="ignore", invalid="ignore"):
         r = np.corrcoef(credit, advantage)[0, 1] if len(lines) > 1 else np.nan

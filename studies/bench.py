@@ -176,10 +176,8 @@ def geomloss_batch(pairs: Pairs) -> Tensor:
 
 def exact_loop(pairs: Pairs) -> Tensor:
     """`ot.emd2` pair by pair, on a CPU: W1 itself."""
-    a = pairs.a.double().cpu().numpy()
-    b = pairs.b.double().cpu().numpy()
-    costs = pairs.costs.double().cpu().numpy()
-    return torch.tensor([ot.emd2(a[p], b[p], costs[p]) for p in range(len(costs))])
+    arrays = [tensor.double().cpu().numpy() for tensor in (pairs.a, pairs.b, pairs.costs)]
+    return torch.tensor([ot.emd2(*pair) for pair in zip(*arrays, strict=True)])
 
 
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Tensor:

@@ -176,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
     for stage, seeds in stages.items():
         while trials := lacking(stage, rows_in(flags.rows), cell, seeds):
             refuse_other_code(cell, flags.rows, trials)
-            units = [(stage, cell, part, flags.rows) for part in parts_of(trials, seeds, flags.jobs)]
+            units = [(stage, cell, part, flags.rows) for part in parts_of(trials, flags.jobs)]
             with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
                 list(tqdm(pool.imap_unordered(run_from_one_start, units), stage, len(units), disable=None))
     rows = [row for row in rows_in(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
@@ -270,14 +270,12 @@ def chosen_rate(cell: Cell, rule: str, rows: list[dict]) -> float:
     return max(curves, key=curves.get)
 
 
-def parts_of(trials: list[Trial], seeds: list[int], jobs: int) -> list[list[Trial]]:
+def parts_of(trials: list[Trial], jobs: int) -> list[list[Trial]]:
     """Each seed's trials, in as many parts as keep `jobs` processes busy; each part has the seed's start of its own."""
+    seeds = sorted({trial.seed for trial in trials})
     count = -(-jobs // len(seeds))  # of each seed
-    parts = []
-    for seed in seeds:
-        of_seed = [trial for trial in trials if trial.seed == seed]
-        parts += [of_seed[first::count] for first in range(min(count, len(of_seed)))]
-    return parts
+    of_seeds = [[trial for trial in trials if trial.seed == seed] for seed in seeds]
+    return [part for own in of_seeds for first in range(count) if (part := own[first::count])]
 
 
 # ---- running them ---------------------------------------------------------------------------------------------

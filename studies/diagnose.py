@@ -114,9 +114,8 @@ def diagnose(args: argparse.Namespace) -> None:
         raise BadInput(f"--groups {args.groups}: none holds right and wrong rollouts; raise it, or change --rollouts")
     length = statistics.median(len(ids) for group in groups for ids in group.responses)
     print(report.span_note(length, args.window, args.stride), flush=True)
-    left_out = []
-    results = {"flags": decided, "paper": PAPER, "left_out": left_out}
-    results |= {"groups": len(groups), "mixed_groups": len(mixed)}
+    results = {"flags": decided, "paper": PAPER, "groups": len(groups), "mixed_groups": len(mixed)}
+    left_out = results["left_out"] = []
     graded = [[score for score in group.scores if score is not None] for group in groups]
     accuracies = np.array([np.mean(scores) for scores in graded if scores])
     results["fig_10"] = figures.fig_10_accuracies(accuracies, args.out / "fig_10.png")
@@ -236,10 +235,8 @@ def summary(args: argparse.Namespace, results: dict) -> list[str]:
             legend.append("Fig. 1(a) is not comparable: responses are all of one length, and continuations come from")
             legend.append("the policy that sampled, so mean success hardly moves with position.")
         legend.append("-: too few prefixes, or all of them alike")
-    lines = tables.with_legend(rows, *legend)
-    if "methods" in results:
-        lines += truth_lines(results)
-    return lines + [f"left out: {reason}" for reason in results["left_out"]]
+    of_truth = truth_lines(results) if "methods" in results else []
+    return tables.with_legend(rows, *legend) + of_truth + [f"left out: {reason}" for reason in results["left_out"]]
 
 
 def truth_lines(results: dict) -> list[str]:

@@ -74,10 +74,9 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
 def test_few_seeds_keep_all_processes_busy():
     """A seed's trials go to several then, each to one; with seeds enough they go from one start."""
     trials = [Trial("", seed, rule, lr) for seed in (7, 8) for rule in ("grpo", "shear") for lr in (1e-5, 2e-5)]
-    assert compare.parts_of(trials, [7, 8], jobs=2) == [trials[:4], trials[4:]]
-    assert compare.parts_of(trials[:4], [7], jobs=2) == [trials[0:4:2], trials[1:4:2]]
-    assert compare.parts_of(trials[:1] + trials[6:], [7, 8], jobs=4) == [trials[:1], [trials[6]], [trials[7]]]
-    assert compare.parts_of(trials[4:], [7, 8], jobs=2) == [trials[4:]]
+    assert compare.parts_of(trials, jobs=2) == [trials[:4], trials[4:]]
+    assert compare.parts_of(trials[:4], jobs=2) == [trials[0:4:2], trials[1:4:2]]
+    assert compare.parts_of(trials[:1] + trials[6:], jobs=4) == [trials[:1], [trials[6]], [trials[7]]]
 
 
 def test_names_of_rows_are_methods_with_changes():
