@@ -10,12 +10,12 @@ rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapte
 `grpo-wrong-.12` are controls: methods differ in the size of their steps, and in how much they punish.
 
 A trial is a row, a learning rate and a seed. Four stages run one after the other: `tune` tries half, one and two times
-`--lr` (adapters: ten times that) on two seeds, and further while the best lies at an end, or only `--rates`; `confirm`
-takes each row's best rate on `--seeds`. On the embedded task `cost` times a step of each row, and of GRPO by turns;
-`advantages` measures true token advantages at the start. Rows of a seed go from one start and see the same problems.
-Finished trials are lines of `--rows`, which is only added to: the same command goes on where it was interrupted, and
-prints the table where nothing lacks. Other flags of train.py are another task, whose trials may go to the same file;
-trials of other code are not added to.
+the task's `--lr` (adapters: ten times that) on two seeds, and further while the best lies at an end, or only `--rates`;
+`confirm` takes each row's best rate on `--seeds`. On the embedded task `cost` times a step of each row, and of GRPO by
+turns; `advantages` measures true token advantages at the start. Rows of a seed go from one start, or from starts made
+alike, and see the same problems. Finished trials are lines of `--rows`, which is only added to: the same command goes
+on where it was interrupted, and prints the table where nothing lacks. Other flags of train.py are another task, whose
+trials may go to the same file; trials of other code are not added to.
 
 The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with its 90% interval by
 Student's t, and on how many seeds it is positive:
@@ -82,9 +82,9 @@ def make_parser() -> Parser:
     add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table")
     seeds = "that choose the rates"
     add("--tuning-seeds", nargs="+", type=random_seed, default=list(TUNING), metavar="SEED", help=seeds)
-    rates = "that each row is tuned on, instead of half, one and two times --lr and further"
+    rates = "that each row is tuned on, instead of half, one and two times the task's --lr and further"
     add("--rates", nargs="+", type=number(float, 0, above=True), default=[], metavar="LR", help=rates)
-    add("--jobs", type=positive_int, default=2, help="seeds at a time, a process each")
+    add("--jobs", type=positive_int, default=2, help="processes; a seed's trials each, where seeds suffice")
     add("--rows", type=Path, metavar="FILE", default=Path("runs/compare.jsonl"), help="of finished trials")
     return parser
 
@@ -282,7 +282,7 @@ def parts_of(trials: list[Trial], jobs: int) -> list[list[Trial]]:
 
 
 def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
-    """The trials of a seed, one after the other; each adds its line to the file."""
+    """Trials of one seed, one after the other; each adds its line to the file."""
     stage, cell, trials, path = unit
     with tempfile.TemporaryDirectory() as out:
         start = []  # flags: the first trial makes the start, the others load it
@@ -416,8 +416,9 @@ def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
         for title, name in (("AUC", "auc"), ("wrong step", "auc_step")):
             both = [[row[when][name] for row in trials if row[when]] for when in ("before", "after")]
             line[title] = " / ".join(mean_of(values) for values in both)
-        line["correlation"] = mean_of([methods.get(rule, {}).get("corrected") for methods in at_start])
-        line["extra cost"] = " ".join(f"{cost:+.0%}" for cost in costs)
+        if at_start:  # which only the embedded task has
+            line["correlation"] = mean_of([methods.get(rule, {}).get("corrected") for methods in at_start])
+            line["extra cost"] = " ".join(f"{cost:+.0%}" for cost in costs)
         line["weight"] = mean_of([row["weight_mean"] for row in trials])
         line["share"] = mean_of([row["ess"] for row in trials])
         table.append(line)
