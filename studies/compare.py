@@ -322,17 +322,17 @@ def run_trial(args: argparse.Namespace, cell: Cell) -> dict:
         before = located(run, 0)
         steps = [train.train_step(run, step)[0] for step in range(args.steps)]
         torch.manual_seed(seed_of(args.seed, "evaluation"))
-        sampled = accuracy(run, args.rollouts_per_prompt, args.temperature)
-        greedy = accuracy(run, 1, 0.0)
+        sampled = accuracy(run)
         after = located(run, args.steps)
     rewards = [round(step["reward"], 6) for step in steps]
     means = {name: round(float(np.nanmean([step[name] for step in steps])), 4) for name in ("weight_mean", "ess")}
-    return {"rewards": rewards, "sampled": sampled, "greedy": greedy, **means, "before": before, "after": after}
+    return {"rewards": rewards, "sampled": sampled, **means, "before": before, "after": after}
 
 
-def accuracy(run: Run, count: int, temperature: float) -> float:
-    """Share of right ones among `count` responses to each held-out problem."""
-    _, verdicts = train.sample_and_grade(run, run.task.heldout, count, temperature, report.Clock(run.ranks.device))
+def accuracy(run: Run) -> float:
+    """Share of right ones among responses to the held-out problems, to each as many as in training."""
+    sampling = run.args.rollouts_per_prompt, run.args.temperature, report.Clock(run.ranks.device)
+    _, verdicts = train.sample_and_grade(run, run.task.heldout, *sampling)
     return float(np.nanmean(rewards_of(verdicts)))
 
 

@@ -145,7 +145,7 @@ def diagnose(args: argparse.Namespace) -> None:
         curves = {name: methods[name]["around"] for name in ("shear", "position", "entropy") if name in methods}
         figures.weight_around_error(curves, args.out / "around_error.png")
     files.write_json(args.out / "diagnose.json", results)
-    print("\n".join(summary(args, results)))
+    print("\n".join(summary(results)))
     print(f"figures and numbers are in {args.out}/\nnext: python -m studies.page {shlex.quote(str(args.out))}")
 
 
@@ -208,7 +208,7 @@ def of_prefixes(args: argparse.Namespace, spans: np.ndarray, left_out: list[str]
 # ---- what is printed ------------------------------------------------------------------------------------------
 
 
-def summary(args: argparse.Namespace, results: dict) -> list[str]:
+def summary(results: dict) -> list[str]:
     """Our numbers beside the paper's, and what of them cannot be compared."""
     rows, legend = [], ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
 
@@ -231,7 +231,7 @@ def summary(args: argparse.Namespace, results: dict) -> list[str]:
         for name, numbers in {"Fig. 3 all positions": results["fig_3"], **depths}.items():
             rhos = [numbers[side]["spearman"] for side in ("within_right", "within_wrong")]
             add(f"{name}, right / wrong rollouts: Spearman", *rhos)
-        if args.task == "embedded":
+        if results["flags"]["task"] == "embedded":
             legend.append("Fig. 1(a) is not comparable: responses are all of one length, and continuations come from")
             legend.append("the policy that sampled, so mean success hardly moves with position.")
         legend.append("-: too few prefixes, or all of them alike")
