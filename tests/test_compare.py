@@ -1,6 +1,8 @@
 """studies/compare.py: stages in a row, a table of what they left, and what is refused."""
 
 import multiprocessing
+import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -211,6 +213,18 @@ def test_the_page_has_what_the_rows_say():
         rows, cell = files.rows(DOCS / file), Cell("--steps 20", 1e-4, rules)
         assert {row["rule"] for row in rows if row["stage"] == "confirm"} == set(rules)
         assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in (DOCS / "methods.md").read_text()
+
+
+def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, monkeypatch, capsys):
+    """Its script prints each of its tables again, and draws its curves."""
+    page = (DOCS / "real-weights.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"## Every number again.*?```python\n(.*?)```", page, re.DOTALL)
+    shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
+    monkeypatch.chdir(tmp_path)
+    exec(script, {})
+    printed = capsys.readouterr().out.strip().split("\n\n")
+    assert len(printed) == 4 and all(table in page for table in printed)
+    assert (tmp_path / "docs" / "real-weights-curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

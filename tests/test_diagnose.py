@@ -3,7 +3,6 @@
 import functools
 import json
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -150,13 +149,6 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert peak(weights[2:], mask[2:], places[2:]) is None
     assert around(weights, mask, places[:, 0], 2) == pytest.approx([7 / 3, 1, 4 / 3, 2, 2])
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
-
-
-def test_the_page_on_real_weights_has_what_its_numbers_say():
-    """Its table can be printed again from docs/real-weights.json."""
-    docs = Path(__file__).parents[1] / "docs"
-    lines = diagnose.truth_lines(json.loads((docs / "real-weights.json").read_text()))
-    assert "\n".join(lines[: lines.index("")]) in (docs / "real-weights.md").read_text(encoding="utf-8")
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
