@@ -223,7 +223,7 @@ def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     exec(script, {})
     printed = capsys.readouterr().out.strip().split("\n\n")
-    assert len(printed) == 4 and all(table in page for table in printed)
+    assert len(printed) == 5 and all(table in page for table in printed)
     assert (tmp_path / "docs" / "real-weights-curves.png").read_bytes().startswith(b"\x89PNG")
 
 
