@@ -144,14 +144,15 @@ def against_truth(
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     has = {"adapter": None, "prm": batches[0].source.prm, "rephrase": task.rephrase}  # no saved model has an adapter
-    absent = set()
+    methods = list(args.methods or METHODS)
     for need in [name for name in has if not has[name]]:
-        absent |= needing(need)
-        left_out.append(f"{', '.join(needing(need))} against the truth: needs {NEEDS[need]}")
+        if absent := [name for name in methods if name in needing(need)]:
+            left_out.append(f"{', '.join(absent)} against the truth: needs {NEEDS[need]}")
+            methods = [name for name in methods if name not in absent]
     if localisation(mask.float(), mask, errors) is None:
         left_out.append("credit against the truth: no rollout has tokens before and after its first error")
         return {}
-    runs = [("methods", name, name, {}) for name in args.methods or METHODS if name not in absent]
+    runs = [("methods", name, name, {}) for name in methods]
     runs += [("settings", name, "shear", changed) for name, changed in changes_of(args).items()]
     group = torch.arange(len(batches)).repeat_interleave(torch.tensor([len(batch.rewards) for batch in batches]))
     results = {"methods": {}, "settings": {}}
