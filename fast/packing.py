@@ -9,8 +9,8 @@ Packed, it computes with these alone. Positions restart at each rollout, and eac
 is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
 by SDPA over one rollout after the other, or over several of one length. No mask over all pairs of tokens ever exists.
 
-On CPUs a prompt stands before the first of its rollouts alone, and the others attend to it there: a group computes with
-its prompt once. A prompt's last token, from which a response's first token is predicted, stays with each rollout.
+On CPUs a prompt stands before the first of its rollouts alone, and the others attend to it there: a micro-batch
+computes with each prompt once. A prompt's last token, which predicts a response's first one, stays with each rollout.
 
 Left out: sliding windows, and families other than `FAMILIES`, which the tests compare with single rollouts.
 """
@@ -30,7 +30,7 @@ from transformers.masking_utils import sdpa_mask
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HALF = (torch.float16, torch.bfloat16)
 CAUSAL = (-1, 0)  # the window of `varlen_attn`: everything before a token, nothing after it
-SHORT = 48  # tokens of a prompt; shorter ones, such as the embedded task's, are read again for each rollout
+SHORT = 48  # tokens of the longest prompt; shorter ones, as the embedded task's, are read again for each rollout
 
 
 class Segments(NamedTuple):
@@ -117,7 +117,8 @@ def packed_attention(
 ):
     """Attention in the library's signature: query (b, H, S, w), key and value (b, kv, S, w) -> (b, S, H, w), None.
 
-    With `segments`, b is 1 and each segment attends to itself, causally; without, as while sampling, it is SDPA.
+    With `segments`, b is 1, and each attends to itself and to a shared prompt, causally. Without, as while sampling, it
+    is SDPA.
     """
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

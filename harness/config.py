@@ -53,7 +53,7 @@ SMOKE = dict(
     **dict(steps=4, prompts_per_step=8, rollouts_per_prompt=4, prompts_per_update=4, max_tokens=64),
     **dict(heldout=8, eval_groups=8, save_every=2),
 )
-SMOKE_EMBEDDED = {**SMOKE, "max_tokens": 0, "warmup_steps": 60}
+SMOKE_TASKS = {"embedded": {"max_tokens": 0, "warmup_steps": 60}, "words": {"warmup_steps": 4}}
 # What a resumed run may be given anew: how long it goes on, what is saved and measured on the way, how fast it learns,
 # and what the machine asks for. With another value of the last two it is no longer the same run to the bit.
 MAY_CHANGE = set(
@@ -278,7 +278,7 @@ def train_parser() -> Parser:
     add("--steps", type=positive_int, default=300, help="sampling phases")
     add("--lr", type=positive, default=1e-6, help="AdamW, constant, no weight decay")
     add("--prompts-per-update", type=positive_int, default=32, help="groups of a mini-batch, which is one update")
-    add("--micro-tokens", type=positive_int, default=16_384, help="tokens a forward pass; changes memory only")
+    add("--micro-tokens", type=positive_int, default=16_384, help="tokens per pass; changes memory and time alone")
     add("--clip-low", type=positive, default=0.2, help="ratio bound below: 1 - this")
     add("--clip-high", type=positive, default=0.28, help="ratio bound above: 1 + this")
     add("--max-grad-norm", type=positive, default=1.0, help="gradient norm is cut to this")
@@ -310,7 +310,7 @@ def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
     task = given.get("task") or ("math" if given.get("model") else "embedded")
     defaults = parser.defaults() | {"task": task} | TASKS.get(task, {})
     if given.get("smoke"):
-        defaults |= SMOKE_EMBEDDED if task == "embedded" else SMOKE
+        defaults |= SMOKE | SMOKE_TASKS.get(task, {})
     both = {name: f"{own} | {parser.get_default(name)}" for name, own in EMBEDDED.items()}
     parser.help_if_asked(given, both)
     if "resume" in given:
