@@ -177,9 +177,7 @@ def placed(weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window:
     place["auc_half"] = half_width(aucs)
     more = aucs - auc_without_each(position[counts], *parts)
     place["over_position"] = [float(more[0]), half_width(more)]
-    least = torch.full((int(group.max()) + 1,), math.inf).scatter_reduce_(
-        0, group[:, None].expand_as(mask)[mask], weights[mask].float(), "amin"
-    )
+    least = torch.stack([weights[group == own][mask[group == own]].min() for own in range(int(group.max()) + 1)])
     place["shares"] = shares_by_part(weights, mask, errors)
     place["shares_above_floor"] = shares_by_part(weights - least[group][:, None], mask, errors)
     return place

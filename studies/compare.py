@@ -260,7 +260,8 @@ def mean_curves(cell: Cell, rule: str, rows: list[dict]) -> dict[float, float]:
     """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all seeds have run."""
     curves = {}
     for row in trials_of(rows, "tune", cell.flags, rule):
-        curves.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
+        if row["seed"] in cell.tuning and row["lr"] in (cell.rates or [row["lr"]]):
+            curves.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
     return {lr: statistics.mean(of_seeds) for lr, of_seeds in curves.items() if len(of_seeds) == len(cell.tuning)}
 
 
@@ -403,12 +404,14 @@ def with_interval(values: np.ndarray) -> str:
 
 def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
     """A line for each row of the table, of trials whose seeds are those of the table."""
+    rates = {rule: chosen_rate(cell, rule, rows) for rule in cell.rules}
+    rows = [row for row in rows if row["stage"] != "confirm" or row["lr"] == rates.get(row["rule"])]
     at_start = [row["advantages"]["methods"] for row in trials_of(rows, "advantages", cell.flags, "grpo")]
     table = []
     for rule in cell.rules:
         trials = trials_of(rows, "confirm", cell.flags, rule)
         costs = [row["step"] / row["of_grpo"] - 1 for row in trials_of(rows, "cost", cell.flags, rule)]
-        line = {"method": rule, "lr": f"{chosen_rate(cell, rule, rows):g}"}
+        line = {"method": rule, "lr": f"{rates[rule]:g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
             line[title] = f"{statistics.mean(outcome_by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
             of_grpo = differences(rows, cell.flags, rule, "grpo", outcome)

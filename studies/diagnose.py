@@ -251,9 +251,7 @@ def truth_lines(results: dict) -> list[str]:
         row["above floor"] = percents(place["shares_above_floor"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
         rows.append(row | {"risen": "-" if place["half_risen"] is None else str(place["half_risen"])})
-    legend = [
-        "AUC: the chance that a token from the error on has a larger weight than one before it; ± 90%, over groups"
-    ]
+    legend = ["AUC: the chance that a token from the error on outweighs one before it; ± 90%, over groups"]
     legend.append("over position: less the AUC of position alone; step: the wrong step against all others")
     legend.append("weight: its shares before, on and after the wrong step; above floor: less the group's least weight")
     legend.append("peak: tokens from the error's start to the largest weight, the median over rollouts")

@@ -183,7 +183,7 @@ def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
 
 
 def test_the_table_is_of_rows_paired_by_seed():
-    """Means over the seeds, D with its interval, AUCs before and after, cost against grpo's."""
+    """Means over the seeds, D with its interval, AUCs before and after, cost against grpo's; none of another rate."""
     cell, rows = Cell("--steps 2", 1e-4, ["grpo", "shear"]), []
     for rule, more in (("grpo", 0.0), ("shear", 0.1)):
         usual = {"cell": cell.flags, "rule": rule, "lr": 1e-4}
@@ -196,7 +196,8 @@ def test_the_table_is_of_rows_paired_by_seed():
         rows.append(usual | {"stage": "cost", "seed": 100, "step": 2.0 + 10 * more, "of_grpo": 2.0})
     methods = {"grpo": {"corrected": 0.25}, "shear": {"corrected": 0.5}}
     advantages = {"stage": "advantages", "cell": cell.flags, "rule": "grpo", "advantages": {"methods": methods}}
-    grpo, shear = compare.table_of([*rows, advantages], cell)
+    of_others = [row | {"lr": 2e-4, "rewards": [0.9], "seed": 7 * (row["seed"] >= 100)} for row in rows[:4]]
+    grpo, shear = compare.table_of([*rows, *of_others, advantages], cell)
     assert grpo["curve"] == "0.500" and grpo["D, curve"] == "" and shear["curve"] == "0.600"
     assert shear["D, curve"] == "+.100 (+.100 to +.100), 2/2" and shear["D, held out"].startswith("-.100 (")
     assert shear["AUC"] == "0.60 / 0.60" and shear["wrong step"] == "0.40 / 0.40"
