@@ -9,7 +9,8 @@ Weights, AdamW's moments and the copy that samples stay all the time. Sampling a
 (`row_bytes` each), training adds gradients and logits.
 
 Left out: activations, the layers that FSDP holds whole, what a credit method adds (SHEAR's states and distances, a
-process reward model), CUDA's and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
+process reward model), the lessons of `--task words` (16 bytes per parameter, on rank 0), CUDA's and NCCL's own memory
+(1-2 GB), fragmentation (about a tenth).
 """
 
 import argparse
@@ -31,7 +32,7 @@ SHARE = 0.8  # of the free memory for the rollouts generated at a time; the rest
 
 
 def predict(config, args: argparse.Namespace, world: int, room: float = math.inf) -> dict[str, float]:
-    """GB (1e9 bytes) a GPU. Without --generate-batch as many rollouts are generated at a time as fit into `room` GB."""
+    """GB (1e9 bytes) a GPU; without --generate-batch it generates as many rollouts at a time as fit into `room` GB."""
     total, trained = parameters(config, args.lora_rank)
     size = 4 if args.dtype == "float32" else 2  # bytes of a number that is computed with
     has_copy = world > 1 or size == 2  # else `parallel.shard` leaves the model as it is, and that one samples
@@ -40,9 +41,10 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     gb["resident"] = sum(gb.values())
     gb["gradients"] = 4 * trained / shards
     gb["logits"] = 3 * 4 * HEAD_CHUNK * config.get_text_config().vocab_size  # float32, with softmax and gradient
-    rollouts = -(-args.prompts_per_step // world) * args.rollouts_per_prompt  # of the rank that has most
+    groups = -(-max(args.prompts_per_step, min(args.eval_groups, args.heldout)) // world)  # of the rank that has most
+    rollouts = max(groups * args.rollouts_per_prompt, -(-args.heldout // world))  # held-out problems once, greedily
     row = row_bytes(config, PROMPT, args.max_tokens, size)
-    fitting = SHARE * (room * 1e9 - gb["resident"]) / row
+    fitting = SHARE * (room * 1e9 - gb["resident"]) / row if args.device == "cuda" else 512
     gb["generating"] = row * max(1, int(min(args.generate_batch or fitting, rollouts)))
     gb["sampling"] = gb["resident"] + gb["generating"]
     gb["training"] = gb["resident"] + gb["gradients"] + gb["logits"]

@@ -49,17 +49,17 @@ def opened(option: str, name: str) -> Iterator[dict]:
     folder, is_local, blame = Path(name), path or Path(name).is_dir(), ""
     try:
         if path:
-            yield dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
+            yield dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name, trust_remote_code=False)
             return
         if config_of(folder):
             raise ValueError(f"it is a run, its model is {folder / 'model'}")
         if is_local and not (folder / "config.json").is_file():
-            raise ValueError("it has no config.json")
+            raise ValueError("it has no config.json, and not one .gguf file alone")
         if is_local and (odd := [path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()]):
             raise ValueError(f"its {odd[0]} is no file")  # a pipe would never end
         if not is_local and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # which no hub id has
-            raise ValueError("no such folder")
-        blame = "" if is_local else "no such folder; "
+            raise ValueError("no such folder or file")
+        blame = "" if is_local else "no such folder or file; "
         # No code of the folder's is trusted; if that were left open, a terminal would be asked.
         is_local = is_local or not hub_answers(name)
         yield dict(pretrained_model_name_or_path=name, trust_remote_code=False, local_files_only=is_local)
@@ -69,6 +69,7 @@ def opened(option: str, name: str) -> Iterator[dict]:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         reason = blame * isinstance(error, OSError) + reason
         remedy = f"give {option} {'another .gguf file' if path else 'a Hugging Face folder or hub id'}"
+        remedy = "install it" if isinstance(error, ImportError) else remedy
         raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}") from error
 
 

@@ -177,7 +177,7 @@ def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
 
 
 def needs_start(args: argparse.Namespace) -> bool:
-    """Whether a run begins with lessons: on a task that has them, unless its model has had them."""
+    """Whether a run begins with lessons: on a task that has them, unless its model is a run's of that task."""
     if args.task not in TASKS or args.resume or not args.warmup_steps:
         return False
     return not args.model or (args.task == "words" and files.run_of(args.model).get("task") != "words")
@@ -185,6 +185,7 @@ def needs_start(args: argparse.Namespace) -> bool:
 
 def make_start(model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> None:
     """A made task's supervised start, on one rank for all."""
+    model.float()  # on every rank: rank 0's weights are copied into theirs
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}
         limits = dict(steps=args.warmup_steps, seed=args.seed)
@@ -192,7 +193,7 @@ def make_start(model, tokenizer, task: Task, args: argparse.Namespace, folder: P
         if args.task == "embedded":
             loss = toy.warm_up(model, args.toy_lines, forbidden, **limits)
         else:
-            loss = words.warm_up(model.float(), tokenizer, task.prompt, forbidden, **limits)
+            loss = words.warm_up(model, tokenizer, task.prompt, forbidden, **limits)
         print(f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, {time.perf_counter() - started:.0f} s")
         with files.whole_folder(folder / "start") as draft:
             model.save_pretrained(draft)

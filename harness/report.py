@@ -368,7 +368,8 @@ def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespac
         weights.axhline(np.mean(floors), color=FAINT, ls="--", lw=1, label="floor, eps ln window", zorder=0)
     of = "wrong rollouts" if knows_errors else "groups with a gradient"
     weights.set(ylabel="mean token weight", title=f"{args.method} weights, {of}")
-    weights.set_ylim(min(0, weights.dataLim.ymin))
+    weights.update_datalim([(0, 0)], updatex=False)  # also where no weight is known
+    weights.set_ylim(weights.dataLim.ymin)
     signal.plot(steps, [m["equal_groups"] for m in history], color=INK, label="all rewards equal")
     signal.set(ylabel="share of groups", ylim=(0, 1), title="no-signal groups")
     for axes in (rewards, weights, signal):

@@ -77,11 +77,10 @@ def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
 
 def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
     """The same problem with its events told in other words, the k-th way; no thing gets another name."""
-    first, *_, last = re.split(r"(?<=\.) ", problem["problem"])
+    first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
     told = []
-    for place, (_, op, number, _) in enumerate(problem["steps"]):
-        ways = _ways_to_tell(op, number, problem["name"], problem["things"])
-        others = [way for way in ways if way not in problem["problem"]] or ways
+    for place, (event, (_, op, number, _)) in enumerate(zip(events, problem["steps"], strict=True)):
+        others = [way for way in _ways_to_tell(op, number, problem["name"], problem["things"]) if way != event]
         told.append(others[(k >> place) % len(others)])
     return {**problem, "problem": " ".join([first, *told, last])}, {}
 
@@ -124,7 +123,7 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     """
     text = "".join(tokens)
     found = _first_fault(problem, text)
-    if not found:
+    if not found or found[1] == len(text):  # cut off within a number, which may have been right
         return None
     kind, start, end = found
     ends = list(accumulate(map(len, tokens)))  # of each token, in characters

@@ -139,7 +139,7 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
-    words = "--model no/hub: cannot be loaded (no such folder; We couldn't connect"
+    words = "--model no/hub: cannot be loaded (no such folder or file; We couldn't connect"
     assert_says(train, ["--model", "no/hub", "--out", tmp_path], words, tmp_path, capsys)
     assert_says(evaluation, ["--model", "no/hub", *ASK, "--out", tmp_path], words, tmp_path, capsys)
     assert requests == ["no/hub"]

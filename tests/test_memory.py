@@ -24,6 +24,7 @@ TOTAL = 3 * LAYER + 2 * 10 * 8 + 8  # embeddings, head, norm
 def flags(**changes) -> argparse.Namespace:
     """The paper's recipe, as far as memory depends on it."""
     recipe = dict(dtype="bfloat16", prompts_per_step=64, rollouts_per_prompt=8, max_tokens=3000, generate_batch=0)
+    recipe |= dict(device="cuda", heldout=1, eval_groups=64)
     return argparse.Namespace(**{**recipe, "shard_over": 0, "lora_rank": 0, "out": "o", "model": "M", **changes})
 
 
@@ -74,7 +75,9 @@ def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
     assert memory.row_bytes(wide, 256, 3, 2) - memory.row_bytes(narrow, 256, 3, 2) == 259 * 2 * 3 * 4 * 2
     bounded, free = (memory.predict(documented["large"], flags(), 1, room)["sampling"] for room in (150, math.inf))
     assert bounded < 150 < free  # a GPU's size bounds the cache
-    assert memory.predict(TINY, flags(generate_batch=1), 1)["generating"] == memory.row_bytes(TINY, 256, 3000, 2) / 1e9
+    row, many = memory.row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
+    for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, many | {"device": "cpu"}):
+        assert memory.predict(TINY, flags(**changes), 1)["generating"] == pytest.approx(rows * row / 1e9)
 
 
 @pytest.mark.parametrize("room, warnings", [((80, 999), 0), ((40, 999), 1), ((40, 300), 2)])

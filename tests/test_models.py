@@ -103,6 +103,8 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(llama, gguf_path, tmp_path, 
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
     other = tmp_path / "other.gguf"
     write_gguf(other, *llama, architecture="abacus")
+    with models.opened("--model", str(other)) as options:
+        assert options["trust_remote_code"] is False  # of its folder
     for path in (cut, other):
         assert_refused(train.main, ["--task", "words", "--model", path, "--out", tmp_path], str(path), "another .gguf")
     with pytest.MonkeyPatch.context() as patch:

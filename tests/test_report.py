@@ -123,9 +123,10 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     monkeypatch.setattr(report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes))
     known = METRICS | {"step": 2, "weight_before": 0.1, "weight_after": 0.3}
     known["eps_over_nbar"] = 0.05
-    for history in ([METRICS], [METRICS, known]):
+    unknown = METRICS | {"step": 2, "weight_before": math.nan, "weight_after": math.nan}
+    for history in ([METRICS], [METRICS, known], [unknown]):
         report.plot(history, BEFORE, BEFORE, parse_args([]), tmp_path / "curve.png")
-    (_, mean, _), (_, sides, no_signal) = drawn
+    (_, mean, _), (_, sides, no_signal), _ = drawn
     assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264]]
     before, after, floor = (line.get_ydata() for line in sides.lines)
     assert math.isnan(before[0]) and (before[1], after[1]) == (0.1, 0.3)

@@ -11,7 +11,9 @@ from cases import SMALL, byte_tokenizer, saved
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
+from harness import prepare
 from harness.files import config_of
+from harness.parallel import Ranks
 from rewards import grade_math
 from tasks import words
 
@@ -70,6 +72,7 @@ UNREAD = [
     "The answer is \\boxed{11}.",
     "Fourteen and five are nineteen, less nine makes eleven. \\boxed{11}",
     RIGHT[:-20],
+    RIGHT[: RIGHT.index("9 shells")],
     RIGHT.replace("\\boxed{10}", "10"),
     RIGHT.replace("boxed{10}", "boxed{ten}"),
     "14 and 5 are 19, 19 less 9 is 11. \\boxed{11}",
@@ -115,16 +118,16 @@ def test_factors_may_swap_and_the_sign_may_be_another(sign):
 def test_a_problem_is_told_in_other_words():
     """The same beginning, question, numbers and answer; other events, and in most problems not all ways alike."""
     several = 0
-    for problem in words.make_problems(50, seed=0):
+    for problem in words.make_problems(400, seed=0):
         ways = [words.rephrase(problem, k)[0] for k in range(4)]
         for other in ways:
             assert other | {"problem": 0} == problem | {"problem": 0}
             assert re.findall(r"\d+", other["problem"]) == re.findall(r"\d+", problem["problem"])
             before, after = (re.split(r"(?<=\.) ", each["problem"]) for each in (problem, other))
             kept = [old == new for old, new in zip(before, after, strict=True)]
-            assert kept[0] and kept[-1] and sum(kept) < len(kept)
+            assert kept == [True, *[False] * (len(kept) - 2), True]
         several += len({other["problem"] for other in ways}) > 1
-    assert several > 40
+    assert several > 320
 
 
 def test_demonstrations_are_right_but_for_their_slips():
@@ -176,6 +179,15 @@ def test_warm_up_teaches_the_form():
         last = words.warm_up(model, tokenizer, prompt, forbidden, steps=15, seed=1)
     assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
     assert last < 0.7 * first and len(set(shown)) > 100 and not forbidden & set(shown)
+
+
+def test_lessons_are_copied_to_ranks_whose_model_is_stored_in_another_dtype(tmp_path, monkeypatch):
+    """Rank 0 teaches in float32, so that is what all other ranks have."""
+    copied = []
+    monkeypatch.setattr(prepare.parallel, "broadcast", lambda model, ranks: copied.append(model.dtype))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **SMALL)).bfloat16()
+    prepare.make_start(model, None, None, None, tmp_path, Ranks(1, 2, torch.device("cpu")))
+    assert copied == [torch.float32]
 
 
 def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no_curve, capsys):
