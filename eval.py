@@ -106,15 +106,15 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     models = find_models(args)
     task = files.run_of(next(iter(models.values()))).get("task")
     names = args.bench or ["embedded" if task == "embedded" else "math"]
+    tokenizers = {label: load_tokenizer("--model", path) for label, path in models.items()}  # are they there?
     sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models))
     protocol = Protocol(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)})
     for loaded in sets:
         if max(args.pass_at, default=0) > samples_of(loaded, protocol) * len(args.seeds):
             raise BadInput(f"--pass-at {max(args.pass_at)}: {loaded.benchmark.name} has fewer samples; raise --samples")
-    for path in models.values():  # before another one is evaluated: are they there, can they be asked?
-        tokenizer = load_tokenizer("--model", path)
+    for label, path in models.items():  # before another one is evaluated: can they be asked?
         for loaded in sets:
-            evaluation.as_task(loaded, protocol, tokenizer, files.origin_of(path)).prompt(loaded.problems[0])
+            evaluation.as_task(loaded, protocol, tokenizers[label], files.origin_of(path)).prompt(loaded.problems[0])
     folder = Path(args.out or "evals/" + "-".join([*models, *(args.bench or ())]).replace("/", "_")[:120])
     data = {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets}
     settings = {"protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype}, "data": data, "models": {}}
@@ -124,7 +124,7 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     generations = folder / "generations.jsonl"
     with files.made(folder, ranks, "settings.json"):
         for label, path in models.items():
-            tokenizer = load_tokenizer("--model", path)
+            tokenizer = tokenizers[label]
             model = load_model(path, ranks.device, tokenizer)
             round_weights(model, getattr(torch, args.dtype))
             sampler = Sampler(model.eval(), tokenizer, files.origin_of(path), sampling_of(args, model))

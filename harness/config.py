@@ -226,7 +226,8 @@ def add_machine_flags(parser: Parser):
 def train_parser() -> Parser:
     """Every flag of train.py with its default; those without one here are resolved later, or stated where they act."""
     replaced = []
-    for by, values in (("--task words", WORDS), ("--smoke", SMOKE)):
+    of_tasks = {f"--smoke --task {task}": own for task, own in SMOKE_TASKS.items()}
+    for by, values in {"--task words": WORDS, "--smoke": SMOKE, **of_tasks}.items():
         settings = ", ".join(f"{flag(name)} {value}" for name, value in values.items())
         replaced.append(f"{by} replaces: {settings}.")
     about = "Train a causal LM with SHEAR, GRPO, or a neighbour. Of two defaults, embedded task | paper."

@@ -1,6 +1,6 @@
 """Where credit went, to look at: one HTML page of groups of rollouts, every token shaded by its weight.
 
-    write_page(folder, path)   the page of a run, or of `studies.diagnose`; `python -m studies.page` is its command
+    write_page(folder)         the page of a run, or of `studies.diagnose`; `python -m studies.page` is its command
 
 It teaches as it shows: what spans, distances and weights are stands above the rollouts, and it opens on a wrong
 rollout whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are reinforced
@@ -39,9 +39,9 @@ TASKS = {
 }
 
 
-def write_page(folder: Path, path: Path) -> str:
-    """Write the page of a run's samples; returns its path and size in words. Raises BadInput."""
-    groups = read_groups(folder)
+def write_page(folder: Path) -> str:
+    """Write credit.html, the page of a run's samples; returns its path and size in words. Raises BadInput."""
+    groups, path = read_groups(folder), folder / "credit.html"
     task = settings_in(folder / "config.json").get("task") if (folder / "config.json").exists() else None
     page = as_html(groups, str(folder), TASKS.get(task, ""))
     write_whole(path, page)

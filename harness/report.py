@@ -338,7 +338,7 @@ def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, 
         print(f"peak memory per GPU: {max(peaks):.1f} GB")
     other = next(name for name in METHODS if name != args.method)  # grpo; for grpo shear
     place = shlex.quote(str(folder))
-    print(f"\nwhere the credit went, to look at: {write_page(folder, folder / 'credit.html')}")
+    print(f"\nwhere the credit went, to look at: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
     print(f"      the same command with --method {other}, then python -m studies.compare RUN RUN")
 

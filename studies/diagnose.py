@@ -194,6 +194,7 @@ def of_prefixes(args: argparse.Namespace, spans: np.ndarray, left_out: list[str]
     spans = spans[~np.isnan(spans["success"])]
     if not len(spans):
         remedy = "lower --window" if args.continuations else "raise --continuations"
+        remedy = "--rollouts samples nothing" if args.rollouts else remedy
         left_out.append(f"Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued; {remedy}")
         return {}
     return {

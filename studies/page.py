@@ -20,7 +20,6 @@ def make_parser() -> Parser:
     parser.usage = "%(prog)s RUN [flags]"
     run = "folder of a run of train.py, or of studies.diagnose, which holds samples.jsonl"
     parser.add_argument("run", type=Path, metavar="RUN", help=run)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page; if not given: credit.html in RUN")
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     return parser
 
@@ -29,19 +28,15 @@ answer(__name__, lambda: make_parser().parse_args())  # before what takes second
 
 from harness.launch import run_command
 from harness.page import write_page
-from tasks.problems import BadInput
 
 
 @run_command(memory="remove groups from samples.jsonl", interrupted="interrupted: no page is written")
 def main(argv: list[str] | None = None) -> None:
     """The page of a run, whole or not at all. Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     flags = make_parser().parse_args(argv)
-    out = flags.out or flags.run / "credit.html"
-    if out.suffix != ".html" or not out.parent.is_dir():
-        raise BadInput(f"--out {out}: name a file that ends in .html, in a folder that is there")
-    print(write_page(flags.run, out))
+    print(write_page(flags.run))
     if flags.open:
-        webbrowser.open(out.absolute().as_uri())
+        webbrowser.open((flags.run / "credit.html").absolute().as_uri())
 
 
 if __name__ == "__main__":

@@ -192,6 +192,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     ("flags", "words"),
     [
         ([], "give one of --model, --from, --replay and --runs"),
+        (["--model", "./N"], "--model ./N: cannot be loaded (no such folder or file)"),  # before data are fetched
         (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
         (["--model", "M", "--select", "best"], "M: is no run of train.py"),
@@ -204,9 +205,10 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--runs", "run"], "--runs run: has no benchmarks in metrics.jsonl"),
     ],
 )
-def test_bad_input_is_one_sentence(flags, words, tmp_path, monkeypatch, assert_refused):
+def test_bad_input_is_one_sentence(flags, words, models, tmp_path, monkeypatch, assert_refused):
     """Exit status 2, and a line that names what is wrong."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "M").symlink_to(models[0])
     files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r"}])
     (tmp_path / "run").mkdir()
     files.append_rows(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])

@@ -105,10 +105,8 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
         file.write('{"step": 3, "prob')
     groups = page.read_groups(tmp_path)
     assert [[row["tokens"][0] for row in group] for group in groups] == [["0", "1"], ["2", "3"], ["4"], ["5"]]
-    assert make(tmp_path) == 0 == make(tmp_path, "--out", tmp_path / "other.html")
-    text = (tmp_path / "credit.html").read_text()
-    assert data_of(text)[0][0]["tokens"] == ["0"] and (tmp_path / "other.html").read_text() == text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["credit.html", "other.html", "samples.jsonl"]
+    assert make(tmp_path) == 0 and data_of((tmp_path / "credit.html").read_text())[0][0]["tokens"] == ["0"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["credit.html", "samples.jsonl"]
 
 
 def test_a_long_group_is_small():
@@ -144,13 +142,3 @@ def test_bad_samples_are_one_sentence(tmp_path, assert_refused, content):
     out.write_text("old")
     assert_refused(command.main, [tmp_path], str(source))
     assert out.read_text() == "old" and len(list(tmp_path.iterdir())) == 1 + source.exists()
-
-
-@pytest.mark.parametrize("where", ["samples.jsonl", ".", "missing/page.html"])
-def test_a_page_that_cannot_be_written_is_one_sentence_at_once(tmp_path, assert_refused, where):
-    """The samples themselves are never overwritten."""
-    source = tmp_path / "samples.jsonl"
-    files.append_rows(source, [GOOD])
-    words = [tmp_path, "--out", tmp_path / where]
-    assert_refused(command.main, words, f"error: --out {tmp_path / where}: ", "name a")
-    assert json.loads(source.read_text()) == GOOD and [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
