@@ -18,7 +18,6 @@ from credit.methods import assign_credit, first_weights, own_side_weights, true_
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings, group_weights
 from credit.table import METHODS, needing
-from credit.values import aligned_distances
 from grpo import Policy, group_advantages, log_probs, spread
 from harness.launch import parse_args
 from harness.prepare import embedded_task
@@ -381,29 +380,6 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
             of_rollout = ours[row][batch.rollouts.mask[row]]
             torch.testing.assert_close(of_rollout, torch.tensor(expected[row - start]), atol=2e-5, rtol=1e-4)
     assert ours[~batch.rollouts.mask].abs().max() == 0
-
-
-def test_kgae_without_discount_telescopes():
-    """At decay 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
-    batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
-    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
-    torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
-
-
-def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
-    """Values move only where rollouts part: decay 0 shows the changes alone. One verdict, or equal ones: 0."""
-    batch = drawn_batch([[1, 0, 0, 1], [1, 1, math.nan, 1], [math.nan, math.nan, 0, math.nan]], shared=3)
-    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
-    assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
-    assert ours[4:].abs().max() == 0
-
-
-def test_aligned_distances_are_means_over_what_there_is():
-    """Three against two states on a line, window 2: the first row and column have one pair, the others two."""
-    x, y = torch.tensor([[0.0], [1], [5]]), torch.tensor([[0.0], [3]])
-    expected = torch.tensor([[0.0, 3], [1, 1], [5, 1.5]])
-    torch.testing.assert_close(aligned_distances(x, y, 2), expected)
-    assert torch.equal(aligned_distances(y, x, 2), aligned_distances(x, y, 2).T)
 
 
 @pytest.mark.parametrize("options", [{}, dict(alpha=0.2, strength=0.5)])
