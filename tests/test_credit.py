@@ -16,7 +16,7 @@ from credit.batch import Batch, Source, add_stats
 from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, own_side_weights, true_errors
 from credit.salience import Answer, outcome_weights
-from credit.shear_settings import Settings, group_weights
+from credit.shear_settings import Settings
 from credit.table import METHODS, needing
 from grpo import Policy, group_advantages, log_probs, spread
 from harness.launch import parse_args
@@ -248,17 +248,6 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
         assert weights[group][signal[group]].mean() == pytest.approx(1, abs=1e-5)
         assert torch.allclose(ours[group] * plain[group].abs().sum(), plain[group] * ours[group].abs().sum(), atol=1e-4)
     assert ours[8:].abs().max() == 0
-
-
-def test_shear_is_the_rollout_advantage_times_its_weights():
-    """The door adds nothing to Algorithm 1, and reports how the solver fared."""
-    batch = drawn_batch([[1, 0, 0, 1], [0, 0, 0, 0]])
-    ours = assign_credit("shear", batch, flags("shear"))
-    mask = batch.rollouts.mask
-    hidden = spread(batch.hidden, mask)
-    omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
-    assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
-    assert 1 <= batch.metrics["sinkhorn_iterations"] <= 100 and batch.metrics["sinkhorn_error"] >= 0
 
 
 # ---- formulas -------------------------------------------------------------------------------------------------
