@@ -61,9 +61,9 @@ def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
     return Batch(rollouts, rewards, group_advantages(rewards, group_size), group_size, **usual | parts)
 
 
-def drawn_batch(rewards: list[list[float]], *, shared: int = 0, seed: int = 0) -> Batch:
+def drawn_batch(rewards: list[list[float]], *, shared: int = 0) -> Batch:
     """Groups of 5 to 10 tokens of random probabilities, entropies and states, which share the first `shared` ones."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     rewards = torch.tensor(rewards)  # (groups, G), NaN for no verdict and no token
     groups, size = rewards.shape
     mask = torch.arange(10) < torch.randint(5, 11, (groups * size, 1), generator=generator)  # (B, T)
@@ -109,10 +109,10 @@ def with_a_stop(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
     return Rollouts(ids, mask, response.flip(1), inside.flip(1), torch.zeros(len(texts)).bool(), texts)
 
 
-def without_text(mask, texts=None) -> Rollouts:
-    """`Rollouts` of which only the mask (B, T), and perhaps the texts, matter; each token is its rollout's number."""
+def without_text(mask) -> Rollouts:
+    """`Rollouts` of which only the mask (B, T) matters; each token is its rollout's number."""
     ids = torch.arange(len(mask))[:, None].expand(mask.shape)
-    return Rollouts(None, None, ids, mask, torch.ones(len(mask)).bool(), texts or [""] * len(mask))
+    return Rollouts(None, None, ids, mask, torch.ones(len(mask)).bool(), [""] * len(mask))
 
 
 class Numbers:

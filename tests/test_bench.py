@@ -61,7 +61,7 @@ def test_the_states_of_a_step_are_those_of_its_groups(taught):
 @pytest.mark.parametrize(
     ("argv", "said"), [("--tokens 0", "--tokens 0: must be at least 1"), ("--lr 0", "--lr 0: must be above 0")]
 )
-def test_bad_flags_are_one_sentence(argv, said, small, assert_refused):
+def test_bad_flags_are_one_sentence(argv, said, assert_refused):
     """Of this command and of train.py, before anything is measured."""
     assert "|" not in assert_refused(bench.main, argv.split(), said)
 

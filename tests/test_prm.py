@@ -151,7 +151,7 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
     assert step[-1] == 4
 
 
-def test_folders_that_cannot_score_steps_are_refused(folder, tmp_path):
+def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     """Each in a sentence that begins with the flag and the folder."""
     config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
     model = ProcessRewardModel(config)

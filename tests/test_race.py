@@ -18,12 +18,12 @@ from sinkhorn import sinkhorn
 SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
 
 
-def text(generator, rollouts, length, dim, words=12):
+def text(generator, rollouts, length, dim):
     """States (G, T, d) as of a text: few words, each near its own point, and a slow drift. Hard to match in parts."""
-    points = 3 * torch.randn(words, dim, generator=generator)
+    points = 3 * torch.randn(12, dim, generator=generator)
     drift = 0.1 * torch.randn(rollouts, length, dim, generator=generator).cumsum(1)
     noise = 0.3 * torch.randn(rollouts, length, dim, generator=generator)
-    return points[torch.randint(words, (rollouts, length), generator=generator)] + drift + noise
+    return points[torch.randint(12, (rollouts, length), generator=generator)] + drift + noise
 
 
 def case(name, seed=0):

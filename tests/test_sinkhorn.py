@@ -15,11 +15,11 @@ from sinkhorn import sinkhorn
 EXACT = dict(max_iters=20_000, tol=1e-11)  # comparisons to 1e-6 need a converged solve
 
 
-def clouds(seed: int, n: int, m: int, batch: tuple = (), dim: int = 3, shift: float = 0.5) -> torch.Tensor:
+def clouds(seed: int, n: int, m: int, batch: tuple = ()) -> torch.Tensor:
     """Euclidean costs (*batch, n, m) float64 between two Gaussian point clouds."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(*batch, n, dim, generator=generator, dtype=torch.float64)
-    y = torch.randn(*batch, m, dim, generator=generator, dtype=torch.float64) + shift
+    x = torch.randn(*batch, n, 3, generator=generator, dtype=torch.float64)
+    y = torch.randn(*batch, m, 3, generator=generator, dtype=torch.float64) + 0.5
     return torch.cdist(x, y)
 
 

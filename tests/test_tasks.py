@@ -110,7 +110,7 @@ def test_prompts_of_every_template(qwen):
     assert qwen(math, add_special_tokens=False)["input_ids"].count(1) == 3
 
 
-def test_plain_prompts_start_as_the_tokenizer_starts_a_text(tmp_path):
+def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
     """With the token that begins texts where the tokenizer puts one, as Llama's does; encoding adds none."""
     tokenizer = toy.make_tokenizer()
     assert render("plain", "1", "2", tokenizer) == "1\n2\n"

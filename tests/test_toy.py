@@ -12,10 +12,9 @@ PROBLEM = {"problem": "a=3-6;b=3+a;c=b*7;c?\n", "answer": "0"}
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\nc=b*7=0*7=0\n\\boxed{0}"
 
 
-def problems(count: int = 300, lines: int = 5) -> list[dict]:
-    """Some problems."""
+def problems() -> list[dict]:
     rng = random.Random(0)
-    return [toy.make_problem(rng, lines) for _ in range(count)]
+    return [toy.make_problem(rng, 5) for _ in range(300)]
 
 
 def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_verifier_says():

@@ -55,11 +55,11 @@ def run(tmp_path, *flags: str) -> int:
     return train.main([*flags, "--out", str(tmp_path)])
 
 
-def assembled(flags: list[str], folder=None) -> Run:
+def assembled(flags: list[str]) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
     args = parse_args(flags)
     task, model, tokenizer, *_ = prepare.set_up(args, ALONE)
-    return assemble(args, ALONE, task, model, tokenizer, folder)
+    return assemble(args, ALONE, task, model, tokenizer, None)
 
 
 def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
@@ -229,7 +229,7 @@ def test_updates_that_are_not_finite_are_skipped(start):
     assert all(weight.isfinite().all() for weight in run.trained.parameters()) and run.optimizer.state
 
 
-def test_rollouts_without_advantage_cost_no_pass(start, monkeypatch):
+def test_rollouts_without_advantage_cost_no_pass(start):
     """Groups of equal rewards leave forward and backward, not the token count; the gradient is the same."""
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
