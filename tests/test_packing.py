@@ -163,11 +163,6 @@ WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
 ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64)
 
 
-def test_every_rank_gets_a_micro_batch():
-    """Of few tokens, too, which one pass could hold."""
-    assert sorted(map(len, packing.pack(range(3), [30, 20, 10], 100, 2))) == [1, 2]
-
-
 @pytest.mark.parametrize(
     "packs, family, options",
     [
