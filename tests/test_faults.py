@@ -252,7 +252,6 @@ def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatc
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "x"), "the disk is full"),
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "of memory; less"),
         (MemoryError(), "out of memory; less"),
