@@ -318,11 +318,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
         known = [weights[place] for weights in wrong if place < len(weights)]
         curve.append(np.mean(known) if known else None)
     assert results["methods"]["shear"]["half_risen"] == half_risen(curve, 4) is not None
-    row = shown[0][0]  # a token's weight is the largest distance of its spans
-    for place, weight in enumerate(row["weights"]["shear"]):
-        covering = [far for start, end, far, *_ in row["spans"] if start <= place < end]
-        assert weight == pytest.approx(max(covering), abs=2e-4)
-    assert set(row["weights"]) == {"shear", "grpo", "first", "oracle"}
+    assert set(shown[0][0]["weights"]) == {"shear", "grpo", "first", "oracle"}
     made.clear()
 
     monkeypatch.setattr(diagnose, "scored", interrupt)  # what comes after sampling is not of interest again

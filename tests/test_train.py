@@ -297,8 +297,6 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
     assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"infra {metrics['infra_errors']}" in printed and "1 problems dropped" in printed
-    assert "WARNING: median response 60 tokens, 1 span(s) of 100: all tokens of a response get one weight" in printed
-    assert "nothing was learned: no mixed groups" in printed
     assert "all rewards are 0, so nothing can be learnt" in printed
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
