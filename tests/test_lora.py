@@ -45,12 +45,11 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     torch.testing.assert_close(acts, expected)  # W + B A, unscaled
 
 
-@pytest.mark.parametrize("rank, experts", [(0, False), (2, False), (2, True)])
-def test_a_saved_model_needs_no_adapter(rank, experts, tiny, tmp_path):
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
     """transformers loads the folder, without a missing or an unexpected weight, and says the same. Nothing moves."""
     model, tokenizer = tiny
-    model = small_mixtral() if experts else model
-    model = adapted(model, rank) if rank else model
+    model = adapted(small_mixtral() if experts else model)
     assert experts == any("experts.lora_B" in name for name, _ in model.named_parameters())
     before = copy.deepcopy(model.state_dict())
     lora.save_merged(model, tokenizer, tmp_path)
@@ -58,7 +57,7 @@ def test_a_saved_model_needs_no_adapter(rank, experts, tiny, tmp_path):
     again, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     ids = torch.randint(0, 20, (2, 9))
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5 * (rank > 0), rtol=0)
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
     assert AutoTokenizer.from_pretrained(tmp_path)("a=1")["input_ids"] == tokenizer("a=1")["input_ids"]
 
 
