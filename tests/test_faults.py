@@ -57,11 +57,11 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def assert_says(command, argv: list, words: str, folder: Path, capsys, status: int = 2) -> None:
-    """The command ends with one sentence that has these words, and leaves the folder as it was."""
+def assert_says(command, argv: list, words: str, folder: Path, capsys) -> None:
+    """The command ends with status 2 and one sentence that has these words, and leaves the folder as it was."""
     before = contents(folder)
     capsys.readouterr()
-    assert command.main([str(word) for word in argv]) == status
+    assert command.main([str(word) for word in argv]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ") and message.count("\n") == 1 and words in message
     assert contents(folder) == before
