@@ -123,7 +123,7 @@ def test_reported_error_and_iterations_are_the_plan_s():
     assert (ours.iterations < 30).any() and (ours.iterations == 30).any()
 
 
-@pytest.mark.parametrize("given, inside", [("float16", "float32"), ("bfloat16", "float32"), ("float64", "float64")])
+@pytest.mark.parametrize("given, inside", [("bfloat16", "float32"), ("float64", "float64")])
 def test_dtype_inside_and_out(given, inside):
     """float64 stays, all else is float32; results carry no gradient."""
     cost = clouds(13, 4, 4).to(getattr(torch, given)).requires_grad_()

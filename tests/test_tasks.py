@@ -246,7 +246,6 @@ def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, m
 @pytest.mark.parametrize(
     "row, answer",
     [
-        ({"problem": "q", "answer": "1"}, "1"),
         ({"question": "q", "answer": "1", "gt_answer": "2"}, "2"),
         ({"question": "q", "ground_truth_answer": "3", "input": "<|im_start|>..."}, "3"),
         ({"problem": "q", "solution": r"first \boxed{3}, so \boxed{\frac{1}{2}}.", "level": "Level 4"}, r"\frac{1}{2}"),

@@ -70,7 +70,6 @@ READ = [
 UNREAD = [
     "",
     "The answer is \\boxed{11}.",
-    "Fourteen and five are nineteen, less nine makes eleven. \\boxed{11}",
     RIGHT[:-20],
     RIGHT[: RIGHT.index("9 shells")],
     RIGHT.replace("\\boxed{10}", "10"),
