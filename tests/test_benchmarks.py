@@ -107,7 +107,6 @@ def math_set(count: int) -> Loaded:
 
 
 def rows_of(scores: dict[str, list], seed: int = 0) -> list[dict]:
-    """Generations with these scores."""
     reasons = {1: "correct", 0: "wrong", None: "infra_error"}
     return [dict(problem=p, score=s, reason=reasons[s], seed=seed) for p, values in scores.items() for s in values]
 

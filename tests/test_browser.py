@@ -1,6 +1,6 @@
 """harness/page.html in a real browser: what pointing shows, the keyboard, hostile text, nothing leaves it.
 
-Run: pytest tests/test_browser.py (needs Chromium or Chrome, and `pip install playwright`; skipped without)
+It needs Chromium or Chrome, and `pip install playwright`, and is skipped without.
 """
 
 import math
@@ -25,7 +25,6 @@ from tasks.toy import FirstError
 
 @pytest.fixture(scope="module")
 def chromium():
-    """Headless Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if not program:
@@ -64,7 +63,6 @@ def card(shown, number):
 
 
 def token(shown, number, place):
-    """A token of a rollout."""
     return card(shown, number).locator(".token").nth(place)
 
 

@@ -1,7 +1,4 @@
-"""harness/checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written is ever chosen.
-
-Run: pytest tests/test_checkpoint.py
-"""
+"""harness/checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written is ever chosen."""
 
 import random
 import shutil

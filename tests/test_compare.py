@@ -241,6 +241,5 @@ def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, monkeypatch, c
     ],
 )
 def test_bad_input_is_one_sentence_before_any_trial(flags, words, tmp_path, assert_refused):
-    """Nothing is written."""
     assert_refused(compare.main, ["--rows", tmp_path / "rows.jsonl", *flags.split()], words)
     assert not list(tmp_path.iterdir())

@@ -398,7 +398,6 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
     ],
 )
 def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, assert_refused):
-    """Status 2 and no folder."""
     flags = solutions(tmp_path / "s.jsonl", **changed)
     words = [*flags, "--model", qwen_folder, "--out", tmp_path / "out"]
     assert_refused(diagnose.main, words, "error: --rollouts", *names)
@@ -416,6 +415,5 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
     ],
 )
 def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, assert_refused):
-    """Status 2, no folder, no traceback."""
     assert_refused(diagnose.main, ["--out", tmp_path / "out", *flags.split()], *names)
     assert not (tmp_path / "out").exists()

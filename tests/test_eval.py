@@ -206,7 +206,6 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     ],
 )
 def test_bad_input_is_one_sentence(flags, words, models, tmp_path, monkeypatch, assert_refused):
-    """Exit status 2, and a line that names what is wrong."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "M").symlink_to(models[0])
     files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r"}])

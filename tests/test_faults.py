@@ -1,7 +1,4 @@
-"""Damaged folders, hostile folders and bad values: one sentence, status 2 (or 1 for a full disk), and nothing lost.
-
-Run: pytest tests/test_faults.py
-"""
+"""Damaged folders, hostile folders and bad values: one sentence, status 2 (or 1 for a full disk), and nothing lost."""
 
 import errno
 import fcntl

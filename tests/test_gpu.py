@@ -34,7 +34,6 @@ NEEDS = {"arca": "--lora-rank 2"}
 
 
 def to_device(*tensors: Tensor) -> list[Tensor]:
-    """The same tensors on DEVICE."""
     return [tensor.to(DEVICE) for tensor in tensors]
 
 

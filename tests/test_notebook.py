@@ -14,7 +14,6 @@ SIZES, SMALL = "LINES, WARMUP = 4, 500", "LINES, WARMUP = 1, 100"
 
 @pytest.fixture(scope="module")
 def cells():
-    """Its code cells."""
     notebook = json.loads((DOCS / "shear.ipynb").read_text(encoding="utf-8"))
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 

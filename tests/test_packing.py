@@ -44,7 +44,6 @@ def of_unlike_lengths() -> Rollouts:
 
 @pytest.fixture
 def ragged() -> Rollouts:
-    """These, each test its own."""
     return of_unlike_lengths()
 
 

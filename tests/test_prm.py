@@ -47,7 +47,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(folder):
-    """That folder, loaded."""
     return load_reward_model(str(folder), DEVICE, torch.float32)
 
 

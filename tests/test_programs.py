@@ -44,7 +44,6 @@ def in_our_form(column) -> dict:
 
 
 def is_expression(text: str) -> bool:
-    """Whether a text is one expression."""
     body = ast.parse(text).body
     return len(body) == 1 and isinstance(body[0], ast.Expr)
 
@@ -587,7 +586,6 @@ def graded(rows: list[tuple], level: str, timeout_s: float) -> dict:
 
 @pytest.fixture(scope="module")
 def cheats() -> dict:
-    """The verdicts on CHEATS."""
     try:
         return graded(CHEATS, sandbox.choose_level("strict"), 10.0)
     except SandboxError as error:
@@ -596,7 +594,6 @@ def cheats() -> dict:
 
 @pytest.fixture(scope="module")
 def honest() -> dict:
-    """The verdicts on HONEST."""
     return graded(HONEST, "auto", 20.0)
 
 

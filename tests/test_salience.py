@@ -81,7 +81,6 @@ def test_char_starts_of_characters_in_several_tokens():
 
 
 def kl_of(logits, others) -> float:
-    """KL between the distributions of two vectors of logits."""
     p, q = logits.softmax(-1).tolist(), others.softmax(-1).tolist()
     return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
 

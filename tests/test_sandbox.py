@@ -22,7 +22,6 @@ def usable(level: str) -> str:
 
 @pytest.fixture(scope="module", params=sandbox.LEVELS)
 def level(request) -> str:
-    """Each level in turn."""
     return usable(request.param)
 
 

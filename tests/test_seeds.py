@@ -34,7 +34,6 @@ class Asked(NamedTuple):
 
 
 def texts(problems: list[dict]) -> tuple[str, ...]:
-    """Of each problem."""
     return tuple(problem["problem"] for problem in problems)
 
 

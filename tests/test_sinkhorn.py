@@ -141,7 +141,6 @@ def test_dtype_inside_and_out(given, inside):
     ],
 )  # fmt: skip
 def test_bad_input_is_named(arguments, message):
-    """ValueError that says what is wrong."""
     with pytest.raises(ValueError, match=message):
         sinkhorn(**{"C": torch.ones(3, 3), **arguments})
 

@@ -6,8 +6,6 @@ pooling, reading or unit. So the data is tight: coins, Diracs, few points.
 
 The noise floor eta is exact, 2 E W1(Phat_n, Pbar_n), in the place of Eq. (5)'s unknown constant. The theorems are
 tested in low dimension: at n = 100, d = 3584 their rate n^(-1/d) is 0.9987.
-
-    pytest tests/test_theory.py
 """
 
 import functools

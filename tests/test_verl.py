@@ -126,7 +126,6 @@ def expected(module, data: TensorDict) -> list[torch.Tensor]:
 
 
 def largest_error(ours, theirs) -> float:
-    """Of any token's weight."""
     return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -161,7 +160,6 @@ def test_two_ranks_make_the_weights_of_one(ended):
 
 
 def on_two_ranks(folder: str) -> None:
-    """What each rank does."""
     dist.init_process_group("gloo")
     rank, half = dist.get_rank(), PROMPTS // 2 * GROUP
     torch.manual_seed(0)
@@ -187,7 +185,6 @@ def test_the_verdict_is_a_field_of_the_reward(alone):
 
 
 def make_config(*overrides: str):
-    """verl's whole config."""
     folder = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(str(folder), version_base=None):
         return compose("ppo_trainer", ["algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=shear", *overrides])
