@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fast import packing, prefill
 from fast.packing import packing_of
-from grpo import Policy, Rollouts, hf_generate, log_probs, spread
+from grpo import Policy, Rollouts, hf_generate, log_probs
 
 FAMILIES = {"qwen2": {}, "llama": {}, "qwen3": dict(head_dim=16), "mistral": dict(sliding_window=None)}
 LENGTHS = [(3, 17), (9, 1), (1, 30), (12, 8), (5, 23), (2, 2), (7, 11), (4, 0)]  # of prompt and response
@@ -79,20 +79,6 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, reco
         assert (others - gradient).norm() / gradient.norm() < 1e-5
 
 
-def test_scores_are_those_of_one_rollout_at_a_time(ragged):
-    """Log-probabilities, entropies and states, by micro-batches in an order of their own."""
-    plain = make()
-    model = copy.deepcopy(plain)
-    ours = log_probs(Policy(model, **packing_of(model)), ragged, temperature=0.7, micro_tokens=70)
-    for row in range(8):
-        alone = log_probs(Policy(plain), ragged.take(torch.tensor([row])), temperature=0.7, micro_tokens=70)
-        length = LENGTHS[row][1]
-        torch.testing.assert_close(ours.log_probs[row, :length], alone.log_probs[0, :length], atol=1e-5, rtol=0)
-        torch.testing.assert_close(ours.entropies[row, :length], alone.entropies[0, :length], atol=1e-5, rtol=0)
-        states = spread(ours.hidden, ragged.mask)[row, :length]
-        torch.testing.assert_close(states, alone.hidden, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch):
     """Wherever they stand in a micro-batch: log-probabilities, entropies, states and gradients as one at a time."""
@@ -104,7 +90,7 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch
     model, pulls = copy.deepcopy(plain), torch.randn(ragged.ids.shape)
     policy, alone = Policy(model, **packing_of(model)), Policy(plain)
     ours, others = (
-        log_probs(each, rollouts, temperature=0.7, micro_tokens=tokens) for each, tokens in ((policy, 999), (alone, 1))
+        log_probs(each, rollouts, temperature=0.7, micro_tokens=tokens) for each, tokens in ((policy, 70), (alone, 1))
     )
     for name in ("log_probs", "entropies", "hidden"):
         torch.testing.assert_close(getattr(ours, name), getattr(others, name), atol=1e-5, rtol=0)
