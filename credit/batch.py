@@ -9,7 +9,6 @@ The hidden states of all rollouts would not fit: at 4,096 rollouts of 3,000 toke
 exist for a block, and only (B, T) tensors leave it.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from credit.reward_model import RewardModel
+from credit.salience import char_starts
 from grpo import Policy, Rollouts, cat_padded, group_advantages, spread
 from rewards import Verdict, rewards_of
 from tasks.problems import Task
@@ -45,14 +45,10 @@ def add_stats(stats: dict, others: dict) -> None:
 
 
 def tokens_of(tokenizer, rollouts: Rollouts, row: int) -> list[str]:
-    """The text of each response token of a rollout."""
-    return [text_of(tokenizer, token) for token in rollouts.ids[row][rollouts.mask[row]].tolist()]
-
-
-@functools.cache
-def text_of(tokenizer, token: int) -> str:
-    """The text of a token, decoded once."""
-    return tokenizer.decode([token])
+    """The text of each response token of a rollout, which together are its text; a character is its last byte's."""
+    ids = rollouts.ids[row][rollouts.mask[row]].tolist()
+    text = tokenizer.decode(ids)
+    return [text[start:end] for start, end in pairwise([*char_starts(tokenizer, ids), len(text)])]
 
 
 @dataclass(frozen=True)

@@ -47,14 +47,12 @@ def sdpo(batch: Batch, args, *, mix: float) -> Tensor:
     paper's main runs, .9 for weak models. Deviates: their A is r - mean r; their prompt, which shows the
     solution below the problem, ours above it (`Task.shown`); and see above.
     """
-    told, has_peer = [], []
-    for row, solutions in enumerate(right_peers(batch)):
-        has_peer.append(bool(solutions))
-        told.append(batch.problem_of(row))
-        if solutions:
-            told[row] = batch.source.task.shown(told[row], solutions[0])
+    told, peers = [], right_peers(batch)
+    for row, solutions in enumerate(peers):
+        problem = batch.problem_of(row)
+        told.append(batch.source.task.shown(problem, solutions[0]) if solutions else problem)
     log_ratio = told_log_probs(batch, told, args) - batch.log_probs  # (B, T)
-    log_ratio[~torch.tensor(has_peer)] = 0.0
+    log_ratio[[not solutions for solutions in peers]] = 0.0
     return mix * batch.advantages[:, None] + (1 - mix) * log_ratio
 
 

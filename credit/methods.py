@@ -153,8 +153,9 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
     """Weights (G, T) float32 of 0 and 1 for one group, by W_eps in the reading "cost", which has no floor.
 
     Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose distance (in units
-    of nbar) exceeds `threshold`: the weight is 1 on the span's last `stride` tokens, which no span before it covers,
-    on `stride` tokens before these and on `stride` after. Without such a span all its weights are 0.
+    of nbar) exceeds `threshold`: the weight is 1 on the span's last `stride` tokens (which, but for a response's
+    last span, no span before it covers), on `stride` tokens before these and on `stride` after. Without such a span
+    all its weights are 0.
     Shapes and errors are those of `group_weights`.
     """
     window, stride = settings.window, settings.stride

@@ -57,7 +57,8 @@ def answer_places(tokenizer, rollouts: Rollouts) -> Answers:
 def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
     """Where in the text of `ids` each token starts, so that what is found in a text is found in the sampled ids.
 
-    Byte-level tokens may be parts of one character; each of these starts where the character does.
+    Byte-level tokens may be parts of one character; each of these starts where the character does, and so does the
+    token after bytes that are no character.
     """
     starts = []
     whole, shown = 0, 0  # tokens ids[:whole] are whole characters, `shown` of them
@@ -217,8 +218,9 @@ def _next_log_probs(policy: Policy, positions: list[slice], **inputs) -> Tensor:
 def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tensor:
     """How far an answer's log-distributions `changed` (..., n, V) are from `clean` (n, V), by `probe`, (...) nats."""
     if probe == "kl":  # the mean of log-probabilities is that of logits, up to a constant
-        clean, changed = clean.mean(-2).log_softmax(-1), changed.mean(-2).log_softmax(-1)  # (V,), (..., V)
-        return (clean.exp() * (clean - changed)).sum(-1)
+        # float64: rounding would leave the distributions' sums, and so enter the KL at first order
+        clean, changed = (x.mean(-2).double().log_softmax(-1) for x in (clean, changed))  # (V,), (..., V)
+        return (clean.exp() * (clean - changed)).sum(-1).float()
     places = torch.arange(len(tokens), device=tokens.device)  # (n,)
     return (clean - changed)[..., places, tokens].mean(-1)
 

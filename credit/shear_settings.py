@@ -151,8 +151,5 @@ def closest_by_rollout(
 
 def spans_in(mask: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
     """Rollout, first token and token after the last of each span of `shear.spans_of`, in its order."""
-    found = []
-    for row, length in enumerate(mask.sum(1).tolist()):
-        for start, end in span_bounds(length, window, stride):
-            found.append((row, start, end))
-    return found
+    lengths = enumerate(mask.sum(1).tolist())
+    return [(row, *bounds) for row, length in lengths for bounds in span_bounds(length, window, stride)]

@@ -19,14 +19,6 @@ PRIOR = 1.0  # n0, rollouts that the mean of the others' rewards counts for
 DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
 
 
-def deviation(rewards: Tensor) -> Tensor:
-    """std + delta of a group's rewards (G,), as in Eq. (1); infinite where they are equal: nothing is to be told."""
-    graded = rewards[~rewards.isnan()]
-    if len(graded.unique()) < 2:
-        return rewards.new_tensor(torch.inf)
-    return graded.std() + DELTA
-
-
 def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
     """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman et al. 2016); ours.
 
@@ -37,13 +29,13 @@ def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
     """
     mask = batch.rollouts.mask
     changes = torch.zeros(mask.shape, device=mask.device)  # (B, T)
-    deviations = torch.full((len(mask), 1), torch.inf, device=mask.device)
     for group, hidden in batch.groups():
-        deviations[group] = deviation(batch.rewards[group])
-        if deviations[group].isfinite().all():
-            values = prefix_values(hidden, mask[group], batch.rewards[group], args.window, width)
-            changes[group] = torch.where(mask[group], values.diff(dim=1), 0.0)
-    return discounted_sums(changes, decay) / deviations
+        if batch.advantages[group].any():  # else nothing is to be told
+            rewards = batch.rewards[group]
+            values = prefix_values(hidden, mask[group], rewards, args.window, width)
+            deviation = rewards[~rewards.isnan()].std() + DELTA
+            changes[group] = torch.where(mask[group], values.diff(dim=1), 0.0) / deviation
+    return discounted_sums(changes, decay)
 
 
 def prefix_values(hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, width: float) -> Tensor:

@@ -39,7 +39,8 @@ def main() -> None:
     """Reads the flags, and trains."""
     parser = TrlParser((Options, GRPOConfig))
     parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)
-    if parser.parse_known_args()[0].model is None:
+    given, _ = TrlParser(Options, add_help=False).parse_args_and_config(return_remaining_strings=True)  # or --config
+    if given.model is None:
         parser.set_defaults(**TOY_DEFAULTS)
     options, config = parser.parse_args_and_config()
     if options.model:
@@ -47,14 +48,16 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(model)
         task = text_task("math", choose_template("auto", model, tokenizer), tokenizer, grade_math)
         problems, _ = load_problems("math", options.data)
-        rows = [{"prompt": task.prompt(problem), "answer": problem["answer"]} for problem in problems]
+        bos = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
+        prompts = [task.prompt(problem).removeprefix(bos) for problem in problems]  # TRL begins with it
     else:
         model, tokenizer = toy.make_model(2, seed=0), toy.make_tokenizer()
         toy.warm_up(model, 2, set(), steps=300, seed=0)
         problems, _ = toy.make_problems(2_000, 0, 2, seed=0)
-        rows = [{"prompt": problem["problem"], "answer": problem["answer"]} for problem in problems]
+        prompts = [problem["problem"] for problem in problems]
+    dataset = Dataset.from_dict({"prompt": prompts, "answer": [problem["answer"] for problem in problems]})
     sizes = dict(window=options.window, stride=options.stride)
-    trainer = ShearGRPOTrainer(model, math_reward, config, Dataset.from_list(rows), processing_class=tokenizer, **sizes)
+    trainer = ShearGRPOTrainer(model, math_reward, config, dataset, processing_class=tokenizer, **sizes)
     trainer.train()
     trainer.save_model()
 

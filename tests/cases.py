@@ -119,7 +119,7 @@ class Numbers:
     """A tokenizer whose tokens are numbers."""
 
     def decode(self, ids: list[int]) -> str:
-        return str(ids[0])
+        return "".join(map(str, ids))
 
 
 def widened(rollouts: Rollouts, left: int, right: int) -> Rollouts:

@@ -7,10 +7,12 @@ import re
 
 import pytest
 import torch
-from cases import SMALL, byte_tokenizer, saved
+from cases import SMALL, byte_tokenizer, saved, with_a_stop
+from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
+from credit.batch import tokens_of
 from harness import prepare
 from harness.files import config_of
 from harness.parallel import Ranks
@@ -104,6 +106,18 @@ def test_the_end_of_an_error_is_that_of_its_step():
 @pytest.mark.parametrize("text", READ + UNREAD)
 def test_no_first_error_of_a_right_response_nor_of_one_that_cannot_be_read(text):
     assert words.first_error(PROBLEM, list(text)) is None
+
+
+def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise():
+    """A character of several tokens is its last one's; Llama's decoder drops the space that a text begins with."""
+    bytes_alone, as_llama = byte_tokenizer(), byte_tokenizer()
+    as_llama.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    text = "4 \u00d7 3 = 12, 12 - 8 = 4 \\boxed{4}"
+    problem = PROBLEM | {"answer": "5", "steps": [[4, "*", 3, 12], [12, "-", 7, 5]]}
+    for tokenizer in (bytes_alone, as_llama):
+        tokens = tokens_of(tokenizer, with_a_stop(tokenizer, ["?"], [text]), 0)
+        assert "".join(tokens) == text + "<|endoftext|>" and len(tokens) == len(text.encode()) + 1
+        assert tokens[words.first_error(problem, tokens).token] == "8"
 
 
 @pytest.mark.parametrize("sign", ["*", "x", "\u00d7"])
