@@ -144,6 +144,6 @@ def _masses(mass: Tensor | None, shape: tuple, device: torch.device, dtype: torc
     if mass is None:
         return torch.full(shape, 1.0 / shape[-1], device=device, dtype=dtype)
     mass = mass.to(device, dtype).expand(shape)
-    if (mass < 0).any() or ((mass.sum(-1) - 1).abs() > 1e-3).any():
+    if not ((mass >= 0).all() and ((mass.sum(-1) - 1).abs() <= 1e-3).all()):  # so is NaN
         raise ValueError("masses must be non-negative and sum to 1")
     return mass

@@ -74,7 +74,7 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
     """A run, from its plan to its last evaluation; returns the exit status."""
     with prepared(args, ranks) as run:
         before, history = restore(run) if args.resume else begin(run)
-        with interruptible(run), report.step_log(args, run.folder, ranks.main) as log:
+        with interruptible(run), report.step_log(args, run.folder, ranks) as log:
             take_steps(run, history, log)
         after = evaluate(run, args.steps)
         finish(run, before, after, history)

@@ -336,6 +336,8 @@ def resumed(given: dict, parser: Parser) -> argparse.Namespace:
     saved = {**checkpoint.report_of(path)["settings"], "out": str(run.parent), "name": run.name}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
     refuse_other_settings(fixed, saved, f"the run in --resume {given['resume']} has", "leave the flag out")
+    if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
+        saved |= {"bench": [], "bench_data": []}
     args = argparse.Namespace(**{"given": []} | parser.defaults() | saved | given | {"resume": str(path)})
     if args.steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")

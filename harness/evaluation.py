@@ -8,8 +8,8 @@
 A response that is cut off scores 0, as in training. Where prompt and limit exceed the model's context, the limit of
 that problem is lower (each row says its own); it is not left out.
 
-**Order.** Problems go in blocks, and random numbers depend on (seed, benchmark, block) alone: not on what ran
-before, and not on the number of processes, which take the blocks in turn. So whole blocks are what is kept.
+**Order.** Problems go in blocks, and random numbers depend on (seed, benchmark, block) and --generate-batch alone: not
+on what ran before, and not on the number of processes, which take the blocks in turn. So whole blocks are kept.
 
 **Numbers.** A row has "problem", "seed", "score" (1, 0, or None where it could not be graded) and "reason".
   - avg@k is the mean over problems of a problem's mean score. Samples of one problem are alike, so its error is
@@ -52,7 +52,7 @@ class Sampler(NamedTuple):
     model: torch.nn.Module
     tokenizer: object
     name: str  # of the model, which tells its template
-    options: dict  # of `grpo.rollout`, as `prepare.sampling_of` returns them
+    options: dict  # of `grpo.rollout`, as `models.sampling_of` returns them
 
 
 def protocol_of(args: argparse.Namespace) -> Protocol:
@@ -211,7 +211,7 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
     "truncated" are optional.
     """
     source, revision, lines = from_files([path], f"--replay {path}")
-    lines = list(lines)
+    lines = [{name: value for name, value in line.items() if value is not None} for line in lines]
     for number, line in enumerate(lines, 1):
         if not {"problem", "response"} <= line.keys() or not line.keys() & {"answer", "tests"}:
             raise BadInput(f'--replay {path}, row {number}: needs "problem", "response", and "answer" or "tests"')

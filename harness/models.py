@@ -215,7 +215,7 @@ def load_reward_tokenizer(name: str):
 
 
 def sampling_of(args: argparse.Namespace, model) -> dict:
-    """The options of `grpo.rollout` that change speed alone: by what, and how many at a time, rollouts are made."""
+    """The options of `grpo.rollout` that change speed, and no chance: by what, and how many at a time, it generates."""
     options = {"generate": partial(shared_prefill, hf_generate)}
     if args.generate_batch:
         options["batch_size"] = args.generate_batch

@@ -57,7 +57,7 @@ def read_groups(folder: Path) -> list[list[dict]]:
     samples = rows(folder / "samples.jsonl", REQUIRED)
     if not samples:
         raise BadInput(f"{folder / 'samples.jsonl'}: no rollouts to show; give the folder of a run")
-    groups = [list(group) for _, group in itertools.groupby(samples, lambda row: (row["step"], row["problem"]))]
+    groups = [list(group) for _, group in itertools.groupby(samples, lambda row: (row.get("step"), row["problem"]))]
     both = [folder / f"{when}.jsonl" for when in ("before", "after")]
     return [before_and_after(*both), *groups] if all(path.exists() for path in both) else groups
 

@@ -192,10 +192,8 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
     policy = Policy(model, recompute, **packing_of(model))
     size = shard_over or ranks.world
-    shape, names = (size,), ("shard",)
-    if size < ranks.world:
-        shape, names = (ranks.world // size, size), ("replicate", "shard")
-    mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
+    mesh = init_device_mesh(ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard"))
+    mesh = mesh if size < ranks.world else mesh["shard"]
     compute = None if dtype == torch.float32 else dtype
     options = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32))
     for layer in layers_of(model):  # one at a time to float32: only shards of it stay

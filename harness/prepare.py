@@ -116,7 +116,7 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
             reason = f"with a prompt of {longest} tokens it exceeds the model's context of {context}"
             raise BadInput(f"--max-tokens {args.max_tokens}: {reason}; lower it")
         return embedded_task(args, tokenizer), []
-    template = choose_template(args.template, args.model, tokenizer)
+    template = choose_template(args.template, files.origin_of(args.model), tokenizer)
     kind = "math" if args.task == "words" else args.task
     task = text_task(kind, template, tokenizer, grader(kind, args.grade_timeout, args.sandbox))
     if args.task == "words":
@@ -127,7 +127,8 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
     there_are = f"there are {len(problems)} problems"
     shrunk += shrink(args, "heldout", max(1, len(problems) // 5), there_are)
     left = max(1, len(problems) - args.heldout)  # to train on
-    shrunk += shrink(args, "prompts_per_update", left, there_are)
+    if "prompts_per_step" not in args.given:  # else it would be no multiple
+        shrunk += shrink(args, "prompts_per_update", left, there_are)
     whole = max(1, left // args.prompts_per_update) * args.prompts_per_update
     shrunk += shrink(args, "prompts_per_step", whole, there_are)
     limits = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
@@ -172,7 +173,7 @@ def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
     make_embedded = partial(benchmarks.embedded_set, args.toy_lines, args.heldout, args.seed)
     sets = benchmarks.load_sets(args.bench, args.bench_data, args.sandbox, make_embedded, flag="--bench-data")
     for loaded in sets:
-        evaluation.as_task(loaded, evaluation.protocol_of(args), tokenizer, args.model or "the model")
+        evaluation.as_task(loaded, evaluation.protocol_of(args), tokenizer, files.origin_of(args.model or "the model"))
     return sets
 
 

@@ -30,6 +30,7 @@ from grpo import Rollouts
 from harness import files
 from harness.evaluation import mean_and_error
 from harness.page import write_page
+from harness.parallel import Ranks
 from harness.tables import percent
 from harness.track import tracker
 from shear import span_bounds
@@ -278,13 +279,13 @@ def waiting(model, main: bool) -> Iterator[None]:
 
 
 @contextmanager
-def step_log(args: argparse.Namespace, folder: Path, main: bool) -> Iterator[Callable[[dict, list[dict]], None]]:
+def step_log(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict, list[dict]], None]]:
     """The function that writes down a step's metrics and samples: rows, a line of the table, --track."""
     table, rewards = StepTable(args.steps), []
-    with tracker(args, folder, main) as track:
+    with tracker(args, folder, ranks) as track:
 
         def log(metrics: dict, samples: list[dict]) -> None:
-            if not main:
+            if not ranks.main:
                 return
             files.append_rows(folder / "metrics.jsonl", [metrics])
             files.append_rows(folder / "samples.jsonl", samples)

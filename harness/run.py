@@ -1,6 +1,6 @@
 """A training run: its parts, how they are put together, saved and restored, and how it ends early.
 
-prepared(args, ranks)            -> Run, in its folder, its plan printed; the folder goes if no step was done
+prepared(args, ranks)            -> Run, in its folder, its plan printed; the folder goes after Ctrl-C before a step
 set_up(args, ranks)              -> Ready: task, model, tokenizer, ..., checked, small things before large ones
 assemble(args, ranks, ready, ..) -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
@@ -27,6 +27,7 @@ from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, files, memory, parallel, report
+from harness.config import MAY_CHANGE, spelled
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
 from harness.models import sampling_of
@@ -108,7 +109,11 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
         if not ranks.main or isinstance(error, BadInput):
             raise
         if checkpoints:
-            steps, command = checkpoint.step_of(checkpoints[-1]), f"python train.py --resume {shlex.quote(str(folder))}"
+            steps, saved = checkpoint.step_of(checkpoints[-1]), checkpoint.report_of(checkpoints[-1])["settings"]
+            command = f"python train.py --resume {shlex.quote(str(folder))}"
+            for name in sorted(MAY_CHANGE & saved.keys()):  # what was given anew since then
+                if vars(args)[name] != saved[name]:
+                    command += " " + shlex.join(spelled(name, vars(args)[name]))
             print(f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}", file=sys.stderr)
         elif isinstance(error, KeyboardInterrupt) and not (folder / "samples.jsonl").exists():
             shutil.rmtree(folder)
@@ -164,7 +169,7 @@ def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
     sampling = sampling_of(run.args, run.frozen.model)
-    sampler = Sampler(run.frozen.model, run.tokenizer, run.args.model or "made here", sampling)
+    sampler = Sampler(run.frozen.model, run.tokenizer, files.origin_of(run.args.model or "made here"), sampling)
     path, results = run.folder / "eval" / f"step-{step:06d}.jsonl", {}
     if run.ranks.main:
         path.parent.mkdir(exist_ok=True)
@@ -274,6 +279,7 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         print(f"resumed after step {step} from {path}")
         for old in checkpoint.discard_after(run.folder, step):
             print(f"removed {old}, which comes after it")
+        (run.folder / "after.jsonl").unlink(missing_ok=True)
         for name, rows in kept.items():
             files.write_whole(run.folder / name, "".join(map(files.as_json, rows)))
         write_config(run.args, run.folder)

@@ -65,7 +65,7 @@ def print_tables(folder: Path, settings: dict, results: dict, differences: dict,
 
 def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
     """Whether all of them are results on the same sets."""
-    return len({tuple(result) for result in results}) == 1
+    return len({frozenset(result) for result in results}) == 1
 
 
 def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str | None) -> list[str]:

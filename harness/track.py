@@ -1,6 +1,6 @@
 """A run's metrics on a dashboard as well, by accelerate's trackers: `--track wandb`, `trackio` or `tensorboard`.
 
-    with tracker(args, folder, main) as track:     on the main rank; does nothing on others, or without --track
+    with tracker(args, folder, ranks) as track:    on the main rank; does nothing on others, or without --track
         track(metrics)                             the numbers of a step, the nested ones as `seconds/generate`
 
 metrics.jsonl stays the source; what a tracker shows can be made again from it. The tracked run has the folder's name
@@ -17,35 +17,38 @@ from pathlib import Path
 from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+from harness.parallel import Ranks, together
 from tasks.rows import BadInput, cause
 
 
 @contextmanager
-def tracker(args: argparse.Namespace, folder: Path, main: bool) -> Iterator[Callable[[dict], None]]:
+def tracker(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict], None]]:
     """The function that tracks a row of metrics.jsonl."""
-    if not (args.track and main):
-        yield lambda metrics: None
-        return
-    PartialState()  # the trackers raise without it; it takes a process group as it is
-    named = dict(run_name="shear", name=folder.name, config=vars(args))  # accelerate's run_name is the project
-    options = {
-        "wandb": {**named, "dir": folder},
-        "trackio": named,
-        "tensorboard": dict(run_name="tensorboard", logging_dir=folder),
-    }
-    run = LOGGER_TYPE_TO_CLASS[args.track](**options[args.track])
-    try:
-        run.start()
-    except Exception as error:  # of every kind; the cause stays attached
-        remedy = "log in, set WANDB_MODE=offline, or leave it out"
-        raise BadInput(f"--track {args.track}: cannot start ({cause(error)}); {remedy}") from error
+    run = None
+    with together(ranks):
+        if args.track and ranks.main:
+            PartialState()  # the trackers raise without it; it takes a process group as it is
+            named = dict(run_name="shear", name=folder.name, config=vars(args))  # accelerate's run_name is the project
+            options = {
+                "wandb": {**named, "dir": folder},
+                "trackio": named,
+                "tensorboard": dict(run_name="tensorboard", logging_dir=folder),
+            }
+            run = LOGGER_TYPE_TO_CLASS[args.track](**options[args.track])
+            try:
+                run.start()
+            except Exception as error:  # of every kind; the cause stays attached
+                remedy = "log in, set WANDB_MODE=offline, or leave it out"
+                raise BadInput(f"--track {args.track}: cannot start ({cause(error)}); {remedy}") from error
 
     def track(metrics: dict) -> None:
-        values = numbers(metrics)
-        run.log(values, step=values.pop("step"))
+        if run:
+            values = numbers(metrics)
+            run.log(values, step=values.pop("step"))
 
     yield track
-    run.finish()  # not after an error: wandb then ends with Python, and knows its exit status
+    if run:
+        run.finish()  # not after an error: wandb then ends with Python, and knows its exit status
 
 
 def numbers(row: dict, prefix: str = "") -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 from cases import saved
@@ -144,9 +145,14 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     made = [row for row in rows(tmp_path / "out" / "generations.jsonl") if row["model"] == "run/step-000002"]
     assert [row["response"] for row in made] == texts
     assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
+    twin = str(shutil.copytree(run, tmp_path / "b" / "run"))
+    words = ["--model", run, twin, "--select", "best", "--greedy", "--out", str(tmp_path / "both"), *limit]
+    assert command.main(words) == 0
+    assert set(json.loads((tmp_path / "both" / "results.json").read_text())["selection"]) == {run, twin}
     monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
     assert command.main(["--runs", run, run]) == 0
     assert "last" in capsys.readouterr().out
+    assert train.main(["--resume", twin, "--steps", "4", "--eval-every", "0"]) == 0
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # as `--resume --bench` would
         file.write(json.dumps({"step": 4, "bench": {"aime24": found}}) + "\n")
     assert_refused(command.main, ["--runs", run], "were asked different --bench")
@@ -177,6 +183,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     assert table[2] == ["2 runs, best", "70.0 ± 42.4", "60.0 ± 42.4", "50.0 ± 42.4", *["60.0 ± 42.4"] * 3]
     assert [line[0] for line in table[3:]][::4] == ["GRPO †", "SHEAR †"]
     assert table[3][1] == "33.6 ± 1.9" and table[-1][-1] == "51.2 ± 0.8"
+    assert tables.same_benchmarks([{"aime24": 0, "amc23": 0}, {"amc23": 0, "aime24": 0}])
 
 
 def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):
@@ -208,7 +215,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
 def test_bad_input_is_one_sentence(flags, words, models, tmp_path, monkeypatch, assert_refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "M").symlink_to(models[0])
-    files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r"}])
+    files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r", "answer": None}])
     (tmp_path / "run").mkdir()
     files.append_rows(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])
     assert_refused(command.main, flags, words)

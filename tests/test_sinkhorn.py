@@ -138,6 +138,7 @@ def test_dtype_inside_and_out(given, inside):
         (dict(eps=0.0), "eps"), (dict(eps=math.nan), "eps"), (dict(eps=0.1, max_iters=0), "max_iters"),
         (dict(eps=0.1, a=torch.ones(3)), "sum to 1"), (dict(eps=0.1, a=torch.tensor([1.5, -0.5, 0.0])), "non-negative"),
         (dict(eps=0.1, C=torch.full((3, 3), math.nan)), "not finite"),
+        (dict(eps=0.1, b=torch.tensor([math.nan, 0.5, 0.5])), "sum to 1"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(arguments, message):

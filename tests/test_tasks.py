@@ -81,6 +81,7 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(qwen, tmp_
         ("--heldout 6 --max-tokens 9", (6, 32, 32, 9)),
         ("--prompts-per-step 8", (7, 8, 8, 256)),
         ("--prompts-per-update 4", (7, 28, 4, 256)),
+        ("--prompts-per-step 24 --heldout 18", (18, 24, 24, 256)),
         ("--prompts-per-step 64 --prompts-per-update 64", (7, 64, 64, 256)),
     ):
         args = parse_args(["--model", "M", "--data", str(tmp_path / "x.jsonl"), *words.split()])

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from accelerate.state import PartialState
+from cases import ALONE
 
-from harness import parallel
+from harness.parallel import Ranks, leave
 from harness.track import tracker
 
+OTHER = Ranks(1, 1, None)
 ROW = {"step": 2, "reward": 0.5, "seconds": {"generate": 1.5}, "bench": {"aime24": {"mean": 0.25, "note": "no number"}}}
 
 
@@ -21,8 +23,8 @@ def flags(track: str | None) -> argparse.Namespace:
 
 def test_nothing_is_tracked_without_the_flag_or_on_other_ranks(tmp_path):
     """No package is imported, no file is made."""
-    for args, main in ((flags(None), True), (flags("wandb"), False)):
-        with tracker(args, tmp_path / "run", main) as track:
+    for args, ranks in ((flags(None), ALONE), (flags("wandb"), OTHER)):
+        with tracker(args, tmp_path / "run", ranks) as track:
             track(ROW)
     assert "wandb" not in sys.modules and not list(tmp_path.iterdir())
 
@@ -41,12 +43,12 @@ def test_wandb_gets_flat_numbers(grouped, tmp_path, monkeypatch):
     PartialState._reset_state()
     if grouped:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with tracker(flags("wandb"), tmp_path, True) as track:
+    with tracker(flags("wandb"), tmp_path, ALONE) as track:
         track(ROW)
-    with pytest.raises(ZeroDivisionError), tracker(flags("wandb"), tmp_path, True) as track:
+    with pytest.raises(ZeroDivisionError), tracker(flags("wandb"), tmp_path, ALONE) as track:
         track(ROW)
         1 / 0  # noqa: B018 - something fails
     assert dist.is_initialized() == grouped and finished == [1]
-    parallel.leave()
+    leave()
     assert started[0]["name"] == tmp_path.name and started[0]["dir"] == tmp_path
     assert logged[0] == (2, {"reward": 0.5, "seconds/generate": 1.5, "bench/aime24/mean": 0.25})
