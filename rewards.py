@@ -54,10 +54,17 @@ INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 DIGITS = re.compile(r"[-+]?0[0-9].*|[0-9]+e[0-9]+", re.I | re.S)  # 007 and 1e5 may be text
 TAGS = r"(?:</?\w++>[ \t]*+)*+"  # <answer>, on the line of a fence
 FENCE = re.compile(
-    rf"(?P<indent>[ \t]*+){TAGS}(?P<marks>`{{3,}}+|~{{3,}}+)[ \t]*+\{{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)"
+    rf"(?P<indent>[ \t]*+(?:(?:[-*+]|[0-9]{{1,9}}[.)])[ \t]++)?){TAGS}(?P<marks>`{{3,}}+|~{{3,}}+)[ \t]*+"
+    r"\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)"
 )
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
+KEYS = {  # of the four kinds of tests
+    "stdio": ("inputs", "outputs"),
+    "fn_call": ("fn_name", "inputs", "outputs"),
+    "asserts": ("asserts", "setup"),
+    "humaneval": ("prompt", "test", "entry_point"),
+}
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time, or "max", in a period of so many
 BOM = "\ufeff"  # a byte order mark, which no compiler takes for white space
 FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
@@ -179,6 +186,7 @@ def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str =
     level = sandbox.choose_level(level)
     try:
         style = style_of(tests)
+        tests = {key: tests[key] for key in KEYS[style] if key in tests}  # no other kind's, which may be null
         program = program_of(response, tests)
         if program is None:
             return verdict("no_answer")

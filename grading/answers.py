@@ -62,6 +62,7 @@ NO_ANSWER = re.compile(
 CHOICE = re.compile(r" *\(([A-J])\)(?!.*\b(?:[A-J]|or|not|but)\b).*")  # (C) 12
 TUPLE = re.compile(r"(?:\\left ?)?\([^()]*,[^()]*\)")
 SET = re.compile(r"(?:\\left ?)?\\\{(?!.*(?:[:|]|\\mid)).*\\\}")
+IMAGINARY = re.compile(r"(?<![\\A-Za-z_])i(?![A-Za-z])")  # the i of 2i: no real z is equal to it
 SPELLINGS = [
     (re.compile(pattern), new)
     for pattern, new in [
@@ -91,8 +92,10 @@ SPELLINGS = [
         (r"([0-9]+)\.([0-9]+) ?\\(?:times|cdot) ?(?=10 ?\^)",
          lambda m: rf"{m[1]}{m[2]}\cdot 10^{{-{len(m[2])}}}\cdot "),  # 6.7\times 10^{-34}, exactly
         (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
-        (r"\([^()]*\)", lambda m: _both_signs(m[0])),  # (0,\pm2)
+        (r"\([^()]*,[^()]*\)", lambda m: _both_signs(m[0])),  # (0,\pm2)
+        (r"[^,]+", lambda m: _both_signs(m[0])),  # \frac{1\pm\sqrt5}{2}, which the parser does not know
         (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\ "),  # \\[4pt] between the rows of a matrix
+        (r"(\\(?:sin|cos|tan|cot|sec|csc) ?)([0-9.]+) ?\^ ?(?:\\circ|\{ ?\\circ ?\})", r"\1(\2\\pi/180)"),
         (r"\\varnothing\b", r"\\emptyset "),
         (r"\\(?:display|text|script)style\b|\\(?:text)?color\{\w+\}", ""),  # appearance
         (r"\\langle\b", "("), (r"\\rangle\b", ")"),
@@ -113,8 +116,9 @@ def compare(answer: str, gold: str) -> str:
     if choice and choice[1].casefold() == _words(gold):  # (C) 12 is right for C
         return "correct"
     answer, gold = _normalise(answer), _normalise(gold)
-    if answer.startswith("("):  # a column vector as a tuple
-        gold = re.sub(r"^\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}$", _as_tuple, gold)
+    column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
+    if column and answer.startswith("("):  # a column vector as a tuple
+        gold = "(" + column[1].replace(r"\\", ",") + ")"
     if " base " not in answer:
         gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)  # the question named the base: 52 is right for 52_8
     if answer == gold:
@@ -151,16 +155,12 @@ def _periodic(digits: str, period: str, places: int) -> str:
     return rf"\frac{{{numerator}}}{{{10**places * (10 ** len(period) - 1)}}}"
 
 
-def _as_tuple(column: re.Match) -> str:
-    """(1,2) of the rows of a matrix of one column."""
-    return "(" + column[1].replace(r"\\", ",") + ")"
-
-
-def _both_signs(group: str) -> str:
-    """(0,\\pm2) as (0,+2),(0,-2). A group without a comma, or with two signs that may go together, stays as it is."""
-    if group.count(r"\pm") != 1 or "," not in group:
-        return group
-    return group.replace(r"\pm", "+") + "," + group.replace(r"\pm", "-")
+def _both_signs(text: str) -> str:
+    """(0,\\pm2) as (0,+2),(0,-2). Part of a group, or a text with two signs that may go together, stays as it is."""
+    signs = re.findall(r"\\pm(?![a-z])", text)
+    if len(signs) != 1 or text.count("{") != text.count("}") or text.count("(") != text.count(")"):
+        return text
+    return re.sub(r"\\pm(?![a-z])", "+", text) + "," + re.sub(r"\\pm(?![a-z])", "-", text)
 
 
 def _read(text: str) -> Basic | MatrixBase:
@@ -168,7 +168,7 @@ def _read(text: str) -> Basic | MatrixBase:
     if NO_ANSWER.search(text):
         raise ValueError(f"{text} is not one answer")
     try:
-        is_real = not should_treat_as_complex(text)
+        is_real = not should_treat_as_complex(text) and not IMAGINARY.search(text)
         expr = latex2sympy(text, is_real=is_real, normalization_config=CLEANING, conversion_config=MEANING)
     except Exception:  # of any class, see `compare`, which gets it unless this is an equation
         value = re.fullmatch(r"[^,;<>]*[^\\<>!,;]=([^=,;<>]+)", text)

@@ -11,6 +11,7 @@ only. Linux only.
 
 import atexit
 import builtins
+import contextlib
 import fcntl
 import gc
 import marshal
@@ -311,7 +312,8 @@ def run(source: str, name: str, helpers: str = "") -> dict:
     module = type(sys)(name)
     exec(helpers, vars(builtins))  # not module.__dict__: the tests would call heapq's merge for that of a Solution
     module.__file__ = os.path.abspath("program.py")
-    with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+    # Only tracebacks and `inspect` read it, so that a full disk is no failure of the program's.
+    with contextlib.suppress(OSError), open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
         file.write(source)
     sys.modules[name] = module
     try:

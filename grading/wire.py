@@ -32,19 +32,15 @@ PLAIN = {
     collections.OrderedDict: lambda d: [[list(item) for item in d.items()]],
     slice: lambda s: [s.start, s.stop, s.step],
     complex: lambda z: [z.real, z.imag],
-    tuple: lambda t: [list(t)],
-    set: lambda s: [list(s)],
-    frozenset: lambda s: [list(s)],
+    **dict.fromkeys((tuple, set, frozenset), lambda items: [list(items)]),
     dict: lambda d: [[list(item) for item in d.items()]],
     bytes: lambda b: [b.decode("latin-1"), "latin-1"],
     bytearray: lambda b: [b.decode("latin-1"), "latin-1"],
     range: lambda r: [r.start, r.stop, r.step],
-    collections.deque: lambda d: [list(d)],
+    collections.deque: lambda d: [list(d), d.maxlen],
     decimal.Decimal: lambda d: [str(d)],
     fractions.Fraction: lambda f: [f.numerator, f.denominator],
-    datetime.datetime: lambda d: [d.isoformat()],
-    datetime.date: lambda d: [d.isoformat()],
-    datetime.time: lambda t: [t.isoformat()],
+    **dict.fromkeys((datetime.datetime, datetime.date, datetime.time), lambda d: [d.isoformat()]),
     datetime.timedelta: lambda d: [d.days, d.seconds, d.microseconds],
 }
 MAKERS = {kind.__name__: getattr(kind, "fromisoformat", kind) for kind in PLAIN}
@@ -114,6 +110,9 @@ def overwrite(old, new) -> bool:
 
     False, without a change, if they are not mutable containers of one type.
     """
+    if type(old).__name__ == type(new).__name__ == "ndarray" and (old.shape, old.dtype) == (new.shape, new.dtype):
+        old[...] = new
+        return True
     if not isinstance(old, MUTABLE) or type(old) is not type(new):
         return False
     keys = old.keys() & new.keys() if isinstance(old, dict) else range(min(len(old), len(new)))

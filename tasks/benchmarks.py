@@ -258,7 +258,7 @@ def load_benchmark(
             continue
         try:
             problem = benchmark.read(row)
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:  # TypeError: None in a list of text
             raise BadInput(f"{blame}, row {count}: {error}; give the file of {benchmark.repo}") from error
         if problem:
             problems.append({"id": _id_of(row, count), **problem})

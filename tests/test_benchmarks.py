@@ -240,6 +240,7 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
         ("olympiadbench", '{"question": "P", "final_answer": []}', 'row 1: needs "final_answer"'),
         ("humaneval", '{"prompt": "P"}', 'row 1: needs "prompt", "test".*found: prompt'),
         ("mbpp+", '{"prompt": "P", "test_list": ["assert f()"]}', 'row 1: needs "test"'),
+        ("mbpp", json.dumps({**ROWS["mbpp"], "test_list": [None]}), "row 1: "),
         ("livecodebench", '{"contest_date": "2025-03-01"}', 'row 1: needs "question_content"'),
         ("aime24", json.dumps({**ROWS["aime24"], "url": "2023"}), "none of 1 rows"),
         ("math500", "{", "cannot be read"),

@@ -117,6 +117,7 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
         ("```python\na()\n```", "a()"), ("```\na()\n```", "a()"), ("~~~py\na()\n~~~", "a()"),
         ("````Python3\na()\n```\n````", "a()\n```"),
         ("Text\n\n```python\na()\n```\nand\n```python\nb()\n```\nmore", "b()"),
+        ("1. ```python\n   a()\n   ```", "a()"), ("- ```python\n  a()\n  ```", "a()"),
         ("1. First\n   ```python\n   if a:\n       b()\n   ```", "if a:\n    b()"),
         ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"), ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
         ("```\na()\n```\n```\nb()\n```\n```\n>>> c()\n```", "b()"), ("```python title='a'\na()\n```", "a()"),
@@ -196,6 +197,9 @@ def test_tests_that_cannot_be_run_are_no_verdict():
     for tests in (*empty, *({"inputs": ["1"], "outputs": outputs} for outputs in ([], [5]))):
         with pytest.warns(RuntimeWarning, match="no verdict"):
             assert grade_code(response, tests) == (None, "infra_error")
+    uncalled = "import unittest\nclass T(unittest.TestCase): pass\ndef test():\n    assert f(3) == 5"
+    with pytest.warns(RuntimeWarning, match="check nothing"):
+        assert grade_code(response, {"asserts": [uncalled], "entry_point": None}) == (None, "infra_error")
     with pytest.warns(RuntimeWarning, match="cannot be read"):
         assert grade_code(response, {"asserts": ["assert f(1 == 2"]}) == (None, "infra_error")
 
