@@ -11,7 +11,6 @@ only. Linux only.
 
 import atexit
 import builtins
-import contextlib
 import fcntl
 import gc
 import marshal
@@ -312,9 +311,11 @@ def run(source: str, name: str, helpers: str = "") -> dict:
     module = type(sys)(name)
     exec(helpers, vars(builtins))  # not module.__dict__: the tests would call heapq's merge for that of a Solution
     module.__file__ = os.path.abspath("program.py")
-    # Only tracebacks and `inspect` read it, so that a full disk is no failure of the program's.
-    with contextlib.suppress(OSError), open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
-        file.write(source)
+    try:
+        with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(source)
+    except OSError:  # a full disk; only tracebacks and `inspect` read the file
+        pass
     sys.modules[name] = module
     try:
         code = compile(source, "program.py", "exec")
