@@ -52,19 +52,14 @@ def apply(op: str, left: int, right: int) -> int:
 
 def make_problem(rng: random.Random, lines: int) -> dict:
     """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 8)."""
-    operands_of = [[] for _ in range(lines)]
-    for i in range(lines - 1):
-        operands_of[i + 1].append(LABELS[i])
     prompt = ""
     values = dict(DIGIT_VALUES)
-    for i, operands in enumerate(operands_of):
-        used = len(operands)
+    for i in range(lines):
         op = rng.choice("+-*")
-        while len(operands) < 2:
-            operands.append(str(rng.randrange(10)))
+        operands = [LABELS[i - 1] if i else str(rng.randrange(10)), str(rng.randrange(10))]
         if op == "*":
             operands[1] = rng.choice("379")
-        elif used == 1:
+        elif i:
             rng.shuffle(operands)
         left, right = operands
         prompt += f"{LABELS[i]}={left}{op}{right};"
