@@ -69,10 +69,7 @@ def make_problem(rng: random.Random, lines: int) -> dict:
 
 
 def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice.
-
-    There are fewer where so many do not exist: one line allows 230 problems, a chain of two 9,890.
-    """
+    """`count` problems to train on and `heldout` others, by `unlike`. One line allows 230 problems, two 9,890."""
     rng = random.Random(f"problems {seed}")
     return unlike(count, heldout, lambda: make_problem(rng, lines))
 
@@ -222,7 +219,6 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
     `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
     they are what has to be learned, the rest is copying.
     """
-
     rng = random.Random(f"demonstrations {seed}")
 
     def batch_loss() -> torch.Tensor:

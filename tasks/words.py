@@ -181,7 +181,6 @@ def warm_up(model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str]
 
     `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are never shown.
     """
-
     rng, policy = random.Random(f"demonstrations {seed}"), Policy(model, **packing_of(model))
 
     def batch_loss() -> Tensor:
