@@ -196,12 +196,7 @@ ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")
 
 
 def load_sets(
-    names: list[str],
-    data: list[str],
-    level: str,
-    make_embedded: Callable[[], Loaded],
-    window: tuple[str, str] = LCB_WINDOW,
-    flag: str = "--data",
+    names: list[str], data: list[str], level: str, make_embedded: Callable[[], Loaded], flag: str = "--data"
 ) -> list[Loaded]:
     """The benchmarks of these names and suites, from `data`, a list of NAME=FILE given to `flag`, else from the hub.
 
@@ -225,7 +220,7 @@ def load_sets(
         check_sandbox(level)
     sets = []
     for name in benchmarks:
-        sets.append(make_embedded() if name == "embedded" else load_benchmark(name, files.get(name, ()), window, flag))
+        sets.append(make_embedded() if name == "embedded" else load_benchmark(name, files.get(name, ()), flag))
     return sets
 
 
@@ -237,9 +232,7 @@ def check_sandbox(level: str) -> None:
         raise BadInput(f"--sandbox {level}: {error}; choose another level or another machine") from error
 
 
-def load_benchmark(
-    name: str, paths: Sequence[str] = (), window: tuple[str, str] = LCB_WINDOW, flag: str = "--data"
-) -> Loaded:
+def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
     """A benchmark from files, given to `flag`, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]
     if paths:
@@ -249,7 +242,7 @@ def load_benchmark(
         blame = f"--bench {name}"
         remedy = f"give a local file with {flag} {name}=FILE"
         source, revision, rows = from_hub(benchmark.repo, benchmark.files, f"{blame}: {benchmark.repo}", remedy)
-    first_day, last_day = window
+    first_day, last_day = LCB_WINDOW
     dated = name == "livecodebench"
     problems = []
     count = 0

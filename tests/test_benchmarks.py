@@ -259,7 +259,7 @@ def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
     def load(names, data=()):
         return benchmarks.load_sets(names, data, "auto", make_embedded=lambda: "embedded")
 
-    monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, window, flag: (name, *files))
+    monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, flag: (name, *files))
     files = {"amc23": [__file__]}
     loaded = load(["MATH", "aime24"], [f"amc23={__file__}"])
     assert loaded == [(name, *files.get(name, [])) for name in benchmarks.SUITES["math"]]
