@@ -236,11 +236,7 @@ def train_parser() -> Parser:
         for option, entry in method.options.items():
             parser.tail.append(f"  {name:9} {f'{option}={entry.default}':19} {entry.about}")
     add = parser.add_argument_group("what").add_argument
-    add(
-        "--task",
-        choices=("embedded", "words", "math", "code"),
-        help="if not given: embedded without --model, else math",
-    )
+    add("--task", choices=(*TASKS, "math", "code"), help="if not given: embedded without --model, else math")
     model = "Hugging Face folder or hub id, .gguf file, or smollm2; embedded: if not given, a tiny one is made"
     add("--model", help=model)
     add("--data", help="local problems, a file or folder; if not given: the paper's training set, from the hub")
