@@ -27,10 +27,8 @@ from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.problems import BadInput
 
-NOT_FINITE = "probability tensor contains"  # torch's multinomial
 # As torch says it on a CPU, C++, the kernel, and Python of threads.
 NO_MEMORY = "DefaultCPUAllocator: can't allocate", "bad_alloc", "Cannot allocate memory", "can't start new thread"
-FULL = "No space left on device"  # a full disk, as safetensors and Linux say it
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
 
@@ -118,9 +116,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 def known_trouble(error: Exception) -> str | None:
     """A sentence for a full disk, an unusable file and a ruined model; None for any other error."""
-    if NOT_FINITE in str(error):
+    if "probability tensor contains" in str(error):  # torch's multinomial
         return "the model's probabilities are not finite; lower --lr, or give another model"
-    if FULL in str(error):
+    if "No space left on device" in str(error):  # as safetensors and Linux say it
         return "the disk is full; free space, then continue"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; choose a place that can be read and written"
