@@ -75,10 +75,7 @@ TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they a
 
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
-    """Measure all groups and print a table of each.
-
-    Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
-    """
+    """Measure all groups and print a table of each."""
     flags, others = make_parser().parse_with_others(argv, "", "")
     args = parse_args(others)
     warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show

@@ -144,10 +144,7 @@ class Trial(NamedTuple):
 
 @run_command(memory="lower --jobs or --micro-tokens")
 def main(argv: list[str] | None = None) -> None:
-    """The trials that are not there yet, and the table.
-
-    Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
-    """
+    """The trials that are not there yet, and the table."""
     if runs_of(argv):
         return draw(runs_of(argv))
     flags, others = make_parser().parse_with_others(argv, OURS, "the trials set it")

@@ -68,10 +68,7 @@ constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub th
 
 @run_command(memory="lower --micro-tokens or --prompts-per-update", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
-    """Take the turns and print a table.
-
-    Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C.
-    """
+    """Take the turns and print a table."""
     flags, others = make_parser().parse_with_others(argv, "--steps --ranks", "is not timed here")
     args = parse_args(others)
     if not args.model or args.method not in TRAINERS:
