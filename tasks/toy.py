@@ -6,11 +6,9 @@
                c=b*7=0*7=0
                \\boxed{0}
 
-Every operation is invertible mod 10 (`*` only by 3, 7 or 9), so no step can absorb an earlier mistake, and a
-wrong answer always has a first wrong line, which `first_error` finds together with its kind. That is what no
-real data set offers: credit can be scored against the truth.
-
-Each definition uses the one before.
+Each definition uses the one before, and every operation is invertible mod 10 (`*` only by 3, 7 or 9). So no step
+can absorb an earlier mistake, and a wrong answer always has a first wrong line, which `first_error` finds together
+with its kind. That is what no real data set offers: credit can be scored against the truth.
 
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations: they do `*`
 as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
