@@ -84,8 +84,7 @@ def evaluate_benchmark(
     have = {(row["seed"], row["block"]) for row in rows}
     todo = [key for key in itertools.product(seeds, range(len(blocks))) if key not in have]
     total = len(loaded.problems) * samples_of(loaded, protocol) * len(seeds)
-    bar = tqdm(total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None)
-    with bar:
+    with tqdm(total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None) as bar:
         for start in range(0, len(todo), ranks.world):  # a block a rank
             made = []
             if start + ranks.rank < len(todo):
@@ -171,9 +170,9 @@ def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[di
     Where a problem has no tests, its responses have no verdict, even if they were cut off.
     """
     samples = samples_of(loaded, protocol)
-    encoded = sampler.tokenizer([task.prompt(problem) for problem in problems], add_special_tokens=False)["input_ids"]
+    prompts = [task.prompt(problem) for problem in problems]
     by_limit = defaultdict(list)  # tokens of a response -> places of problems
-    for place, ids in enumerate(encoded):
+    for place, ids in enumerate(sampler.tokenizer(prompts, add_special_tokens=False)["input_ids"]):
         room = context_of(sampler.model) - len(ids)
         by_limit[max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))].append(place)
     rows = [[] for _ in problems]
@@ -182,25 +181,24 @@ def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[di
         count = len(places) * samples
         texts, lengths, verdicts = [""] * count, [0] * count, [Verdict(0.0, "truncated")] * count
         if limit:  # else the prompt alone fills the context
-            prompts = [task.prompt(problem) for problem in together]
+            asked = [prompts[place] for place in places]
             options = dict(max_tokens=limit, temperature=protocol.temperature, **sampler.options)
-            rollouts = rollout(sampler.model, sampler.tokenizer, prompts, samples, **options)
+            rollouts = rollout(sampler.model, sampler.tokenizer, asked, samples, **options)
             texts, lengths = rollouts.texts, rollouts.mask.sum(1).tolist()
             verdicts = task.verdicts(together, rollouts)
         for number, text in enumerate(texts):
             place = places[number // samples]
             verdict = Verdict(None, "infra_error") if problems[place].get("fault") else verdicts[number]
-            rows[place].append(
-                {
-                    "problem": problems[place]["id"],
-                    "sample": number % samples,
-                    "score": verdict.reward,
-                    "reason": verdict.reason,
-                    "tokens": lengths[number],
-                    "limit": limit,
-                    "response": text,
-                }
-            )
+            row = {
+                "problem": problems[place]["id"],
+                "sample": number % samples,
+                "score": verdict.reward,
+                "reason": verdict.reason,
+                "tokens": lengths[number],
+                "limit": limit,
+                "response": text,
+            }
+            rows[place].append(row)
     return list(itertools.chain.from_iterable(rows))
 
 
