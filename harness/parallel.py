@@ -38,7 +38,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from tqdm import tqdm
 
 from fast.packing import packing_of
-from grpo import Policy, layers_of, pack
+from grpo import Policy, layers_of
 from tasks.problems import BadInput
 
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
@@ -93,13 +93,7 @@ def share(items: Sequence, ranks: Ranks) -> Sequence:
 
 
 def deal(
-    rows: Sequence[int],
-    lengths: Sequence[int],
-    tokens: int,
-    ranks: Ranks,
-    pack: Callable[..., list[Tensor]] = pack,
-    *,
-    filler: int,
+    rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks, pack: Callable, *, filler: int
 ) -> list[tuple[Tensor, float]]:
     """This rank's part of a mini-batch, as micro-batches of `pack` of weight 1; what ranks do together is equally full.
 

@@ -186,9 +186,10 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
         for together in zip(*dealt, strict=True):
             tokens = [int(weight) * sum(lengths[row] for row in batch.tolist()) for batch, weight in together]
             assert max(tokens) - min(tokens) < 60 or max(tokens) == 128
-    one, other = (deal([0, 1, 2], [9, 9, 9], 9, Ranks(rank, 2, torch.device("cpu")), filler=2) for rank in range(2))
+    ranks = [Ranks(rank, 2, torch.device("cpu")) for rank in range(2)]
+    one, other = (deal([0, 1, 2], [9, 9, 9], 9, of_rank, grpo.pack, filler=2) for of_rank in ranks)
     assert sorted([[weight for _, weight in one], [weight for _, weight in other]]) == [[1, 0], [1, 1]]
-    ((batch, weight),) = deal([], [9, 9], 9, Ranks(0, 2, torch.device("cpu")), filler=1)
+    ((batch, weight),) = deal([], [9, 9], 9, ranks[0], grpo.pack, filler=1)
     assert batch.tolist() == [1] and weight == 0
 
 
