@@ -1,7 +1,7 @@
 """Verdicts: is a response right? Math answers, programs, and many of them in parallel.
 
-    grade_math(solution, gold)              -> Verdict(score, reason)
-    grade_code(response, tests)             -> Verdict(score, reason)
+    grade_math(solution, gold)              -> Verdict(reward, reason)
+    grade_code(response, tests)             -> Verdict(reward, reason)
     grade_all(grade, responses, references) -> one Verdict for each response, in order
 
 **Math.** The answer is the last `\\boxed{...}` of the solution. If that box is missing or never closed, there is no

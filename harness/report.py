@@ -28,6 +28,7 @@ from credit.shear_settings import Closest, closest_by_rollout
 from credit.table import METHODS
 from grpo import Rollouts
 from harness import files
+from harness.config import TASKS
 from harness.evaluation import mean_and_error
 from harness.page import write_page
 from harness.parallel import Ranks
@@ -303,15 +304,21 @@ def shares(reasons: list[str]) -> dict[str, float]:
     return {name: np.mean([reason == name for reason in reasons]).item() for name in ("truncated", "no_answer")}
 
 
+def other_problems(args: argparse.Namespace, which: str) -> str:
+    """What to change for easier or harder problems; a task that makes its own takes no --data."""
+    return "change --warmup-steps or --model" if args.task in TASKS else f"give {which} problems with --data"
+
+
 def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> None:
     """Where all rewards are equal, what that comes from, by the `shares` in `found`, and the flag to change."""
     if args.smoke or reward not in (0, 1):  # a smoke test cuts responses off
         return
-    remedy = "give easier problems with --data, or another --model"
-    if reward:
-        remedy = "give harder problems with --data"
-    elif max(found["truncated"], found["no_answer"]) >= 0.5:
-        remedy = "raise --max-tokens" if found["truncated"] > found["no_answer"] else "change --template or --model"
+    remedy = other_problems(args, "harder" if reward else "easier")
+    if not reward and max(found["truncated"], found["no_answer"]) >= 0.5:
+        if found["truncated"] > found["no_answer"]:
+            remedy = "raise --max-tokens"
+        elif args.task not in TASKS:
+            remedy = "change --template or --model"
     reasons = f"{found['truncated']:.0%} of responses are cut off, {found['no_answer']:.0%} have no answer"
     tqdm.write(wrapped(f"all rewards are {reward:.0f}, so nothing can be learnt: {reasons}; {remedy}"))
 
@@ -320,7 +327,7 @@ def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, 
     """What training has changed, the curve, the measured peak of memory, and what to type next."""
     write_evaluation(folder, "after", after)
     if not any(m["grad_norm"] for m in history):
-        print("\nnothing was learned: no mixed groups; give easier or harder problems with --data")
+        print(f"\nnothing was learned: no mixed groups; {other_problems(args, 'easier or harder')}")
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
         first, last = percent(*before[name][:2]), percent(*after[name][:2])

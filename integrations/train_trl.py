@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, TrlParser
 
-from integrations.trl_rewards import math_reward
+from integrations.trl_rewards import math_reward, without_bos
 from integrations.trl_shear import ShearGRPOTrainer
 from rewards import grade_math
 from tasks import toy
@@ -48,8 +48,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(model)
         task = text_task("math", choose_template("auto", model, tokenizer), tokenizer, grade_math)
         problems, _ = load_problems("math", options.data)
-        bos = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
-        prompts = [task.prompt(problem).removeprefix(bos) for problem in problems]  # TRL begins with it
+        prompts = without_bos(tokenizer, map(task.prompt, problems))
     else:
         model, tokenizer = toy.make_model(2, seed=0), toy.make_tokenizer()
         toy.warm_up(model, 2, set(), steps=300, seed=0)

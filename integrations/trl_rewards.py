@@ -1,10 +1,10 @@
-"""This project's graders as TRL reward functions, for datasets with a column "answer" or "tests".
+"""This project's graders as TRL reward functions, for datasets with a column "answer" or "tests"; and its prompts.
 
 A score is 1, 0, or None where grading itself failed; TRL leaves those rollouts out.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rewards import grade_all, grade_code, grade_math
 
@@ -28,3 +28,9 @@ def scores(grade: Callable, completions: list, references: list) -> list[float |
     for completion in completions:
         texts.append(completion if isinstance(completion, str) else completion[-1]["content"])
     return [verdict.reward for verdict in grade_all(grade, texts, references)]
+
+
+def without_bos(tokenizer, prompts: Iterable[str]) -> list[str]:
+    """Prompts without the token that begins texts, which TRL's tokenization of them writes itself."""
+    bos = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
+    return [prompt.removeprefix(bos) for prompt in prompts]

@@ -266,7 +266,7 @@ def table(states: States, flags: argparse.Namespace) -> list[str]:
     iterations = torch.cat(stats["sinkhorn_iterations"])  # (pairs,)
     solved, total = len(torch.cat(stats["sinkhorn_error"])), len(iterations)
     for right, wrong in sides:
-        most = flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2
+        most = max(1, flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2)
         pairs = full_pairs(right, wrong, most)
         if len(pairs.costs):
             break

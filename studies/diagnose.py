@@ -152,7 +152,8 @@ def diagnose(args: argparse.Namespace) -> None:
 def from_file(args: argparse.Namespace, decided: dict) -> tuple:
     """Task, model, tokenizer, no process reward model, and the groups of `--rollouts`."""
     outline, tokenizer = load_outline(args.model)
-    task = text_task("math", choose_template(args.template, args.model, tokenizer), tokenizer, grade_math)
+    template = choose_template(args.template, files.origin_of(args.model), tokenizer)
+    task = text_task("math", template, tokenizer, grade_math)
     groups = given(args, task, tokenizer, context_of(outline))
     model = load_model(args.model, torch.device(args.device), tokenizer).eval()
     round_weights(model, getattr(torch, args.dtype))
@@ -169,7 +170,9 @@ def from_model(args: argparse.Namespace, decided: dict) -> tuple:
     ranks, out = Ranks(0, 1, torch.device(args.device)), args.out
     own_model, is_warm = needs_start(args), (out / "start").exists()
     start = {"model": str(out / "start")} if own_model and is_warm else {}
-    ready = set_up(argparse.Namespace(**(vars(args) | start)), ranks)
+    shrunk = argparse.Namespace(**(vars(args) | start))
+    ready = set_up(shrunk, ranks)  # to the data and the model's context
+    args.max_tokens, args.heldout = shrunk.max_tokens, shrunk.heldout
     task, model, tokenizer = ready.task, ready.model, ready.tokenizer
     layers = len(getattr(model.base_model, "layers", ()))
     if max(args.layers, default=0) > layers:

@@ -32,6 +32,7 @@ answer(__name__, lambda: check_flags(make_parser()))  # before what takes second
 
 import copy
 import datetime
+import json
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -50,6 +51,7 @@ from harness.launch import parse_args, run_command
 from harness.prepare import set_up
 from harness.report import Clock
 from harness.run import Run, assemble
+from integrations.trl_rewards import without_bos
 from integrations.trl_shear import ShearGRPOTrainer
 from rewards import grade_all
 from shear import EPS
@@ -69,7 +71,8 @@ constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub th
 @run_command(memory="lower --micro-tokens or --prompts-per-update", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
     """Take the turns and print a table."""
-    flags, others = make_parser().parse_with_others(argv, "--steps --ranks", "is not timed here")
+    refused = "--steps --ranks --dynamic-sampling --lora-rank"
+    flags, others = make_parser().parse_with_others(argv, refused, "is not timed here")
     args = parse_args(others)
     if not args.model or args.method not in TRAINERS:
         raise BadInput(f"--model {args.model} --method {args.method}: give a model, and shear or grpo")
@@ -93,10 +96,12 @@ def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
     """TRL's trainer of a model, with the run's recipe."""
     args, task = run.args, run.task
     problems = [problem for turn in range(turns) for problem in task.draw(turn, args.prompts_per_step, args.seed)]
-    rows = [{"prompt": task.prompt(problem), "reference": problem[task.reference]} for problem in problems]
+    prompts = without_bos(run.tokenizer, map(task.prompt, problems))
+    references = [json.dumps(problem[task.reference]) for problem in problems]  # text: a table has one type a column
+    rows = [dict(prompt=prompt, reference=text) for prompt, text in zip(prompts, references, strict=True)]
 
-    def reward(completions: list[str], reference: list, **columns) -> list[float | None]:
-        return [verdict.reward for verdict in grade_all(task.grade, completions, reference)]
+    def reward(completions: list[str], reference: list[str], **columns) -> list[float | None]:
+        return [verdict.reward for verdict in grade_all(task.grade, completions, list(map(json.loads, reference)))]
 
     updates = args.prompts_per_step // args.prompts_per_update  # of a generation
     config = GRPOConfig(

@@ -270,7 +270,7 @@ def select(kind: str, rows: Iterable[dict], data: str | None) -> tuple[list[dict
 def _is_wanted(row: dict, kind: str) -> bool:
     """Whether a row has no other level and no other task's ability."""
     level = _columns(row).get("level") if kind == "math" else None
-    if level is not None and not LEVELS.fullmatch(str(level)):
+    if level not in (None, "") and not LEVELS.fullmatch(str(level)):  # a CSV has "" for none
         return False
     ability = str(row.get("ability"))
     return ability == kind or ability not in REFERENCES
@@ -288,7 +288,7 @@ def as_problem(row: dict, kind: str) -> dict:
     reward_model = columns.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if kind == "code":
-        tests = _published_tests(truth) if "reward_model" in columns else _own_tests(columns.get("tests"))
+        tests = _own_tests(columns.get("tests")) if reward_model is None else _published_tests(truth)
         check_tests(row, tests)
         return {"problem": problem, "tests": tests}
     answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")] + [truth]

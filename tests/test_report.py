@@ -178,7 +178,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     report.start(parse_args(["--window", "14"]), folder, BEFORE)
     report.conclude(args, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "nothing was learned: no mixed groups; give easier or harder problems with --data held out" in printed
+    assert "nothing was learned: no mixed groups; change --warmup-steps or --model held out" in printed
     assert "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a response get one weight" in printed
 
 
@@ -206,6 +206,6 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
 def test_equal_rewards_are_explained(reward, truncated, no_answer, words, capsys):
     """By what most responses are, with the flag to change."""
     found = {"truncated": truncated, "no_answer": no_answer}
-    report.print_no_signal(reward, found, SimpleNamespace(smoke=False))
+    report.print_no_signal(reward, found, SimpleNamespace(smoke=False, task="math"))
     printed = " ".join(capsys.readouterr().out.split())
     assert words in printed and bool(words) == bool(printed)

@@ -17,6 +17,7 @@ from grpo import Rollouts
 from harness.files import append_rows
 from harness.launch import parse_args
 from harness.prepare import make_task
+from integrations.trl_rewards import without_bos
 from rewards import grade_math
 from tasks import toy
 from tasks.benchmarks import load_benchmark
@@ -119,6 +120,7 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
     tokenizer.bos_token = symbol
     tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{symbol} $A", special_tokens=[(symbol, index)])
     assert render("plain", "1", "2", tokenizer) == f"{symbol}1\n2\n"
+    assert without_bos(tokenizer, [f"{symbol}1\n", "2\n"]) == ["1\n", "2\n"]
 
 
 @pytest.mark.parametrize(
@@ -264,14 +266,15 @@ def test_rows_of_the_known_layouts_become_problems(row, answer, tmp_path):
 
 def test_levels_and_abilities_of_others_are_left_out(tmp_path):
     """Before anything else is asked of a row; programs have no such levels."""
-    levels = [1, 2, 3, "Level 4", "5", 4.0, 6, 34, "Level ?", None]
-    rows = [{"problem": str(level), "answer": "1", "level": level} for level in levels]
+    levels = [1, 2, 3, "Level 4", "5", 4.0, 6, 34, "Level ?", None, ""]
+    rows = [{"problem": f"L{level}", "answer": "1", "level": level} for level in levels]
     (tmp_path / "x.json").write_text(json.dumps([*rows, {"ability": "code"}]))
     problems, notes = load_problems("math", str(tmp_path / "x.json"))
-    assert [p["problem"] for p in problems] == ["3", "Level 4", "5", "4.0", "None"]
-    assert "5 of 11 rows of levels 3 to 5" in notes[0]
+    assert [p["problem"] for p in problems] == ["L3", "LLevel 4", "L5", "L4.0", "LNone", "L"]
+    assert "6 of 12 rows of levels 3 to 5" in notes[0]
     tests = {"inputs": [""], "outputs": ["1"]}
-    (tmp_path / "x.json").write_text(json.dumps([{"problem": "a", "tests": tests, "level": 1}, {"ability": "math"}]))
+    row = {"problem": "a", "tests": tests, "level": 1, "reward_model": None}
+    (tmp_path / "x.json").write_text(json.dumps([row, {"ability": "math"}]))
     problems, notes = load_problems("code", str(tmp_path / "x.json"))
     assert problems == [{"problem": "a", "tests": tests}] and "1 of 2 rows of ability" in notes[0]
 
