@@ -19,7 +19,6 @@ Left out: serving engines (their responses can be replayed), tensor parallelism.
 import argparse
 import dataclasses
 import math
-import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -212,7 +211,8 @@ def show(folder: Path, args: argparse.Namespace, models: Sequence[str] = (), nam
     if args.select and same_benchmarks(results.values()):
         runs = {}
         for model, result in results.items():
-            runs.setdefault(re.sub(r"(/checkpoints/step-\d+)?/[^/]*$", "", model), {})[model] = result
+            run = model.rpartition("/")[0].partition("/checkpoints/")[0]  # of a label or, where two are alike, a path
+            runs.setdefault(run, {})[model] = result
         origin = settings["models"].get(first, {}).get("origin", first)
         selection = select_checkpoints(runs, args.paper or backbone_of(origin))
     settings |= {"results": results, "differences": differences, "selection": selection}

@@ -34,6 +34,7 @@ from transformers import GenerationConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
+AT_ONCE = 512  # rollouts generated at a time, if nothing else is asked for
 HEAD_CHUNK = 2048  # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
 
 
@@ -188,7 +189,7 @@ def rollout(
     *,
     max_tokens: int,
     temperature: float,
-    batch_size: int | Callable[[int, int], int] = 512,
+    batch_size: int | Callable[[int, int], int] = AT_ONCE,
     generate: Callable[..., Tensor] = hf_generate,
 ) -> Rollouts:
     """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is greedy decoding.

@@ -23,7 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from credit import lora
-from grpo import HEAD_CHUNK
+from grpo import AT_ONCE, HEAD_CHUNK
 from harness.parallel import Ranks
 from tasks.problems import BadInput
 
@@ -44,7 +44,7 @@ def predict(config, args: argparse.Namespace, world: int, room: float = math.inf
     groups = -(-max(args.prompts_per_step, min(args.eval_groups, args.heldout)) // world)  # of the rank that has most
     rollouts = max(groups * args.rollouts_per_prompt, -(-args.heldout // world))  # held-out problems once, greedily
     row = row_bytes(config, PROMPT, args.max_tokens, size)
-    fitting = SHARE * (room * 1e9 - gb["resident"]) / row if args.device == "cuda" else 512
+    fitting = SHARE * (room * 1e9 - gb["resident"]) / row if args.device == "cuda" else AT_ONCE
     gb["generating"] = row * max(1, int(min(args.generate_batch or fitting, rollouts)))
     gb["sampling"] = gb["resident"] + gb["generating"]
     gb["training"] = gb["resident"] + gb["gradients"] + gb["logits"]

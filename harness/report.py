@@ -306,7 +306,9 @@ def shares(reasons: list[str]) -> dict[str, float]:
 
 def other_problems(args: argparse.Namespace, which: str) -> str:
     """What to change for easier or harder problems; a task that makes its own takes no --data."""
-    return "change --warmup-steps or --model" if args.task in TASKS else f"give {which} problems with --data"
+    if args.task in TASKS:
+        return "change --warmup-steps or --model"
+    return f"give {which} problems with --data, or another --model"
 
 
 def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> None:

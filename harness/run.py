@@ -109,16 +109,21 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
         if not ranks.main or isinstance(error, BadInput):
             raise
         if checkpoints:
-            steps, saved = checkpoint.step_of(checkpoints[-1]), checkpoint.report_of(checkpoints[-1])["settings"]
-            command = f"python train.py --resume {shlex.quote(str(folder))}"
-            for name in sorted(MAY_CHANGE & saved.keys()):  # what was given anew since then
-                if vars(args)[name] != saved[name]:
-                    command += " " + shlex.join(spelled(name, vars(args)[name]))
+            steps, command = checkpoint.step_of(checkpoints[-1]), resume_command(args, folder, checkpoints[-1])
             print(f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}", file=sys.stderr)
         elif isinstance(error, KeyboardInterrupt) and not (folder / "samples.jsonl").exists():
             shutil.rmtree(folder)
             print("no step was done: nothing is left; run the same command again", file=sys.stderr)
         raise
+
+
+def resume_command(args: argparse.Namespace, folder: Path, last: Path) -> str:
+    """What resumes the run from its `last` checkpoint, with the flags that were given anew since that was saved."""
+    saved, words = checkpoint.report_of(last)["settings"], ["python", "train.py", "--resume", str(folder)]
+    for name in sorted(MAY_CHANGE & saved.keys()):
+        if vars(args)[name] != saved[name]:
+            words += spelled(name, vars(args)[name])
+    return shlex.join(words)
 
 
 def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None) -> Run:

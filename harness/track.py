@@ -21,25 +21,29 @@ from harness.parallel import Ranks, together
 from tasks.rows import BadInput, cause
 
 
+def started_tracker(args: argparse.Namespace, folder: Path):
+    """The tracker of `--track`; raises BadInput where it cannot start."""
+    PartialState()  # the trackers raise without it; it takes a process group as it is
+    named = dict(run_name="shear", name=folder.name, config=vars(args))  # accelerate's run_name is the project
+    options = {
+        "wandb": {**named, "dir": folder},
+        "trackio": named,
+        "tensorboard": dict(run_name="tensorboard", logging_dir=folder),
+    }
+    run = LOGGER_TYPE_TO_CLASS[args.track](**options[args.track])
+    try:
+        run.start()
+    except Exception as error:  # of every kind; the cause stays attached
+        remedy = "log in, set WANDB_MODE=offline, or leave it out"
+        raise BadInput(f"--track {args.track}: cannot start ({cause(error)}); {remedy}") from error
+    return run
+
+
 @contextmanager
 def tracker(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict], None]]:
     """The function that tracks a row of metrics.jsonl."""
-    run = None
     with together(ranks):
-        if args.track and ranks.main:
-            PartialState()  # the trackers raise without it; it takes a process group as it is
-            named = dict(run_name="shear", name=folder.name, config=vars(args))  # accelerate's run_name is the project
-            options = {
-                "wandb": {**named, "dir": folder},
-                "trackio": named,
-                "tensorboard": dict(run_name="tensorboard", logging_dir=folder),
-            }
-            run = LOGGER_TYPE_TO_CLASS[args.track](**options[args.track])
-            try:
-                run.start()
-            except Exception as error:  # of every kind; the cause stays attached
-                remedy = "log in, set WANDB_MODE=offline, or leave it out"
-                raise BadInput(f"--track {args.track}: cannot start ({cause(error)}); {remedy}") from error
+        run = started_tracker(args, folder) if args.track and ranks.main else None
 
     def track(metrics: dict) -> None:
         if run:

@@ -51,9 +51,8 @@ from harness.launch import parse_args, run_command
 from harness.prepare import set_up
 from harness.report import Clock
 from harness.run import Run, assemble
-from integrations.trl_rewards import without_bos
+from integrations.trl_rewards import scores, without_bos
 from integrations.trl_shear import ShearGRPOTrainer
-from rewards import grade_all
 from shear import EPS
 from tasks.problems import BadInput
 from train import train_step
@@ -98,10 +97,10 @@ def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
     problems = [problem for turn in range(turns) for problem in task.draw(turn, args.prompts_per_step, args.seed)]
     prompts = without_bos(run.tokenizer, map(task.prompt, problems))
     references = [json.dumps(problem[task.reference]) for problem in problems]  # text: a table has one type a column
-    rows = [dict(prompt=prompt, reference=text) for prompt, text in zip(prompts, references, strict=True)]
+    dataset = Dataset.from_dict({"prompt": prompts, "reference": references})
 
     def reward(completions: list[str], reference: list[str], **columns) -> list[float | None]:
-        return [verdict.reward for verdict in grade_all(task.grade, completions, list(map(json.loads, reference)))]
+        return scores(task.grade, completions, list(map(json.loads, reference)))
 
     updates = args.prompts_per_step // args.prompts_per_update  # of a generation
     config = GRPOConfig(
@@ -128,7 +127,7 @@ def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
         seed=args.seed,
     )
     sizes = dict(window=args.window, stride=args.stride, eps=args.eps) if args.method == "shear" else {}
-    data = dict(train_dataset=Dataset.from_list(rows), processing_class=run.tokenizer)
+    data = dict(train_dataset=dataset, processing_class=run.tokenizer)
     trainer = TRAINERS[args.method](model, reward, config, **data, **sizes)
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -16,7 +16,7 @@ from credit.batch import Batch, Source, add_stats
 from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, own_side_weights, true_errors
 from credit.salience import Answer, outcome_weights
-from credit.shear_settings import Settings
+from credit.shear_settings import Settings, group_weights
 from credit.table import METHODS, needing
 from grpo import Policy, group_advantages, log_probs, spread
 from harness.launch import parse_args
@@ -250,6 +250,17 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
     assert ours[8:].abs().max() == 0
 
 
+def test_shear_is_the_rollout_advantage_times_its_weights():
+    """The door adds nothing to Algorithm 1, and reports how the solver fared."""
+    batch = drawn_batch([[1, 0, 0, 1], [0, 0, 0, 0]])
+    ours = assign_credit("shear", batch, flags("shear"))
+    mask = batch.rollouts.mask
+    hidden = spread(batch.hidden, mask)
+    omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
+    assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
+    assert 1 <= batch.metrics["sinkhorn_iterations"] <= 100 and batch.metrics["sinkhorn_error"] >= 0
+
+
 # ---- formulas -------------------------------------------------------------------------------------------------
 
 
@@ -369,6 +380,21 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
             of_rollout = ours[row][batch.rollouts.mask[row]]
             torch.testing.assert_close(of_rollout, torch.tensor(expected[row - start]), atol=2e-5, rtol=1e-4)
     assert ours[~batch.rollouts.mask].abs().max() == 0
+
+
+def test_kgae_without_discount_telescopes():
+    """At decay 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
+    batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
+    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
+    torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
+
+
+def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
+    """Values move only where rollouts part: decay 0 shows the changes alone. One verdict, or equal ones: 0."""
+    batch = drawn_batch([[1, 0, 0, 1], [1, 1, math.nan, 1], [math.nan, math.nan, 0, math.nan]], shared=3)
+    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
+    assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
+    assert ours[4:].abs().max() == 0
 
 
 @pytest.mark.parametrize("options", [{}, dict(alpha=0.2, strength=0.5)])
