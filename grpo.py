@@ -2,21 +2,25 @@
 
     rollout           prompts -> G sampled responses each       Rollouts: ids (B, T), mask, texts
     Policy            a causal LM as training sees it: rollouts -> log-probabilities of their tokens
-    log_probs         rollouts -> old log-probabilities, entropies, last hidden states, in one forward
+    log_probs         rollouts -> old log-probabilities, entropies, last hidden states, in one
+                      forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
     pack              rollouts of many lengths -> micro-batches of a bounded number of tokens
 
-This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T), and that is the whole hook.
+This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T), and that is the
+whole hook.
 
 What makes it right, and is easy to get wrong:
   - Training uses the sampled token ids; no text is ever encoded again.
-  - Sampler and trainer use one temperature, and the sampler nothing else (no top-k, no top-p, no penalties;
-    every option is set here, none is taken from the model's folder). So the ratio starts at 1, up to rounding.
-  - One token count per optimizer step divides every micro-batch's loss, so gradients do not depend on the
-    micro-batch size, on padding, or on the number of ranks.
+  - Sampler and trainer use one temperature, and the sampler nothing else (no top-k, no top-p, no
+    penalties; every option is set here, none is taken from the model's folder). So the ratio starts
+    at 1, up to rounding.
+  - One token count per optimizer step divides every micro-batch's loss, so gradients do not depend
+    on the micro-batch size, on padding, or on the number of ranks.
   - A reward of NaN (no verdict) leaves mean and std of its group and gets advantage 0.
-  - Logits (b, T, V) never exist: the head runs over HEAD_CHUNK response tokens at a time, in training too.
+  - Logits (b, T, V) never exist: the head runs over HEAD_CHUNK response tokens at a time, in
+    training too.
 
 Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function.
 """
@@ -35,12 +39,16 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
 AT_ONCE = 512  # rollouts generated at a time, if nothing else is asked for
-HEAD_CHUNK = 2048  # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
+HEAD_CHUNK = (
+    2048  # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
+)
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B sampled responses, those to one prompt adjacent. Prompts are padded left, responses right."""
+    """B sampled responses, those to one prompt adjacent. Prompts are padded left, responses
+    right.
+    """
 
     prompt_ids: Tensor  # (B, P) int64
     prompt_mask: Tensor  # (B, P) bool
@@ -91,19 +99,24 @@ class LogProbs(NamedTuple):
 
     log_probs: Tensor  # (B, T) float32, of each sampled token
     entropies: Tensor  # (B, T) float32, nats, of the distribution each token was drawn from
-    # (N, d) model's dtype: last_hidden_state (after the final norm) at each y_t of the mask, end to end; None: not kept
+    # (N, d) model's dtype: last_hidden_state (after the final norm) at each y_t of the mask, end to
+    # end; None: not kept
     hidden: Tensor | None
 
 
 def spread(values: Tensor, mask: Tensor) -> Tensor:
-    """Values (N, ...) of the N tokens of a mask (B, T), such as their states -> (B, T, ...), 0 elsewhere."""
+    """Values (N, ...) of the N tokens of a mask (B, T), such as their states -> (B, T, ...), 0
+    elsewhere.
+    """
     whole = values.new_zeros(*mask.shape, *values.shape[1:])
     whole[mask] = values
     return whole
 
 
 def cat_padded(tensors: Sequence[Tensor], left: bool = False, fill: int = 0) -> Tensor:
-    """Tensors (B_i, T_i, ...) -> (sum of B_i, max of T_i, ...), `fill` where one is shorter, on the right or left."""
+    """Tensors (B_i, T_i, ...) -> (sum of B_i, max of T_i, ...), `fill` where one is shorter, on the
+    right or left.
+    """
     width = max(tensor.shape[1] for tensor in tensors)
     count = sum(len(tensor) for tensor in tensors)
     padded = tensors[0].new_full((count, width, *tensors[0].shape[2:]), fill)
@@ -124,28 +137,42 @@ def pad_id(tokenizer) -> int:
 
 
 def stop_ids(model, tokenizer) -> list[int]:
-    """Every token id that ends a response, by the model's folder, by its tokenizer, or by its chat template.
+    """Every token id that ends a response, by the model's folder, by its tokenizer, or by its chat
+    template.
 
-    A base model may name none but <|endoftext|> and yet be prompted with turns, which end with <|im_end|>: without
-    that stop it would continue and answer a question of its own.
+    A base model may name none but <|endoftext|> and yet be prompted with turns, which end with
+    <|im_end|>: without that stop it would continue and answer a question of its own.
     """
     ids = {tokenizer.eos_token_id, tokenizer.added_tokens_encoder.get("<|im_end|>")}
     for config in (model.generation_config, model.config):
         named = getattr(config, "eos_token_id", None)
         ids.update(named if isinstance(named, list) else [named])
     if tokenizer.chat_template:
-        turns = [{"role": role, "content": f"words of the {role}"} for role in ("user", "assistant")]
+        turns = [
+            {"role": role, "content": f"words of the {role}"} for role in ("user", "assistant")
+        ]
         with contextlib.suppress(Exception):  # a template may refuse any conversation
-            _, said, after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(turns[1]["content"])
-            follows = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1] if said else []
-            ids.update(set(follows) & {id for id, token in tokenizer.added_tokens_decoder.items() if token.special})
+            _, said, after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(
+                turns[1]["content"]
+            )
+            follows = (
+                tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1] if said else []
+            )
+            ids.update(
+                set(follows)
+                & {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+            )
     return sorted(ids - {None})
 
 
-def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad, **known) -> Tensor:
-    """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop token.
+def hf_generate(
+    model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad, **known
+) -> Tensor:
+    """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop
+    token.
 
-    `rollout` takes any function of this signature; `fast.prefill` gives what is `known` of the prompts already.
+    `rollout` takes any function of this signature; `fast.prefill` gives what is `known` of the
+    prompts already.
     """
     greedy = dict(do_sample=False, top_k=None, top_p=None)
     sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
@@ -159,7 +186,9 @@ def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stop
     )
     processors = None if temperature else [refuse_unknown]
     folder_config = model.generation_config
-    model.generation_config = GenerationConfig()  # or `generate` takes what we left unset from the folder's file
+    model.generation_config = (
+        GenerationConfig()
+    )  # or `generate` takes what we left unset from the folder's file
     try:
         output = model.generate(
             prompt_ids,
@@ -174,7 +203,9 @@ def hf_generate(model, prompt_ids, prompt_mask, *, max_tokens, temperature, stop
 
 
 def refuse_unknown(ids: Tensor, logits: Tensor) -> Tensor:
-    """Logits (b, V) as they are; raises what sampling raises if a largest one is not finite: argmax would take NaN."""
+    """Logits (b, V) as they are; raises what sampling raises if a largest one is not finite: argmax
+    would take NaN.
+    """
     if not logits.amax(-1).isfinite().all():
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
     return logits
@@ -192,11 +223,13 @@ def rollout(
     batch_size: int | Callable[[int, int], int] = AT_ONCE,
     generate: Callable[..., Tensor] = hf_generate,
 ) -> Rollouts:
-    """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is greedy decoding.
+    """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is
+    greedy decoding.
 
-    `batch_size` rollouts are generated at a time, those with prompts of like length together; a function takes the
-    longest prompt and response, in tokens, and says how many fit. `generate` has the signature of `hf_generate`. Texts
-    hold every sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
+    `batch_size` rollouts are generated at a time, those with prompts of like length together; a
+    function takes the longest prompt and response, in tokens, and says how many fit. `generate` has
+    the signature of `hf_generate`. Texts hold every sampled token but the stop token, special ones
+    spelt out: what is graded is what was sampled.
     """
     stops, pad = stop_ids(model, tokenizer), pad_id(tokenizer)
     encoded = prompts  # ids: what was sampled is never encoded again
@@ -213,50 +246,66 @@ def rollout(
     bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
     for rows in order.split(batch_size):
         first = prompt_ids.shape[1] - int(lengths[rows].max())
-        responses.append(generate(model, prompt_ids[rows, first:], prompt_mask[rows, first:], **limits))  # (b, t)
+        responses.append(
+            generate(model, prompt_ids[rows, first:], prompt_mask[rows, first:], **limits)
+        )  # (b, t)
         bar.update(len(rows))
     bar.close()
     ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
     is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
-    mask = is_stop.cumsum(1) - is_stop.long() == 0  # (B, T) up to and including the first stop token
+    mask = (
+        is_stop.cumsum(1) - is_stop.long() == 0
+    )  # (B, T) up to and including the first stop token
     said = mask & ~is_stop  # (B, T)
     texts = [tokenizer.decode(ids[row][said[row]]) for row in range(len(ids))]
     return Rollouts(prompt_ids, prompt_mask, ids, mask, ~is_stop.any(1), texts)
 
 
 def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
-    """Prompt and response of each rollout without a gap: ids (b, S), where the response lies (b, S), and nothing more.
+    """Prompt and response of each rollout without a gap: ids (b, S), where the response lies (b,
+    S), and nothing more.
 
-    All padding is then on the right, where causal attention never looks, so no attention mask is needed.
+    All padding is then on the right, where causal attention never looks, so no attention mask is
+    needed.
     """
     used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
-    order = (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]  # (b, S), used places first
+    order = (
+        (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]
+    )  # (b, S), used places first
     ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1).gather(1, order)
-    is_response = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(1, order)
+    is_response = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(
+        1, order
+    )
     return ids, is_response, {}
 
 
-def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1) -> list[Tensor]:
-    """Micro-batches of `rows`, at most `tokens` tokens each, padding included: rollouts of like length go together.
+def pack(
+    rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1
+) -> list[Tensor]:
+    """Micro-batches of `rows`, at most `tokens` tokens each, padding included: rollouts of like
+    length go together.
 
-    Longest first, so what does not fit fails at once. `multiple` of them, one for each rank, are computed at a time and
-    are about equally large. A rollout longer than `tokens` goes alone.
+    Longest first, so what does not fit fails at once. `multiple` of them, one for each rank, are
+    computed at a time and are about equally large. A rollout longer than `tokens` goes alone.
     """
     longest_first = sorted(rows, key=lambda row: -lengths[row])
     micro_batches = []
     while longest_first:
         count = multiple * max(1, tokens // lengths[longest_first[0]])
         together, longest_first = longest_first[:count], longest_first[count:]
-        micro_batches += [torch.tensor(together[turn::multiple]) for turn in range(min(multiple, len(together)))]
+        micro_batches += [
+            torch.tensor(together[turn::multiple]) for turn in range(min(multiple, len(together)))
+        ]
     return micro_batches
 
 
 class Policy(torch.nn.Module):
     """A causal LM as training sees it: rollouts in, what it says of their tokens out.
 
-    A module and not a function because sharding gathers the outermost weights around its root's forward
-    (`harness/parallel.py`): base model and head both have to run inside one. With `recompute` a layer keeps nothing but
-    its input for the backward pass and runs again there. `fast.packing` has a `lay_out` and a `pack` without padding.
+    A module and not a function because sharding gathers the outermost weights around its root's
+    forward (`harness/parallel.py`): base model and head both have to run inside one. With
+    `recompute` a layer keeps nothing but its input for the backward pass and runs again there.
+    `fast.packing` has a `lay_out` and a `pack` without padding.
     """
 
     def __init__(
@@ -278,11 +327,14 @@ class Policy(torch.nn.Module):
     def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False):
         """Log-probabilities (b, T) float32 of the sampled tokens, 0 outside of the mask.
 
-        With `details`, for scoring, also entropies (b, T) float32 and hidden states (n, d) of the n response tokens.
-        Token y_t is predicted from the state one position before it, and *is* the state at its own position.
+        With `details`, for scoring, also entropies (b, T) float32 and hidden states (n, d) of the n
+        response tokens. Token y_t is predicted from the state one position before it, and *is* the
+        state at its own position.
         """
         ids, is_response, model_kwargs = self.lay_out(rollouts)  # (b, S), (b, S); (1, N) if packed
-        states = self.model.base_model(input_ids=ids, use_cache=False, **model_kwargs).last_hidden_state  # (b, S, d)
+        states = self.model.base_model(
+            input_ids=ids, use_cache=False, **model_kwargs
+        ).last_hidden_state  # (b, S, d)
         before = states[:, :-1][is_response[:, 1:]]  # (n, d)
         head = self.model.get_output_embeddings()
         tokens = rollouts.ids[rollouts.mask]  # (n,)
@@ -290,7 +342,9 @@ class Policy(torch.nn.Module):
         for start in range(0, max(1, len(tokens)), HEAD_CHUNK):
             chunk = slice(start, start + HEAD_CHUNK)
             inputs = head, before[chunk], tokens[chunk], temperature, details
-            values = checkpoint(_log_probs_of, *inputs, use_reentrant=False, preserve_rng_state=False)
+            values = checkpoint(
+                _log_probs_of, *inputs, use_reentrant=False, preserve_rng_state=False
+            )
             logp.append(values[0])
             entropies.append(values[1])
         zeros = torch.zeros(rollouts.ids.shape, device=ids.device)  # (b, T) float32
@@ -306,18 +360,26 @@ def layers_of(model) -> list[torch.nn.Module]:
 
 
 def _recomputed(forward):
-    """A layer's forward that keeps only its input. (transformers' own switch needs train(), which turns dropout on.)"""
+    """A layer's forward that keeps only its input. (transformers' own switch needs train(), which
+    turns dropout on.)
+    """
 
     def run(*args, **kwargs):
         if torch.is_grad_enabled():
-            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            return checkpoint(
+                forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
+            )
         return forward(*args, **kwargs)
 
     return run
 
 
-def _log_probs_of(head, states: Tensor, tokens: Tensor, temperature: float, details: bool) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of tokens (n,) predicted from states (n, d), and with `details` their entropies, else (0,)."""
+def _log_probs_of(
+    head, states: Tensor, tokens: Tensor, temperature: float, details: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of tokens (n,) predicted from states (n, d), and with `details` their
+    entropies, else (0,).
+    """
     log_probs = (head(states).float() / temperature).log_softmax(-1)  # (n, V)
     entropies = -(log_probs.exp() * log_probs).sum(-1) if details else log_probs.new_zeros(0)
     return log_probs.gather(-1, tokens[:, None]).squeeze(-1), entropies
@@ -325,21 +387,31 @@ def _log_probs_of(head, states: Tensor, tokens: Tensor, temperature: float, deta
 
 @torch.no_grad()
 def log_probs(
-    policy: Policy, rollouts: Rollouts, *, temperature: float, micro_tokens: int, keep_hidden: bool = True
+    policy: Policy,
+    rollouts: Rollouts,
+    *,
+    temperature: float,
+    micro_tokens: int,
+    keep_hidden: bool = True,
 ) -> LogProbs:
     """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
 
-    States of many rollouts fill a memory: take whole groups, some at a time, or none with `keep_hidden` false.
+    States of many rollouts fill a memory: take whole groups, some at a time, or none with
+    `keep_hidden` false.
     """
     logp = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T) float32
     entropies = torch.zeros_like(logp)  # (B, T) float32
     hidden = None
-    places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(rollouts.mask)  # (B, T) of each token among the N
+    places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(
+        rollouts.mask
+    )  # (B, T) of each token among the N
     batches = policy.pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
     for rows in tqdm(batches, desc="score", leave=False, disable=None):
         micro_batch = rollouts.take(rows)
         width = micro_batch.ids.shape[1]
-        logp[rows, :width], entropies[rows, :width], states = policy(micro_batch, temperature, details=True)
+        logp[rows, :width], entropies[rows, :width], states = policy(
+            micro_batch, temperature, details=True
+        )
         if keep_hidden and hidden is None:
             hidden = states.new_empty(int(rollouts.mask.sum()), states.shape[-1])  # (N, d)
         if keep_hidden:
@@ -350,7 +422,8 @@ def log_probs(
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:
     """Eq. (1): (r - mean) / (std + delta) within each group, unbiased std; rewards (B,) -> A (B,).
 
-    0 where all rewards of the group are equal, and for a NaN reward, which also leaves mean and std.
+    0 where all rewards of the group are equal, and for a NaN reward, which also leaves mean and
+    std.
     """
     groups = rewards.float().view(-1, group_size)  # (groups, G)
     graded = ~groups.isnan()
@@ -375,8 +448,8 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Clipped surrogate of one micro-batch: logp, old_logp, mask (b, T); advantages (b,) or (b, T).
 
-    `n_tokens` is the number of response tokens in the whole optimizer step, not in this micro-batch: the
-    losses, and the metrics, of its micro-batches then add up to the step's.
+    `n_tokens` is the number of response tokens in the whole optimizer step, not in this
+    micro-batch: the losses, and the metrics, of its micro-batches then add up to the step's.
     """
     if advantages.dim() == 1:
         advantages = advantages[:, None]  # GRPO: every token of a rollout gets A_i

@@ -4,27 +4,32 @@
     grade_code(response, tests)             -> Verdict(reward, reason)
     grade_all(grade, responses, references) -> one Verdict for each response, in order
 
-**Math.** The answer is the last `\\boxed{...}` of the solution. If that box is missing or never closed, there is no
-answer: an earlier box does not count, since a model could hedge with it. Equal texts and plain numbers are decided
-here, digit for digit. math-verify decides the rest (`grading/answers.py`) in a process of its own that can be killed
-(`grading/workers.py`), because it may never end.
+**Math.** The answer is the last `\\boxed{...}` of the solution. If that box is missing or never
+closed, there is no answer: an earlier box does not count, since a model could hedge with it. Equal
+texts and plain numbers are decided here, digit for digit. math-verify decides the rest
+(`grading/answers.py`) in a process of its own that can be killed (`grading/workers.py`), because it
+may never end.
 
-**Code.** The program is the last complete fenced block. It runs in a sandbox that holds its inputs and nothing else
-(`grading/sandbox.py` says what the sandbox covers). The keys of the tests tell their kind:
+**Code.** The program is the last complete fenced block. It runs in a sandbox that holds its inputs
+and nothing else (`grading/sandbox.py` says what the sandbox covers). The keys of the tests tell
+their kind:
 
     {"inputs": [str], "outputs": [str]}                      a script's standard input and output
-    {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method of `class Solution`
+    {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method of
+                                                             `class Solution`
     {"asserts": [str], "setup": str}                         assertions on the program's names
     {"prompt": str, "test": str, "entry_point": str}         HumanEval: `check(candidate)`
 
-Outputs are compared here, line by line without surrounding white space, and numbers as numbers: to 1e-6 where the
-expected one has a decimal point, else exactly. An expected 007 or 1e5 may be no number, and is compared as text.
+Outputs are compared here, line by line without surrounding white space, and numbers as numbers: to
+1e-6 where the expected one has a decimal point, else exactly. An expected 007 or 1e5 may be no
+number, and is compared as text.
 
-The score is None only if grading itself failed: no process could be started, the sandbox broke, or the tests cannot
-be run. That sample leaves its group. A failure of the response scores 0. The task decides whether a response was cut
-at the length limit (`Task.verdicts`).
+The score is None only if grading itself failed: no process could be started, the sandbox broke, or
+the tests cannot be run. That sample leaves its group. A failure of the response scores 0. The task
+decides whether a response was cut at the length limit (`Task.verdicts`).
 
-Left out: sets of several right answers, checkers for problems with many right outputs, partial credit.
+Left out: sets of several right answers, checkers for problems with many right outputs, partial
+credit.
 """
 
 import builtins
@@ -47,14 +52,19 @@ from grading import sandbox
 from grading.sandbox import SandboxError
 from grading.workers import in_worker
 
-REASONS = "correct wrong no_answer parse_error timeout memory output crashed truncated infra_error".split()
+REASONS = (
+    "correct wrong no_answer parse_error timeout memory output crashed truncated infra_error"
+).split()
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
-DECIMAL = re.compile(r"[-+]?([0-9]{1,400}\.[0-9]{0,400}|\.[0-9]{1,400}|[0-9]{1,400}(?=e))(e[-+]?[0-9]{1,3})?", re.I)
+DECIMAL = re.compile(
+    r"[-+]?([0-9]{1,400}\.[0-9]{0,400}|\.[0-9]{1,400}|[0-9]{1,400}(?=e))(e[-+]?[0-9]{1,3})?", re.I
+)
 INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 DIGITS = re.compile(r"[-+]?0[0-9].*|[0-9]+e[0-9]+", re.I | re.S)  # 007 and 1e5 may be text
 TAGS = r"(?:</?\w++>[ \t]*+)*+"  # <answer>, on the line of a fence
 FENCE = re.compile(
-    rf"(?P<indent>[ \t]*+(?:(?:[-*+]|[0-9]{{1,9}}[.)])[ \t]++)?){TAGS}(?P<marks>`{{3,}}+|~{{3,}}+)[ \t]*+"
+    rf"(?P<indent>[ \t]*+(?:(?:[-*+]|[0-9]{{1,9}}[.)])[ "
+    rf"\t]++)?){TAGS}(?P<marks>`{{3,}}+|~{{3,}}+)[ \t]*+"
     r"\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)"
 )
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
@@ -97,7 +107,8 @@ def rewards_of(verdicts: list[Verdict]) -> np.ndarray:
 def grade_all(grade: Callable, responses: list[str], references: list) -> list[Verdict]:
     """`grade(response, reference)` for each pair, in order, with a progress bar on a terminal.
 
-    As many at a time as there are cores: threads wait for the processes that do the work, each within its time limit.
+    As many at a time as there are cores: threads wait for the processes that do the work, each
+    within its time limit.
     """
     pool = ThreadPoolExecutor(cores())
     try:
@@ -108,19 +119,25 @@ def grade_all(grade: Callable, responses: list[str], references: list) -> list[V
 
 
 def cores() -> int:
-    """What this process may use, within its container's quota, and shared with torchrun's other processes."""
+    """What this process may use, within its container's quota, and shared with torchrun's other
+    processes.
+    """
     count = len(os.sched_getaffinity(0))
-    with contextlib.suppress(OSError, ValueError):  # more at a time than the quota would run out of time
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # more at a time than the quota would run out of time
         quota, period = QUOTA.read_text().split()
         count = min(count, int(quota) // int(period))
     return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-# ---- math -----------------------------------------------------------------------------------------------------
+# ---- math ----------------------------------------------------------------------------------------
 
 
 def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
-    """Compare the last boxed answer of `solution` with `gold`, both LaTeX, within `timeout_s` seconds."""
+    """Compare the last boxed answer of `solution` with `gold`, both LaTeX, within `timeout_s`
+    seconds.
+    """
     answer = last_box(solution)
     if answer is None or not answer.strip():
         return verdict("no_answer")
@@ -142,19 +159,25 @@ def without_dollars(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`, None if there is none or its brace is never closed."""
+    """The content of the last `\\boxed{...}`, None if there is none or its brace is never
+    closed.
+    """
     place = box_place(text)
     return text[place[1] : place[2]] if place else None
 
 
 def box_place(text: str) -> tuple[int, int, int] | None:
-    """Indices of the last `\\boxed{...}`: its start, its content's start and end; None as in `last_box`."""
+    """Indices of the last `\\boxed{...}`: its start, its content's start and end; None as in
+    `last_box`.
+    """
     boxes = list(re.finditer(r"\\boxed\s*\{", text))
     if not boxes:
         return None
     box = boxes[-1]
     depth = 1
-    for brace in re.finditer(r"\\.|[{}]", text[box.end() :], re.S):  # \{ and \} are printed braces, not groups
+    for brace in re.finditer(
+        r"\\.|[{}]", text[box.end() :], re.S
+    ):  # \{ and \} are printed braces, not groups
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
             return box.start(), box.end(), box.end() + brace.start()
@@ -164,7 +187,8 @@ def box_place(text: str) -> tuple[int, int, int] | None:
 def plain_number(text: str) -> tuple[str, str, str] | None:
     """(sign, digits before the point, digits after it) of a written number, None for other text.
 
-    Equal numbers give equal tuples: zeros that do not count are dropped, and so is the sign of zero.
+    Equal numbers give equal tuples: zeros that do not count are dropped, and so is the sign of
+    zero.
     """
     match = NUMBER.fullmatch(text)
     if match is None:
@@ -175,7 +199,7 @@ def plain_number(text: str) -> tuple[str, str, str] | None:
     return sign, whole, decimals
 
 
-# ---- code -----------------------------------------------------------------------------------------------------
+# ---- code ----------------------------------------------------------------------------------------
 
 
 def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str = "auto") -> Verdict:
@@ -186,33 +210,52 @@ def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str =
     level = sandbox.choose_level(level)
     try:
         style = style_of(tests)
-        tests = {key: tests[key] for key in KEYS[style] if key in tests}  # no other kind's, which may be null
+        tests = {
+            key: tests[key] for key in KEYS[style] if key in tests
+        }  # no other kind's, which may be null
         program = program_of(response, tests)
         if program is None:
             return verdict("no_answer")
         if style == "stdio":
             return verdict(run_stdio(program, tests, timeout_s, level))
         reason, cause = sandbox.run_tests(program, tests, timeout_s=timeout_s, level=level)
-    except (SandboxError, ValueError) as error:  # ValueError: the tests decide nothing or cannot be handed over
+    except (
+        SandboxError,
+        ValueError,
+    ) as error:  # ValueError: the tests decide nothing or cannot be handed over
         return infra_error(error)
     return infra_error(cause) if reason == "infra_error" else verdict(reason)
 
 
 def style_of(tests: dict) -> str:
-    """Which of the four kinds of tests these are; raises ValueError for tests that decide nothing."""
+    """Which of the four kinds of tests these are; raises ValueError for tests that decide
+    nothing.
+    """
     if not isinstance(tests, dict):
         raise ValueError("must be an object")
-    if _is_text(tests.get("prompt")) and _is_text(tests.get("test")) and _is_text(tests.get("entry_point")):
+    if (
+        _is_text(tests.get("prompt"))
+        and _is_text(tests.get("test"))
+        and _is_text(tests.get("entry_point"))
+    ):
         return "humaneval"
     asserts = tests.get("asserts")
-    if _is_list_of(asserts, str) and all(map(_is_text, asserts)) and isinstance(tests.get("setup") or "", str):
+    if (
+        _is_list_of(asserts, str)
+        and all(map(_is_text, asserts))
+        and isinstance(tests.get("setup") or "", str)
+    ):
         return "asserts"
     is_call = "fn_name" in tests
     inputs, outputs = tests.get("inputs"), tests.get("outputs")
-    if is_call and not (_is_text(tests["fn_name"]) and _is_list_of(inputs, list) and _is_list_of(outputs, object)):
+    if is_call and not (
+        _is_text(tests["fn_name"]) and _is_list_of(inputs, list) and _is_list_of(outputs, object)
+    ):
         raise ValueError("needs fn_name, a list of argument lists as inputs, and a list of outputs")
     if not is_call and not (_is_list_of(inputs, str) and _is_list_of(outputs, str)):
-        raise ValueError("needs inputs and outputs, lists of text; or asserts; or prompt, test and entry_point")
+        raise ValueError(
+            "needs inputs and outputs, lists of text; or asserts; or prompt, test and entry_point"
+        )
     if len(inputs) != len(outputs):
         raise ValueError(f"has {len(inputs)} inputs and {len(outputs)} outputs")
     return "fn_call" if is_call else "stdio"
@@ -224,7 +267,11 @@ def _is_text(value) -> bool:
 
 def _is_list_of(values, kind: type) -> bool:
     """Whether `values` is a list that is not empty, with items of this type only."""
-    return isinstance(values, list) and bool(values) and all(isinstance(value, kind) for value in values)
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(isinstance(value, kind) for value in values)
+    )
 
 
 def run_stdio(program: str, tests: dict, timeout_s: float, level: str) -> str:
@@ -246,18 +293,30 @@ def same_output(text: str, expected: str) -> bool:
 
 
 def _same_line(line: str, expected_line: str) -> bool:
-    """Whether two lines are equal, or word by word as numbers, if a decimal or only integers are expected."""
+    """Whether two lines are equal, or word by word as numbers, if a decimal or only integers are
+    expected.
+    """
     if line.strip() == expected_line.strip():
         return True
     words, expected_words = line.split(), expected_line.split()
     is_decimal = [DECIMAL.fullmatch(word) and not DIGITS.fullmatch(word) for word in expected_words]
     numeric = any(is_decimal) or all(map(INTEGER.fullmatch, expected_words))
-    return numeric and len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+    return (
+        numeric
+        and len(words) == len(expected_words)
+        and all(map(_same_word, words, expected_words))
+    )
 
 
 def _same_word(word: str, expected: str) -> bool:
-    """Whether two words are equal, or numbers: to 1e-6 where a decimal is expected, exactly where an integer is."""
-    if word == expected or DIGITS.fullmatch(expected) or not (DECIMAL.fullmatch(word) or INTEGER.fullmatch(word)):
+    """Whether two words are equal, or numbers: to 1e-6 where a decimal is expected, exactly where
+    an integer is.
+    """
+    if (
+        word == expected
+        or DIGITS.fullmatch(expected)
+        or not (DECIMAL.fullmatch(word) or INTEGER.fullmatch(word))
+    ):
         return word == expected
     if DECIMAL.fullmatch(expected):
         return math.isclose(float(word), float(expected), rel_tol=1e-6, abs_tol=1e-6)
@@ -267,8 +326,9 @@ def _same_word(word: str, expected: str) -> bool:
 def program_of(response: str, tests: dict) -> str | None:
     """The program in a response: its last complete Python block, for HumanEval after the prompt.
 
-    Where the tests call names, it is the last block that defines one: an example of its use may follow. A block without
-    a language is a program only where none is labelled, and not if it is a console session or a sample of output.
+    Where the tests call names, it is the last block that defines one: an example of its use may
+    follow. A block without a language is a program only where none is labelled, and not if it is a
+    console session or a sample of output.
     """
     found = [(language.lower(), text.removeprefix(BOM)) for language, text in code_blocks(response)]
     blocks = [text for language, text in found if language.startswith("py") and language != "pycon"]
@@ -278,7 +338,9 @@ def program_of(response: str, tests: dict) -> str | None:
     if not blocks:
         return None
     names = "|".join(map(re.escape, names_of(tests)))
-    definition = re.compile(rf"^((async[ \t]+)?def|class)[ \t]+({names})\b|^({names})[ \t]*[:=]", re.M)
+    definition = re.compile(
+        rf"^((async[ \t]+)?def|class)[ \t]+({names})\b|^({names})[ \t]*[:=]", re.M
+    )
     defining_blocks = [text for text in blocks if definition.search(text)] if names else []
     block = (defining_blocks or blocks)[-1]
     if "entry_point" not in tests:
@@ -300,7 +362,9 @@ def names_of(tests: dict) -> list[str]:
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, text) of each closed fenced block. A labelled fence inside an open block restarts it."""
+    """(language, text) of each closed fenced block. A labelled fence inside an open block restarts
+    it.
+    """
     blocks = []
     opening = None  # the match of the fence that opened the current block
     lines: list[str] = []
@@ -308,7 +372,9 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
         fence = FENCE.fullmatch(line)
         if opening and fence and len(fence["indent"]) > len(opening["indent"]) + 3:
             fence = None  # indented more deeply: part of the block
-        if fence and (opening is None or (fence["language"] and fence["marks"] == opening["marks"])):
+        if fence and (
+            opening is None or (fence["language"] and fence["marks"] == opening["marks"])
+        ):
             opening = fence
             lines = []
         elif (

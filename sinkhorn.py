@@ -1,21 +1,26 @@
 """Entropic optimal transport, from scratch: the paper's Eq. (10), for a batch of problems at once.
 
-    W_eps(P, Q) = min over couplings gamma of  <gamma, C> + eps KL(gamma || P x Q)              Eq. (10)
+    W_eps(P, Q) = min over couplings gamma of  <gamma, C> + eps KL(gamma || P x Q)              Eq.
+                                               (10)
 
 The log-domain iteration starts from f = g = 0 and alternates two "softmins" over the cost matrix:
 
     f_i = -eps log sum_j b_j exp((g_j - C_ij) / eps)
-    g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)         plan  P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps)
+    g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)         plan  P_ij = a_i b_j exp((f_i + g_j -
+                                                             C_ij) / eps)
 
 Two numbers are called "the Sinkhorn distance" in the wild. Both are here, by POT's names:
 
-    value           <a, f> + <b, g>    Eq. (10) itself, the paper's. A lower bound of W_eps after every g-update.
-    value_linear    <P, C>             the cost of the plan, "sharp", POT's `sinkhorn2`. It leaves the KL term out.
+    value           <a, f> + <b, g>    Eq. (10) itself, the paper's. A lower bound of W_eps after
+                    every g-update.
+    value_linear    <P, C>             the cost of the plan, "sharp", POT's `sinkhorn2`. It leaves
+                    the KL term out.
 
 At the optimum W1 <= value <= W1 + eps log n and 0 <= value_linear - W1 <= eps log n (Lemma 1).
 
-What is left out: gradients (SHEAR's weights are constants for autograd, so everything runs under no_grad),
-debiasing, and eps-scaling or warm starts (every pair starts from 0, so results do not depend on an order).
+What is left out: gradients (SHEAR's weights are constants for autograd, so everything runs under
+no_grad), debiasing, and eps-scaling or warm starts (every pair starts from 0, so results do not
+depend on an order).
 
     >>> import torch
     >>> round(sinkhorn(torch.tensor([[3.0]]), eps=0.1).value.item(), 6)   # two Diracs at distance 3
@@ -57,7 +62,9 @@ class Transport:
         f, g = self.potentials
         log_density = (f[..., :, None] + g[..., None, :] - self.C) / self.eps
         plan = (log_density + self.a.log()[..., :, None] + self.b.log()[..., None, :]).exp()
-        return torch.minimum(plan, self.b[..., None, :])  # true of P; at a tiny eps rounding alone exceeds it
+        return torch.minimum(
+            plan, self.b[..., None, :]
+        )  # true of P; at a tiny eps rounding alone exceeds it
 
 
 @torch.no_grad()
@@ -72,14 +79,15 @@ def sinkhorn(
 ) -> Transport:
     """Solve Eq. (10) for every cost matrix of a batch.
 
-    C (..., n, m), the costs; masses a (..., n) and b (..., m), uniform if not given, each summing to 1; a mass of 0
-    is padding and contributes exactly nothing, whatever its costs are. `eps` is absolute, in units of C.
-    A problem stops at marginal error `tol` (L1, relative to the total mass 1) or after `max_iters`
-    iterations; from then on it no longer changes, so a result does not depend on its batch beyond rounding.
-    float64 stays float64, every other dtype becomes float32; the device is the input's. Where eps is below
-    the rounding of the costs (1e-7 of their size in float32) `value` still holds, but the plan is rounding.
-    Raises ValueError for eps <= 0, max_iters < 1, masses that are negative or do not sum to 1, and costs that
-    are not finite between two points with mass.
+    C (..., n, m), the costs; masses a (..., n) and b (..., m), uniform if not given, each summing
+    to 1; a mass of 0 is padding and contributes exactly nothing, whatever its costs are. `eps` is
+    absolute, in units of C. A problem stops at marginal error `tol` (L1, relative to the total mass
+    1) or after `max_iters` iterations; from then on it no longer changes, so a result does not
+    depend on its batch beyond rounding. float64 stays float64, every other dtype becomes float32;
+    the device is the input's. Where eps is below the rounding of the costs (1e-7 of their size in
+    float32) `value` still holds, but the plan is rounding. Raises ValueError for eps <= 0,
+    max_iters < 1, masses that are negative or do not sum to 1, and costs that are not finite
+    between two points with mass.
     """
     if not eps > 0:
         raise ValueError(f"eps must be positive, got {eps}")
@@ -91,18 +99,23 @@ def sinkhorn(
     b = _masses(b, (*batch, m), C.device, dtype)
     support = (a[..., :, None] > 0) & (b[..., None, :] > 0)
     C = C.to(dtype).masked_fill(~support, 0.0)  # (..., n, m)
-    # The problems lie along the last dimension: reductions over short rows are slow, over long ones they are not.
+    # The problems lie along the last dimension: reductions over short rows are slow, over long ones
+    # they are not.
     scaled = (C.reshape(-1, n, m).permute(1, 2, 0) / eps).contiguous()  # (n, m, N) C / eps
     if not scaled.isfinite().all():
         raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
-    f, g, error, iterations = _iterate(scaled, a.reshape(-1, n).T, b.reshape(-1, m).T, max_iters, tol)
+    f, g, error, iterations = _iterate(
+        scaled, a.reshape(-1, n).T, b.reshape(-1, m).T, max_iters, tol
+    )
     f = (eps * f.T).reshape(a.shape).masked_fill(a == 0, 0.0)
     g = (eps * g.T).reshape(b.shape).masked_fill(b == 0, 0.0)
     return Transport(C, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
 
 
 def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
-    """C (n, m, N), a (n, N), b (m, N) -> f (n, N), g (m, N), error (N,), iterations (N,); all in units of eps."""
+    """C (n, m, N), a (n, N), b (m, N) -> f (n, N), g (m, N), error (N,), iterations (N,); all in
+    units of eps.
+    """
     log_a, log_b = a.log(), b.log()  # -inf where there is no mass
     all_f, all_g = torch.zeros_like(log_a), torch.zeros_like(log_b)
     all_error = a.new_zeros(a.shape[1])
@@ -110,9 +123,14 @@ def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
     live = torch.arange(a.shape[1], device=a.device)  # the problems that have not converged
     f = _softmin(C, log_b, dim=1)  # f-update, from g = 0
     for iteration in range(1, max_iters + 1):
-        g = _softmin(C, f + log_a, dim=0)  # g-update: from here on <a, f> + <b, g> bounds Eq. (10) from below
-        next_f = _softmin(C, g + log_b, dim=1)  # the next f-update, which also tells how far the rows are off
-        # The plan's row sums cost nothing extra. True ones are at most 1; rounding at a tiny eps exceeds it.
+        g = _softmin(
+            C, f + log_a, dim=0
+        )  # g-update: from here on <a, f> + <b, g> bounds Eq. (10) from below
+        next_f = _softmin(
+            C, g + log_b, dim=1
+        )  # the next f-update, which also tells how far the rows are off
+        # The plan's row sums cost nothing extra. True ones are at most 1; rounding at a tiny eps
+        # exceeds it.
         row_sums = (f - next_f + log_a).exp().clamp(max=1.0)  # (n, N)
         error = (row_sums - a).abs().sum(0)  # (N,)
         all_f[:, live], all_g[:, live] = f, g
@@ -130,8 +148,8 @@ def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
 def _softmin(C: Tensor, potential: Tensor, dim: int) -> Tensor:
     """-log sum_k exp(potential_k - C_k) along `dim`; the potential includes the log of the mass.
 
-    Subtracting the smallest gap first keeps every exponent <= 0 and at least one equal to 0, so neither a tiny
-    eps nor a zero mass gives NaN.
+    Subtracting the smallest gap first keeps every exponent <= 0 and at least one equal to 0, so
+    neither a tiny eps nor a zero mass gives NaN.
     """
     gap = C - potential.unsqueeze(1 - dim)  # (n, m, N)
     low = gap.amin(dim, keepdim=True)

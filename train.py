@@ -1,24 +1,29 @@
 """Train a language model with SHEAR, with plain GRPO, or with a neighbour: the loop.
 
-    python train.py                                              # the embedded task, minutes on two CPU cores
-    python train.py --model Qwen/Qwen2.5-Math-7B --method shear  # the paper's run, on every GPU of the node
+    python train.py                                              # the embedded task, minutes on two
+                                                                 CPU cores
+    python train.py --model Qwen/Qwen2.5-Math-7B --method shear  # the paper's run, on every GPU of
+                                                                 the node
     python train.py --method grpo                                # the same without span weights
     python train.py --model PATH --data problems.jsonl           # problems of your own
     python train.py --model PATH --task code                     # programs, graded in a sandbox
-    python train.py --resume runs/NAME                           # resume after a crash, or for more --steps
+    python train.py --resume runs/NAME                           # resume after a crash, or for more
+                                                                 --steps
     torchrun --nproc_per_node 8 train.py ...                     # the same, started by torchrun
 
-One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, turn verdicts into
-advantages (Eq. (1)), score them once with the policy that sampled them (old log-probabilities and the hidden states),
-turn advantages into token advantages (`credit/`, the only line in which methods differ), and take a clipped
-policy-gradient step for every `--prompts-per-update` of the prompts. Each rank does this with whole groups of its own
-until token advantages are known; the steps are then taken by all ranks together, over the rollouts of all.
+One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, turn
+verdicts into advantages (Eq. (1)), score them once with the policy that sampled them (old
+log-probabilities and the hidden states), turn advantages into token advantages (`credit/`, the only
+line in which methods differ), and take a clipped policy-gradient step for every
+`--prompts-per-update` of the prompts. Each rank does this with whole groups of its own until token
+advantages are known; the steps are then taken by all ranks together, over the rollouts of all.
 
-Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json, metrics.jsonl (a row
-per step), samples.jsonl (a group per step, with token weights; before.jsonl and after.jsonl hold one held-out group),
-curve.png, credit.html (a page of the samples), `checkpoints/` and `model/`; with --eval-every also `eval/` (every
-generation), its numbers in metrics.jsonl; where a model is warmed up `start/`, and on the embedded task `prm/` (its
-reward model, where a method needs one).
+Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json,
+metrics.jsonl (a row per step), samples.jsonl (a group per step, with token weights; before.jsonl
+and after.jsonl hold one held-out group), curve.png, credit.html (a page of the samples),
+`checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in
+metrics.jsonl; where a model is warmed up `start/`, and on the embedded task `prm/` (its reward
+model, where a method needs one).
 """
 
 import argparse
@@ -30,7 +35,9 @@ from collections.abc import Callable
 
 from harness.config import answer, parse_train
 
-answer(__name__, parse_train)  # --help and mistakes in the flags end here: what follows takes seconds to import
+answer(
+    __name__, parse_train
+)  # --help and mistakes in the flags end here: what follows takes seconds to import
 
 import torch
 from torch import Tensor
@@ -60,10 +67,13 @@ from rewards import Verdict, rewards_of
 
 
 @run_command(
-    memory="lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs", interrupted="interrupted"
+    memory="lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs",
+    interrupted="interrupted",
 )
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after Ctrl-C."""
+    """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after
+    Ctrl-C.
+    """
     args = parse_args(argv)
     if processes(args) > 1:
         return launch(processes(args), __file__, argv)
@@ -92,37 +102,53 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
 
 
 def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], None]) -> None:
-    """The steps that are not in `history` yet, each with its rows; after Ctrl-C the last whole one is saved."""
+    """The steps that are not in `history` yet, each with its rows; after Ctrl-C the last whole one
+    is saved.
+    """
     args = run.args
     todo = range(len(history), args.steps)
-    for step in tqdm(todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None):
+    for step in tqdm(
+        todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None
+    ):
         metrics, samples = train_step(run, step)
         check_policy(run, step)
         if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
             metrics["bench"] = on_benchmarks(run, step + 1)
         history.append(metrics)
         log(metrics, samples)
-        interrupted = any(parallel.gather(run.interrupted, run.ranks))  # all ranks end after the same step
+        interrupted = any(
+            parallel.gather(run.interrupted, run.ranks)
+        )  # all ranks end after the same step
         if interrupted or step + 1 == args.steps or (step + 1) % args.save_every == 0:
             save_checkpoint(run, step + 1)
         if interrupted:
             raise KeyboardInterrupt
 
 
-# ---- one step -------------------------------------------------------------------------------------------------
+# ---- one step ------------------------------------------------------------------------------------
 
 
 def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
-    """One sampling phase and its updates: the line from problems to loss. Returns metrics and samples."""
+    """One sampling phase and its updates: the line from problems to loss. Returns metrics and
+    samples.
+    """
     args, clock = run.args, report.Clock(run.ranks.device)
     torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
-    problems = parallel.share(run.task.draw(step, args.prompts_per_step, args.seed), run.ranks)  # this rank's
-    rollouts, verdicts = sample_and_grade(run, problems, args.rollouts_per_prompt, args.temperature, clock)
-    if args.smoke:  # responses cut off so early are never right, and equal rewards would prove nothing
+    problems = parallel.share(
+        run.task.draw(step, args.prompts_per_step, args.seed), run.ranks
+    )  # this rank's
+    rollouts, verdicts = sample_and_grade(
+        run, problems, args.rollouts_per_prompt, args.temperature, clock
+    )
+    if (
+        args.smoke
+    ):  # responses cut off so early are never right, and equal rewards would prove nothing
         verdicts = [Verdict(row % 2.0, "drawn") for row in range(len(verdicts))]
     replaced = 0
     if args.dynamic_sampling:
-        problems, rollouts, verdicts, replaced = resample_equal(run, step, problems, rollouts, verdicts, clock)
+        problems, rollouts, verdicts, replaced = resample_equal(
+            run, step, problems, rollouts, verdicts, clock
+        )
     batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)  # A (b,), Eq. (1)
     batches = parallel.gather(batch, run.ranks)
     batch = Batch.cat(batches)  # of all ranks
@@ -135,7 +161,9 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     if checksum is not None:
         updates["checksum"] = checksum
     if args.dynamic_sampling:
-        updates["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(batch.problems)
+        updates["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(
+            batch.problems
+        )
     samples = report.sample_rows(step, run.tokenizer, run.task, batch, args)
     metrics = {
         "step": step + 1,
@@ -147,15 +175,23 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
 
 
 def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch:
-    """The batch with log-probabilities and token advantages (B, T), block by block, as only a block's states fit."""
+    """The batch with log-probabilities and token advantages (B, T), block by block, as only a
+    block's states fit.
+    """
     args = run.args
-    batch.source = Source(run.frozen, run.tokenizer, run.task, step, run.prm)  # for passes of a method's own
+    batch.source = Source(
+        run.frozen, run.tokenizer, run.task, step, run.prm
+    )  # for passes of a method's own
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     for block in batch.blocks():  # whole groups
-        scored = log_probs(run.frozen, block.rollouts, **limits, keep_hidden="states" in METHODS[args.method].needs)
+        scored = log_probs(
+            run.frozen, block.rollouts, **limits, keep_hidden="states" in METHODS[args.method].needs
+        )
         block.log_probs, block.entropies, block.hidden = scored  # (b, T), (b, T), (n, d)
         clock.lap("score")
-        block.token_advantages = assign_credit(args.method, block, args)  # (b, T) <- where methods differ
+        block.token_advantages = assign_credit(
+            args.method, block, args
+        )  # (b, T) <- where methods differ
         clock.lap("weights")
     batch.source = None  # it stays on its rank
     return batch
@@ -179,23 +215,29 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     if not taken:
         raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
     mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
-    # The policy that sampled is the one being updated, so before the first update the ratio must be 1.
+    # The policy that sampled is the one being updated, so before the first update the ratio must be
+    # 1.
     return {**mean, "abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
 def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
     """The gradients of one mini-batch; returns its metrics.
 
-    Every rank holds the whole batch and takes its part of the mini-batch, in equally many micro-batches.
+    Every rank holds the whole batch and takes its part of the mini-batch, in equally many
+    micro-batches.
     """
     args, ranks, rollouts, lengths = run.args, run.ranks, batch.rollouts, batch.rollouts.lengths
-    has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,) false in groups of equal rewards
+    has_gradient = (
+        batch.token_advantages[minibatch].any(1).cpu()
+    )  # (b,) false in groups of equal rewards
     rows = minibatch[has_gradient]
     counted = rows if METHODS[args.method].drops_uncredited else minibatch
     n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
-    dealt = parallel.deal(rows.tolist(), lengths, args.micro_tokens, ranks, run.trained.pack, filler=shortest)
+    dealt = parallel.deal(
+        rows.tolist(), lengths, args.micro_tokens, ranks, run.trained.pack, filler=shortest
+    )
     for micro_batch, weight in dealt:
         part = rollouts.take(micro_batch)
         width = part.ids.shape[1]
@@ -203,22 +245,27 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
         old_log_probs = batch.log_probs[micro_batch, :width]  # (b, t)
         advantages = weight * batch.token_advantages[micro_batch, :width]  # (b, t)
         clips = args.clip_low, args.clip_high
-        loss, metrics = policy_loss(new_log_probs, old_log_probs, advantages, part.mask, n_tokens, *clips)
+        loss, metrics = policy_loss(
+            new_log_probs, old_log_probs, advantages, part.mask, n_tokens, *clips
+        )
         (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
         metrics["loss"] = loss.item()
         sums = {name: sums[name] + weight * metrics[name] for name in sums}
     norm = torch.nn.utils.clip_grad_norm_(run.trained.parameters(), args.max_grad_norm)
     sums = parallel.total(sums, ranks)
     sums["grad_norm"] = parallel.full(norm).item()
-    sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))  # over the tokens it was taken of
+    sums["abs_log_ratio"] *= n_tokens / max(
+        1, int(rollouts.mask[rows].sum())
+    )  # over the tokens it was taken of
     return sums
 
 
-# ---- evaluation -----------------------------------------------------------------------------------------------
+# ---- evaluation ----------------------------------------------------------------------------------
 
 
 def evaluate(run: Run, step: int) -> dict:
-    """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and credit's place.
+    """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and
+    credit's place.
 
     `step` steps are done.
     """
@@ -233,11 +280,18 @@ def evaluate(run: Run, step: int) -> dict:
     credited = {}
     if task.first_error:
         batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
-        credited = report.credit_vs_first_error(run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)), args)
+        credited = report.credit_vs_first_error(
+            run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)), args
+        )
     verdicts = parallel.gather_items(verdicts, ranks)
     accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, size))
     length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))
-    return {**accuracies, "length": length, **report.shares([verdict.reason for verdict in verdicts]), **credited}
+    return {
+        **accuracies,
+        "length": length,
+        **report.shares([verdict.reason for verdict in verdicts]),
+        **credited,
+    }
 
 
 if __name__ == "__main__":

@@ -3,16 +3,18 @@
     sinkhorn_distances     the distance of every pair of spans: W_eps of Eq. (10), by either reading
     chamfer_distances      the symmetric Chamfer distance
     cosine_distances       1 - cos of the mean states
-    mmd_distances          the MMD of a Gaussian kernel whose width is a median: the lower one of all distances between
-                           a token of a right and a token of a wrong rollout of the group
+    mmd_distances          the MMD of a Gaussian kernel whose width is a median: the lower one of
+                           all distances between a token of a right and a token of a wrong rollout
+                           of the group
     mean_weights           the hook `pool`
     evened_out             the other normalisation
 
-The paper names its ablations of W1 without formulas; these are ours. All distances are divided by nbar, as it says that
-the variants share the normalisation; "cosine" and "mmd" have no unit, so there nbar only scales.
+The paper names its ablations of W1 without formulas; these are ours. All distances are divided by
+nbar, as it says that the variants share the normalisation; "cosine" and "mmd" have no unit, so
+there nbar only scales.
 
-The reading "cost" of Eq. (10), <P, C>, `value_linear` in sinkhorn.py, has no floor and vanishes on shared prefixes. It
-has no bounds to race with, so every pair is solved.
+The reading "cost" of Eq. (10), <P, C>, `value_linear` in sinkhorn.py, has no floor and vanishes on
+shared prefixes. It has no bounds to race with, so every pair is solved.
 """
 
 from collections.abc import Callable
@@ -24,26 +26,33 @@ from shear import Spans
 from sinkhorn import sinkhorn
 
 DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
-# Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver holds about
-# six; on a CPU small chunks win because they stay in cache.
+# Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver
+# holds about six; on a CPU small chunks win because they stay in cache.
 TILE_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 
 def every_pair(costs: Tensor, right_spans: Spans, wrong_spans: Spans, measure: Callable) -> Tensor:
-    """`measure(blocks (P, n, m), a (P, n), b (P, m)) -> (P,)` of all pairs of spans, (K+, K-), some pairs at a time."""
+    """`measure(blocks (P, n, m), a (P, n), b (P, m)) -> (P,)` of all pairs of spans, (K+, K-), some
+    pairs at a time.
+    """
     rows, columns = len(right_spans.mass), len(wrong_spans.mass)
     tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
     at_once = max(1, TILE_ENTRIES.get(costs.device.type, 2**19) // tile)
-    matrix = torch.empty(rows * columns, device=costs.device)  # made once: growing lists fragment memory
+    matrix = torch.empty(
+        rows * columns, device=costs.device
+    )  # made once: growing lists fragment memory
     for pairs in torch.arange(len(matrix), device=costs.device).split(at_once):
         k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters
-        # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the pairs first.
-        blocks = costs[right_spans.tokens[k].T[:, None], wrong_spans.tokens[l].T[None]].permute(2, 0, 1)  # (P, n, m)
+        # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the
+        # pairs first.
+        blocks = costs[right_spans.tokens[k].T[:, None], wrong_spans.tokens[l].T[None]].permute(
+            2, 0, 1
+        )  # (P, n, m)
         matrix[pairs] = measure(blocks, right_spans.mass[k], wrong_spans.mass[l])
     return matrix.view(rows, columns)
 
 
-# ---- distances of every pair of spans, (K+, K-) ---------------------------------------------------------------
+# ---- distances of every pair of spans, (K+, K-) --------------------------------------------------
 
 
 def sinkhorn_distances(
@@ -56,14 +65,18 @@ def sinkhorn_distances(
     stats: dict[str, list] | None = None,
     **limits,
 ) -> Tensor:
-    """Eq. (10) of all pairs, by a reading; `limits` are those of `sinkhorn`, `stats` that of `group_weights`."""
+    """Eq. (10) of all pairs, by a reading; `limits` are those of `sinkhorn`, `stats` that of
+    `group_weights`.
+    """
 
     def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
         solved = sinkhorn(blocks, a, b, eps=eps, **limits)
         if stats is not None:
             stats["sinkhorn_iterations"].append(solved.iterations)
             stats["sinkhorn_error"].append(solved.error)
-        return (solved.value if reading == "value" else solved.value_linear).clamp_min(0.0)  # rounding can leave -1e-9
+        return (solved.value if reading == "value" else solved.value_linear).clamp_min(
+            0.0
+        )  # rounding can leave -1e-9
 
     return every_pair(costs, right_spans, wrong_spans, measure)
 
@@ -81,7 +94,12 @@ def chamfer_distances(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps
 
 
 def cosine_distances(
-    right_states: Tensor, wrong_states: Tensor, costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float
+    right_states: Tensor,
+    wrong_states: Tensor,
+    costs: Tensor,
+    right_spans: Spans,
+    wrong_spans: Spans,
+    eps: float,
 ) -> Tensor:
     """1 - cos(mean_P, mean_Q), from the states (N+, d) and (N-, d) of both sides."""
     means = []
@@ -92,7 +110,12 @@ def cosine_distances(
 
 
 def mmd_distances(
-    right_states: Tensor, wrong_states: Tensor, costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float
+    right_states: Tensor,
+    wrong_states: Tensor,
+    costs: Tensor,
+    right_spans: Spans,
+    wrong_spans: Spans,
+    eps: float,
 ) -> Tensor:
     """sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the group's median, see above."""
     median = max(costs.median().item(), 1e-30)
@@ -114,7 +137,7 @@ def mmd_distances(
     return (own - 2 * cross).clamp_min(0.0).sqrt()
 
 
-# ---- another pooling and another normalisation ----------------------------------------------------------------
+# ---- another pooling and another normalisation ---------------------------------------------------
 
 
 def mean_weights(distances: Tensor, spans: Spans) -> Tensor:
@@ -122,7 +145,9 @@ def mean_weights(distances: Tensor, spans: Spans) -> Tensor:
     real = spans.mass > 0  # (K, n), no padding
     covering = distances[:, None].expand_as(real)[real]  # (M,)
     tokens = spans.tokens[real]  # (M,)
-    return distances.new_zeros(int(tokens.max()) + 1).scatter_reduce(0, tokens, covering, "mean", include_self=False)
+    return distances.new_zeros(int(tokens.max()) + 1).scatter_reduce(
+        0, tokens, covering, "mean", include_self=False
+    )
 
 
 def evened_out(omega: Tensor, mask: Tensor) -> Tensor:

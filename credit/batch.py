@@ -1,12 +1,13 @@
-"""What a credit method sees: a batch of rollouts with rewards, and where it may run passes of its own.
+"""What a credit method sees: a batch of rollouts with rewards, and where it may run passes of its
+own.
 
     Batch.of(rollouts, verdicts, ...)   verdicts become advantages, Eq. (1)
     batch.blocks()                      some whole groups at a time, for scoring and credit
     batch.groups()                      the hidden states of one group after the other
     batch.log(name, values)             a metric
 
-The hidden states of all rollouts would not fit: at 4,096 rollouts of 3,000 tokens those of a 7B model are 88 GB. They
-exist for a block, and only (B, T) tensors leave it.
+The hidden states of all rollouts would not fit: at 4,096 rollouts of 3,000 tokens those of a 7B
+model are 88 GB. They exist for a block, and only (B, T) tensors leave it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,9 @@ def add_stats(stats: dict, others: dict) -> None:
 
 
 def tokens_of(tokenizer, rollouts: Rollouts, row: int) -> list[str]:
-    """The text of each response token of a rollout, which together are its text; a character is its last byte's."""
+    """The text of each response token of a rollout, which together are its text; a character is its
+    last byte's.
+    """
     ids = rollouts.ids[row][rollouts.mask[row]].tolist()
     text = tokenizer.decode(ids)
     return [text[start:end] for start, end in pairwise([*char_starts(tokenizer, ids), len(text)])]
@@ -75,13 +78,21 @@ class Batch:
     source: Source | None = None
     log_probs: Tensor | None = None  # (B, T) float32, of the policy that sampled
     entropies: Tensor | None = None  # (B, T) float32, nats
-    hidden: Tensor | None = None  # (N, d) of a block's N response tokens, end to end; None: not kept
+    hidden: Tensor | None = (
+        None  # (N, d) of a block's N response tokens, end to end; None: not kept
+    )
     token_advantages: Tensor | None = None  # (B, T) float32
-    stats: dict = field(default_factory=dict)  # name -> Mean; "closest": of the first group that SHEAR solved
+    stats: dict = field(
+        default_factory=dict
+    )  # name -> Mean; "closest": of the first group that SHEAR solved
 
     @classmethod
     def of(
-        cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict], source: Source | None = None
+        cls,
+        rollouts: Rollouts,
+        verdicts: list[Verdict],
+        problems: list[dict],
+        source: Source | None = None,
     ) -> "Batch":
         """A batch before its scoring. A rollout without a verdict is in no set and in no loss."""
         rewards = torch.tensor(rewards_of(verdicts), device=rollouts.ids.device).float()  # (B,)
@@ -114,12 +125,15 @@ class Batch:
         return whole
 
     def blocks(self) -> Iterator["Batch"]:
-        """As many groups together as have BLOCK_TOKENS tokens at most, one at least; what they are given is kept here.
+        """As many groups together as have BLOCK_TOKENS tokens at most, one at least; what they are
+        given is kept here.
 
         A block fills its RESULTS and `hidden`; when the next one is asked for, the states are gone.
         """
         for name in RESULTS:
-            setattr(self, name, torch.zeros(self.rollouts.ids.shape, device=self.rewards.device))  # (B, T)
+            setattr(
+                self, name, torch.zeros(self.rollouts.ids.shape, device=self.rewards.device)
+            )  # (B, T)
         starts, held = [0], 0  # the first group of each block; tokens of the last block
         for group, tokens in enumerate(self.group_tokens):
             if held and held + tokens > BLOCK_TOKENS:
@@ -146,7 +160,9 @@ class Batch:
 
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
-        for number, states in enumerate(self.hidden.split(self.group_tokens)):  # (n, d), n tokens of a group
+        for number, states in enumerate(
+            self.hidden.split(self.group_tokens)
+        ):  # (n, d), n tokens of a group
             group = slice(number * self.group_size, (number + 1) * self.group_size)
             yield group, spread(states, self.rollouts.mask[group])
 
@@ -156,7 +172,9 @@ class Batch:
         return self.rollouts.mask.sum(1).view(-1, self.group_size).sum(1).tolist()
 
     def log(self, name: str, values: Tensor) -> None:
-        """Log a metric, which is the mean over all values: of groups, or of pairs of spans, of all blocks and ranks."""
+        """Log a metric, which is the mean over all values: of groups, or of pairs of spans, of all
+        blocks and ranks.
+        """
         add_stats(self.stats, {name: Mean(values.double().sum().item(), values.numel())})
 
     @property

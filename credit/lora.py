@@ -1,13 +1,17 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685) through peft: train a small adapter beside frozen weights.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685) through peft: train a small adapter beside frozen
+weights.
 
-    add(model, rank, seed)          adapters on every linear layer but the head, also on the experts of those models
-                                    whose layout peft knows; nothing else is trained from here on
+    add(model, rank, seed)          adapters on every linear layer but the head, also on the experts
+                                    of those models whose layout peft knows; nothing else is trained
+                                    from here on
     with off(model): ...            the model as it was before training
-    save_merged(model, ..., folder) an ordinary Hugging Face folder, the adapter added to the weights
+    save_merged(model, ..., folder) an ordinary Hugging Face folder, the adapter added to the
+    weights
 
-`--lora-rank` works with every method. ARCA needs it, as it compares the model with and without its adapter. An adapter
-starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs from the sampler by the rounding of
-W + B A. Left out: dropout, other targets, adapters saved by themselves.
+`--lora-rank` works with every method. ARCA needs it, as it compares the model with and without its
+adapter. An adapter starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs
+from the sampler by the rounding of W + B A. Left out: dropout, other targets, adapters saved by
+themselves.
 """
 
 import copy
@@ -22,15 +26,21 @@ from tasks.rows import BadInput, cause
 
 
 def add(model, rank: int, seed: int) -> None:
-    """Adapters into `model`, in place; drawn from the seed, so that all ranks have the same. Raises BadInput."""
+    """Adapters into `model`, in place; drawn from the seed, so that all ranks have the same. Raises
+    BadInput.
+    """
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
-    with warnings.catch_warnings(action="ignore"):  # of transformers' old names, and of experts' layouts
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # of transformers' old names, and of experts' layouts
         try:
             adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
         except ValueError as error:  # of a layer of Mamba's
             raise BadInput(f"--lora-rank {rank}: {cause(error)}; leave it out") from error
-    model.peft = [adapted]  # in a list: as a part of the model it would make the model a part of itself
+    model.peft = [
+        adapted
+    ]  # in a list: as a part of the model it would make the model a part of itself
 
 
 def off(model) -> AbstractContextManager:
@@ -39,7 +49,9 @@ def off(model) -> AbstractContextManager:
 
 
 def merged(model):
-    """A copy of the model without an adapter, whose weights are W + B A; the model itself if it has no adapter."""
+    """A copy of the model without an adapter, whose weights are W + B A; the model itself if it has
+    no adapter.
+    """
     if not hasattr(model, "peft"):
         return model
     model = copy.deepcopy(model)

@@ -1,15 +1,20 @@
-"""Where credit went: how strong, how concentrated, and how well placed it is; the same for every method.
+"""Where credit went: how strong, how concentrated, and how well placed it is; the same for every
+method.
 
     effective_weights   what each token's advantage was multiplied by
-    concentration       mean weight, effective share of tokens, Gini, mass of the top tenth, changed signs
+    concentration       mean weight, effective share of tokens, Gini, mass of the top tenth, changed
+                        signs
     localisation        weights against the true first wrong step, where a task knows it
-    weight_by_side      their means before the first error and from it on, the part that costs little
+    weight_by_side      their means before the first error and from it on, the part that costs
+                        little
     shares_by_part      how much of all weight lies before, on and after the wrong step
-    peak, around        how far off the largest weight lies; the mean weight token by token around a place
+    peak, around        how far off the largest weight lies; the mean weight token by token around a
+                        place
 
-"Concentrated" is meant within a rollout, so it does not see that one rollout got more than another; the mean and the
-spread of the weights do. A number here describes credit, it does not praise it: uniform credit (GRPO) has an effective
-share of 1, a Gini of 0, a tenth of the mass on the top tenth, and an AUC of one half.
+"Concentrated" is meant within a rollout, so it does not see that one rollout got more than another;
+the mean and the spread of the weights do. A number here describes credit, it does not praise it:
+uniform credit (GRPO) has an effective share of 1, a Gini of 0, a tenth of the mass on the top
+tenth, and an AUC of one half.
 """
 
 import math
@@ -21,21 +26,27 @@ from torch import Tensor
 
 
 def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(B, T): what each token's advantage was multiplied by; 1 where A = 0, 0 where the mask is 0."""
+    """(B, T): what each token's advantage was multiplied by; 1 where A = 0, 0 where the
+    mask is 0.
+    """
     scale = advantages[:, None]
     return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
 
 
 def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """How strong and how concentrated token advantages (B, T) are, beside rollout advantages A (B,).
+    """How strong and how concentrated token advantages (B, T) are, beside rollout advantages A
+    (B,).
 
-    `weight_mean`, `weight_std` are over the tokens whose A is not 0, as is `sign_changes`, the share of tokens whose
-    advantage has the opposite sign of A. The others are means over the rollouts that have any advantage, of
-    v_1 <= ... <= v_T, the absolute token advantages: `ess`, (sum v)^2 / (T sum v^2), in (0, 1], also called
-    effective-token ratio (arXiv 2601.07408, 2606.00257); `gini`, 0 for uniform; `top_tenth`, the share of the sum on
-    the ceil(T / 10) largest. The papers name the measures without formulas; these are the usual ones.
+    `weight_mean`, `weight_std` are over the tokens whose A is not 0, as is `sign_changes`, the
+    share of tokens whose advantage has the opposite sign of A. The others are means over the
+    rollouts that have any advantage, of v_1 <= ... <= v_T, the absolute token advantages: `ess`,
+    (sum v)^2 / (T sum v^2), in (0, 1], also called effective-token ratio (arXiv 2601.07408,
+    2606.00257); `gini`, 0 for uniform; `top_tenth`, the share of the sum on the ceil(T / 10)
+    largest. The papers name the measures without formulas; these are the usual ones.
     """
-    weights = effective_weights(token_advantages, advantages, mask)[mask & (advantages != 0)[:, None]]
+    weights = effective_weights(token_advantages, advantages, mask)[
+        mask & (advantages != 0)[:, None]
+    ]
     ess, gini, top_tenth = [], [], []
     for row in range(len(mask)):
         v = token_advantages[row][mask[row]].abs().double().sort().values  # (T,)
@@ -57,13 +68,15 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
 
 
 def localisation(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict[str, float] | None:
-    """How well token weights (B, T) tell tokens before the true first error from those at or after it.
+    """How well token weights (B, T) tell tokens before the true first error from those at or after
+    it.
 
-    wrong_step (B, 2) int64 is where the first wrong step starts and ends, -1 for rollouts that do not count (right
-    ones, and those of groups that are not mixed). AUC 0.5 is chance, 1 a perfect order. `auc` pools all tokens;
-    `auc_rollout` is the mean over rollouts that have tokens on both sides; `auc_position` is what the token's
-    position alone achieves, and any weight should be read beside it; `auc_step` tells the tokens of the wrong step
-    from all others, before and after. None where no rollout has both sides.
+    wrong_step (B, 2) int64 is where the first wrong step starts and ends, -1 for rollouts that do
+    not count (right ones, and those of groups that are not mixed). AUC 0.5 is chance, 1 a perfect
+    order. `auc` pools all tokens; `auc_rollout` is the mean over rollouts that have tokens on both
+    sides; `auc_position` is what the token's position alone achieves, and any weight should be read
+    beside it; `auc_step` tells the tokens of the wrong step from all others, before and after. None
+    where no rollout has both sides.
     """
     position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     start, end = wrong_step.unbind(1)  # (B,), (B,)
@@ -98,7 +111,9 @@ def weight_by_side(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[s
 
 
 def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[float]:
-    """The shares of the weight that lie before the first wrong step, on it and after it, of all rollouts that count."""
+    """The shares of the weight that lie before the first wrong step, on it and after it, of all
+    rollouts that count.
+    """
     position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
     counted = weights.double() * (mask & (start >= 0))  # (B, T)
@@ -107,9 +122,11 @@ def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[fl
 
 
 def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
-    """Tokens from the first error's start to the (first) largest weight: quartiles, negative where it lies before.
+    """Tokens from the first error's start to the (first) largest weight: quartiles, negative where
+    it lies before.
 
-    Shapes are those of `localisation`. A rollout with one weight everywhere has no peak; None where none has one.
+    Shapes are those of `localisation`. A rollout with one weight everywhere has no peak; None where
+    none has one.
     """
     offsets = []
     for row in (wrong_step[:, 0] >= 0).nonzero().flatten().tolist():
@@ -123,13 +140,16 @@ def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
 
 
 def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[float | None]:
-    """Mean weight at each offset from -reach to reach of a place in each rollout; None where none has the token.
+    """Mean weight at each offset from -reach to reach of a place in each rollout; None where none
+    has the token.
 
     weights (B, T) and mask (B, T) as above; place (B,), below 0 for rollouts that do not count.
     """
     offsets = torch.arange(mask.shape[1], device=mask.device) - place[:, None]  # (B, T)
     counts = mask & (place >= 0)[:, None]  # (B, T)
-    means = [weights[counts & (offsets == offset)].mean().item() for offset in range(-reach, reach + 1)]
+    means = [
+        weights[counts & (offsets == offset)].mean().item() for offset in range(-reach, reach + 1)
+    ]
     return [None if math.isnan(mean) else mean for mean in means]
 
 
@@ -141,7 +161,9 @@ def _auc(values: Tensor, positive: Tensor) -> float | None:
 
 
 def auc(high: np.ndarray, low: np.ndarray) -> float | None:
-    """Chance that one of `high` exceeds one of `low`, ties counting half; None if a side is empty."""
+    """Chance that one of `high` exceeds one of `low`, ties counting half; None if a side is
+    empty.
+    """
     if not len(high) or not len(low):
         return None
     ranks = rankdata(np.concatenate([high, low]))[: len(high)]

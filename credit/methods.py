@@ -1,14 +1,15 @@
-"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached; and most methods.
+"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached; and
+most methods.
 
     assign_credit("grpo", batch, args)  ->  A_i on every token
     assign_credit("shear", batch, args) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
 
-`credit/table.py` lists all methods and says how to add one; `values.py` and `hindsight.py` have the others. A method
-runs its own further passes, and logs numbers with `batch.log`.
+`credit/table.py` lists all methods and says how to add one; `values.py` and `hindsight.py` have the
+others. A method runs its own further passes, and logs numbers with `batch.log`.
 
-All but those that the table says do not weigh keep the sign of A. Weights are constants for autograd. A docstring says
-"inferred" where the source is silent, and "deviates" where ours differs from it. `credit/measures.py` measures where
-credit went.
+All but those that the table says do not weigh keep the sign of A. Weights are constants for
+autograd. A docstring says "inferred" where the source is silent, and "deviates" where ours differs
+from it. `credit/measures.py` measures where credit went.
 """
 
 import argparse
@@ -35,25 +36,34 @@ from tasks.problems import Task
 
 
 def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
-    """Token advantages (B, T) of a method, 0 outside of the mask; `args` are the flags, its options among them.
+    """Token advantages (B, T) of a method, 0 outside of the mask; `args` are the flags, its options
+    among them.
 
-    `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how much they punish.
-    `--rescale mean1` then divides a group's by their mean weight, so that methods differ in direction and not in the
-    size of the step; groups without any weight stay as they are.
+    `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how
+    much they punish. `--rescale mean1` then divides a group's by their mean weight, so that methods
+    differ in direction and not in the size of the step; groups without any weight stay as they are.
     """
-    token_advantages = function_of(method)(batch, args, **options_of(method, args.method_option))  # (B, T)
+    token_advantages = function_of(method)(
+        batch, args, **options_of(method, args.method_option)
+    )  # (B, T)
     token_advantages = torch.where(batch.rollouts.mask, token_advantages.detach(), 0.0)
-    token_advantages = torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
+    token_advantages = (
+        torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
+    )
     if args.rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
-        weights = effective_weights(token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
+        weights = effective_weights(
+            token_advantages, batch.advantages, batch.rollouts.mask
+        )  # (B, T)
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
     return token_advantages
 
 
 def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's group."""
+    """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's
+    group.
+    """
     # float64: a mean of equal values must be that value, or what is left over it is standardised
     group_tokens = group_size * values.shape[1]  # G T
     values = values.double().reshape(-1, group_tokens)  # (groups, G T)
@@ -61,16 +71,20 @@ def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor
     count = mask.sum(1, keepdim=True).clamp_min(1)  # (groups, 1)
     mean = torch.where(mask, values, 0.0).sum(1, keepdim=True) / count
     std = (torch.where(mask, values - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
-    return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(group_size, 0)
+    return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(
+        group_size, 0
+    )
 
 
 def standardised(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
-    """The values (B, T) less the mean of their group's tokens, over the standard deviation of these."""
+    """The values (B, T) less the mean of their group's tokens, over the standard deviation of
+    these.
+    """
     mean, std = group_moments(values, mask, group_size)
     return (values - mean) / std.clamp_min(1e-8)
 
 
-# ---- group and entropies --------------------------------------------------------------------------------------
+# ---- group and entropies -------------------------------------------------------------------------
 
 
 def grpo(batch: Batch, args) -> Tensor:
@@ -79,20 +93,23 @@ def grpo(batch: Batch, args) -> Tensor:
 
 
 def entropy(batch: Batch, args, *, alpha: float, kappa: float) -> Tensor:
-    """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758; alpha as for GRPO).
+    """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758;
+    alpha as for GRPO).
 
-    Rewards grow and penalties shrink where the policy was unsure. Deviates: the source takes H_t from the forward pass
-    of each update; here it is that of the rollout, from the distribution that was sampled from, once for all updates.
+    Rewards grow and penalties shrink where the policy was unsure. Deviates: the source takes H_t
+    from the forward pass of each update; here it is that of the rollout, from the distribution that
+    was sampled from, once for all updates.
     """
     scale = batch.advantages[:, None]  # (B, 1)
     return scale + torch.minimum(alpha * batch.entropies, scale.abs() / kappa)
 
 
 def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
-    """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of arXiv 2604.11056.
+    """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of
+    arXiv 2604.11056.
 
-    mu, sigma are of the entropies of the group's tokens. These are version 1's, which calls it EAPO; version 2, HAPO,
-    may differ.
+    mu, sigma are of the entropies of the group's tokens. These are version 1's, which calls it
+    EAPO; version 2, HAPO, may differ.
     """
     scale = batch.advantages[:, None]  # (B, 1)
     bound = scale.abs() / phi
@@ -101,10 +118,11 @@ def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
 
 
 def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
-    """A_t = A T / (tokens kept) on the tokens whose RSI_t = 1 + log pi(y_t) / H_t lies in [low, high], 0 elsewhere.
+    """A_t = A T / (tokens kept) on the tokens whose RSI_t = 1 + log pi(y_t) / H_t lies in [low,
+    high], 0 elsewhere.
 
-    The relative surprisal index (arXiv 2606.31575, Eq. (1)) is 1 where the policy was certain, so such tokens go. Its
-    bounds are those for 7B; `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
+    The relative surprisal index (arXiv 2606.31575, Eq. (1)) is 1 where the policy was certain, so
+    such tokens go. Its bounds are those for 7B; `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
     """
     index = 1 + batch.log_probs / batch.entropies  # (B, T), NaN or -inf where H_t is 0
     kept = (index >= low) & (index <= high) & batch.rollouts.mask  # (B, T)
@@ -113,23 +131,27 @@ def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
 
 
 def taco(batch: Batch, args, *, alpha: float, strength: float) -> Tensor:
-    """A_t = A (1 - strength (1 - exp(-r_t))) where A > 0 and r_t = -log pi(y_t) - H_t + log alpha > 0, A elsewhere.
+    """A_t = A (1 - strength (1 - exp(-r_t))) where A > 0 and r_t = -log pi(y_t) - H_t + log alpha >
+    0, A elsewhere.
 
-    TACO (arXiv 2607.07976): tokens of right rollouts that were far less likely than entropy expects earn less, down to
-    1 - strength of A. H_t is in nats. Here log pi and H_t are those of the rollout, once for all updates.
+    TACO (arXiv 2607.07976): tokens of right rollouts that were far less likely than entropy expects
+    earn less, down to 1 - strength of A. H_t is in nats. Here log pi and H_t are those of the
+    rollout, once for all updates.
     """
     excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
     earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
     return batch.advantages[:, None] * torch.where(batch.advantages[:, None] > 0, earned, 1.0)
 
 
-# ---- hidden states --------------------------------------------------------------------------------------------
+# ---- hidden states -------------------------------------------------------------------------------
 
 
 def shear(batch: Batch, args, **ablations) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
     stats = defaultdict(list)  # means over pairs of spans, or over groups
-    omega = group_by_group(batch, partial(group_weights, settings=settings_of(args, **ablations), stats=stats))
+    omega = group_by_group(
+        batch, partial(group_weights, settings=settings_of(args, **ablations), stats=stats)
+    )
     if "closest" in stats:
         of_first, *_ = stats.pop("closest")
         batch.stats["closest"] = ClosestSpans(*(values.cpu() for values in of_first))
@@ -139,24 +161,30 @@ def shear(batch: Batch, args, **ablations) -> Tensor:
 
 
 def first(batch: Batch, args, *, threshold: float) -> Tensor:
-    """A_t = A where a wrong rollout first departs from the right ones, by SHEAR's distances; 0 elsewhere; ours.
+    """A_t = A where a wrong rollout first departs from the right ones, by SHEAR's distances; 0
+    elsewhere; ours.
 
-    Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, compare it with
-    `--negative-scale`, which does so without looking.
+    Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, compare
+    it with `--negative-scale`, which does so without looking.
     """
-    omega = group_by_group(batch, partial(first_weights, settings=settings_of(args), threshold=threshold))
+    omega = group_by_group(
+        batch, partial(first_weights, settings=settings_of(args), threshold=threshold)
+    )
     return batch.advantages[:, None] * omega
 
 
 @torch.no_grad()
-def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float) -> Tensor:
-    """Weights (G, T) float32 of 0 and 1 for one group, by W_eps in the reading "cost", which has no floor.
+def first_weights(
+    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float
+) -> Tensor:
+    """Weights (G, T) float32 of 0 and 1 for one group, by W_eps in the reading "cost", which has no
+    floor.
 
-    Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose distance (in units
-    of nbar) exceeds `threshold`: the weight is 1 on the span's last `stride` tokens (which, but for a response's
-    last span, no span before it covers), on `stride` tokens before these and on `stride` after. Without such a span
-    all its weights are 0.
-    Shapes and errors are those of `group_weights`.
+    Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose
+    distance (in units of nbar) exceeds `threshold`: the weight is 1 on the span's last `stride`
+    tokens (which, but for a response's last span, no span before it covers), on `stride` tokens
+    before these and on `stride` after. Without such a span all its weights are 0. Shapes and errors
+    are those of `group_weights`.
     """
     window, stride = settings.window, settings.stride
     mask = mask.bool()
@@ -166,8 +194,12 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
         return omega
     nbar = mean_norm(hidden[mask])
     costs = token_distances(right.states, wrong.states)  # (N+, N-)
-    limits = dict(eps=settings.eps_over(nbar) * nbar, max_iters=settings.max_iters, tol=settings.tol)
-    matrix = sinkhorn_distances(costs, right.spans, wrong.spans, reading="cost", **limits)  # (K+, K-)
+    limits = dict(
+        eps=settings.eps_over(nbar) * nbar, max_iters=settings.max_iters, tol=settings.tol
+    )
+    matrix = sinkhorn_distances(
+        costs, right.spans, wrong.spans, reading="cost", **limits
+    )  # (K+, K-)
     distances = (matrix.amin(0) / nbar).tolist()  # K-
     omega[wrong.mask] = 0.0
     begin = 0  # of the rollout's spans
@@ -182,19 +214,25 @@ def first_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
 
 
 def own_side(batch: Batch, args) -> Tensor:
-    """A_t = A omega_t as in `shear`, from the closest span of the same outcome in another rollout; a control, ours.
+    """A_t = A omega_t as in `shear`, from the closest span of the same outcome in another rollout;
+    a control, ours.
 
-    If distance from the other side tells more than novelty, this tells less. HarA (arXiv 2610.04344), of which only the
-    abstract is public, has another distance from rollouts of the same outcome, to their barycentre.
+    If distance from the other side tells more than novelty, this tells less. HarA (arXiv
+    2610.04344), of which only the abstract is public, has another distance from rollouts of the
+    same outcome, to their barycentre.
     """
-    return batch.advantages[:, None] * group_by_group(batch, partial(own_side_weights, settings=settings_of(args)))
+    return batch.advantages[:, None] * group_by_group(
+        batch, partial(own_side_weights, settings=settings_of(args))
+    )
 
 
 @torch.no_grad()
 def own_side_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> Tensor:
-    """Weights (G, T) float32 of one group; 1 without an opposing side, and in a rollout that is alone on its own.
+    """Weights (G, T) float32 of one group; 1 without an opposing side, and in a rollout that is
+    alone on its own.
 
-    Shapes and errors are those of `group_weights`, and so are nbar and eps: those of the whole group.
+    Shapes and errors are those of `group_weights`, and so are nbar and eps: those of the whole
+    group.
     """
     window, stride = settings.window, settings.stride
     mask, correct = mask.bool(), correct.bool()
@@ -209,17 +247,21 @@ def own_side_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Se
         own, others = two_sides(hidden, same, alone, window, stride)
         if own is not None:
             costs = token_distances(own.states, others.states)  # (N, N')
-            matrix = race_matrix(costs, own.spans, others.spans, eps, max_iters=settings.max_iters, tol=settings.tol)
+            matrix = race_matrix(
+                costs, own.spans, others.spans, eps, max_iters=settings.max_iters, tol=settings.tol
+            )
             omega[own.mask] = token_weights(matrix.amin(1) / nbar, own.spans)
     return omega
 
 
 def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
-    """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart: DelTA, 2605.21467.
+    """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart:
+    DelTA, 2605.21467.
 
-    v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log pi(y_t). lambda_t grows
-    with how much closer v_t lies to the mean of its own side than to the other's, `nearer_own`. Deviates: a side is one
-    of a group, theirs of all prompts of a shard; a response's first token, whose h is the prompt's, has the middle.
+    v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log
+    pi(y_t). lambda_t grows with how much closer v_t lies to the mean of its own side than to the
+    other's, `nearer_own`. Deviates: a side is one of a group, theirs of all prompts of a shard; a
+    response's first token, whose h is the prompt's, has the middle.
     """
     mask, hidden = batch.rollouts.mask, batch.hidden
     later = mask.clone()  # (B, T) all tokens but the first
@@ -239,19 +281,25 @@ def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
 
 
 def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
-    """sigmoid(margin / its std), (n,): the margin of vectors (n, d) towards the mean of their own side, `right` (n,).
+    """sigmoid(margin / its std), (n,): the margin of vectors (n, d) towards the mean of their own
+    side, `right` (n,).
 
-    Once more with the vectors weighted by the result, but the first margins' std, as in DelTA's code.
+    Once more with the vectors weighted by the result, but the first margins' std, as in DelTA's
+    code.
     """
     vectors = vectors.double()  # or the first margins' rounding decides, where the sides are alike
     own, std = torch.ones_like(vectors[:, 0]), None  # (n,)
     for _ in range(2):
-        of_right, of_wrong = (side @ vectors / side.sum() for side in (own * right, own * ~right))  # (d,)
+        of_right, of_wrong = (
+            side @ vectors / side.sum() for side in (own * right, own * ~right)
+        )  # (d,)
         # ||v - of_wrong||^2 - ||v - of_right||^2
         margin = 2 * (vectors - (of_right + of_wrong) / 2) @ (of_right - of_wrong)  # (n,)
         margin = torch.where(right, margin, -margin)
         if std is None:
-            std = torch.where(right, margin[right].std(correction=0), margin[~right].std(correction=0))
+            std = torch.where(
+                right, margin[right].std(correction=0), margin[~right].std(correction=0)
+            )
         own = torch.sigmoid(margin / std.clamp_min(1e-4))
     return own.float()
 
@@ -264,16 +312,18 @@ def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
     return torch.cat(omega)
 
 
-# ---- further passes of the policy -----------------------------------------------------------------------------
+# ---- further passes of the policy ----------------------------------------------------------------
 
 
 def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
-    """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G, arXiv 2601.07408).
+    """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G,
+    arXiv 2601.07408).
 
-    quantile, beta, noise are those of the authors' page and code; the paper's own (ACL 2026) are not known. As in the
-    code, J is the KL of the answer's mean logits, and the gradient is multiplied by the embedding, which the page does
-    not. Inferred: the answer is the one that was given, read where it was sampled. With either probe a part of the
-    importance is the draw of the noise, drawn again in each step.
+    quantile, beta, noise are those of the authors' page and code; the paper's own (ACL 2026) are
+    not known. As in the code, J is the KL of the answer's mean logits, and the gradient is
+    multiplied by the embedding, which the page does not. Inferred: the answer is the one that was
+    given, read where it was sampled. With either probe a part of the importance is the draw of the
+    noise, drawn again in each step.
     """
     seed = args.seed * 2**20 + batch.source.step  # no run takes so many steps
     importance_of = partial(salience.importance_by_gradient, noise=noise, seed=seed)
@@ -281,9 +331,11 @@ def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
 
 
 def oar_p(batch: Batch, args, **options) -> Tensor:
-    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other: a pass per token.
+    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other:
+    a pass per token.
 
-    Deviates: by the probe "logp" a token whose absence makes the answer likelier has importance 0; in their code, less.
+    Deviates: by the probe "logp" a token whose absence makes the answer likelier has importance 0;
+    in their code, less.
     """
     importance_of = partial(salience.importance_by_masking, pad=pad_id(batch.source.tokenizer))
     return outcome_advantages(batch, args, importance_of, **options)
@@ -304,24 +356,30 @@ def outcome_advantages(
 
 
 def attention(batch: Batch, args, *, slope: float) -> Tensor:
-    """A_t = A omega_t, omega_t by how widely token t looks back: from focused tokens to wide ones during training.
+    """A_t = A omega_t, omega_t by how widely token t looks back: from focused tokens to wide ones
+    during training.
 
-    Attention entropy (arXiv 2605.07660) names the signal, the middle layer's entropy over log of the context, and
-    the direction of the shift. Inferred, as neither weights nor schedule are public: omega is 2 sigmoid(c z), z
-    standardised in the group, c rising from -slope to slope over the run, scaled to mean 1 over the group's tokens.
+    Attention entropy (arXiv 2605.07660) names the signal, the middle layer's entropy over log of
+    the context, and the direction of the shift. Inferred, as neither weights nor schedule are
+    public: omega is 2 sigmoid(c z), z standardised in the group, c rising from -slope to slope over
+    the run, scaled to mean 1 over the group's tokens.
     """
     source, mask = batch.source, batch.rollouts.mask
-    values = salience.attention_entropy(source.policy, batch.rollouts, micro_tokens=args.micro_tokens)  # (B, T)
+    values = salience.attention_entropy(
+        source.policy, batch.rollouts, micro_tokens=args.micro_tokens
+    )  # (B, T)
     pull = slope * (2 * source.step / args.steps - 1)
     omega = 2 * torch.sigmoid(pull * standardised(values, mask, batch.group_size))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
 def arca(batch: Batch, args, *, floor: float) -> Tensor:
-    """A_t = A T w_t, w_t = (a_t + floor) / sum (a + floor), a_t = ||h_adapted - h_base||, Eqs. (8), (15) of 2606.00257.
+    """A_t = A T w_t, w_t = (a_t + floor) / sum (a + floor), a_t = ||h_adapted - h_base||, Eqs. (8),
+    (15) of 2606.00257.
 
-    h is the last hidden state with the LoRA adapter and without. T w_t has mean 1 in a rollout; an adapter that is
-    still nothing gives weight 1. Inferred: the floor, of which ARCA (arXiv 2606.00257) says that it is small.
+    h is the last hidden state with the LoRA adapter and without. T w_t has mean 1 in a rollout; an
+    adapter that is still nothing gives weight 1. Inferred: the floor, of which ARCA (arXiv
+    2606.00257) says that it is small.
     """
     source, mask = batch.source, batch.rollouts.mask
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
@@ -331,7 +389,7 @@ def arca(batch: Batch, args, *, floor: float) -> Tensor:
     return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
 
 
-# ---- another model --------------------------------------------------------------------------------------------
+# ---- another model -------------------------------------------------------------------------------
 
 
 def step_scores(batch: Batch, args) -> list[tuple[Tensor, Tensor]]:
@@ -339,15 +397,22 @@ def step_scores(batch: Batch, args) -> list[tuple[Tensor, Tensor]]:
     source = batch.source
     questions = [batch.problem_of(row)["problem"] for row in range(len(batch.rewards))]
     return reward_model.score_steps(
-        source.prm, questions, batch.rollouts, source.tokenizer, source.task.step_end, args.micro_tokens
+        source.prm,
+        questions,
+        batch.rollouts,
+        source.tokenizer,
+        source.task.step_end,
+        args.micro_tokens,
     )
 
 
 def prm(batch: Batch, args) -> Tensor:
-    """A_t = A omega_t, omega_t = p_k for A > 0 and 1 - p_k for A < 0, p_k the score at the end of the step of token t.
+    """A_t = A omega_t, omega_t = p_k for A > 0 and 1 - p_k for A < 0, p_k the score at the end of
+    the step of token t.
 
-    "PRM-based advantage reshaping", SHEAR's baseline with backward-filled scores. Inferred: the formula, of which
-    the paper says no more; p_k for both signs would punish the good steps of wrong rollouts most.
+    "PRM-based advantage reshaping", SHEAR's baseline with backward-filled scores. Inferred: the
+    formula, of which the paper says no more; p_k for both signs would punish the good steps of
+    wrong rollouts most.
     """
     omega = batch.rollouts.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, args)):
@@ -357,15 +422,18 @@ def prm(batch: Batch, args) -> Tensor:
 
 
 def pure(batch: Batch, args, *, temperature: float, outcome: float) -> Tensor:
-    """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in place of A.
+    """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in
+    place of A.
 
-    r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature), whose sum tends to the
-    smallest r_k; G_t the sum of r*_k over the step of token t and all later ones, plus `outcome` times the verdict.
-    The baseline is the mean of G over the tokens of the group's other rollouts, rollout by rollout. Deviates: their
-    code divides the baseline by the padded width; ours by true lengths. Theirs then whitens over the batch, which takes
-    its mean off again; ours drops this recentring and divides by the group's standard deviation, so that credit depends
-    neither on padding nor on the number of ranks. That standard deviation counts as 0.1 at least, or groups of equal
-    verdicts would make large advantages of small differences between scores.
+    r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature),
+    whose sum tends to the smallest r_k; G_t the sum of r*_k over the step of token t and all later
+    ones, plus `outcome` times the verdict. The baseline is the mean of G over the tokens of the
+    group's other rollouts, rollout by rollout. Deviates: their code divides the baseline by the
+    padded width; ours by true lengths. Theirs then whitens over the batch, which takes its mean off
+    again; ours drops this recentring and divides by the group's standard deviation, so that credit
+    depends neither on padding nor on the number of ranks. That standard deviation counts as 0.1 at
+    least, or groups of equal verdicts would make large advantages of small differences between
+    scores.
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, args)):
@@ -375,23 +443,31 @@ def pure(batch: Batch, args, *, temperature: float, outcome: float) -> Tensor:
     graded = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
     means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(graded.shape)
     others = graded.sum(1, keepdim=True) - 1  # (groups, 1)
-    baseline = (means.sum(1, keepdim=True) - means) / others.clamp_min(1)  # (groups, G), leave one out
-    compared = (others > 0).repeat_interleave(batch.group_size, 0)  # (B, 1), one alone has no baseline
+    baseline = (means.sum(1, keepdim=True) - means) / others.clamp_min(
+        1
+    )  # (groups, G), leave one out
+    compared = (others > 0).repeat_interleave(
+        batch.group_size, 0
+    )  # (B, 1), one alone has no baseline
     centred = torch.where(compared, returns - baseline.view(-1, 1), 0.0)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
 
 
 def min_form(good: Tensor, temperature: float) -> Tensor:
-    """PURE's r*, (K,), of P(good) (K,): its sum lies between the smallest r and their mean, and tends to the former."""
+    """PURE's r*, (K,), of P(good) (K,): its sum lies between the smallest r and their mean, and
+    tends to the former.
+    """
     rewards = 2 * good - 1  # r, (K,)
     return rewards * (-rewards / temperature).softmax(0)
 
 
-# ---- controls -------------------------------------------------------------------------------------------------
+# ---- controls ------------------------------------------------------------------------------------
 
 
 def true_errors(batch: Batch, task: Task, tokenizer) -> Tensor:
-    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 if not known, or if A is 0."""
+    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 if not
+    known, or if A is 0.
+    """
     places = torch.full((len(batch.advantages), 2), -1, device=batch.advantages.device)
     for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
         error = true_error(batch, row, task, tokenizer)
@@ -405,23 +481,31 @@ def true_error(batch: Batch, row: int, task: Task, tokenizer) -> FirstError | No
     if not task.first_error:
         return None
     tokens = tokens_of(tokenizer, batch.rollouts, row)
-    return task.first_error(batch.problem_of(row), tokens if batch.rollouts.truncated[row] else tokens[:-1])
+    return task.first_error(
+        batch.problem_of(row), tokens if batch.rollouts.truncated[row] else tokens[:-1]
+    )
 
 
 def oracle(batch: Batch, args) -> Tensor:
-    """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could give."""
+    """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could
+    give.
+    """
     position = torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)  # (T,)
-    start, end = true_errors(batch, batch.source.task, batch.source.tokenizer).unbind(1)  # (B,), (B,)
+    start, end = true_errors(batch, batch.source.task, batch.source.tokenizer).unbind(
+        1
+    )  # (B,), (B,)
     inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
 
 
 def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
-    """A_t = A_cor - b in right rollouts; in wrong ones prefix A_cor - b before the true first error, A_inc - b from it.
+    """A_t = A_cor - b in right rollouts; in wrong ones prefix A_cor - b before the true first
+    error, A_inc - b from it.
 
-    Cliff (arXiv 2609.02817), whose teacher names the error that the task knows here. A_cor = (1 - mu) / sigma and
-    A_inc = -mu / sigma, mu the group's share of right rollouts and sigma = sqrt(mu (1 - mu)); b makes the mean over the
-    group's tokens 0. A wrong rollout without a known error keeps A; inferred: b is taken from all other tokens.
+    Cliff (arXiv 2609.02817), whose teacher names the error that the task knows here. A_cor = (1 -
+    mu) / sigma and A_inc = -mu / sigma, mu the group's share of right rollouts and sigma = sqrt(mu
+    (1 - mu)); b makes the mean over the group's tokens 0. A wrong rollout without a known error
+    keeps A; inferred: b is taken from all other tokens.
     """
     mask, rewards = batch.rollouts.mask, batch.rewards.view(-1, batch.group_size)
     mu = (rewards > 0.5).sum(1) / rewards.isfinite().sum(1)  # (groups,), NaN without a verdict
@@ -431,7 +515,9 @@ def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
     right, known = batch.correct[:, None], start >= 0  # (B, 1)
     before = torch.arange(mask.shape[1], device=mask.device) < start  # (B, T)
     credit = torch.where(before, prefix * (1 - mu) / sigma, -mu / sigma)
-    credit = torch.where(right, (1 - mu) / sigma, torch.where(known, credit, batch.advantages[:, None]))
+    credit = torch.where(
+        right, (1 - mu) / sigma, torch.where(known, credit, batch.advantages[:, None])
+    )
     moved = mask & (right | known)  # (B, T)
     sums = torch.where(mask, credit, 0.0).sum(1).view_as(rewards).sum(1)  # (groups,)
     shift = sums / moved.sum(1).view_as(rewards).sum(1)  # b
@@ -455,7 +541,9 @@ def random(batch: Batch, args) -> Tensor:
 
 
 def shuffle(batch: Batch, args, **ablations) -> Tensor:
-    """A_t = A omega_p(t), p a random permutation of the rollout's tokens: SHEAR's weights without their places."""
+    """A_t = A omega_p(t), p a random permutation of the rollout's tokens: SHEAR's weights without
+    their places.
+    """
     token_advantages = shear(batch, args, **ablations)
     for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
         token_advantages[row, :length] = token_advantages[row, torch.randperm(length)]

@@ -1,28 +1,37 @@
 r"""A process reward model: how good is each step of a response?
 
-    prm = harness.prepare.load_reward_model("Qwen/Qwen2.5-Math-PRM-7B", device, torch.bfloat16)  # (model, tokenizer)
-    score_steps(prm, questions, rollouts, tokenizer, "\n\n", micro_tokens)  # of each rollout good (K,), step (T_i,)
+    prm = harness.prepare.load_reward_model("Qwen/Qwen2.5-Math-PRM-7B", device, torch.bfloat16)  #
+                                                                                                 (model,
+                                                                                                 tokenizer)
+    score_steps(prm, questions, rollouts, tokenizer, "\n\n", micro_tokens)  # of each rollout good
+                                                                            (K,), step (T_i,)
 
-The model is that of "The Lessons of Developing Process Reward Models in Mathematical Reasoning" (arXiv 2501.07301):
-Qwen2 with a head of two layers and two classes at every token. It reads a conversation,
+The model is that of "The Lessons of Developing Process Reward Models in Mathematical Reasoning"
+(arXiv 2501.07301): Qwen2 with a head of two layers and two classes at every token. It reads a
+conversation,
 
     system      Please reason step by step, and put your final answer within \boxed{}.
     user        the question
     assistant   the first step<extra_0>the second step<extra_0> ...
 
-and the chance of class 1 at an <extra_0> is that of the step before it being good. The head is written out below, so
-that no code of the model's folder has to run (`trust_remote_code`); its config.json and weights load as they are.
+and the chance of class 1 at an <extra_0> is that of the step before it being good. The head is
+written out below, so that no code of the model's folder has to run (`trust_remote_code`); its
+config.json and weights load as they are.
 
 What makes it right, and is easy to get wrong:
-  - A score is read wherever <extra_0> stands, so a question or a response that spells it would add steps of its own:
-    there it is blanked out, and the separators are counted before any is read.
-  - The policy's tokens and the model's never meet. Steps are found in the text, and a policy's token belongs to the
-    step in which its first character lies; between two steps, to the one before.
-  - A piece of white space is no step: neither what follows a last separator nor what lies between two in a row.
-  - What does not fit into the model's context is cut off, and its steps take the last score that was read.
+  - A score is read wherever <extra_0> stands, so a question or a response that spells it would add
+    steps of its own: there it is blanked out, and the separators are counted before any is read.
+  - The policy's tokens and the model's never meet. Steps are found in the text, and a policy's
+    token belongs to the step in which its first character lies; between two steps, to the one
+    before.
+  - A piece of white space is no step: neither what follows a last separator nor what lies between
+    two in a row.
+  - What does not fit into the model's context is cut off, and its steps take the last score that
+    was read.
 
-Left out: the separators and layouts of other models (PURE's has a line break where this one has <extra_0>), soft
-labels, and the other special tokens that a response may spell: they end turns in the model's eyes, but add no score.
+Left out: the separators and layouts of other models (PURE's has a line break where this one has
+<extra_0>), soft labels, and the other special tokens that a response may spell: they end turns in
+the model's eyes, but add no score.
 """
 
 from collections.abc import Sequence
@@ -42,17 +51,23 @@ UNREAD = 0.5  # P(good) of a step when the context ends before the first separat
 
 
 class ProcessRewardModel(Qwen2PreTrainedModel):
-    """Qwen2 with two classes at every token, 1 being "good"; parameters are named as in Qwen2.5-Math-PRM-7B."""
+    """Qwen2 with two classes at every token, 1 being "good"; parameters are named as in
+    Qwen2.5-Math-PRM-7B.
+    """
 
     def __init__(self, config: Qwen2Config):
         super().__init__(config)
         size = config.hidden_size
         self.model = Qwen2Model(config)
-        self.score = torch.nn.Sequential(torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2))
+        self.score = torch.nn.Sequential(
+            torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, 2)
+        )
         self.post_init()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids (B, L), padded on the right, where causal attention never looks -> logits (B, L, 2)."""
+        """ids (B, L), padded on the right, where causal attention never looks -> logits (B,
+        L, 2).
+        """
         return self.score(self.model(input_ids=ids, use_cache=False).last_hidden_state)
 
 
@@ -61,12 +76,18 @@ RewardModel = tuple[ProcessRewardModel, object]  # with its tokenizer
 
 @torch.no_grad()
 def score_steps(
-    prm: RewardModel, questions: Sequence[str], rollouts: Rollouts, tokenizer, step_end: str, micro_tokens: int
+    prm: RewardModel,
+    questions: Sequence[str],
+    rollouts: Rollouts,
+    tokenizer,
+    step_end: str,
+    micro_tokens: int,
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each rollout P(good) of its K steps, (K,) float32, and the step of each of its tokens, (T_i,) int64.
+    """For each rollout P(good) of its K steps, (K,) float32, and the step of each of its tokens,
+    (T_i,) int64.
 
-    `questions` are texts, one a rollout; `tokenizer` is the policy's; steps end with `step_end`. Both tensors are
-    empty where the mask is. A response without text is one empty step.
+    `questions` are texts, one a rollout; `tokenizer` is the policy's; steps end with `step_end`.
+    Both tensors are empty where the mask is. A response without text is one empty step.
     """
     model, reader = prm
     separator = reader.convert_tokens_to_ids(SEPARATOR)
@@ -80,22 +101,32 @@ def score_steps(
     device = rollouts.ids.device
     nothing = torch.zeros(0, device=device), torch.zeros(0, device=device, dtype=torch.long)
     results = [nothing] * len(rollouts.texts)
-    for rows in tqdm(pack(list(inputs), lengths, micro_tokens), desc="score steps", leave=False, disable=None):
+    for rows in tqdm(
+        pack(list(inputs), lengths, micro_tokens), desc="score steps", leave=False, disable=None
+    ):
         ids = cat_padded([inputs[row][None] for row in rows.tolist()])  # (b, L) int64
         chances = model(ids.to(model.device)).float().softmax(-1)[..., 1].cpu()  # (b, L) float32
         for i, row in enumerate(rows.tolist()):
-            scores = chances[i, : lengths[row]][inputs[row] == separator]  # (n,), n < K where the input was cut
+            scores = chances[i, : lengths[row]][
+                inputs[row] == separator
+            ]  # (n,), n < K where the input was cut
             good = torch.full((len(steps[row]),), scores[-1] if len(scores) else UNREAD)  # (K,)
             good[: len(scores)] = scores
-            token_starts = char_starts(tokenizer, rollouts.ids[row][rollouts.mask[row]].tolist())  # T_i
+            token_starts = char_starts(
+                tokenizer, rollouts.ids[row][rollouts.mask[row]].tolist()
+            )  # T_i
             step_starts = torch.tensor([start for start, _ in steps[row]])  # (K,)
-            step = torch.bucketize(torch.tensor(token_starts), step_starts, right=True) - 1  # (T_i,), -1 before all
+            step = (
+                torch.bucketize(torch.tensor(token_starts), step_starts, right=True) - 1
+            )  # (T_i,), -1 before all
             results[row] = good.to(device), step.clamp_min(0).to(device)
     return results
 
 
 def find_steps(text: str, step_end: str) -> list[tuple[int, str]]:
-    """Where each step of a text begins, and its text. White space is no step; a text of nothing else is one, empty."""
+    """Where each step of a text begins, and its text. White space is no step; a text of nothing
+    else is one, empty.
+    """
     steps, start = [], 0
     for piece in text.split(step_end):
         if piece.strip():
@@ -119,7 +150,8 @@ def encode(tokenizer, question: str, steps: list[str]) -> list[int]:
     count = ids.count(tokenizer.convert_tokens_to_ids(SEPARATOR))
     if count != len(steps):
         raise BadInput(
-            f"--prm {tokenizer.name_or_path}: its chat template and tokenizer make {count} separators of {len(steps)} "
+            f"--prm {tokenizer.name_or_path}: its chat template and tokenizer make {count} "
+            f"separators of {len(steps)} "
             f"steps; give a model like {EXAMPLE}"
         )
     return ids

@@ -1,14 +1,21 @@
-"""Salience: what further passes of the policy over its own rollouts say about each token, (B, T) float32.
+"""Salience: what further passes of the policy over its own rollouts say about each token, (B, T)
+float32.
 
-    answer_places            the tokens of the final answer, found in the sampled ids; nothing is encoded again
-    importance_by_masking    how the answer's distribution changes when one token is hidden     a pass per token
-    importance_by_gradient   the same to first order, gradient times input                      one backward pass
+    answer_places            the tokens of the final answer, found in the sampled ids; nothing is
+                             encoded again
+    importance_by_masking    how the answer's distribution changes when one token is hidden     a
+                             pass per token
+    importance_by_gradient   the same to first order, gradient times input                      one
+                             backward pass
     outcome_weights          weights of importance                                              none
-    adapter_residual         how far the LoRA adapter moves the hidden state                    one forward pass
-    attention_entropy        how widely a token looks back, in the middle layer                 one forward pass
+    adapter_residual         how far the LoRA adapter moves the hidden state                    one
+                             forward pass
+    attention_entropy        how widely a token looks back, in the middle layer                 one
+                             forward pass
 
-`methods.py` makes token advantages of them, with formulas and sources. Each pass takes a `Policy` whose weights are
-whole on this rank, works on at most `micro_tokens` tokens at a time, and leaves the parameters' `.grad` as it was.
+`methods.py` makes token advantages of them, with formulas and sources. Each pass takes a `Policy`
+whose weights are whole on this rank, works on at most `micro_tokens` tokens at a time, and leaves
+the parameters' `.grad` as it was.
 """
 
 from bisect import bisect_left, bisect_right
@@ -38,16 +45,24 @@ Answers = list[Answer | None]  # one a rollout, None for a rollout that is not p
 
 
 def answer_places(tokenizer, rollouts: Rollouts) -> Answers:
-    """Where each response's last box stands, cut to ANSWER_TOKENS tokens; None if nothing is in it or before it."""
+    """Where each response's last box stands, cut to ANSWER_TOKENS tokens; None if nothing is in it
+    or before it.
+    """
     places = []
     for row, text in enumerate(rollouts.texts):
         ids = rollouts.ids[row][rollouts.mask[row]].tolist()
-        opening, begin, end = box_place(text) or (0, 0, 0)  # characters: of the box, and of what stands in it
+        opening, begin, end = box_place(text) or (
+            0,
+            0,
+            0,
+        )  # characters: of the box, and of what stands in it
         if opening == 0 or begin == end or not ids:
             places.append(None)
             continue
         starts = char_starts(tokenizer, ids)
-        first = starts[bisect_right(starts, begin) - 1]  # of the token that holds it, or of a character's bytes
+        first = starts[
+            bisect_right(starts, begin) - 1
+        ]  # of the token that holds it, or of a character's bytes
         start = bisect_left(starts, first)
         end = min(bisect_left(starts, end), start + ANSWER_TOKENS)
         places.append(Answer(bisect_left(starts, opening), start, end))
@@ -55,10 +70,11 @@ def answer_places(tokenizer, rollouts: Rollouts) -> Answers:
 
 
 def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
-    """Where in the text of `ids` each token starts, so that what is found in a text is found in the sampled ids.
+    """Where in the text of `ids` each token starts, so that what is found in a text is found in the
+    sampled ids.
 
-    Byte-level tokens may be parts of one character; each of these starts where the character does, and so does the
-    token after bytes that are no character.
+    Byte-level tokens may be parts of one character; each of these starts where the character does,
+    and so does the token after bytes that are no character.
     """
     starts = []
     whole, shown = 0, 0  # tokens ids[:whole] are whole characters, `shown` of them
@@ -66,7 +82,9 @@ def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
     for end in range(1, len(ids) + 1):
         starts.append(shown)
         text = tokenizer.decode(ids[context:end])
-        if not text.endswith("\ufffd") or end - whole > 4:  # else the character goes on; none has over four bytes
+        if (
+            not text.endswith("\ufffd") or end - whole > 4
+        ):  # else the character goes on; none has over four bytes
             shown += len(text) - len(tokenizer.decode(ids[context:whole]))
             context, whole = whole, end
     return starts
@@ -76,11 +94,12 @@ def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
 def importance_by_masking(
     policy: Policy, rollouts: Rollouts, answers: Answers, *, pad: int, probe: str, micro_tokens: int
 ) -> Tensor:
-    """I_t for every token t before the answer: how the answer's distribution changes with `pad` instead of t.
+    """I_t for every token t before the answer: how the answer's distribution changes with `pad`
+    instead of t.
 
-    `probe`: "kl", KL(clean || changed) of the mean logits over the answer's tokens, or "logp", how much less likely the
-    answer that was given becomes, at least 0, the mean over its tokens. Importance (B, T) float32 is 0 outside of the
-    reasoning.
+    `probe`: "kl", KL(clean || changed) of the mean logits over the answer's tokens, or "logp", how
+    much less likely the answer that was given becomes, at least 0, the mean over its tokens.
+    Importance (B, T) float32 is 0 outside of the reasoning.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     rows = [row for row, answer in enumerate(answers) if answer]
@@ -88,27 +107,42 @@ def importance_by_masking(
         reasoning, start, end = answers[row]
         count = end - start
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
-        ids = torch.cat([prompt, rollouts.ids[row, : end - 1]])  # (S,), the answer's last token need not be seen
-        positions = slice(len(prompt) + start - 1, len(ids))  # where the answer's tokens are predicted
+        ids = torch.cat(
+            [prompt, rollouts.ids[row, : end - 1]]
+        )  # (S,), the answer's last token need not be seen
+        positions = slice(
+            len(prompt) + start - 1, len(ids)
+        )  # where the answer's tokens are predicted
         tokens = rollouts.ids[row, start:end]  # (n,)
         clean = _next_log_probs(policy, [positions], input_ids=ids[None])  # (n, V)
         at_once = max(1, min(micro_tokens // len(ids), HEAD_CHUNK // count))
         for masked in torch.arange(reasoning, device=ids.device).split(at_once):  # (b,)
             copies = ids.repeat(len(masked), 1)  # (b, S)
             copies[torch.arange(len(masked)), len(prompt) + masked] = pad
-            changed = _next_log_probs(policy, [positions] * len(masked), input_ids=copies)  # (b n, V)
+            changed = _next_log_probs(
+                policy, [positions] * len(masked), input_ids=copies
+            )  # (b n, V)
             changed = changed.view(len(masked), count, -1)  # (b, n, V)
             importance[row, masked] = _change(clean, changed, tokens, probe).clamp_min(0.0)
     return importance
 
 
 def importance_by_gradient(
-    policy: Policy, rollouts: Rollouts, answers: Answers, *, noise: float, seed: int, probe: str, micro_tokens: int
+    policy: Policy,
+    rollouts: Rollouts,
+    answers: Answers,
+    *,
+    noise: float,
+    seed: int,
+    probe: str,
+    micro_tokens: int,
 ) -> Tensor:
-    """I_t = |<dJ/de_t, e_t>|, J the change of the answer's distribution, e_t the embedding of token t; (B, T) float32.
+    """I_t = |<dJ/de_t, e_t>|, J the change of the answer's distribution, e_t the embedding of token
+    t; (B, T) float32.
 
-    J compares with itself under small noise on the reasoning's embeddings, as KL has no gradient at zero. The noise
-    is drawn from `seed`, the same for every rollout, so that importance depends on nothing else in the batch.
+    J compares with itself under small noise on the reasoning's embeddings, as KL has no gradient at
+    zero. The noise is drawn from `seed`, the same for every rollout, so that importance depends on
+    nothing else in the batch.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     embed = policy.model.get_input_embeddings()
@@ -124,12 +158,16 @@ def importance_by_gradient(
             offset = offsets[row]
             reasoning, start, end = answers[row]
             noisy[i, offset : offset + reasoning] += moves[:reasoning]
-            positions.append(slice(offset + start - 1, offset + end - 1))  # where the answer's tokens are predicted
+            positions.append(
+                slice(offset + start - 1, offset + end - 1)
+            )  # where the answer's tokens are predicted
             tokens.append(rollouts.ids[row, start:end])
         with torch.no_grad():
             clean = _next_log_probs(policy, positions, inputs_embeds=embeddings)  # (n, V)
         with torch.enable_grad():
-            changed = _next_log_probs(policy, positions, inputs_embeds=noisy.requires_grad_())  # (n, V)
+            changed = _next_log_probs(
+                policy, positions, inputs_embeds=noisy.requires_grad_()
+            )  # (n, V)
             counts = [len(given) for given in tokens]
             answered = zip(clean.split(counts), changed.split(counts), tokens, strict=True)
             change = sum(_change(before, after, given, probe) for before, after, given in answered)
@@ -141,12 +179,14 @@ def importance_by_gradient(
     return importance
 
 
-def outcome_weights(importance: Tensor, answers: Answers, mask: Tensor, quantile: float, beta: float) -> Tensor:
+def outcome_weights(
+    importance: Tensor, answers: Answers, mask: Tensor, quantile: float, beta: float
+) -> Tensor:
     """OAR's bi-level reshaping: importance (B, T) -> omega (B, T), summing to the rollout's length.
 
-    Of the reasoning's tokens, those below the quantile theta of n = log(1 + I), scaled to [0, 1], are suppressed to
-    max(n / theta, 0.1), the others boosted to 1 + beta (n - theta) / (1 - theta). All others keep 1, as do
-    rollouts without an answer.
+    Of the reasoning's tokens, those below the quantile theta of n = log(1 + I), scaled to [0, 1],
+    are suppressed to max(n / theta, 0.1), the others boosted to 1 + beta (n - theta) / (1 - theta).
+    All others keep 1, as do rollouts without an answer.
     """
     omega = mask.float()  # (B, T)
     rows = [row for row, answer in enumerate(answers) if answer]
@@ -165,11 +205,17 @@ def outcome_weights(importance: Tensor, answers: Answers, mask: Tensor, quantile
 def adapter_residual(
     policy: Policy, rollouts: Rollouts, hidden: Tensor, *, temperature: float, micro_tokens: int
 ) -> Tensor:
-    """||h_adapted - h_base||, (B, T) float32: `hidden` (N, d) against the states without the adapter."""
+    """||h_adapted - h_base||, (B, T) float32: `hidden` (N, d) against the states without the
+    adapter.
+    """
     with lora.off(policy.model):
-        base = log_probs(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens).hidden  # (N, d)
+        base = log_probs(
+            policy, rollouts, temperature=temperature, micro_tokens=micro_tokens
+        ).hidden  # (N, d)
     change = []
-    for start in range(0, len(base), HEAD_CHUNK):  # or float32 copies of all states would exist at once
+    for start in range(
+        0, len(base), HEAD_CHUNK
+    ):  # or float32 copies of all states would exist at once
         tokens = slice(start, start + HEAD_CHUNK)
         change.append((hidden[tokens].float() - base[tokens].float()).norm(dim=-1))
     return spread(torch.cat(change), rollouts.mask)
@@ -177,10 +223,12 @@ def adapter_residual(
 
 @torch.no_grad()
 def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) -> Tensor:
-    """Entropy of each token's attention in the middle layer, mean over the heads, over log of the context's length.
+    """Entropy of each token's attention in the middle layer, mean over the heads, over log of the
+    context's length.
 
-    (B, T) float32 in [0, 1]. The context is all that came before, also where a layer sees only a window of it.
-    Attention is computed the plain way for this one pass, as fused kernels keep no weights.
+    (B, T) float32 in [0, 1]. The context is all that came before, also where a layer sees only a
+    window of it. Attention is computed the plain way for this one pass, as fused kernels keep no
+    weights.
     """
     entropy = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     layers = layers_of(policy.model)
@@ -209,17 +257,23 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
 
 
 def _next_log_probs(policy: Policy, positions: list[slice], **inputs) -> Tensor:
-    """Log-distributions (n, V) float32 of the tokens that follow `positions`, a slice for each row of the inputs."""
+    """Log-distributions (n, V) float32 of the tokens that follow `positions`, a slice for each row
+    of the inputs.
+    """
     states = policy.model.base_model(**inputs, use_cache=False).last_hidden_state  # (b, S, d)
     states = torch.cat([states[row, places] for row, places in enumerate(positions)])  # (n, d)
     return policy.model.get_output_embeddings()(states).float().log_softmax(-1)
 
 
 def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tensor:
-    """How far an answer's log-distributions `changed` (..., n, V) are from `clean` (n, V), by `probe`, (...) nats."""
+    """How far an answer's log-distributions `changed` (..., n, V) are from `clean` (n, V), by
+    `probe`, (...) nats.
+    """
     if probe == "kl":  # the mean of log-probabilities is that of logits, up to a constant
         # float64: rounding would leave the distributions' sums, and so enter the KL at first order
-        clean, changed = (x.mean(-2).double().log_softmax(-1) for x in (clean, changed))  # (V,), (..., V)
+        clean, changed = (
+            x.mean(-2).double().log_softmax(-1) for x in (clean, changed)
+        )  # (V,), (..., V)
         return (clean.exp() * (clean - changed)).sum(-1).float()
     places = torch.arange(len(tokens), device=tokens.device)  # (n,)
     return (clean - changed)[..., places, tokens].mean(-1)
@@ -228,4 +282,6 @@ def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tenso
 def _fixed_noise(count: int, like: Tensor, seed: int) -> Tensor:
     """Standard normal (count, d); the first rows do not depend on how many follow."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.stack([torch.randn(like.shape[1], generator=generator) for _ in range(count)]).to(like)
+    return torch.stack([torch.randn(like.shape[1], generator=generator) for _ in range(count)]).to(
+        like
+    )

@@ -1,13 +1,16 @@
-"""SHEAR's settings, and the entry that training uses: `shear.shear_weights` with the hooks that the settings ask for.
+"""SHEAR's settings, and the entry that training uses: `shear.shear_weights` with the hooks that the
+settings ask for.
 
     Settings                                           the paper's own by default, and its ablations
     settings_of(args)                                  from the flags
     group_weights(hidden, mask, correct, settings)     omega (G, T) of one group
-    pair_distances(hidden, mask, correct, settings)    the function for the distance of every pair of spans
-    closest_by_rollout(closest, mask, correct, ...)    of each rollout's spans, which opposing ones are closest
+    pair_distances(hidden, mask, correct, settings)    the function for the distance of every pair
+                                                       of spans
+    closest_by_rollout(closest, mask, correct, ...)    of each rollout's spans, which opposing ones
+                                                       are closest
 
-The paper's eps is in raw units of distance; `shear_weights` takes it in units of nbar, and so does `Settings` unless
-`eps_unit` is "raw".
+The paper's eps is in raw units of distance; `shear_weights` takes it in units of nbar, and so does
+`Settings` unless `eps_unit` is "raw".
 """
 
 import argparse
@@ -57,7 +60,9 @@ def settings_of(args: argparse.Namespace, **options: str) -> Settings:
 
 
 class ClosestSpans(NamedTuple):
-    """Alg. 1 line 5 of a group: for each span of a side, the closest opposing one and its distance over nbar."""
+    """Alg. 1 line 5 of a group: for each span of a side, the closest opposing one and its distance
+    over nbar.
+    """
 
     of_right: Tensor  # (K+,)
     right_to: Tensor  # (K+,) int64, which wrong span
@@ -67,12 +72,18 @@ class ClosestSpans(NamedTuple):
 
 @torch.no_grad()
 def group_weights(
-    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, stats: dict[str, list] | None = None
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    settings: Settings,
+    stats: dict[str, list] | None = None,
 ) -> Tensor:
-    """Token weights (G, T) float32 of one group; shapes and errors are those of `shear.shear_weights`.
+    """Token weights (G, T) float32 of one group; shapes and errors are those of
+    `shear.shear_weights`.
 
-    A `defaultdict(list)` given as `stats` receives tensors: "nbar" and "eps_over_nbar" (1,); of a group that is solved
-    also "closest", a `ClosestSpans`, "sinkhorn_iterations" (pairs,) and "sinkhorn_error" (solved pairs,).
+    A `defaultdict(list)` given as `stats` receives tensors: "nbar" and "eps_over_nbar" (1,); of a
+    group that is solved also "closest", a `ClosestSpans`, "sinkhorn_iterations" (pairs,) and
+    "sinkhorn_error" (solved pairs,).
     """
     mask, correct = mask.bool(), correct.bool()
     if not mask.any():
@@ -84,17 +95,23 @@ def group_weights(
         stats["eps_over_nbar"].append(torch.tensor([eps]))
     distances_of = pair_distances(hidden, mask, correct, settings, stats, race=settings.races)
 
-    def closest(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float) -> tuple[Tensor, Tensor]:
+    def closest(
+        costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float
+    ) -> tuple[Tensor, Tensor]:
         matrix = distances_of(costs, right_spans, wrong_spans, eps)  # (K+, K-)
         of_right, right_to = matrix.min(1)
         of_wrong, wrong_to = matrix.min(0)
         if stats is not None:
-            stats["closest"].append(ClosestSpans(of_right / nbar, right_to, of_wrong / nbar, wrong_to))
+            stats["closest"].append(
+                ClosestSpans(of_right / nbar, right_to, of_wrong / nbar, wrong_to)
+            )
         return of_right, of_wrong
 
     hooks = dict(distances=token_distances, closest=closest)
     hooks["pool"] = token_weights if settings.pool == "max" else ablations.mean_weights
-    omega = shear_weights(hidden, mask, correct, window=settings.window, stride=settings.stride, eps=eps, **hooks)
+    omega = shear_weights(
+        hidden, mask, correct, window=settings.window, stride=settings.stride, eps=eps, **hooks
+    )
     return ablations.evened_out(omega, mask) if settings.normalize == "rollout" else omega
 
 
@@ -106,7 +123,8 @@ def pair_distances(
     stats: dict[str, list] | None = None,
     race: bool = False,
 ) -> Callable[..., Tensor]:
-    """The function (costs, right_spans, wrong_spans, eps) -> (K+, K-) of a setting: the distance of every pair.
+    """The function (costs, right_spans, wrong_spans, eps) -> (K+, K-) of a setting: the distance of
+    every pair.
 
     With `race`, pairs that are no minimum may be infinite.
     """
@@ -117,12 +135,16 @@ def pair_distances(
         return partial(ablations.sinkhorn_distances, reading=settings.reading, **limits)
     if settings.distance == "chamfer":
         return ablations.chamfer_distances
-    of_states = {"cosine": ablations.cosine_distances, "mmd": ablations.mmd_distances}[settings.distance]
+    of_states = {"cosine": ablations.cosine_distances, "mmd": ablations.mmd_distances}[
+        settings.distance
+    ]
     return partial(of_states, hidden[mask & correct[:, None]], hidden[mask & ~correct[:, None]])
 
 
 class Closest(NamedTuple):
-    """A span of a rollout, and the opposing span closest to it; places are tokens, the second after the last."""
+    """A span of a rollout, and the opposing span closest to it; places are tokens, the second after
+    the last.
+    """
 
     start: int
     end: int
@@ -135,7 +157,9 @@ class Closest(NamedTuple):
 def closest_by_rollout(
     closest: ClosestSpans | None, mask: Tensor, correct: Tensor, window: int, stride: int
 ) -> list[list[Closest]]:
-    """Of each rollout of a group, mask (G, T) and correct (G,), its spans; none where nothing was solved."""
+    """Of each rollout of a group, mask (G, T) and correct (G,), its spans; none where nothing was
+    solved.
+    """
     found = [[] for _ in mask]
     if closest is None:
         return found
@@ -144,12 +168,18 @@ def closest_by_rollout(
         (right, wrong, closest.of_right, closest.right_to),
         (wrong, right, closest.of_wrong, closest.wrong_to),
     ):
-        for (row, start, end), distance, index in zip(own, distances.tolist(), indices.tolist(), strict=True):
+        for (row, start, end), distance, index in zip(
+            own, distances.tolist(), indices.tolist(), strict=True
+        ):
             found[row].append(Closest(start, end, distance, *opposing[index]))
     return found
 
 
 def spans_in(mask: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
-    """Rollout, first token and token after the last of each span of `shear.spans_of`, in its order."""
+    """Rollout, first token and token after the last of each span of `shear.spans_of`, in
+    its order.
+    """
     lengths = enumerate(mask.sum(1).tolist())
-    return [(row, *bounds) for row, length in lengths for bounds in span_bounds(length, window, stride)]
+    return [
+        (row, *bounds) for row, length in lengths for bounds in span_bounds(length, window, stride)
+    ]

@@ -1,15 +1,18 @@
-"""The table of credit methods: what each is, what it needs, its options, and where its function stands.
+"""The table of credit methods: what each is, what it needs, its options, and where its function
+stands.
 
     METHODS                              name -> Method
     function_of(name)                    the function, imported when it is asked for
-    options_of(name, given)              its options, those given as NAME=VALUE and the defaults of the others
+    options_of(name, given)              its options, those given as NAME=VALUE and the defaults of
+                                         the others
     needing(word)                        the names of the methods that need something
 
-Everything else asks this table: the flags and their help, what is refused, which prompts must fit, what the studies
-compare. It imports no torch, so that `--help` answers at once.
+Everything else asks this table: the flags and their help, what is refused, which prompts must fit,
+what the studies compare. It imports no torch, so that `--help` answers at once.
 
-To add a method, write a function `f(batch, args, **options)` from a `credit.batch.Batch` and the flags to token
-advantages (B, T), and enter it here. It is then a choice of `--method`, and its options are those of `--method-option`.
+To add a method, write a function `f(batch, args, **options)` from a `credit.batch.Batch` and the
+flags to token advantages (B, T), and enter it here. It is then a choice of `--method`, and its
+options are those of `--method-option`.
 """
 
 import importlib
@@ -60,16 +63,24 @@ class Method:
 
     about: str
     needs: tuple[str, ...] = ()  # of NEEDS
-    weighs: bool = True  # it multiplies A; else it has advantages of its own, which may change its sign
-    drops_uncredited: bool = False  # the loss is a mean over the rollouts that it gives credit, not over all
+    weighs: bool = (
+        True  # it multiplies A; else it has advantages of its own, which may change its sign
+    )
+    drops_uncredited: bool = (
+        False  # the loss is a mean over the rollouts that it gives credit, not over all
+    )
     options: dict[str, Option] = field(default_factory=dict)
-    ascending: tuple[str, str] | None = None  # two options, the first of which must be less than the second
+    ascending: tuple[str, str] | None = (
+        None  # two options, the first of which must be less than the second
+    )
     module: str = "credit.methods"  # where its function stands
 
 
 TINY, LARGE = 1e-30, 1e30
 SHEAR = {  # the paper's ablations
-    "reading": Option("value", "of Eq. (10), or its transport cost only", choices=("value", "cost")),
+    "reading": Option(
+        "value", "of Eq. (10), or its transport cost only", choices=("value", "cost")
+    ),
     "distance": Option("w1", "of two spans", choices=("w1", "cosine", "chamfer", "mmd")),
     "normalize": Option("group", "whose mean weight is the unit", choices=("group", "rollout")),
     "pool": Option("max", "how a token pools the spans that cover it", choices=("max", "mean")),
@@ -81,11 +92,15 @@ OAR = {
 }
 METHODS = {
     "grpo": Method("every token gets its rollout's advantage"),
-    "shear": Method("distance to the closest span of the other side", ("states", "pairs"), options=SHEAR),
+    "shear": Method(
+        "distance to the closest span of the other side", ("states", "pairs"), options=SHEAR
+    ),
     "first": Method(
         "the same distances, used once: only where a wrong rollout departs",
         ("states", "pairs"),
-        options={"threshold": Option(0.03, "distance at which a rollout has gone wrong", TINY, LARGE)},
+        options={
+            "threshold": Option(0.03, "distance at which a rollout has gone wrong", TINY, LARGE)
+        },
     ),
     "kgae": Method(
         "changes of a value estimated by the group's nearby rollouts",
@@ -101,7 +116,9 @@ METHODS = {
         "more where the policy was unsure",
         options={
             "alpha": Option(0.4, "advantage per nat", TINY, LARGE),
-            "kappa": Option(2.0, "at most |A| / this is added; over 1, or signs would change", 1.000001, LARGE),
+            "kappa": Option(
+                2.0, "at most |A| / this is added; over 1, or signs would change", 1.000001, LARGE
+            ),
         },
     ),
     "hapo": Method(
@@ -139,7 +156,8 @@ METHODS = {
     "oar-g": Method(
         "the answer's sensitivity to a token, by gradients",
         ("box",),
-        options=OAR | {"noise": Option(1e-3, "standard deviation of the noise on embeddings", TINY, LARGE)},
+        options=OAR
+        | {"noise": Option(1e-3, "standard deviation of the noise on embeddings", TINY, LARGE)},
     ),
     "oar-p": Method("the answer's sensitivity to a token, by masking", ("box",), options=OAR),
     "arca": Method(
@@ -201,12 +219,18 @@ METHODS = {
         "control: nothing before the true first error, A from it",
         ("first error",),
         weighs=False,
-        options={"prefix": Option(0.0, "share of a right rollout's advantage before the error", 0, 1)},
+        options={
+            "prefix": Option(0.0, "share of a right rollout's advantage before the error", 0, 1)
+        },
     ),
-    "own-side": Method("control: distance to the closest span of the same side", ("states", "pairs")),
+    "own-side": Method(
+        "control: distance to the closest span of the same side", ("states", "pairs")
+    ),
     "position": Method("control: later tokens get more"),
     "random": Method("control: uniform weights, the same for a window"),
-    "shuffle": Method("control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR),
+    "shuffle": Method(
+        "control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR
+    ),
 }
 
 
@@ -221,7 +245,9 @@ def needing(word: str) -> set[str]:
 
 
 def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
-    """The options of a method: those given as "NAME=VALUE", else the defaults. Raises ValueError, which says why."""
+    """The options of a method: those given as "NAME=VALUE", else the defaults. Raises ValueError,
+    which says why.
+    """
     options = METHODS[name].options
     values = {option: options[option].default for option in options}
     for words in given:
@@ -232,9 +258,15 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
         try:
             values[option] = options[option].read(text)
         except ValueError as error:
-            reason = error if "must be" in str(error) else f"must be of type {type(options[option].default).__name__}"
+            reason = (
+                error
+                if "must be" in str(error)
+                else f"must be of type {type(options[option].default).__name__}"
+            )
             raise ValueError(f"{words}: {reason}; change it") from error
     low, high = METHODS[name].ascending or (None, None)
     if low and values[low] >= values[high]:
-        raise ValueError(f"{low}={values[low]}: must be less than {high}, {values[high]}; change one of them")
+        raise ValueError(
+            f"{low}={values[low]}: must be less than {high}, {values[high]}; change one of them"
+        )
     return values

@@ -3,8 +3,8 @@
     make_prm(policy, lines, forbidden, seed=0) -> `reward_model.RewardModel`: model and tokenizer
     good_lines(problem, response)              -> which lines come before the first error: the truth
 
-It learns which lines come before the first error, from demonstrations alone. It may call a fault good that no
-demonstration has: a line left out or repeated, a wrong box.
+It learns which lines come before the first error, from demonstrations alone. It may call a fault
+good that no demonstration has: a line left out or repeated, a wrong box.
 """
 
 import copy
@@ -21,16 +21,21 @@ from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, mak
 NO_RESULT = -100  # in place of a line's right result, for a line without work
 
 
-def make_prm(policy, lines: int, forbidden: set[str], *, steps: int = 400, seed: int) -> RewardModel:
+def make_prm(
+    policy, lines: int, forbidden: set[str], *, steps: int = 400, seed: int
+) -> RewardModel:
     """A process reward model of the task, with its tokenizer.
 
-    It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh demonstrations of
-    1 to `lines` lines; `forbidden` prompts are never shown. Whether a result is right depends on three symbols at
-    once, which a label of one bit hardly teaches: so at each separator it also learns to predict the right result.
+    It starts as the policy, which should be warmed up, and is taught by `steps` batches of 32 fresh
+    demonstrations of 1 to `lines` lines; `forbidden` prompts are never shown. Whether a result is
+    right depends on three symbols at once, which a label of one bit hardly teaches: so at each
+    separator it also learns to predict the right result.
     """
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken(SEPARATOR, normalized=False, special=True)])
-    tokenizer.chat_template = "{% for turn in messages if turn.role != 'system' %}{{ turn.content }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for turn in messages if turn.role != 'system' %}{{ turn.content }}{% endfor %}"
+    )
     torch.manual_seed(seed)
     model = ProcessRewardModel(copy.deepcopy(policy.config))
     model.model.load_state_dict(policy.base_model.state_dict())
@@ -39,7 +44,9 @@ def make_prm(policy, lines: int, forbidden: set[str], *, steps: int = 400, seed:
     rng = random.Random(f"process rewards {seed}")
 
     def batch_loss() -> torch.Tensor:
-        """Cross-entropy of 32 demonstrations' labels, plus that of their right results, at the separators."""
+        """Cross-entropy of 32 demonstrations' labels, plus that of their right results, at the
+        separators.
+        """
         rows, good, results = [], [], []
         for problem, text in demonstrations(rng.randint(1, lines), forbidden, rng):
             rows.append(encode(tokenizer, problem["problem"], text.splitlines()))
@@ -51,7 +58,9 @@ def make_prm(policy, lines: int, forbidden: set[str], *, steps: int = 400, seed:
         next_token = states @ model.get_input_embeddings().weight.T  # (n, V)
         good = torch.tensor(good, device=model.device).long()  # (n,)
         results = torch.tensor(results, device=model.device)  # (n,) int64
-        return cross_entropy(model.score(states), good) + cross_entropy(next_token, results, ignore_index=NO_RESULT)
+        return cross_entropy(model.score(states), good) + cross_entropy(
+            next_token, results, ignore_index=NO_RESULT
+        )
 
     teach(model, batch_loss, steps, "process rewards")
     return model.eval().requires_grad_(False), tokenizer

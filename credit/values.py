@@ -1,9 +1,10 @@
-"""The value of a prefix, V_t, the reward to be expected after t tokens, and credit from how it changes.
+"""The value of a prefix, V_t, the reward to be expected after t tokens, and credit from how it
+changes.
 
     kgae   values by the group's other rollouts that pass near the prefix, without labels (ours)
 
-Token advantages take the place of A here, as in `methods.pure`: a right rollout's bad step is punished, and a wrong
-one's good step rewarded.
+Token advantages take the place of A here, as in `methods.pure`: a right rollout's bad step is
+punished, and a wrong one's good step rewarded.
 """
 
 from itertools import combinations
@@ -20,12 +21,13 @@ DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
 
 
 def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
-    """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman et al. 2016); ours.
+    """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman
+    et al. 2016); ours.
 
-    V_t = (n0 base + sum_j K_j r_j) / (n0 + sum_j K_j) over the other rollouts j of the group, K_j = exp(-d_j / width),
-    base the mean of their rewards; d_j is how near rollout j ever comes to the last tokens of the prefix, see
-    `aligned_distances`, over nbar. V_0 = base, and after the last token V is the rollout's own reward, so that at
-    decay 1 all A_t would be r - V_{t-1}.
+    V_t = (n0 base + sum_j K_j r_j) / (n0 + sum_j K_j) over the other rollouts j of the group, K_j =
+    exp(-d_j / width), base the mean of their rewards; d_j is how near rollout j ever comes to the
+    last tokens of the prefix, see `aligned_distances`, over nbar. V_0 = base, and after the last
+    token V is the rollout's own reward, so that at decay 1 all A_t would be r - V_{t-1}.
     """
     mask = batch.rollouts.mask
     changes = torch.zeros(mask.shape, device=mask.device)  # (B, T)
@@ -38,10 +40,14 @@ def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
     return discounted_sums(changes, decay)
 
 
-def prefix_values(hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, width: float) -> Tensor:
-    """V_0 to V_T (G, T + 1) of one group's rollouts by `kgae`; hidden (G, T, d), mask (G, T), rewards (G,).
+def prefix_values(
+    hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, width: float
+) -> Tensor:
+    """V_0 to V_T (G, T + 1) of one group's rollouts by `kgae`; hidden (G, T, d), mask (G, T),
+    rewards (G,).
 
-    Rollouts without a verdict are nobody's neighbours; their values mean nothing. Two others must have one.
+    Rollouts without a verdict are nobody's neighbours; their values mean nothing. Two others must
+    have one.
     """
     graded = (~rewards.isnan()).nonzero().flatten().tolist()
     lengths = mask.sum(1).tolist()
@@ -50,7 +56,9 @@ def prefix_values(hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, wi
     near = torch.full(mask.shape, PRIOR, device=mask.device)  # (G, T), n0 + sum of K
     near_rewards = PRIOR * base[:, None].repeat(1, mask.shape[1])  # (G, T)
     for i, j in combinations(graded, 2):
-        distances = aligned_distances(hidden[i, : lengths[i]], hidden[j, : lengths[j]], window) / nbar  # (T_i, T_j)
+        distances = (
+            aligned_distances(hidden[i, : lengths[i]], hidden[j, : lengths[j]], window) / nbar
+        )  # (T_i, T_j)
         for own, other, closest in ((i, j, distances.amin(1)), (j, i, distances.amin(0))):
             kernel = (-closest / width).exp()  # (T_own,)
             near[own, : lengths[own]] += kernel
@@ -69,7 +77,8 @@ def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
     n, m = len(x), len(y)
     window = min(window, n, m)
     sums = torch.zeros(n, m, device=x.device)
-    # Sums over runs of 1, 2, 4, ... tokens of a diagonal; those of the window's binary digits are put end to end.
+    # Sums over runs of 1, 2, 4, ... tokens of a diagonal; those of the window's binary digits are
+    # put end to end.
     runs, length, covered = token_distances(x, y), 1, 0
     while length <= window:
         if window & length:

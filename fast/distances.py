@@ -1,27 +1,37 @@
-"""Eq. (3) between all tokens of a group by one matrix product: the hook `distances` of `shear.shear_weights`.
+"""Eq. (3) between all tokens of a group by one matrix product: the hook `distances` of
+`shear.shear_weights`.
 
-    token_distances(x, y) -> (N+, N-) float32, as `shear.token_distances` and about twenty times sooner on a CPU
+    token_distances(x, y) -> (N+, N-) float32, as `shear.token_distances` and about twenty times
+    sooner on a CPU
 
-|x|^2 + |y|^2 - 2<x, y> cancels between near points, and equal ones, of prefixes that rollouts share, must be at
-distance 0. So near points are taken by differences. Token distances take most of SHEAR's memory: N+ x N- floats of a
-group, three times over while they are made.
+|x|^2 + |y|^2 - 2<x, y> cancels between near points, and equal ones, of prefixes that rollouts
+share, must be at distance 0. So near points are taken by differences. Token distances take most of
+SHEAR's memory: N+ x N- floats of a group, three times over while they are made.
 """
 
 import torch
 from torch import Tensor
 
-# The matrix product's rounding, some 1e-6 of |x|^2 + |y|^2 at worst, is within 1e-4 of a distance whose square is above
-# NEAR of that sum. Taking differences costs two to three times as much a pair of tokens as `cdist`, hence MANY.
+# The matrix product's rounding, some 1e-6 of |x|^2 + |y|^2 at worst, is within 1e-4 of a distance
+# whose square is above NEAR of that sum. Taking differences costs two to three times as much a pair
+# of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
-ENTRIES = {"cuda": 2**26, "cpu": 2**19}  # of a difference of states, at a time; on a CPU they should stay in cache
+ENTRIES = {
+    "cuda": 2**26,
+    "cpu": 2**19,
+}  # of a difference of states, at a time; on a CPU they should stay in cache
 
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Eq. (3), ||x - y|| between all tokens: x (N+, d), y (N-, d) -> (N+, N-) float32, each to 1e-4 of itself."""
+    """Eq. (3), ||x - y|| between all tokens: x (N+, d), y (N-, d) -> (N+, N-) float32, each to 1e-4
+    of itself.
+    """
     if x.is_cuda and x.dtype == y.dtype == torch.bfloat16:
         u, v, product = x.float(), y.float(), torch.mm(x, y.T, out_dtype=torch.float32)
     else:
-        middle = torch.cat([x.float(), y.float()]).mean(0)  # a move changes no distance, and less cancels
+        middle = torch.cat([x.float(), y.float()]).mean(
+            0
+        )  # a move changes no distance, and less cancels
         u, v = x.float() - middle, y.float() - middle
         product = u @ v.T
     sizes = u.square().sum(1), v.square().sum(1)  # (N+,), (N-,)

@@ -1,18 +1,23 @@
 """No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
 
     packing_of(model)  -> the hooks, or none for a model that is not known to pack
-    packed(rollouts)   -> ids (1, N), is_response (1, N), further arguments of the model   replaces end_to_end
-    pack(rows, ..)     -> micro-batches, as few as can be and equally full                 replaces grpo.pack
+    packed(rollouts)   -> ids (1, N), is_response (1, N), further arguments of the model   replaces
+                       end_to_end
+    pack(rows, ..)     -> micro-batches, as few as can be and equally full                 replaces
+                       grpo.pack
 
-Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there are (docs/speed.md).
-Packed, it computes with these alone. Positions restart at each rollout, and each attends to itself: the attention that
-is registered with transformers as "packed" runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere
-by SDPA over one rollout after the other, or over several of one length. No mask over all pairs of tokens ever exists.
+Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there
+are (docs/speed.md). Packed, it computes with these alone. Positions restart at each rollout, and
+each attends to itself: the attention that is registered with transformers as "packed" runs on CUDA
+in half precision in one kernel, `varlen_attn`, and elsewhere by SDPA over one rollout after the
+other, or over several of one length. No mask over all pairs of tokens ever exists.
 
-On CPUs a prompt stands before the first of its rollouts alone, and the others attend to it there: a micro-batch
-computes with each prompt once. A prompt's last token, which predicts a response's first one, stays with each rollout.
+On CPUs a prompt stands before the first of its rollouts alone, and the others attend to it there: a
+micro-batch computes with each prompt once. A prompt's last token, which predicts a response's first
+one, stays with each rollout.
 
-Left out: sliding windows, and families other than `FAMILIES`, which the tests compare with single rollouts.
+Left out: sliding windows, and families other than `FAMILIES`, which the tests compare with single
+rollouts.
 """
 
 import itertools
@@ -30,7 +35,9 @@ from transformers.masking_utils import sdpa_mask
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HALF = (torch.float16, torch.bfloat16)
 CAUSAL = (-1, 0)  # the window of `varlen_attn`: everything before a token, nothing after it
-SHORT = 48  # tokens of the longest prompt; shorter ones, as the embedded task's, are read again for each rollout
+# tokens of the longest prompt; shorter ones, as the embedded task's, are read again for each
+# rollout
+SHORT = 48
 
 
 class Segments(NamedTuple):
@@ -38,7 +45,9 @@ class Segments(NamedTuple):
 
     starts: Tensor  # (b + 1,) int32, on the device: where each begins, and where the last one ends
     lengths: list[int]  # b numbers of tokens
-    shared: list[tuple[int, int]]  # b places, from and to, of the prompt where it stands before an earlier rollout
+    shared: list[
+        tuple[int, int]
+    ]  # b places, from and to, of the prompt where it stands before an earlier rollout
 
 
 def attends_fully(config) -> bool:
@@ -47,20 +56,29 @@ def attends_fully(config) -> bool:
         config.model_type in FAMILIES
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and getattr(config, "sliding_window", None) is None
-        and config.rope_parameters["rope_type"] not in ("dynamic", "longrope")  # these look at the longest row
+        and config.rope_parameters["rope_type"]
+        not in ("dynamic", "longrope")  # these look at the longest row
     )
 
 
 def packing_of(model) -> dict[str, Callable]:
-    """The hooks of `Policy`, with the model's attention set to them; none where padding is needed."""
+    """The hooks of `Policy`, with the model's attention set to them; none where padding is
+    needed.
+    """
     if not attends_fully(model.config):
         return {}
-    model.set_attn_implementation("packed")  # for good: layers that run again in the backward pass ask for it there
+    model.set_attn_implementation(
+        "packed"
+    )  # for good: layers that run again in the backward pass ask for it there
     return dict(lay_out=packed, pack=pack)
 
 
-def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1) -> list[Tensor]:
-    """`grpo.pack` without padding: each rollout, the longest first, goes where fewest tokens are."""
+def pack(
+    rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1
+) -> list[Tensor]:
+    """`grpo.pack` without padding: each rollout, the longest first, goes where fewest
+    tokens are.
+    """
     longest_first = sorted(rows, key=lambda row: -lengths[row])
     total = sum(lengths[row] for row in rows)
     count = multiple * max(1, -(-total // (multiple * tokens)))
@@ -71,7 +89,10 @@ def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int
             emptiest = sizes.index(min(sizes))
             micro_batches[emptiest].append(row)
             sizes[emptiest] += lengths[row]
-        if all(size <= tokens or len(rows) == 1 for size, rows in zip(sizes, micro_batches, strict=True)):
+        if all(
+            size <= tokens or len(rows) == 1
+            for size, rows in zip(sizes, micro_batches, strict=True)
+        ):
             break
         count += multiple * -(-count // (8 * multiple))  # an eighth more
     fullest_first = sorted(range(count), key=lambda place: -sizes[place])
@@ -79,9 +100,13 @@ def pack(rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int
 
 
 def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
-    """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b = 1 and S = N."""
+    """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b =
+    1 and S = N.
+    """
     prompt_mask = rollouts.prompt_mask  # (b, P)
-    places = torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1  # (b, P + T) 0, 1, .. of each rollout
+    places = (
+        torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1
+    )  # (b, P + T) 0, 1, .. of each rollout
     leader = first_with_prompt(rollouts)  # (b,)
     follows = leader != torch.arange(len(leader), device=leader.device)  # (b,)
     kept = prompt_mask & ~follows[:, None]  # (b, P)
@@ -95,30 +120,47 @@ def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
     end = start + (prompt_mask.sum(1) - 1) * follows  # (b,)
     model_kwargs = dict(
         position_ids=places[used][None],
-        segments=Segments(starts, lengths.tolist(), list(zip(start.tolist(), end.tolist(), strict=True))),
-        # A mask of four dimensions is taken as it is. Without one, transformers would make N x N of the positions.
+        segments=Segments(
+            starts, lengths.tolist(), list(zip(start.tolist(), end.tolist(), strict=True))
+        ),
+        # A mask of four dimensions is taken as it is. Without one, transformers would make N x N of
+        # the positions.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
     )
     return ids[None], is_response[None], model_kwargs
 
 
 def first_with_prompt(rollouts) -> Tensor:
-    """(b,) of each rollout the first one with its prompt; itself where prompts are short, or on CUDA."""
+    """(b,) of each rollout the first one with its prompt; itself where prompts are short, or on
+    CUDA.
+    """
     rows = torch.arange(len(rollouts.mask), device=rollouts.mask.device)
     if rollouts.mask.is_cuda or rollouts.prompt_ids.shape[1] < SHORT:
         return rows
     prompts = torch.where(rollouts.prompt_mask, rollouts.prompt_ids, -1)  # (b, P)
-    different, of_row = prompts.unique(dim=0, return_inverse=True)  # (b,) the prompt of each rollout
-    return torch.full_like(rows[: len(different)], len(rows)).scatter_reduce(0, of_row, rows, "amin")[of_row]
+    different, of_row = prompts.unique(
+        dim=0, return_inverse=True
+    )  # (b,) the prompt of each rollout
+    return torch.full_like(rows[: len(different)], len(rows)).scatter_reduce(
+        0, of_row, rows, "amin"
+    )[of_row]
 
 
 def packed_attention(
-    module, query: Tensor, key: Tensor, value: Tensor, attention_mask, *, segments: Segments | None = None, **options
+    module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask,
+    *,
+    segments: Segments | None = None,
+    **options,
 ):
-    """Attention in the library's signature: query (b, H, S, w), key and value (b, kv, S, w) -> (b, S, H, w), None.
+    """Attention in the library's signature: query (b, H, S, w), key and value (b, kv, S, w) -> (b,
+    S, H, w), None.
 
-    With `segments`, b is 1, and each attends to itself and to a shared prompt, causally. Without, as while sampling, it
-    is SDPA.
+    With `segments`, b is 1, and each attends to itself and to a shared prompt, causally. Without,
+    as while sampling, it is SDPA.
     """
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -126,10 +168,16 @@ def packed_attention(
     if not (query.is_cuda and query.dtype in HALF):
         outputs, start = [], 0
         alike = itertools.groupby(zip(segments.lengths, segments.shared, strict=True))
-        for (length, (first, last)), neighbours in alike:  # those of one length and prompt go together
+        for (
+            length,
+            (first, last),
+        ), neighbours in alike:  # those of one length and prompt go together
             rows = len(list(neighbours))
             tokens = slice(start, start + rows * length)
-            q, k, v = (x[0, :, tokens].unflatten(1, (rows, length)).transpose(0, 1) for x in (query, key, value))
+            q, k, v = (
+                x[0, :, tokens].unflatten(1, (rows, length)).transpose(0, 1)
+                for x in (query, key, value)
+            )
             mask = None
             if last > first:
                 prompts = (x[:, :, first:last].expand(rows, -1, -1, -1) for x in (key, value))
@@ -141,7 +189,9 @@ def packed_attention(
             start = tokens.stop
         return torch.cat(outputs, 1).transpose(0, 1)[None], None
     shared = query.shape[1] // key.shape[1]  # copied: torch 2.11 has no enable_gqa here
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, H, w), (N, kv, w), (N, kv, w)
+    q, k, v = (
+        x[0].transpose(0, 1) for x in (query, key, value)
+    )  # (N, H, w), (N, kv, w), (N, kv, w)
     k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)  # (N, H, w)
     longest = max(segments.lengths)
     bounds = segments.starts, segments.starts, longest, longest  # of queries and of keys

@@ -2,10 +2,12 @@
 
     rollout(..., generate=partial(shared_prefill, hf_generate))
 
-The keys and values of each different prompt, but for its last token, are computed once and handed to as many rows as
-begin with it; transformers' own loop continues from there. Tokens are drawn from the same logits, up to rounding.
+The keys and values of each different prompt, but for its last token, are computed once and handed
+to as many rows as begin with it; transformers' own loop continues from there. Tokens are drawn from
+the same logits, up to rounding.
 
-Left out: prompts that begin alike and end differently, and families that `fast.packing` does not know.
+Left out: prompts that begin alike and end differently, and families that `fast.packing` does not
+know.
 """
 
 from collections.abc import Callable
@@ -16,15 +18,30 @@ from torch import Tensor
 from fast.packing import SHORT, attends_fully
 
 
-def shared_prefill(generate: Callable[..., Tensor], model, prompt_ids, prompt_mask, **limits) -> Tensor:
+def shared_prefill(
+    generate: Callable[..., Tensor], model, prompt_ids, prompt_mask, **limits
+) -> Tensor:
     """(b, P) -> (b, T) ids, those of `generate`; equal prompts must be adjacent to be read once."""
     used = torch.cat([prompt_ids, prompt_mask], 1)  # (b, 2 P) int64
-    _, of_row = used.unique_consecutive(dim=0, return_inverse=True)  # (b,) the prompt of each row, 0, 0, 1, ...
-    first = (of_row.diff(prepend=of_row.new_tensor([-1])) > 0).nonzero().flatten()  # (prompts,) its first row
-    if len(first) == len(prompt_ids) or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
+    _, of_row = used.unique_consecutive(
+        dim=0, return_inverse=True
+    )  # (b,) the prompt of each row, 0, 0, 1, ...
+    first = (
+        (of_row.diff(prepend=of_row.new_tensor([-1])) > 0).nonzero().flatten()
+    )  # (prompts,) its first row
+    if (
+        len(first) == len(prompt_ids)
+        or prompt_ids.shape[1] < SHORT
+        or not attends_fully(model.config)
+    ):
         return generate(model, prompt_ids, prompt_mask, **limits)
-    ids, mask = prompt_ids[first, :-1], prompt_mask[first, :-1].long()  # (prompts, P - 1), (prompts, P - 1)
+    ids, mask = (
+        prompt_ids[first, :-1],
+        prompt_mask[first, :-1].long(),
+    )  # (prompts, P - 1), (prompts, P - 1)
     places = (mask.cumsum(1) - 1).clamp_min(0)  # (prompts, P - 1) as `generate` counts them
-    cache = model.base_model(ids, attention_mask=mask, position_ids=places, use_cache=True).past_key_values
+    cache = model.base_model(
+        ids, attention_mask=mask, position_ids=places, use_cache=True
+    ).past_key_values
     cache.reorder_cache(of_row)
     return generate(model, prompt_ids, prompt_mask, past_key_values=cache, **limits)

@@ -1,20 +1,24 @@
-"""Alg. 1 line 5 without solving every pair: the minima of `shear.closest_spans`, by a race. The hook `closest`.
+"""Alg. 1 line 5 without solving every pair: the minima of `shear.closest_spans`, by a race. The
+hook `closest`.
 
-After every g-update the dual value <a, f> + <b, g> is below what the pair will be worth when it stops, and only
-grows. So a pair whose running value has passed a solved value in its row and one in its column wins neither, and
-never moves again:
+After every g-update the dual value <a, f> + <b, g> is below what the pair will be worth when it
+stops, and only grows. So a pair whose running value has passed a solved value in its row and one in
+its column wins neither, and never moves again:
 
-    1. one iteration for all pairs at once gives each its first bound                                first_bounds
-    2. the pairs with the lowest bound of each row and column take a few more iterations             advance
+    1. one iteration for all pairs at once gives each its first bound                  first_bounds
+    2. the pairs with the lowest bound of each row and column take a few more iterations  advance
     3. again, until in every row and column no bound is below the lowest solved value
 
-Every pair that moves starts from f = g = 0 and stops as in `sinkhorn`, so what comes out are the minima of solving all
-pairs, to rounding. Only the reading `value` has such bounds; `cost` may fall and has no race.
+Every pair that moves starts from f = g = 0 and stops as in `sinkhorn`, so what comes out are the
+minima of solving all pairs, to rounding. Only the reading `value` has such bounds; `cost` may fall
+and has no race.
 
-`advance` runs the same iteration as `sinkhorn` on K = exp((f + g - C) / eps), where an update is a product of K and a
-vector; K is computed again, with the potentials so far inside, before numbers can leave float32's range.
+`advance` runs the same iteration as `sinkhorn` on K = exp((f + g - C) / eps), where an update is a
+product of K and a vector; K is computed again, with the potentials so far inside, before numbers
+can leave float32's range.
 
-Left out: TF32. Where it is switched on for float32 products on a GPU, bounds and values are good to 1e-4 only.
+Left out: TF32. Where it is switched on for float32 products on a GPU, bounds and values are good to
+1e-4 only.
 """
 
 import math
@@ -26,14 +30,17 @@ from torch import Tensor
 
 # Entries of cost blocks at a time; on a CPU they should stay in cache.
 CHUNK_ENTRIES = {"cuda": 2**26, "cpu": 2**19}
-LEAD = 0.05  # in eps: pairs this close to the lowest bound move along with it, for fewer and larger rounds
-SMALL = 400  # entries of a tile below which a CPU's products are torch's own loops, slow across the columns of K
+# in eps: pairs this close to the lowest bound move along with it, for fewer and larger rounds
+LEAD = 0.05
+# entries of a tile below which a CPU's products are torch's own loops, slow across the columns of K
+SMALL = 400
 LOWEST = -87.0  # exp of less is no normal float32: those make CPUs ten times slower
 RANGE = 85.0  # log of what u and v may grow or shrink by in `advance`, within float32's e^87
 
 
 def race(costs: Tensor, right_spans, wrong_spans, eps: float, **options) -> tuple[Tensor, Tensor]:
-    """Each span's distance to the closest opposing span: (K+,) of the rows' spans and (K-,) of the columns'.
+    """Each span's distance to the closest opposing span: (K+,) of the rows' spans and (K-,) of the
+    columns'.
 
     Arguments, `options` and errors are those of `race_matrix`.
     """
@@ -52,13 +59,15 @@ def race_matrix(
     tol: float = 1e-3,
     stats: dict[str, list] | None = None,
 ) -> Tensor:
-    """(K+, K-): the value of each pair that was solved, inf where a pair left the race. Minima and argmins are exact.
+    """(K+, K-): the value of each pair that was solved, inf where a pair left the race. Minima and
+    argmins are exact.
 
-    costs (N+, N-) float32; the spans are `shear.Spans`, the tokens of a wrong one follow each other; eps in units of
-    the costs. `max_iters` and `tol` are those of `sinkhorn`, and so is every value, up to rounding (1e-6 of it). A
-    `defaultdict(list)` given as `stats` receives "sinkhorn_iterations" (K+ K-,), after which each pair was solved or
-    left, and "sinkhorn_error" (solved,), the marginal errors of the solved ones. Raises ValueError for eps <= 0,
-    max_iters < 1, and costs that are not finite in units of eps.
+    costs (N+, N-) float32; the spans are `shear.Spans`, the tokens of a wrong one follow each
+    other; eps in units of the costs. `max_iters` and `tol` are those of `sinkhorn`, and so is every
+    value, up to rounding (1e-6 of it). A `defaultdict(list)` given as `stats` receives
+    "sinkhorn_iterations" (K+ K-,), after which each pair was solved or left, and "sinkhorn_error"
+    (solved,), the marginal errors of the solved ones. Raises ValueError for eps <= 0, max_iters <
+    1, and costs that are not finite in units of eps.
     """
     if max_iters < 1 or not eps > 0:
         raise ValueError(f"eps must be positive and max_iters at least 1, got {eps}, {max_iters}")
@@ -72,15 +81,21 @@ def race_matrix(
     values = torch.full_like(bounds, math.inf)  # (K+, K-) inf until solved
     iterations = torch.zeros_like(bounds, dtype=torch.int64)  # (K+, K-)
     error = torch.zeros_like(bounds)  # (K+, K-)
-    potentials = bounds.new_zeros(*bounds.shape, m)  # (K+, K-, m) g, all that a pair needs to continue
+    potentials = bounds.new_zeros(
+        *bounds.shape, m
+    )  # (K+, K-, m) g, all that a pair needs to continue
     while True:
-        leading = (_leads(bounds, values, dim=0) | _leads(bounds, values, dim=1)).nonzero()  # (pairs, 2)
+        leading = (
+            _leads(bounds, values, dim=0) | _leads(bounds, values, dim=1)
+        ).nonzero()  # (pairs, 2)
         if not len(leading):
             break
         for pairs in leading.split(at_once):
             k, l = pairs.unbind(1)  # noqa: E741 - the paper's letters
             left = max_iters - iterations[k, l]
-            found = advance(blocks.of(k, l), x_mass[k], y_mass[l], potentials[k, l], left, steps=steps, tol=tol)
+            found = advance(
+                blocks.of(k, l), x_mass[k], y_mass[l], potentials[k, l], left, steps=steps, tol=tol
+            )
             potentials[k, l] = found.g
             error[k, l] = found.error
             iterations[k, l] += found.iterations
@@ -93,7 +108,9 @@ def race_matrix(
 
 
 def _leads(bounds: Tensor, values: Tensor, dim: int) -> Tensor:
-    """Which pairs (K+, K-) have about the lowest bound along `dim`, while it is below the lowest solved value."""
+    """Which pairs (K+, K-) have about the lowest bound along `dim`, while it is below the lowest
+    solved value.
+    """
     lowest = bounds.amin(dim, keepdim=True)
     return (bounds <= lowest + LEAD) & (bounds < values.amin(dim, keepdim=True))
 
@@ -109,13 +126,19 @@ class Blocks:
 
     def of(self, k: Tensor, l: Tensor) -> Tensor:  # noqa: E741 - the paper's letters
         """Spans k (P,) and l (P,) -> (P, n, m), a copy: the costs of these pairs."""
-        runs = self.costs.unfold(0, self.size, 1)  # (.., m) a view; to gather entries is 20 times slower
+        runs = self.costs.unfold(
+            0, self.size, 1
+        )  # (.., m) a view; to gather entries is 20 times slower
         first = self.rows[k] + self.columns[l][:, None]  # (P, n)
         return runs.index_select(0, first.flatten()).view(*first.shape, self.size)
 
 
-def lay_out(costs: Tensor, x_tokens: Tensor, y_tokens: Tensor, y_mass: Tensor, eps: float) -> Blocks:
-    """`Blocks` of a group. A column span with padding, which would run into the next, gets columns at the end."""
+def lay_out(
+    costs: Tensor, x_tokens: Tensor, y_tokens: Tensor, y_mass: Tensor, eps: float
+) -> Blocks:
+    """`Blocks` of a group. A column span with padding, which would run into the next, gets columns
+    at the end.
+    """
     padded = (y_mass == 0).any(1)  # (K-,)
     size, starts = y_tokens.shape[1], y_tokens[:, 0].clone()
     starts[padded] = costs.shape[1] + size * torch.arange(int(padded.sum()), device=costs.device)
@@ -128,7 +151,8 @@ def lay_out(costs: Tensor, x_tokens: Tensor, y_tokens: Tensor, y_mass: Tensor, e
 def first_bounds(costs: Tensor, right_spans, wrong_spans, eps: float, entries: int) -> Tensor:
     """The value of every pair after one iteration, (K+, K-), in units of eps.
 
-    From g = 0 a token's f depends on itself and on the opposing span only: spans that share it share the work.
+    From g = 0 a token's f depends on itself and on the opposing span only: spans that share it
+    share the work.
     """
     (x_tokens, x_mass), (y_tokens, y_mass) = right_spans, wrong_spans
     at_once, bounds = max(1, entries // (x_mass.numel() * y_mass.shape[1])), []
@@ -139,7 +163,9 @@ def first_bounds(costs: Tensor, right_spans, wrong_spans, eps: float, entries: i
         K = torch.sub(low, gap, out=gap).clamp_min_(LOWEST).exp_()
         total = (K * b).sum(2, keepdim=True)
         f = (low - total.log()).squeeze(2)  # (N+, L) f-update
-        K = K.div_(total).flatten(1).index_select(0, x_tokens.flatten()).view(*x_mass.shape, -1)  # (K+, n, L m)
+        K = (
+            K.div_(total).flatten(1).index_select(0, x_tokens.flatten()).view(*x_mass.shape, -1)
+        )  # (K+, n, L m)
         g = -(x_mass[:, None] @ K).view(-1, *b.shape).log_()  # (K+, L, m) g-update
         bounds.append((x_mass[:, None] @ f[x_tokens]).squeeze(1) + (g * b).sum(2))
     return torch.cat(bounds, 1)
@@ -155,12 +181,16 @@ class Advanced(NamedTuple):
     stopped: Tensor  # (P,) bool, as `sinkhorn` would
 
 
-def advance(C: Tensor, a: Tensor, b: Tensor, g: Tensor, left: Tensor, *, steps: int, tol: float) -> Advanced:
-    """`steps` more iterations of P problems, or as many as `left` (P,) >= 1 or `tol` allow; all in units of eps.
+def advance(
+    C: Tensor, a: Tensor, b: Tensor, g: Tensor, left: Tensor, *, steps: int, tol: float
+) -> Advanced:
+    """`steps` more iterations of P problems, or as many as `left` (P,) >= 1 or `tol` allow; all in
+    units of eps.
 
-    C (P, n, m), overwritten; a (P, n), b (P, m), g (P, m). K is at most 1 and each of its rows and columns holds a 1,
-    so u and v begin between 1/w and w, w = max(n, m), and change by at most a factor of w^2 an iteration, less each
-    time (updates do not expand): they stay within float32 while 2 steps ln w <= RANGE.
+    C (P, n, m), overwritten; a (P, n), b (P, m), g (P, m). K is at most 1 and each of its rows and
+    columns holds a 1, so u and v begin between 1/w and w, w = max(n, m), and change by at most a
+    factor of w^2 an iteration, less each time (updates do not expand): they stay within float32
+    while 2 steps ln w <= RANGE.
     """
     a, b, g = a[:, None], b[:, None], g[:, None]  # (P, 1, n), (P, 1, m), (P, 1, m)
     f = (C - g).amin(2)[:, None]  # (P, 1, n)
@@ -178,7 +208,9 @@ def advance(C: Tensor, a: Tensor, b: Tensor, g: Tensor, left: Tensor, *, steps: 
         torch.bmm(a / rows[step], K, out=columns[step])  # f-update: u = a / (K v)
         v = b / columns[step]  # g-update
     torch.bmm(v, KT, out=rows[-1])
-    error = (a * (rows[1:] / rows[:-1] - 1)).abs().sum((2, 3))  # (steps, P) the row sums are u (K v)
+    error = (
+        (a * (rows[1:] / rows[:-1] - 1)).abs().sum((2, 3))
+    )  # (steps, P) the row sums are u (K v)
     ends = error <= tol
     ends |= torch.arange(1, steps + 1, device=left.device)[:, None] == left
     stopped, last = ends.int().max(0)  # (P,), (P,) the first that ends

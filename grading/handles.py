@@ -2,20 +2,24 @@
 
     Handle(link, number, origin)     used like the object; asks the inside through `proxy.Link.ask`
 
-What is plain data comes back as plain data, whatever its function is called. Only an instance of a class that the tests
-call stays inside, even if the class extends a builtin one. Five rules keep a handle from judging itself. Otherwise an
-object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
-  - It equals plain data only by the builtin value under its class, and it is not ordered against plain data.
-  - It takes part in arithmetic, or becomes a number, only if the tests built it: they called a class, which is a name
-    with a capital letter, or went on calculating with such an object. Other arithmetic of two handles gives a handle.
-  - Arithmetic with plain data gives an object that neither becomes a number, a length or a truth value, nor equals
-    plain data, for it has seen what the test expects. Where the builtin value under the class gives the same result,
-    that is the result.
-  - It gives the same number, and the same builtin value, until the tests do anything else with the candidate. The
-    builtin value of an immutable one is read once.
-  - It holds plain data if the builtin value under its class does, or if one of its items equals these; its own
-    `__contains__` is asked about another handle alone. Predicates such as `startswith` are those of the builtin value.
-    Its own answer once the tests have used it as no immutable plain data can be used (`trie.insert(word)`).
+What is plain data comes back as plain data, whatever its function is called. Only an instance of a
+class that the tests call stays inside, even if the class extends a builtin one. Five rules keep a
+handle from judging itself. Otherwise an object that always agrees could answer `abs(f(x) - 0.5) <
+1e-6`.
+  - It equals plain data only by the builtin value under its class, and it is not ordered against
+    plain data.
+  - It takes part in arithmetic, or becomes a number, only if the tests built it: they called a
+    class, which is a name with a capital letter, or went on calculating with such an object. Other
+    arithmetic of two handles gives a handle.
+  - Arithmetic with plain data gives an object that neither becomes a number, a length or a truth
+    value, nor equals plain data, for it has seen what the test expects. Where the builtin value
+    under the class gives the same result, that is the result.
+  - It gives the same number, and the same builtin value, until the tests do anything else with the
+    candidate. The builtin value of an immutable one is read once.
+  - It holds plain data if the builtin value under its class does, or if one of its items equals
+    these; its own `__contains__` is asked about another handle alone. Predicates such as
+    `startswith` are those of the builtin value. Its own answer once the tests have used it as no
+    immutable plain data can be used (`trie.insert(word)`).
 
 Standard library only.
 """
@@ -28,8 +32,11 @@ import types
 from collections.abc import Callable
 from typing import NoReturn
 
-# A handle passes these operations on to its object; those of the other kinds only under the rules above.
-PASSED_ON = "len iter next reversed bool str repr format hash getitem setitem delitem setattr delattr".split()
+# A handle passes these operations on to its object; those of the other kinds only under the rules
+# above.
+PASSED_ON = (
+    "len iter next reversed bool str repr format hash getitem setitem delitem setattr delattr"
+).split()
 NUMBERS = "int float index neg pos abs invert round".split()
 ORDER = "lt le gt ge".split()
 ARITHMETIC = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
@@ -45,17 +52,21 @@ OPERATIONS = {
 for _name in PASSED_ON + NUMBERS + ORDER + ARITHMETIC + IN_PLACE + OTHERS:
     OPERATIONS[_name] = getattr(builtins, _name, None) or getattr(operator, f"__{_name}__")
 
-# How the tests came to a handle. "class": a name of the candidate's that begins with a capital letter; "name": another
-# name; "built": they called such a class; "mixed": arithmetic of these with plain data; "part": an attribute of these;
-# "result": all else. It only moves right.
+# How the tests came to a handle. "class": a name of the candidate's that begins with a capital
+# letter; "name": another name; "built": they called such a class; "mixed": arithmetic of these with
+# plain data; "part": an attribute of these; "result": all else. It only moves right.
 ORIGINS = ("class", "name", "built", "mixed", "part", "result")
 IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
-READING = {name for kind in IMMUTABLE for name in dir(kind)}  # attributes of a result that may be plain data
+READING = {
+    name for kind in IMMUTABLE for name in dir(kind)
+}  # attributes of a result that may be plain data
 PREDICATES = {name for name in READING if name.startswith("is") or name.endswith("with")}
 
 
 class Unsupported(BaseException):
-    """The tests hand over something that cannot cross; no `except Exception` of a test may hide it."""
+    """The tests hand over something that cannot cross; no `except Exception` of a test may
+    hide it.
+    """
 
 
 class Handle:
@@ -68,7 +79,12 @@ class Handle:
     stand_in = True
 
     def __init__(self, link, number: int, origin: str):
-        for name, value in (("_link", link), ("_number", number), ("_origin", origin), ("_used", False)):
+        for name, value in (
+            ("_link", link),
+            ("_number", number),
+            ("_origin", origin),
+            ("_used", False),
+        ):
             object.__setattr__(self, name, value)
 
     def __call__(self, *args, **options):
@@ -93,7 +109,10 @@ class Handle:
         return any(item == mine for mine in self) if value is None else item in value
 
     def __instancecheck__(self, instance) -> bool:
-        return hasattr(type(instance), "stand_in") and self._link.ask("isinstance", instance, self) is True
+        return (
+            hasattr(type(instance), "stand_in")
+            and self._link.ask("isinstance", instance, self) is True
+        )
 
     def __subclasscheck__(self, other) -> bool:
         return isinstance(other, Handle) and self._link.ask("issubclass", other, self) is True
@@ -113,7 +132,9 @@ class Handle:
     def __deepcopy__(self, memo: dict):
         return self._link.ask("deepcopy", self, origin=self._origin, keep=True)
 
-    def __divmod__(self, other):  # with plain data as two operations, since a pair from inside would hold numbers
+    def __divmod__(
+        self, other
+    ):  # with plain data as two operations, since a pair from inside would hold numbers
         both = isinstance(other, Handle)
         return _arithmetic("divmod")(self, other) if both else (self // other, self % other)
 
@@ -131,7 +152,9 @@ class Handle:
         return self._origin in ("built", "mixed")
 
     def _plain(self):
-        """The builtin value under its class; None if there is none, or if it has seen what the test expects."""
+        """The builtin value under its class; None if there is none, or if it has seen what the test
+        expects.
+        """
         if self._origin == "mixed":
             return None
         key = ("plain", self._number)
@@ -144,13 +167,17 @@ class Handle:
         return value
 
     def _with_plain(self, name: str, other, swapped: bool):
-        """Arithmetic with plain data; the result is plain where the builtin value under the class gives the same."""
+        """Arithmetic with plain data; the result is plain where the builtin value under the class
+        gives the same.
+        """
         value = self._plain()
         left, right = (other, self) if swapped else (self, other)
         result = self._link.ask(name, left, right, origin="built", keep=True)
         if value is not None:
             with contextlib.suppress(TypeError, ValueError, ArithmeticError):
-                expected = OPERATIONS[name](other, value) if swapped else OPERATIONS[name](value, other)
+                expected = (
+                    OPERATIONS[name](other, value) if swapped else OPERATIONS[name](value, other)
+                )
                 if result == expected:
                     return expected
         object.__setattr__(result, "_origin", "mixed")
@@ -159,7 +186,9 @@ class Handle:
 
 def _passed_on(name: str) -> Callable:
     def method(self, *args):
-        if self._origin == "mixed" and (name in ("len", "bool") or (name == "format" and args != ("",))):
+        if self._origin == "mixed" and (
+            name in ("len", "bool") or (name == "format" and args != ("",))
+        ):
             raise TypeError("arithmetic with plain data gives no number")
         if name.startswith(("set", "del")):
             object.__setattr__(self, "_used", True)
@@ -175,14 +204,18 @@ def _number(name: str) -> Callable:
         key = (name, self._number, *digits)
         if key not in self._link.numbers:
             keep = self._origin == "mixed"
-            self._link.numbers[key] = self._link.ask(name, self, *digits, origin=self._origin, keep=keep)
+            self._link.numbers[key] = self._link.ask(
+                name, self, *digits, origin=self._origin, keep=keep
+            )
         return self._link.numbers[key]
 
     return method
 
 
 def _order(name: str) -> Callable:
-    return lambda self, other: self._link.ask(name, self, other) if isinstance(other, Handle) else NotImplemented
+    return lambda self, other: (
+        self._link.ask(name, self, other) if isinstance(other, Handle) else NotImplemented
+    )
 
 
 def _arithmetic(name: str, swapped: bool = False) -> Callable:
@@ -199,7 +232,9 @@ def _arithmetic(name: str, swapped: bool = False) -> Callable:
 
 def class_of(value) -> object:
     """`type(value)`: the candidate's class for an object of the candidate's."""
-    return value._link.ask("type", value, origin="class") if isinstance(value, Handle) else type(value)
+    return (
+        value._link.ask("type", value, origin="class") if isinstance(value, Handle) else type(value)
+    )
 
 
 for _name in PASSED_ON:

@@ -1,12 +1,13 @@
 """The inside of the sandbox: a process that `sandbox.py` starts for each response.
 
-The supervisor has no environment and no expected outputs. It reads a job and forks a cell for it: a keeper, which
-isolates itself, forks the program, waits for it and ends every process that the program has started. A script gets a
-cell for each input. Tests written as code take two cells with a socket between them: that of the program, forked before
-the tests are read, and that of the tests (`judge.py`). `sandbox.py` says what protects whom from what.
+The supervisor has no environment and no expected outputs. It reads a job and forks a cell for it: a
+keeper, which isolates itself, forks the program, waits for it and ends every process that the
+program has started. A script gets a cell for each input. Tests written as code take two cells with
+a socket between them: that of the program, forked before the tests are read, and that of the tests
+(`judge.py`). `sandbox.py` says what protects whom from what.
 
-It must start in milliseconds, hence plain imports, and numbers in place of `signal` and `subprocess`. Standard library
-only. Linux only.
+It must start in milliseconds, hence plain imports, and numbers in place of `signal` and
+`subprocess`. Standard library only. Linux only.
 """
 
 import atexit
@@ -39,10 +40,15 @@ LIFELINE, REPORT = 8, 9  # file descriptors of a keeper
 # Exit statuses of a program's process. A program can forge them, so they only tell failures apart.
 UNREADABLE, OUT_OF_MEMORY, RAISED = 65, 66, 67
 SIGKILL, SIGXCPU = 9, 24
-REASONS = {UNREADABLE: "parse_error", OUT_OF_MEMORY: "memory", RAISED: "crashed", 128 + SIGXCPU: "timeout"}
+REASONS = {
+    UNREADABLE: "parse_error",
+    OUT_OF_MEMORY: "memory",
+    RAISED: "crashed",
+    128 + SIGXCPU: "timeout",
+}
 
 
-# ---- the supervisor -------------------------------------------------------------------------------------------
+# ---- the supervisor ------------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -53,7 +59,9 @@ def main() -> None:
     try:
         job = read_message()
         deadline = time.monotonic() + job["timeout_s"]
-        for reason, data in run_inputs(job, deadline) if "inputs" in job else run_judge(job, deadline):
+        for reason, data in (
+            run_inputs(job, deadline) if "inputs" in job else run_judge(job, deadline)
+        ):
             reply(reason, data)
     except BrokenPipeError:
         return  # the grader needs no more replies
@@ -62,7 +70,9 @@ def main() -> None:
 
 
 def read_message() -> dict:
-    """One message of the grader, and not a byte of the next one: a program may find what is in memory here."""
+    """One message of the grader, and not a byte of the next one: a program may find what is in
+    memory here.
+    """
     (size,) = struct.unpack(">Q", read_exactly(8))
     return marshal.loads(read_exactly(size))
 
@@ -87,7 +97,9 @@ def reply(reason: str, data: bytes) -> None:
 def run_inputs(job: dict, deadline: float):
     """Yield (reason, output) of a cell for each input, until one fails."""
     for text in job["inputs"]:
-        stdin = os.memfd_create("stdin")  # a file, as programs may ask for its size, seek in it or map it
+        stdin = os.memfd_create(
+            "stdin"
+        )  # a file, as programs may ask for its size, seek in it or map it
         with open(stdin, "wb", closefd=False) as file:
             file.write(text.encode("utf-8", "replace"))
         os.lseek(stdin, 0, os.SEEK_SET)
@@ -102,7 +114,9 @@ def run_inputs(job: dict, deadline: float):
 
 
 def run_judge(job: dict, deadline: float):
-    """Yield (reason, its cause) once, from two cells: the program's and, forked when that is ready, the tests'."""
+    """Yield (reason, its cause) once, from two cells: the program's and, forked when that is ready,
+    the tests'.
+    """
     import socket  # slow to import, and not needed for scripts
 
     import judge
@@ -115,7 +129,11 @@ def run_judge(job: dict, deadline: float):
 
     def serve_program():
         sys.stdout = stdout = proxy.Printed()
-        proxy.serve(connection(), run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""), stdout)
+        proxy.serve(
+            connection(),
+            run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""),
+            stdout,
+        )
 
     program = Cell(serve_program, {3: inside.fileno()}, job)
     inside.close()
@@ -140,7 +158,9 @@ def run_judge(job: dict, deadline: float):
 
 
 def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
-    """Why a cell ended or was ended, and what it wrote to the pipe `output`; exits if the grader hangs up."""
+    """Why a cell ended or was ended, and what it wrote to the pipe `output`; exits if the grader
+    hangs up.
+    """
     poll = select.poll()
     poll.register(output, select.POLLIN)
     poll.register(0, select.POLLIN)
@@ -164,13 +184,17 @@ def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
 
 
 class Cell:
-    """A process that runs `target()`, and its keeper. `files` are its descriptors: {number there: number here}.
+    """A process that runs `target()`, and its keeper. `files` are its descriptors: {number there:
+    number here}.
 
-    `secret`: no other process of this user may look into it. Raises OSError if the cell cannot be made.
+    `secret`: no other process of this user may look into it. Raises OSError if the cell cannot be
+    made.
     """
 
     def __init__(self, target, files: dict[int, int], job: dict, secret: bool = False):
-        lifeline, self.lifeline = os.pipe()  # when it closes, for whatever reason, the keeper ends the cell
+        lifeline, self.lifeline = (
+            os.pipe()
+        )  # when it closes, for whatever reason, the keeper ends the cell
         ready, report = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -184,7 +208,9 @@ class Cell:
             raise OSError(state or "a keeper died")
 
     def stop(self) -> int:
-        """End every process of the cell and wait for it; returns the program's exit status as `exit_status` does."""
+        """End every process of the cell and wait for it; returns the program's exit status as
+        `exit_status` does.
+        """
         os.close(self.lifeline)
         return exit_status(os.waitpid(self.pid, 0)[1])
 
@@ -195,11 +221,13 @@ def exit_status(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-# ---- in a cell ------------------------------------------------------------------------------------------------
+# ---- in a cell -----------------------------------------------------------------------------------
 
 
 def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
-    """The keeper: isolate, fork, wait until the program ends or the lifeline closes, kill the rest, exit."""
+    """The keeper: isolate, fork, wait until the program ends or the lifeline closes, kill the rest,
+    exit.
+    """
     try:
         place(files)
         os.setsid()  # no terminal, and no group to signal but its own
@@ -219,7 +247,9 @@ def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
         poll.register(LIFELINE, select.POLLIN)
         poll.register(os.pidfd_open(child), select.POLLIN)
         poll.poll()
-        os.kill(child, SIGKILL)  # strict: process 1 of its name space; waiting for it waits for all in there
+        os.kill(
+            child, SIGKILL
+        )  # strict: process 1 of its name space; waiting for it waits for all in there
         status = exit_status(os.waitpid(child, 0)[1])
         if not strict:
             process_level.clean_up(folder, stranger)
@@ -229,7 +259,9 @@ def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
 
 
 def give_up(error: BaseException) -> None:
-    """End a process in which the sandbox, not the program, has failed; the supervisor gets the cause."""
+    """End a process in which the sandbox, not the program, has failed; the supervisor gets the
+    cause.
+    """
     try:
         os.write(REPORT, f"{type(error).__name__}: {error}".encode())
     finally:
@@ -237,7 +269,9 @@ def give_up(error: BaseException) -> None:
 
 
 def place(files: dict[int, int]) -> None:
-    """Have exactly these file descriptors; those of 0, 1 and 2 that are not given become the null device."""
+    """Have exactly these file descriptors; those of 0, 1 and 2 that are not given become the null
+    device.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     high = {}  # copies above all numbers in use, so that none overwrites another
     for there, here in ({0: null, 1: null, 2: null} | files).items():
@@ -255,12 +289,16 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         os.setsid()  # a name space of processes does not keep kill(0) from the keeper's group
         if not secret:
             libc.prctl(PR_SET_DUMPABLE, 1)
-            namespaces.write("/proc/self/oom_score_adj", "1000")  # when memory is short, the kernel kills it first
+            namespaces.write(
+                "/proc/self/oom_score_adj", "1000"
+            )  # when memory is short, the kernel kills it first
         if strict:
             namespaces.build_root(job["site"])
         limit(job["timeout_s"], strict or stranger is not None)
         namespaces.give_up_rights(stranger, strict)
-        libc.prctl(PR_SET_DUMPABLE, int(not secret))  # /dev/stdin needs it, and changing the user cleared it
+        libc.prctl(
+            PR_SET_DUMPABLE, int(not secret)
+        )  # /dev/stdin needs it, and changing the user cleared it
         child = os.fork() if strict else 0
         if child == 0:
             os.write(REPORT, b"ready")
@@ -272,7 +310,9 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         if process == child:
             os._exit(exit_status(status))
     os.environ.clear()
-    os.environ.update(HOME=os.getcwd(), PATH="/usr/bin:/bin", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1")
+    os.environ.update(
+        HOME=os.getcwd(), PATH="/usr/bin:/bin", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1"
+    )
     sys.setrecursionlimit(RECURSION)
     sys.set_int_max_str_digits(0)
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)] + job["site"]
@@ -294,7 +334,9 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         for stream in (sys.stdout, sys.__stdout__):
             try:
                 stream.flush()
-            except Exception:  # the program closed or replaced it; the interpreter ignores that, too
+            except (
+                Exception
+            ):  # the program closed or replaced it; the interpreter ignores that, too
                 pass
         status = 0
     except MemoryError:
@@ -304,12 +346,15 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
 
 
 def run(source: str, name: str, helpers: str = "") -> dict:
-    """Run a source as the module `name`, where the names of the source `helpers` are built in; returns its own names.
+    """Run a source as the module `name`, where the names of the source `helpers` are built in;
+    returns its own names.
 
     A script is `__main__`. Another name leaves out what stands behind `if __name__ == "__main__"`.
     """
     module = type(sys)(name)
-    exec(helpers, vars(builtins))  # not module.__dict__: the tests would call heapq's merge for that of a Solution
+    exec(
+        helpers, vars(builtins)
+    )  # not module.__dict__: the tests would call heapq's merge for that of a Solution
     module.__file__ = os.path.abspath("program.py")
     try:
         with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -319,7 +364,12 @@ def run(source: str, name: str, helpers: str = "") -> dict:
     sys.modules[name] = module
     try:
         code = compile(source, "program.py", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # the last two: nested too deeply
         os._exit(UNREADABLE)
     try:
         exec(code, module.__dict__)
@@ -335,13 +385,21 @@ def limit(seconds: float, few_processes: bool) -> None:
         (resource.RLIMIT_CPU, cpu),
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, FILE),
-        (resource.RLIMIT_NPROC, PROCESSES + (0 if few_processes else process_level.count_processes())),
+        (
+            resource.RLIMIT_NPROC,
+            PROCESSES + (0 if few_processes else process_level.count_processes()),
+        ),
         (resource.RLIMIT_NOFILE, FILES),
-        (resource.RLIMIT_CORE, 1),  # bytes; at 0 the kernel still starts a program that collects cores
+        (
+            resource.RLIMIT_CORE,
+            1,
+        ),  # bytes; at 0 the kernel still starts a program that collects cores
         (resource.RLIMIT_STACK, STACK),
     )
     for kind, soft in limits:
-        hard = soft + 1 if kind == resource.RLIMIT_CPU else soft  # the signal at the soft limit tells the reason
+        hard = (
+            soft + 1 if kind == resource.RLIMIT_CPU else soft
+        )  # the signal at the soft limit tells the reason
         highest = resource.getrlimit(kind)[1]
         if kind == resource.RLIMIT_STACK:
             hard = highest  # honest programs ask for more; the address space limits it, too

@@ -1,10 +1,11 @@
 """Runs tests against a candidate that lives in another process; see `jail.py`.
 
-    judge(file, tests) -> (reason, cause): "correct", "wrong", "crashed", "memory", or "infra_error" with a cause
+    judge(file, tests) -> (reason, cause): "correct", "wrong", "crashed", "memory", or "infra_error"
+    with a cause
 
-The keys of the tests tell their kind (`rewards.py` lists them): calls of a function with expected values, assertions,
-or HumanEval's `check(candidate)`. The tests are trusted code and run here. The candidate's functions and objects are
-stand-ins (`proxy.py`).
+The keys of the tests tell their kind (`rewards.py` lists them): calls of a function with expected
+values, assertions, or HumanEval's `check(candidate)`. The tests are trusted code and run here. The
+candidate's functions and objects are stand-ins (`proxy.py`).
 
 Standard library only.
 """
@@ -29,15 +30,16 @@ from proxy import Link, Unsupported
 
 # LeetCode's programs rely on these names. None of them may be a builtin's.
 LEETCODE = """
-import bisect, collections, copy, datetime, functools, heapq, itertools, json, math, operator, random, re, statistics
-import string, sys
+import bisect, collections, copy, datetime, functools, heapq, itertools, json, math
+import operator, random, re, statistics, string, sys
 from bisect import *
 from collections import *
 from functools import *
 from heapq import *
 from itertools import *
 from copy import deepcopy
-from math import ceil, comb, dist, factorial, floor, gcd, hypot, inf, isqrt, lcm, log, log2, log10, perm, pi, prod, sqrt
+from math import ceil, comb, dist, factorial, floor, gcd, hypot, inf, isqrt, lcm
+from math import log, log2, log10, perm, pi, prod, sqrt
 from typing import *
 """
 # Names that tests may use without an import -> their modules.
@@ -46,10 +48,17 @@ for _module in (math, itertools, functools, collections, fractions, decimal):
     LIBRARY |= {name: _module.__name__ for name in dir(_module) if not name.startswith("_")}
 # Names by which tests may use modules that they do not import -> the modules.
 MODULES = {name: name for name in sys.stdlib_module_names | {"numpy"}} | {"np": "numpy"}
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)  # they check nothing
+DEFINITIONS = (
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Import,
+    ast.ImportFrom,
+)  # they check nothing
 COMPARISONS = {
     "numpy": "allclose array_equiv isclose".split(),
-    "numpy.testing": "assert_allclose assert_almost_equal assert_array_almost_equal assert_array_almost_equal_nulp "
+    "numpy.testing": "assert_allclose assert_almost_equal assert_array_almost_equal "
+    "assert_array_almost_equal_nulp "
     "assert_array_equal assert_equal".split(),
 }
 
@@ -61,7 +70,8 @@ def judge(file, tests: dict) -> tuple[str, str]:
     run = run_calls if "fn_name" in tests else run_asserts if "asserts" in tests else run_check
     try:
         reason = "correct" if run(link, tests) else "wrong"
-    except BaseException as error:  # any exception decides: of the candidate, of tests that cannot run, of an assertion
+    # any exception decides: of the candidate, of tests that cannot run, of an assertion
+    except BaseException as error:
         if hasattr(error, "candidate"):
             reason = "memory" if isinstance(error, MemoryError) else "crashed"
         elif isinstance(error, Unsupported | ImportError):
@@ -73,15 +83,25 @@ def judge(file, tests: dict) -> tuple[str, str]:
 
 
 def read(text: str) -> types.CodeType:
-    """The code of a test, where `type(x)` and `x.__class__` are `class_of(x)`. Raises Unsupported for no Python."""
+    """The code of a test, where `type(x)` and `x.__class__` are `class_of(x)`. Raises Unsupported
+    for no Python.
+    """
     try:
         if "type(" not in text and "__class__" not in text:
             return compile(text, "test", "exec")
         tree = ast.parse(text)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "type" and len(node.args) == 1:
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") == "type"
+                and len(node.args) == 1
+            ):
                 node.func.id = "class of"
-            elif isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Load):
+            elif (
+                isinstance(node, ast.Attribute)
+                and node.attr == "__class__"
+                and isinstance(node.ctx, ast.Load)
+            ):
                 node.value = ast.Call(ast.Name("holder of", ast.Load()), [node.value], [])
                 node.attr = "type"
         return compile(ast.fix_missing_locations(tree), "test", "exec")
@@ -99,7 +119,9 @@ NAMESPACE = {
 
 @functools.cache
 def load(name: str) -> types.ModuleType:
-    """A module of Python's or numpy, whose functions know the candidate's objects and tell empty arrays from others."""
+    """A module of Python's or numpy, whose functions know the candidate's objects and tell empty
+    arrays from others.
+    """
     module = importlib.import_module(name)
     for function in COMPARISONS.get(name, ()):
         setattr(module, function, without_empty(getattr(module, function)))
@@ -107,7 +129,9 @@ def load(name: str) -> types.ModuleType:
 
 
 def without_empty(compare: Callable) -> Callable:
-    """numpy's comparison, but empty never equals non-empty: numpy finds `[]` close to any number."""
+    """numpy's comparison, but empty never equals non-empty: numpy finds `[]` close to any
+    number.
+    """
 
     def read_once(value):
         if isinstance(value, Handle):
@@ -142,7 +166,9 @@ def prepare(text: str) -> None:
 
 
 def run_check(link: Link, tests: dict) -> bool:
-    """HumanEval: `check(candidate)` beside the prompt's own helpers; the candidate has both its names."""
+    """HumanEval: `check(candidate)` beside the prompt's own helpers; the candidate has both its
+    names.
+    """
     entry_point = tests["entry_point"]
     namespace = dict(NAMESPACE)
     codes = [read(tests["prompt"] + "\n    pass\n"), read(tests["test"])]
@@ -164,14 +190,21 @@ def run_asserts(link: Link, tests: dict) -> bool:
     texts = [tests.get("setup") or "", *tests["asserts"]]
     codes = [read(text) for text in texts]
     statements = [statement for text in texts for statement in ast.parse(text).body]
-    if all(isinstance(statement, DEFINITIONS) or is_main_guard(statement) for statement in statements):
+    if all(
+        isinstance(statement, DEFINITIONS) or is_main_guard(statement) for statement in statements
+    ):
         raise Unsupported("the tests define what nothing calls, and check nothing")
     nodes = [node for statement in statements for node in ast.walk(statement)]
     mentioned = [name for statement in statements for name in names_in(statement)]
     assigned = {name for statement in statements for name in names_in(statement, ast.Store)}
-    bound = assigned | {getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")}
-    owners = {getattr(node.value, "id", None) for node in nodes if hasattr(node, "attr")}  # `math` in `math.isclose`
-    # `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate defines by these names.
+    bound = assigned | {
+        getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")
+    }
+    owners = {
+        getattr(node.value, "id", None) for node in nodes if hasattr(node, "attr")
+    }  # `math` in `math.isclose`
+    # `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate
+    # defines by these names.
     modules = {name: MODULES[name] for name in owners - assigned if name in MODULES}
     builtin_names = [name for name in mentioned if hasattr(builtins, name)]
     wanted = set(mentioned) - set(builtin_names) - set(modules)
@@ -180,7 +213,10 @@ def run_asserts(link: Link, tests: dict) -> bool:
         # then the first call of a builtin's name is meant
         candidates = dict(list(link.names(builtin_names).items())[:1])
     subjects = tested(statements, candidates)
-    python = {name: getattr(load(LIBRARY[name]), name) for name in LIBRARY.keys() & set(mentioned) - subjects}
+    python = {
+        name: getattr(load(LIBRARY[name]), name)
+        for name in LIBRARY.keys() & set(mentioned) - subjects
+    }
     doubtful = python.keys() & candidates.keys()
     python |= {name: for_data(python[name], candidates[name]) for name in doubtful}
     loaded = {name: load(module) for name, module in modules.items()}
@@ -188,7 +224,9 @@ def run_asserts(link: Link, tests: dict) -> bool:
     for text, code in zip(texts, codes, strict=True):
         prepare(text)
         exec(code, namespace)
-    if doubtful - bound:  # the candidate may have its own by a name of the library's: the checks hold with these, too
+    if (
+        doubtful - bound
+    ):  # the candidate may have its own by a name of the library's: the checks hold with these, too
         namespace = NAMESPACE | python | candidates | loaded
         with contextlib.suppress(Unsupported):
             for code in codes:
@@ -202,7 +240,9 @@ def is_main_guard(statement: ast.stmt) -> bool:
 
 
 def for_data(function: Callable, own: Callable) -> Callable:
-    """Python's function, but the candidate's own for nothing but objects that the tests built of its classes."""
+    """Python's function, but the candidate's own for nothing but objects that the tests built of
+    its classes.
+    """
 
     def call(*args, **options):
         built = [isinstance(arg, Handle) and arg._origin == "built" for arg in args]
@@ -213,14 +253,18 @@ def for_data(function: Callable, own: Callable) -> Callable:
 
 def names_in(statement: ast.AST, context: type = ast.expr_context) -> list[str]:
     """The names in a statement, an outer call before its arguments."""
-    return [n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, context)]
+    return [
+        n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, context)
+    ]
 
 
 def tested(statements: list[ast.stmt], candidates: dict) -> set[str]:
-    """The candidate's names that are the tests' subject, though Python's library has them: `gcd` in `gcd(4, 6) == 2`.
+    """The candidate's names that are the tests' subject, though Python's library has them: `gcd` in
+    `gcd(4, 6) == 2`.
 
-    In `isclose(f(3), 5)` the subject is `f`. A name of the library is one if an assertion holds no other name of the
-    candidate's, and nothing that was computed with one; or if there is no other subject.
+    In `isclose(f(3), 5)` the subject is `f`. A name of the library is one if an assertion holds no
+    other name of the candidate's, and nothing that was computed with one; or if there is no other
+    subject.
     """
     subjects = candidates.keys() - LIBRARY.keys()
     depending = set(subjects)
@@ -228,11 +272,22 @@ def tested(statements: list[ast.stmt], candidates: dict) -> set[str]:
         if depending & set(names_in(statement)):
             depending.update(names_in(statement, ast.Store))
         for node in ast.walk(statement):
-            used = set(names_in(node)) & (candidates.keys() | depending) if isinstance(node, ast.Assert) else ()
+            used = (
+                set(names_in(node)) & (candidates.keys() | depending)
+                if isinstance(node, ast.Assert)
+                else ()
+            )
             if len(used) == 1:
                 subjects |= used & candidates.keys()
     if not subjects:  # the innermost
-        subjects.update([name for statement in statements for name in names_in(statement) if name in candidates][-1:])
+        subjects.update(
+            [
+                name
+                for statement in statements
+                for name in names_in(statement)
+                if name in candidates
+            ][-1:]
+        )
     return subjects
 
 
@@ -241,21 +296,31 @@ def run_calls(link: Link, tests: dict) -> bool:
     name = tests["fn_name"]
     candidates = link.names([name, "Solution"])
     for args, expected in zip(tests["inputs"], tests["outputs"], strict=True):
-        function = candidates[name] if name in candidates else getattr(candidates["Solution"](), name)
+        function = (
+            candidates[name] if name in candidates else getattr(candidates["Solution"](), name)
+        )
         if not same(function(*args), expected):
             return False
     return True
 
 
 def same(value, expected) -> bool:
-    """Equality as the data sets mean it: floats to 1e-6 where one is expected, tuples as lists, keys as text."""
+    """Equality as the data sets mean it: floats to 1e-6 where one is expected, tuples as lists,
+    keys as text.
+    """
     if isinstance(expected, list | tuple):
-        return isinstance(value, list | tuple) and len(value) == len(expected) and all(map(same, value, expected))
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == len(expected)
+            and all(map(same, value, expected))
+        )
     if isinstance(expected, dict):
         if not isinstance(value, dict) or len(value) != len(expected):
             return False
         by_text = {str(key): item for key, item in value.items()}
-        return by_text.keys() == expected.keys() and all(same(by_text[key], expected[key]) for key in by_text)
+        return by_text.keys() == expected.keys() and all(
+            same(by_text[key], expected[key]) for key in by_text
+        )
     if isinstance(expected, float) and isinstance(value, int | float):
         if math.isnan(expected):
             return value != value

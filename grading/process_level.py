@@ -1,11 +1,14 @@
-"""The sandbox's level `process`, where name spaces are forbidden; `sandbox.py` says what it does not cover.
+"""The sandbox's level `process`, where name spaces are forbidden; `sandbox.py` says what it does
+not cover.
 
-    enter(stranger)              work in a temporary directory; orphans of the program become this process's children
-    clean_up(folder, stranger)   end every process that the program has left, and remove the directory
+    enter(stranger)              work in a temporary directory; orphans of the program become this
+                                 process's children
+    clean_up(folder, stranger)   end every process that the program has left, and remove the
+                                 directory
     count_processes()            processes that share this user's limit
 
-`stranger`: the id of the program's user, None if the grader is not root and cannot change it. Used by `jail.py`, hence
-plain imports only.
+`stranger`: the id of the program's user, None if the grader is not root and cannot change it. Used
+by `jail.py`, hence plain imports only.
 """
 
 import os
@@ -18,7 +21,9 @@ KILLING = 2  # seconds that the killing of processes may take
 
 
 def enter(stranger: int | None) -> str:
-    """Make a temporary directory and work in its `home`, which the program's user owns but cannot rename."""
+    """Make a temporary directory and work in its `home`, which the program's user owns but cannot
+    rename.
+    """
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1), "subreaper")
     folder = f"/tmp/program-{os.getpid()}-{time.time_ns()}"
     os.mkdir(folder, 0o711)
@@ -30,11 +35,14 @@ def enter(stranger: int | None) -> str:
 
 
 def clean_up(folder: str, stranger: int | None) -> None:
-    """Kill the program's processes and remove its directory as far as its rights reach; the verdict stands anyway."""
+    """Kill the program's processes and remove its directory as far as its rights reach; the verdict
+    stands anyway.
+    """
     try:
         kill_rest(stranger)
         remover = os.fork()
-        if remover == 0:  # with the program's rights only, as it may have forbidden or deeply nested its directories
+        if remover == 0:
+            # with the program's rights only: it may have forbidden or deeply nested its directories
             if stranger is not None:
                 os.setresuid(stranger, stranger, stranger)
             os.execl("/bin/sh", "sh", "-c", 'cd "$0" && chmod -R u+rwx home; rm -rf home', folder)

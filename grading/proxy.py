@@ -1,23 +1,27 @@
 """Tests on the outside, the candidate program on the inside, plain data between them.
 
     serve(file, names, stdout)   inside: do what is asked with the candidate's functions and objects
-    Link(file).names(["f"])      outside: stand-ins for them, which the tests (`judge.py`) use like the real ones
+    Link(file).names(["f"])      outside: stand-ins for them, which the tests (`judge.py`) use like
+                                 the real ones
 
-The comparison must not share a process with what is compared: a candidate could lie in `__eq__`, patch a builtin, walk
-frames to the expected value, or end the process with a friendly exit status. So the inside gets only the arguments of a
-call, and what it sends back is read as plain data (`wire.py`). Any other value stays inside, and the tests get a
-`Handle` (`handles.py`) that asks for it. Nothing that the inside sends is run, unless a test runs it.
+The comparison must not share a process with what is compared: a candidate could lie in `__eq__`,
+patch a builtin, walk frames to the expected value, or end the process with a friendly exit status.
+So the inside gets only the arguments of a call, and what it sends back is read as plain data
+(`wire.py`). Any other value stays inside, and the tests get a `Handle` (`handles.py`) that asks for
+it. Nothing that the inside sends is run, unless a test runs it.
 
-As in any Python test, an argument that the candidate changes in place changes for the tests too, and the candidate's
-exceptions are raised in the tests, under their builtin names or as stand-ins of classes of its own. Where the tests
-redirect standard output, they get what the candidate prints. Threads of the tests take turns.
+As in any Python test, an argument that the candidate changes in place changes for the tests too,
+and the candidate's exceptions are raised in the tests, under their builtin names or as stand-ins of
+classes of its own. Where the tests redirect standard output, they get what the candidate prints.
+Threads of the tests take turns.
 
-All checks must run and hold: an exception that a loop, asyncio or unittest takes for an end without an error arrives as
-RuntimeError.
+All checks must run and hold: an exception that a loop, asyncio or unittest takes for an end without
+an error arrives as RuntimeError.
 
-Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes in a test, except for
-exceptions. A test that needs these cannot be run: `infra_error`. Also, nothing of the candidate's can be awaited;
-changing a list that is an attribute changes a copy; `__exit__` gets no exception.
+Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes
+in a test, except for exceptions. A test that needs these cannot be run: `infra_error`. Also,
+nothing of the candidate's can be awaited; changing a list that is an attribute changes a copy;
+`__exit__` gets no exception.
 
 Standard library only, because this runs in a new process for each response (`sandbox.py`).
 """
@@ -36,14 +40,18 @@ from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, 
 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 BUILTINS = vars(builtins) | {"NoneType": type(None)}
-QUIET = ("GeneratorExit", "CancelledError", "StopAsyncIteration")  # asyncio and loops take these for an end, no error
+QUIET = (
+    "GeneratorExit",
+    "CancelledError",
+    "StopAsyncIteration",
+)  # asyncio and loops take these for an end, no error
 
 
 class Died(BaseException):
     """The candidate's process ended, or sent no valid message, while the tests waited for it."""
 
 
-# ---- the inside -----------------------------------------------------------------------------------------------
+# ---- the inside ----------------------------------------------------------------------------------
 
 
 class Printed(io.TextIOWrapper):
@@ -81,7 +89,9 @@ def serve(file, names: dict, stdout: Printed) -> None:
             if operation == "printed":
                 reply = {"value": text}
             elif operation == "names":
-                reply = {"value": objects.encode({name: names[name] for name in args if name in names})}
+                reply = {
+                    "value": objects.encode({name: names[name] for name in args if name in names})
+                }
             elif operation == "plain":
                 reply = {"value": plain(*args)}
             else:
@@ -90,10 +100,17 @@ def serve(file, names: dict, stdout: Printed) -> None:
                 reply = {"value": objects.number(result) if keep else objects.encode(result)}
                 if operation == "call":
                     given = [*args, *options.values()]
-                    changed = [isinstance(v, MUTABLE) or hasattr(v, "tolist") for v in given]  # perhaps
-                    reply["after"] = [objects.encode(v) if may else None for v, may in zip(given, changed, strict=True)]
+                    changed = [
+                        isinstance(v, MUTABLE) or hasattr(v, "tolist") for v in given
+                    ]  # perhaps
+                    reply["after"] = [
+                        objects.encode(v) if may else None
+                        for v, may in zip(given, changed, strict=True)
+                    ]
             send(file, reply)
-        except BaseException as error:  # the tests get the candidate's exception, or that a result cannot cross
+        except (
+            BaseException
+        ) as error:  # the tests get the candidate's exception, or that a result cannot cross
             send(file, {"raise": objects.describe(error)})
 
 
@@ -104,7 +121,9 @@ def is_instance(result, function) -> bool:
 
 
 def plain(value):
-    """The builtin value under an object whose class extends a builtin one, for a comparison outside; else None."""
+    """The builtin value under an object whose class extends a builtin one, for a comparison
+    outside; else None.
+    """
     for kind in (int, float, str) if isinstance(value, enum.Enum) else ():
         if isinstance(value, kind):
             return encode(getattr(kind, f"__{kind.__name__}__")(value), lambda _: None)
@@ -141,7 +160,9 @@ class Objects:
                 if error is not None:
                     error.__traceback__ = None  # `all` would keep what its frames hold
             number = None if is_python(type(value).__module__) else self.number(value)["handle"]
-            return {"error": [number, self.lineage(type(value)), encode(list(value.args), self.part)]}
+            return {
+                "error": [number, self.lineage(type(value)), encode(list(value.args), self.part)]
+            }
         return self.number(value)
 
     def part(self, value) -> dict:
@@ -149,8 +170,13 @@ class Objects:
         return self.number(value) if isinstance(value, BaseException) else self.describe(value)
 
     def lineage(self, kind: type) -> list[list]:
-        """The classes from which this one descends, itself first: module, name and number of each."""
-        return [[base.__module__, base.__qualname__, self.number(base)["handle"]] for base in kind.__mro__]
+        """The classes from which this one descends, itself first: module, name and number
+        of each.
+        """
+        return [
+            [base.__module__, base.__qualname__, self.number(base)["handle"]]
+            for base in kind.__mro__
+        ]
 
     def resolve(self, description: dict):
         """The object that the outside describes."""
@@ -172,7 +198,7 @@ class Objects:
         return decode(data, self.resolve)
 
 
-# ---- the outside ----------------------------------------------------------------------------------------------
+# ---- the outside ---------------------------------------------------------------------------------
 
 
 class Link:
@@ -185,13 +211,21 @@ class Link:
         self.handles: dict[int, Handle] = {}
         self.errors: dict[int, BaseException] = {}
         self.exceptions: dict[int, type] = {}  # classes
-        self.numbers: dict[tuple, object] = {}  # that handles have become since the last question of another kind
+        self.numbers: dict[
+            tuple, object
+        ] = {}  # that handles have become since the last question of another kind
         self.constants: dict[tuple, object] = {}  # that handles are for good
 
     def names(self, wanted: Collection[str]) -> dict:
-        """Those of the wanted names that the candidate has, in the order wanted, and never another."""
+        """Those of the wanted names that the candidate has, in the order wanted, and never
+        another.
+        """
         reply = self.ask("names", *wanted, origin="name")
-        names = {name: reply[name] for name in wanted if name in reply} if isinstance(reply, dict) else {}
+        names = (
+            {name: reply[name] for name in wanted if name in reply}
+            if isinstance(reply, dict)
+            else {}
+        )
         for name, value in names.items():
             if isinstance(value, Handle) and name[0].isupper():
                 object.__setattr__(value, "_origin", "class")
@@ -200,14 +234,16 @@ class Link:
     def ask(self, operation: str, *args, origin: str = "result", keep: bool = False, **options):
         """The result of an operation inside, with this origin for its handles.
 
-        `keep`: a handle in any case; of a call, only for an instance of the class that is called. Raises Died, the
-        candidate's exception, or Unsupported for arguments that cannot cross.
+        `keep`: a handle in any case; of a call, only for an instance of the class that is called.
+        Raises Died, the candidate's exception, or Unsupported for arguments that cannot cross.
         """
         with self.lock:
             try:
                 return self._ask(operation, args, options, origin, keep)
             finally:
-                if sys.stdout is not sys.__stdout__ and not self.dead:  # the tests have redirected it
+                if (
+                    sys.stdout is not sys.__stdout__ and not self.dead
+                ):  # the tests have redirected it
                     sys.stdout.write(str(self._ask("printed", (), {}, origin, keep=False)))
 
     def _ask(self, operation: str, args: tuple, options: dict, origin: str, keep: bool):
@@ -217,19 +253,25 @@ class Link:
             self.numbers.clear()
         try:
             given = encode([list(args), options], _describe)
-            send(self.file, [operation, given, keep], UNLIMITED)  # it may hold what came from inside
+            send(
+                self.file, [operation, given, keep], UNLIMITED
+            )  # it may hold what came from inside
         except OSError:
             self.dead = True
             raise Died from None
         except Unsupported as error:
             if isinstance(args[0], Handle) and args[0]._origin == "result":
-                raise TypeError(str(error)) from None  # an object in place of a list or text: not the tests' fault
+                raise TypeError(
+                    str(error)
+                ) from None  # an object in place of a list or text: not the tests' fault
             raise
         try:
             reply = receive(self.file)
             error = decode(reply["raise"], self.resolve) if "raise" in reply else None
             if error is None:
-                value = decode(reply["value"], lambda description: self.resolve(description, origin))
+                value = decode(
+                    reply["value"], lambda description: self.resolve(description, origin)
+                )
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
                 if keep and operation != "call" and not isinstance(value, Handle):
                     raise TypeError
@@ -237,7 +279,16 @@ class Link:
                 error = RuntimeError("StopIteration")
             if error is not None:
                 error.candidate = True  # TypeError: the message is forged
-        except (EOFError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError):
+        except (
+            EOFError,
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+            ArithmeticError,
+        ):
             self.dead = True  # the other errors: the message is forged
             raise Died from None
         if error is not None:
@@ -247,7 +298,9 @@ class Link:
         return value
 
     def error(self, number: int | None, classes: list, args: list) -> BaseException:
-        """The candidate's exception: of the same builtin class or of a stand-in, with its arguments."""
+        """The candidate's exception: of the same builtin class or of a stand-in, with its
+        arguments.
+        """
         kind = self.exception_class(classes)
         error = self.errors.get(number)
         if not isinstance(error, kind):
@@ -261,7 +314,9 @@ class Link:
         return error
 
     def exception_class(self, classes: list) -> type:
-        """The exception class of this lineage: Python's own, or a stand-in below the class of the rest."""
+        """The exception class of this lineage: Python's own, or a stand-in below the class of the
+        rest.
+        """
         module, name, number = classes[0]
         if is_python(module) and (module.startswith("unittest") or name in QUIET):
             return RuntimeError
@@ -271,7 +326,11 @@ class Link:
         if number not in self.exceptions:
 
             def text(error) -> str:  # the tests' own class below it has no number
-                return self.ask("str", error) if "_number" in vars(error) else BaseException.__str__(error)
+                return (
+                    self.ask("str", error)
+                    if "_number" in vars(error)
+                    else BaseException.__str__(error)
+                )
 
             def attribute(error, name: str):
                 if name.startswith("__") or "_number" not in vars(error):
@@ -280,11 +339,15 @@ class Link:
 
             own = {"__str__": text, "__getattr__": attribute, "stand_in": True, "_link": self}
             own["_number"] = operator.index(number)
-            self.exceptions[number] = ExceptionClass(name, (self.exception_class(classes[1:]),), own)
+            self.exceptions[number] = ExceptionClass(
+                name, (self.exception_class(classes[1:]),), own
+            )
         return self.exceptions[number]
 
     def resolve(self, description: dict, origin: str = "result"):
-        """What the inside describes: a handle, or what stands for an object that the outside can have its own of."""
+        """What the inside describes: a handle, or what stands for an object that the outside can
+        have its own of.
+        """
         ((kind, content),) = description.items()
         if kind == "builtin" and content[0] != "_" and isinstance(BUILTINS[content], type):
             return BUILTINS[content]
@@ -292,7 +355,9 @@ class Link:
             return self.exception_class(content)
         if kind == "array":  # a list, for tests that do not use numpy
             values = decode(content[1], self.resolve)
-            kind = content[0].replace("f2", "f8")  # 1e9 is inf, and 3.14159 is 3.14, for half floats
+            kind = content[0].replace(
+                "f2", "f8"
+            )  # 1e9 is inf, and 3.14159 is 3.14, for half floats
             return sys.modules["numpy"].array(values, kind) if "numpy" in sys.modules else values
         if kind == "error":
             number, classes, args = content
@@ -302,12 +367,16 @@ class Link:
         number = operator.index(content)
         handle = self.handles.setdefault(number, Handle(self, number, origin))
         if ORIGINS.index(origin) > ORIGINS.index(handle._origin):
-            object.__setattr__(handle, "_origin", origin)  # once a function has returned it, it is a result
+            object.__setattr__(
+                handle, "_origin", origin
+            )  # once a function has returned it, it is a result
         return handle
 
 
 class ExceptionClass(type):
-    """The class of stand-ins for the candidate's exception classes: a call makes the instance inside."""
+    """The class of stand-ins for the candidate's exception classes: a call makes the instance
+    inside.
+    """
 
     stand_in = True
 
@@ -331,5 +400,9 @@ def _describe(value) -> dict:
     kind = value if isinstance(value, type) else type(value)
     if issubclass(kind, BaseException) and is_python(kind.__module__):
         name = [kind.__module__, kind.__qualname__]
-        return {"exception": name} if kind is value else {"error": [*name, encode(list(value.args), _describe)]}
+        return (
+            {"exception": name}
+            if kind is value
+            else {"error": [*name, encode(list(value.args), _describe)]}
+        )
     raise Unsupported(f"the tests pass a {type(value).__name__}, which is no plain data")

@@ -1,34 +1,41 @@
-"""Runs an untrusted program in a process of its own, under limits, with nothing of value within its reach.
+"""Runs an untrusted program in a process of its own, under limits, with nothing of value within its
+reach.
 
-    for output in run_program(program, inputs, timeout_s=10, level="strict"):   # Output(reason, text) of each input
-    run_tests(program, tests, timeout_s=10, level="strict")                     # Output(reason, cause)
+    for output in run_program(program, inputs, timeout_s=10, level="strict"):   # Output(reason,
+                                                                                text) of each input
+    run_tests(program, tests, timeout_s=10, level="strict")                     # Output(reason,
+                                                                                cause)
 
-Each call starts a supervisor (`jail.py`), which forks the program into a cell. Expected outputs are never sent there.
-Tests written as code run in a second cell (`judge.py`), and only plain data crosses between the two (`proxy.py`). The
-verdict never depends on an exit status, and a missing or malformed reply is never a pass.
+Each call starts a supervisor (`jail.py`), which forks the program into a cell. Expected outputs are
+never sent there. Tests written as code run in a second cell (`judge.py`), and only plain data
+crosses between the two (`proxy.py`). The verdict never depends on an exit status, and a missing or
+malformed reply is never a pass.
 
-At every level: wall and CPU time, memory, number of processes, size of files and of output are limited. The
-environment is empty. The working directory is temporary. The whole tree of processes is killed and waited for.
-The levels differ in what a program can reach:
+At every level: wall and CPU time, memory, number of processes, size of files and of output are
+limited. The environment is empty. The working directory is temporary. The whole tree of processes
+is killed and waited for. The levels differ in what a program can reach:
 
-    strict    The program has its own user, mount, pid, network, IPC and host name spaces (`namespaces.py`), whether
-              root starts it or not. It has no network and no System V memory, sees and signals no other process, gets
-              64 MB of disk, and reads no file but Python's own, its packages and the system's libraries. Root's
-              programs run as a user that does not exist.
-    process   For kernels and containers that forbid name spaces. Root's programs still run as a user that does not
-              exist. Not covered: a program can use the network, read what everybody may read, write where everybody
-              may write, fill the disk and leave System V memory behind, and keys in its user's keyrings. If the grader
-              is not root, a program can also do to your files and processes what you can, and its keyrings are yours.
+    strict    The program has its own user, mount, pid, network, IPC and host name spaces
+              (`namespaces.py`), whether root starts it or not. It has no network and no System V
+              memory, sees and signals no other process, gets 64 MB of disk, and reads no file but
+              Python's own, its packages and the system's libraries. Root's programs run as a user
+              that does not exist.
+    process   For kernels and containers that forbid name spaces. Root's programs still run as a
+              user that does not exist. Not covered: a program can use the network, read what
+              everybody may read, write where everybody may write, fill the disk and leave System V
+              memory behind, and keys in its user's keyrings. If the grader is not root, a program
+              can also do to your files and processes what you can, and its keyrings are yours.
 
-Even `strict` does not cover: holes in the kernel; answers inside an installed Python package; what shared time and
-caches reveal; locks on the shared files of /usr and Python, which others must not wait for; which of these files others
-open (dnotify; inotify and fanotify, too, where a program's name spaces cannot be limited); a virtual machine's own
-sockets (AF_VSOCK); many processes that each use memory up to the limit, although the kernel is asked to kill these
-first when memory is short. If the grader is not root: a program can use up its user's quota of keys while it runs, and
-on older kernels System V memory is not limited.
+Even `strict` does not cover: holes in the kernel; answers inside an installed Python package; what
+shared time and caches reveal; locks on the shared files of /usr and Python, which others must not
+wait for; which of these files others open (dnotify; inotify and fanotify, too, where a program's
+name spaces cannot be limited); a virtual machine's own sockets (AF_VSOCK); many processes that each
+use memory up to the limit, although the kernel is asked to kill these first when memory is short.
+If the grader is not root: a program can use up its user's quota of keys while it runs, and on older
+kernels System V memory is not limited.
 
-Left out: cgroups (they need a delegated tree), seccomp filters, languages other than Python, systems other than
-Linux (5.3; strict: 5.12, without root 5.14). Standard library only.
+Left out: cgroups (they need a delegated tree), seccomp filters, languages other than Python,
+systems other than Linux (5.3; strict: 5.12, without root 5.14). Standard library only.
 """
 
 import contextlib
@@ -44,8 +51,14 @@ from typing import NamedTuple
 
 LEVELS = ("strict", "process")
 GRACE = 10  # seconds beyond its time limit after which a supervisor counts as broken
-UNCOVERED = "A program can use the network, read what everybody may read and write where everybody may write" + (
-    "." if os.geteuid() == 0 else ", and do to your files and processes what you can; run as root for more."
+UNCOVERED = (
+    "A program can use the network, read what everybody may read and write where everybody may "
+    "write"
+    + (
+        "."
+        if os.geteuid() == 0
+        else ", and do to your files and processes what you can; run as root for more."
+    )
 )
 
 
@@ -54,14 +67,19 @@ class SandboxError(RuntimeError):
 
 
 class Output(NamedTuple):
-    """A program's output for one input; `reason` is "ok", timeout, memory, crashed, output or parse_error."""
+    """A program's output for one input; `reason` is "ok", timeout, memory, crashed, output or
+    parse_error.
+    """
 
     reason: str
     text: str
 
 
-def run_program(program: str, inputs: list[str], *, timeout_s: float, level: str) -> Iterator[Output]:
-    """Run a program as a script on each input in turn, within `timeout_s` seconds for all. Raises SandboxError.
+def run_program(
+    program: str, inputs: list[str], *, timeout_s: float, level: str
+) -> Iterator[Output]:
+    """Run a program as a script on each input in turn, within `timeout_s` seconds for all. Raises
+    SandboxError.
 
     The first output that is not "ok" is the last. Closing the iterator ends the program.
     """
@@ -69,8 +87,15 @@ def run_program(program: str, inputs: list[str], *, timeout_s: float, level: str
 
 
 def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Output:
-    """Run tests against a program's names: (reason of `judge.judge` or of a limit, its cause). Raises SandboxError."""
-    job = {"program": program, "helpers": "fn_name" in tests, "timeout_s": timeout_s, "level": level}
+    """Run tests against a program's names: (reason of `judge.judge` or of a limit, its cause).
+    Raises SandboxError.
+    """
+    job = {
+        "program": program,
+        "helpers": "fn_name" in tests,
+        "timeout_s": timeout_s,
+        "level": level,
+    }
     (output,) = supervise(job, tests)
     return output
 
@@ -79,12 +104,19 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[Output]:
     """Start a supervisor and yield its replies. Raises SandboxError if it fails."""
     job["site"] = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     folder = os.path.dirname(os.path.abspath(__file__))
-    start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"  # a module is compiled only once
+    # a module is compiled only once
+    start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"
     command = [sys.executable, "-I", "-S", "-c", start, str(os.getpid())]  # `ps` shows whose it is
-    environment = {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]} if "LD_LIBRARY_PATH" in os.environ else {}
+    environment = (
+        {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]}
+        if "LD_LIBRARY_PATH" in os.environ
+        else {}
+    )
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        process = subprocess.Popen(command, **pipes, env=environment, cwd="/", start_new_session=True)
+        process = subprocess.Popen(
+            command, **pipes, env=environment, cwd="/", start_new_session=True
+        )
     except OSError as error:
         raise SandboxError(f"no supervisor can be started ({error})") from error
     guard = threading.Timer(job["timeout_s"] + GRACE, process.kill)
@@ -120,11 +152,14 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[Output]:
 
 
 def choose_level(wanted: str = "auto") -> str:
-    """The level to run at: `wanted`, or for "auto" the strongest that works here. Raises SandboxError if none does.
+    """The level to run at: `wanted`, or for "auto" the strongest that works here. Raises
+    SandboxError if none does.
 
     Prints once what the level "process" does not cover.
     """
-    with _lock:  # the first of many threads tries the levels, the others find the result in the cache
+    with (
+        _lock
+    ):  # the first of many threads tries the levels, the others find the result in the cache
         return _try_levels(wanted)
 
 
@@ -134,16 +169,28 @@ _lock = threading.Lock()
 @functools.cache
 def _try_levels(wanted: str) -> str:
     failures = {}  # in order and without repeats
-    levels = ("strict", "strict", "process") if wanted == "auto" else (wanted, wanted)  # a first failure may be chance
+    levels = (
+        ("strict", "strict", "process") if wanted == "auto" else (wanted, wanted)
+    )  # a first failure may be chance
     for level in levels:
         try:
-            outputs = list(run_program("import decimal\nprint(decimal.Decimal(1))", [""], timeout_s=GRACE, level=level))
+            outputs = list(
+                run_program(
+                    "import decimal\nprint(decimal.Decimal(1))", [""], timeout_s=GRACE, level=level
+                )
+            )
             if outputs != [Output("ok", "1\n")]:
-                raise SandboxError(f"a program that prints 1 gave {outputs}; can other users read {sys.base_prefix}?")
+                raise SandboxError(
+                    f"a program that prints 1 gave {outputs}; can other users read "
+                    f"{sys.base_prefix}?"
+                )
         except SandboxError as error:
             failures[f"{level}: {error}"] = True
             continue
         if level != "strict":
-            print(f"sandbox level {level}: {'; '.join(failures) or 'asked for'}. {UNCOVERED}", file=sys.stderr)
+            print(
+                f"sandbox level {level}: {'; '.join(failures) or 'asked for'}. {UNCOVERED}",
+                file=sys.stderr,
+            )
         return level
     raise SandboxError(f"programs cannot be run in the sandbox here ({'; '.join(failures)})")

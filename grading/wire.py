@@ -1,11 +1,14 @@
-"""Plain data between two processes that do not trust each other: numbers, text, and containers of these.
+"""Plain data between two processes that do not trust each other: numbers, text, and containers of
+these.
 
     send(file, message), receive(file)               a line of JSON
-    encode(value, describe), decode(data, resolve)   for types that JSON lacks: tuples, sets, keys that are no text,
-                                                     complex and long numbers, bytes, dates, slices, ...
+    encode(value, describe), decode(data, resolve)   for types that JSON lacks: tuples, sets, keys
+                                                     that are no text, complex and long numbers,
+                                                     bytes, dates, slices, ...
 
-`decode` builds exact builtin types, so nothing of the sender's own can decide a comparison, and it runs nothing, as
-pickle would. `describe` describes a value that is no plain data, and `resolve` turns the description into a value.
+`decode` builds exact builtin types, so nothing of the sender's own can decide a comparison, and it
+runs nothing, as pickle would. `describe` describes a value that is no plain data, and `resolve`
+turns the description into a value.
 
 Standard library only.
 """
@@ -25,7 +28,8 @@ MUTABLE = (list, dict, set, bytearray, collections.deque)
 # The types that a defaultdict may make its values with.
 FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, tuple, set, dict, bool)}
 
-# Plain data that JSON lacks: its type, and the arguments that make it. A class stands before its bases.
+# Plain data that JSON lacks: its type, and the arguments that make it. A class stands before its
+# bases.
 PLAIN = {
     collections.defaultdict: lambda d: [getattr(d.default_factory, "__name__", ""), dict(d)],
     collections.Counter: lambda c: [dict(c)],
@@ -44,7 +48,9 @@ PLAIN = {
     datetime.timedelta: lambda d: [d.days, d.seconds, d.microseconds],
 }
 MAKERS = {kind.__name__: getattr(kind, "fromisoformat", kind) for kind in PLAIN}
-MAKERS["defaultdict"] = lambda factory, items: collections.defaultdict(FACTORIES.get(factory), items)
+MAKERS["defaultdict"] = lambda factory, items: collections.defaultdict(
+    FACTORIES.get(factory), items
+)
 EXACT = PLAIN.keys() | {type(None), bool, int, float, str, list}
 
 
@@ -52,10 +58,14 @@ def encode(value, describe: Callable[[object], dict]):
     """Plain data as what JSON can carry; anything else becomes what `describe` makes of it."""
     if value is None or isinstance(value, bool):
         return value
-    if type(value) not in EXACT and (isinstance(value, enum.Enum) or hasattr(type(value), "stand_in")):
+    if type(value) not in EXACT and (
+        isinstance(value, enum.Enum) or hasattr(type(value), "stand_in")
+    ):
         return describe(value)
     if isinstance(value, int):
-        return {"int": hex(value)} if abs(value) >= 2**63 else int(value)  # decimal digits are limited, and slow
+        return (
+            {"int": hex(value)} if abs(value) >= 2**63 else int(value)
+        )  # decimal digits are limited, and slow
     if isinstance(value, float):
         return float(value)
     if isinstance(value, str):
@@ -77,7 +87,9 @@ def encode(value, describe: Callable[[object], dict]):
 
 
 def decode(data, resolve: Callable[[dict], object]):
-    """The value that `encode` was given; `resolve` gets the descriptions. Forged data raises ValueError and others."""
+    """The value that `encode` was given; `resolve` gets the descriptions. Forged data raises
+    ValueError and others.
+    """
     if isinstance(data, list):
         return [decode(item, resolve) for item in data]
     if not isinstance(data, dict):
@@ -98,7 +110,9 @@ def send(file, message, limit: int = MAX_MESSAGE) -> None:
 
 
 def receive(file, limit: int = MAX_MESSAGE):
-    """The next message. Raises EOFError at the end, ValueError if it is longer than `limit` bytes or no JSON."""
+    """The next message. Raises EOFError at the end, ValueError if it is longer than `limit` bytes
+    or no JSON.
+    """
     data = file.readline(limit + 1)
     if not data:
         raise EOFError
@@ -106,11 +120,15 @@ def receive(file, limit: int = MAX_MESSAGE):
 
 
 def overwrite(old, new) -> bool:
-    """Give an argument of the tests the content of the candidate's copy, nested containers in place.
+    """Give an argument of the tests the content of the candidate's copy, nested containers in
+    place.
 
     False, without a change, if they are not mutable containers of one type.
     """
-    if type(old).__name__ == type(new).__name__ == "ndarray" and (old.shape, old.dtype) == (new.shape, new.dtype):
+    if type(old).__name__ == type(new).__name__ == "ndarray" and (old.shape, old.dtype) == (
+        new.shape,
+        new.dtype,
+    ):
         old[...] = new
         return True
     if not isinstance(old, MUTABLE) or type(old) is not type(new):

@@ -1,10 +1,13 @@
-"""Processes that compare math answers, so that no question can stall, crash or fill the training process.
+"""Processes that compare math answers, so that no question can stall, crash or fill the training
+process.
 
-    in_worker(answer, gold, timeout_s) -> the reason that `answers.compare` gives, or "timeout", or "crashed"
+    in_worker(answer, gold, timeout_s) -> the reason that `answers.compare` gives, or "timeout", or
+    "crashed"
 
-A worker answers one question after another. Importing math-verify takes a second, which does not count as a question's
-time. A worker that dies or runs out of time is replaced; one spare is kept. Workers end when their master ends, because
-its end closes their pipe; a busy one ends within its CPU time.
+A worker answers one question after another. Importing math-verify takes a second, which does not
+count as a question's time. A worker that dies or runs out of time is replaced; one spare is kept.
+Workers end when their master ends, because its end closes their pipe; a busy one ends within its
+CPU time.
 """
 
 import atexit
@@ -29,11 +32,15 @@ class Worker:
         folder = os.path.dirname(os.path.abspath(__file__))
         start = f"import sys; sys.path.insert(0, {folder!r}); import workers; workers.work()"
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.process = subprocess.Popen([sys.executable, "-c", start], **pipes, start_new_session=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", start], **pipes, start_new_session=True
+        )
         self.ready = False
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
-        """The reason. Raises TimeoutError, EOFError if the process dies, OSError if it did not start."""
+        """The reason. Raises TimeoutError, EOFError if the process dies, OSError if it did not
+        start.
+        """
         if not self.ready:
             with contextlib.suppress(TimeoutError, EOFError):
                 self.ready = self.listen(START) == "ready"
@@ -44,7 +51,9 @@ class Worker:
         return self.listen(timeout_s)
 
     def listen(self, timeout_s: float) -> str:
-        """The next line, which the worker writes at once. Raises TimeoutError, or EOFError if the process died."""
+        """The next line, which the worker writes at once. Raises TimeoutError, or EOFError if the
+        process died.
+        """
         poll = select.poll()
         poll.register(self.process.stdout, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
@@ -58,7 +67,9 @@ class Worker:
         """Kill it and wait for its end."""
         self.process.kill()
         self.process.wait()
-        with contextlib.suppress(BrokenPipeError):  # there is an unflushed question and the process has ended
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # there is an unflushed question and the process has ended
             self.process.stdin.close()
         self.process.stdout.close()
 
@@ -68,14 +79,18 @@ _lock = threading.Lock()
 
 
 def in_worker(answer: str, gold: str, timeout_s: float) -> str:
-    """The reason that a worker gives, or what became of it. Raises OSError if no worker can be started."""
+    """The reason that a worker gives, or what became of it. Raises OSError if no worker can be
+    started.
+    """
     for _attempt in range(2):  # a second death is the question's fault, not the machine's
         with _lock:
             while _idle and _idle[-1].process.poll() is not None:
                 _idle.pop().stop()  # it died while idle
             worker = _idle.pop() if _idle else Worker()
             if not _idle:
-                with contextlib.suppress(OSError):  # a spare, for the case that this one must be killed
+                with contextlib.suppress(
+                    OSError
+                ):  # a spare, for the case that this one must be killed
                     _idle.append(Worker())
         try:
             reason = worker.ask(answer, gold, timeout_s)
@@ -104,7 +119,9 @@ def work() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         answer, gold, timeout_s = json.loads(line)
-        cpu = int(time.process_time() + timeout_s) + 2  # seconds; so that an orphan ends, busy or not
+        cpu = (
+            int(time.process_time() + timeout_s) + 2
+        )  # seconds; so that an orphan ends, busy or not
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
         print(compare(answer, gold), flush=True)
 

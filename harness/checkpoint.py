@@ -1,17 +1,19 @@
 """Checkpoints: written whole or not at all, read back to the bit.
 
     runs/NAME/checkpoints/step-000010/
-        model/           an ordinary Hugging Face folder, for any tool: the weights that sample, and the tokenizer
-        state/           what training resumes from, as safetensors, each rank its own part: float32 weights and
-                         AdamW's moments
-        complete.json    the step (which is the data cursor, as `Task.draw` is a function of it), the number of
-                         ranks, the run's settings, and every file with its size
+        model/           an ordinary Hugging Face folder, for any tool: the weights that sample, and
+                         the tokenizer
+        state/           what training resumes from, as safetensors, each rank its own part: float32
+                         weights and AdamW's moments
+        complete.json    the step (which is the data cursor, as `Task.draw` is a function of it),
+                         the number of ranks, the run's settings, and every file with its size
 
-A checkpoint is written under a temporary name and renamed when it is complete, so a process that dies while writing
-leaves none that could be chosen; the last `keep` stay. No random state is saved: `train.py` seeds every step by
-the seed, the step and the rank.
+A checkpoint is written under a temporary name and renamed when it is complete, so a process that
+dies while writing leaves none that could be chosen; the last `keep` stay. No random state is saved:
+`train.py` seeds every step by the seed, the step and the rank.
 
-A checkpoint can be resumed on another number of ranks; only the same number makes the same run to the bit.
+A checkpoint can be resumed on another number of ranks; only the same number makes the same run to
+the bit.
 """
 
 import os
@@ -33,19 +35,38 @@ from harness.parallel import Ranks, gather, gather_items
 from tasks.problems import BadInput, cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+warnings.filterwarnings(
+    "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
+)
 
 STEP = re.compile(r"step-(\d{6,})")  # a folder of ours; a copy beside it has another name
-PER_FILE = 64  # tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
+# tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
+PER_FILE = 64
 
 
 def save(
-    run: Path, step: int, policy: Policy, sampler, optimizer, tokenizer, ranks: Ranks, keep: int, settings: dict
+    run: Path,
+    step: int,
+    policy: Policy,
+    sampler,
+    optimizer,
+    tokenizer,
+    ranks: Ranks,
+    keep: int,
+    settings: dict,
 ) -> None:
-    """Write the checkpoint of `step` steps done; every rank must call it, with `sampler` refreshed."""
-    folder, draft = run / "checkpoints" / f"step-{step:06d}", run / "checkpoints" / f".writing-{step}"
+    """Write the checkpoint of `step` steps done; every rank must call it, with `sampler`
+    refreshed.
+    """
+    folder, draft = (
+        run / "checkpoints" / f"step-{step:06d}",
+        run / "checkpoints" / f".writing-{step}",
+    )
     if ranks.main:
-        for name in ("metrics.jsonl", "samples.jsonl"):  # a checkpoint must not outlive the rows that lead to it
+        for name in (
+            "metrics.jsonl",
+            "samples.jsonl",
+        ):  # a checkpoint must not outlive the rows that lead to it
             with (run / name).open("ab") as file:
                 os.fsync(file.fileno())
         shutil.rmtree(draft, ignore_errors=True)
@@ -55,9 +76,20 @@ def save(
     state = _state(policy, optimizer)
     file_of = {name: 1 + place // PER_FILE for place, name in enumerate(state)}
     with plain_errors():
-        dcp.save(state, storage_writer=dcp.HuggingFaceStorageWriter(draft / "state", file_of, save_distributed=True))
-    written = [(str(path.relative_to(draft)), path.stat().st_size) for path in draft.rglob("*") if path.is_file()]
-    sizes = dict(sorted(gather_items(written, ranks)))  # of all ranks: shared file systems show others' files late
+        dcp.save(
+            state,
+            storage_writer=dcp.HuggingFaceStorageWriter(
+                draft / "state", file_of, save_distributed=True
+            ),
+        )
+    written = [
+        (str(path.relative_to(draft)), path.stat().st_size)
+        for path in draft.rglob("*")
+        if path.is_file()
+    ]
+    sizes = dict(
+        sorted(gather_items(written, ranks))
+    )  # of all ranks: shared file systems show others' files late
     if ranks.main:
         report = {"step": step, "ranks": ranks.world, "settings": settings, "files": sizes}
         files.write_json(draft / "complete.json", report)
@@ -92,28 +124,42 @@ def find(path: Path) -> tuple[Path, int]:
     if not (path / "complete.json").is_file():
         found = complete(path)
         if not found:
-            raise BadInput(f"--resume {path}: has no complete checkpoint in checkpoints/; give a run's folder")
+            raise BadInput(
+                f"--resume {path}: has no complete checkpoint in checkpoints/; give a run's folder"
+            )
         path = found[-1]
     report = report_of(path)
     for name, size in report["files"].items():
         if not (path / name).is_file() or (path / name).stat().st_size != size:
-            raise BadInput(f"--resume {path}: {name} is missing or not {size} bytes long; give another checkpoint")
+            raise BadInput(
+                f"--resume {path}: {name} is missing or not {size} bytes long; give another "
+                "checkpoint"
+            )
     return path, report["step"]
 
 
 def report_of(path: Path) -> dict:
     """The contents of complete.json; raises BadInput."""
-    return files.settings_in(path / "complete.json", dict(step=int, ranks=int, settings=dict, files=dict))
+    return files.settings_in(
+        path / "complete.json", dict(step=int, ranks=int, settings=dict, files=dict)
+    )
 
 
 def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
-    """Weights and moments as they were, --lr as it is now; every rank must call it. Raises BadInput."""
+    """Weights and moments as they were, --lr as it is now; every rank must call it. Raises
+    BadInput.
+    """
     made_by = report_of(path)["ranks"]
     if made_by != ranks.world and ranks.main:
-        print(f"checkpoint of {made_by} ranks, now {ranks.world}: other random numbers from here on")
+        print(
+            f"checkpoint of {made_by} ranks, now {ranks.world}: other random numbers from here on"
+        )
     try:
         with plain_errors():
-            dcp.load(_state(policy, optimizer), storage_reader=dcp.HuggingFaceStorageReader(path / "state"))
+            dcp.load(
+                _state(policy, optimizer),
+                storage_reader=dcp.HuggingFaceStorageReader(path / "state"),
+            )
     except Exception as error:  # torch raises of every kind; the cause stays attached
         reason = f"cannot be loaded ({cause(error)})"
         raise BadInput(f"--resume {path}: {reason}; give another checkpoint of this run") from error

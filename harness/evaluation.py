@@ -1,26 +1,31 @@
 """Evaluating a model on a benchmark: graded generations, and the numbers that they give.
 
     evaluate_benchmark(sampler, loaded, Protocol(), ranks)   a row per generation, with its verdict
-    summarise(rows)                                          means, errors and shares of a model on a benchmark
-    paired_difference(rows, others)                          how two models differ, problem by problem
+    summarise(rows)                                          means, errors and shares of a model on
+                                                             a benchmark
+    paired_difference(rows, others)                          how two models differ, problem by
+                                                             problem
 
-**Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction as in training.
-A response that is cut off scores 0, as in training. Where prompt and limit exceed the model's context, the limit of
-that problem is lower (each row says its own); it is not left out.
+**Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction
+as in training. A response that is cut off scores 0, as in training. Where prompt and limit exceed
+the model's context, the limit of that problem is lower (each row says its own); it is not left out.
 
-**Order.** Problems go in blocks, and random numbers depend on (seed, benchmark, block) and --generate-batch alone: not
-on what ran before, and not on the number of processes, which take the blocks in turn. So whole blocks are kept.
+**Order.** Problems go in blocks, and random numbers depend on (seed, benchmark, block) and
+--generate-batch alone: not on what ran before, and not on the number of processes, which take the
+blocks in turn. So whole blocks are kept.
 
-**Numbers.** A row has "problem", "seed", "score" (1, 0, or None where it could not be graded) and "reason".
-  - avg@k is the mean over problems of a problem's mean score. Samples of one problem are alike, so its error is
-    clustered: the standard deviation of the problems' means, by the root of their number. Pooling the samples instead
-    would make it too small, by up to the root of k. It measures which problems were asked; what sampling adds is in it.
+**Numbers.** A row has "problem", "seed", "score" (1, 0, or None where it could not be graded) and
+"reason".
+  - avg@k is the mean over problems of a problem's mean score. Samples of one problem are alike, so
+    its error is clustered: the standard deviation of the problems' means, by the root of their
+    number. Pooling the samples instead would make it too small, by up to the root of k. It measures
+    which problems were asked; what sampling adds is in it.
   - pass@k is the unbiased estimator 1 - C(n - c, k) / C(n, k), for c right ones of n samples.
   - Several seeds also give the mean and the standard deviation (ddof 1) of the seeds' own avg@k.
   - Samples that could not be graded are in no mean; they are counted.
 
-Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row has one), half-finished blocks,
-bootstrap, corrections for many comparisons.
+Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row has one),
+half-finished blocks, bootstrap, corrections for many comparisons.
 """
 
 import argparse
@@ -61,7 +66,7 @@ def protocol_of(args: argparse.Namespace) -> Protocol:
     return Protocol(max_tokens=args.max_tokens, **options)
 
 
-# ---- sampling and grading -------------------------------------------------------------------------------------
+# ---- sampling and grading ------------------------------------------------------------------------
 
 
 def evaluate_benchmark(
@@ -77,14 +82,17 @@ def evaluate_benchmark(
 ) -> list[dict]:
     """Graded generations, on every rank: those of the blocks in `done`, and the others, made now.
 
-    Rank 0 appends new rows, which begin with `columns`, to the file `path` as soon as they are made.
+    Rank 0 appends new rows, which begin with `columns`, to the file `path` as soon as they are
+    made.
     """
     task = as_task(loaded, protocol, sampler.tokenizer, sampler.name)
     benchmark, blocks, rows = loaded.benchmark.name, blocks_of(loaded, protocol), list(done)
     have = {(row["seed"], row["block"]) for row in rows}
     todo = [key for key in itertools.product(seeds, range(len(blocks))) if key not in have]
     total = len(loaded.problems) * samples_of(loaded, protocol) * len(seeds)
-    with tqdm(total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None) as bar:
+    with tqdm(
+        total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None
+    ) as bar:
         for start in range(0, len(todo), ranks.world):  # a block a rank
             made = []
             if start + ranks.rank < len(todo):
@@ -92,7 +100,15 @@ def evaluate_benchmark(
                 state = np.random.SeedSequence([seed, number, *benchmark.encode()])
                 torch.manual_seed(int(state.generate_state(1)[0]))
                 for row in graded_block(sampler, task, loaded, blocks[number], protocol):
-                    made.append({**(columns or {}), "benchmark": benchmark, "seed": seed, "block": number, **row})
+                    made.append(
+                        {
+                            **(columns or {}),
+                            "benchmark": benchmark,
+                            "seed": seed,
+                            "block": number,
+                            **row,
+                        }
+                    )
             made = parallel.gather_items(made, ranks)
             if path and ranks.main:
                 files.append_rows(path, made)
@@ -114,7 +130,8 @@ def samples_of(loaded: Loaded, protocol: Protocol) -> int:
 
 
 def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
-    """The rows of a file of generations, cut back to the blocks that were finished, without their texts.
+    """The rows of a file of generations, cut back to the blocks that were finished, without their
+    texts.
 
     The blocks of benchmarks that are not in `sets` count as finished. Raises BadInput.
     """
@@ -127,7 +144,11 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
             sizes[loaded.benchmark.name, number] = len(block) * samples_of(loaded, protocol)
     keys = [(row["model"], row["seed"], row["benchmark"], row["block"]) for row in rows]
     counts = Counter(keys)
-    kept = [row for row, key in zip(rows, keys, strict=True) if counts[key] == sizes.get(key[2:], counts[key])]
+    kept = [
+        row
+        for row, key in zip(rows, keys, strict=True)
+        if counts[key] == sizes.get(key[2:], counts[key])
+    ]
     files.write_whole(path, "".join(map(files.as_json, kept)))
     return [{name: value for name, value in row.items() if name != "response"} for row in kept]
 
@@ -146,16 +167,21 @@ def about(loaded: Loaded, protocol: Protocol) -> dict:
 
 
 def as_task(loaded: Loaded, protocol: Protocol, tokenizer, name: str) -> Task:
-    """The benchmark as training sees problems: prompts in the template of the model `name`, and the same graders.
+    """The benchmark as training sees problems: prompts in the template of the model `name`, and the
+    same graders.
 
     Raises BadInput for the embedded set and another model's tokenizer.
     """
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
     if kind != "embedded":
-        return text_task(kind, choose_template(protocol.template, name, tokenizer), tokenizer, grade)
+        return text_task(
+            kind, choose_template(protocol.template, name, tokenizer), tokenizer, grade
+        )
     if len(tokenizer) != len(toy.SYMBOLS):
-        raise BadInput(f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks")
+        raise BadInput(
+            f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks"
+        )
     return Task(kind, [], [], lambda problem: problem["problem"], grade)
 
 
@@ -164,8 +190,11 @@ def context_of(model) -> float:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
-def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol) -> list[dict]:
-    """Graded responses to each problem of a block, in order; problems with one length limit are sampled together.
+def graded_block(
+    sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol
+) -> list[dict]:
+    """Graded responses to each problem of a block, in order; problems with one length limit are
+    sampled together.
 
     Where a problem has no tests, its responses have no verdict, even if they were cut off.
     """
@@ -188,7 +217,9 @@ def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[di
             verdicts = task.verdicts(together, rollouts)
         for number, text in enumerate(texts):
             place = places[number // samples]
-            verdict = Verdict(None, "infra_error") if problems[place].get("fault") else verdicts[number]
+            verdict = (
+                Verdict(None, "infra_error") if problems[place].get("fault") else verdicts[number]
+            )
             row = {
                 "problem": problems[place]["id"],
                 "sample": number % samples,
@@ -203,21 +234,27 @@ def graded_block(sampler: Sampler, task: Task, loaded: Loaded, problems: list[di
 
 
 def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
-    """The rows of a file of `--replay`, with verdicts on them, and what its sets are; raises BadInput.
+    """The rows of a file of `--replay`, with verdicts on them, and what its sets are; raises
+    BadInput.
 
-    A line has "problem", "response", and "answer" (math) or "tests" (code); "model", "benchmark", "seed" and
-    "truncated" are optional.
+    A line has "problem", "response", and "answer" (math) or "tests" (code); "model", "benchmark",
+    "seed" and "truncated" are optional.
     """
     source, revision, lines = from_files([path], f"--replay {path}")
     lines = [{name: value for name, value in line.items() if value is not None} for line in lines]
     for number, line in enumerate(lines, 1):
         if not {"problem", "response"} <= line.keys() or not line.keys() & {"answer", "tests"}:
-            raise BadInput(f'--replay {path}, row {number}: needs "problem", "response", and "answer" or "tests"')
+            raise BadInput(
+                f'--replay {path}, row {number}: needs "problem", "response", and "answer" or '
+                '"tests"'
+            )
     usual = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = [{**usual, **line, "problem": str(line["problem"])} for line in lines]
 
     def grade(response: str, line: dict) -> Verdict:
-        kind, reference = ("code", line["tests"]) if "tests" in line else ("math", str(line["answer"]))
+        kind, reference = (
+            ("code", line["tests"]) if "tests" in line else ("math", str(line["answer"]))
+        )
         return grader(kind, timeout_s, level)(response, reference)
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
@@ -235,7 +272,7 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
     return rows, data
 
 
-# ---- estimators -----------------------------------------------------------------------------------------------
+# ---- estimators ----------------------------------------------------------------------------------
 
 
 def by_problem(rows: list[dict]) -> dict[str, list[float]]:
@@ -266,7 +303,9 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 
 
 def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
-    """One model on one benchmark, as a table needs it; `passes` are the k of pass@k, over problems with k samples."""
+    """One model on one benchmark, as a table needs it; `passes` are the k of pass@k, over problems
+    with k samples.
+    """
     graded = [row for row in rows if row["score"] is not None]
     reasons = Counter(row["reason"] for row in graded)
     problems = by_problem(rows).values()
@@ -283,13 +322,18 @@ def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
     }
     for k in passes:
         enough = [scores for scores in problems if len(scores) >= k]
-        chances = [pass_at_k(sum(score > 0.5 for score in scores), len(scores), k) for scores in enough]
+        chances = [
+            pass_at_k(sum(score > 0.5 for score in scores), len(scores), k) for scores in enough
+        ]
         result[f"pass@{k}"], result[f"pass@{k} error"] = mean_and_error(chances)
     seeds = sorted({row["seed"] for row in rows})
     if len(seeds) > 1:
         means = [avg_at_k([row for row in rows if row["seed"] == seed])[0] for seed in seeds]
         result["seeds"] = dict(zip(map(str, seeds), means, strict=True))
-        result["seed_mean"], result["seed_std"] = float(np.mean(means)), float(np.std(means, ddof=1))
+        result["seed_mean"], result["seed_std"] = (
+            float(np.mean(means)),
+            float(np.std(means, ddof=1)),
+        )
     return result
 
 
@@ -302,9 +346,11 @@ def paired_difference(rows: list[dict], others: list[dict]) -> dict:
 
 
 def average(results: dict[str, dict]) -> tuple[float, float]:
-    """The mean over benchmarks, with equal weights as in the paper, and its error, taking sets as independent.
+    """The mean over benchmarks, with equal weights as in the paper, and its error, taking sets as
+    independent.
 
-    HumanEval and HumanEval+ ask the same problems, as do MBPP and MBPP+: on code the error is too small.
+    HumanEval and HumanEval+ ask the same problems, as do MBPP and MBPP+: on code the error is too
+    small.
     """
     mean = float(np.mean([result["mean"] for result in results.values()]))
     variance = sum(result["error"] ** 2 for result in results.values())

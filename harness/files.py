@@ -1,10 +1,12 @@
-"""Files and folders: written whole or not at all, locked, read back with the line that is wrong in the error.
+"""Files and folders: written whole or not at all, locked, read back with the line that is wrong in
+the error.
 
 write_whole, write_json, whole_folder           a file or folder is never half there
 append_rows(path, rows), rows(path)             JSON lines; BadInput names file and line
 settings_in(path)                               a JSON object
 made(folder, ranks, settings)                   a command's own folder, made and locked
-config_of(folder), run_of(path), origin_of(..)  the run that a folder is, or that a model's folder lies in
+config_of(folder), run_of(path), origin_of(..)  the run that a folder is, or that a model's folder
+                                                lies in
 """
 
 import fcntl
@@ -25,8 +27,8 @@ from tasks.rows import reading, regular
 def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
     """The folder of --out, made and locked by rank 0 for all; it goes again if it stays empty.
 
-    Raises BadInput where it cannot be made, or another process writes there, or it holds files of others: the
-    command's `settings` are not among them.
+    Raises BadInput where it cannot be made, or another process writes there, or it holds files of
+    others: the command's `settings` are not among them.
     """
     handle = None
     with together(ranks):
@@ -35,12 +37,18 @@ def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
                 folder.mkdir(parents=True, exist_ok=True)
                 handle = os.open(folder, os.O_RDONLY)
                 if any(folder.iterdir()) and not (folder / settings).exists():
-                    raise BadInput(f"--out {folder}: holds other files, and no {settings}; choose another")
+                    raise BadInput(
+                        f"--out {folder}: holds other files, and no {settings}; choose another"
+                    )
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise BadInput(f"--out {folder}: another process is writing there; end it first") from error
+                raise BadInput(
+                    f"--out {folder}: another process is writing there; end it first"
+                ) from error
             except OSError as error:
-                raise BadInput(f"--out {folder}: cannot be made ({error}); choose another") from error
+                raise BadInput(
+                    f"--out {folder}: cannot be made ({error}); choose another"
+                ) from error
     try:
         yield
     finally:
@@ -98,7 +106,8 @@ def with_nan(value):
 
 
 def rows(path: Path, forms: dict[str, type] | None = None) -> list[dict]:
-    """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput, naming the line.
+    """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput,
+    naming the line.
 
     Every object must have values of these `forms`.
     """
@@ -120,7 +129,9 @@ def settings_in(path: Path, forms: dict[str, type] | None = None) -> dict:
 def object_of(text: str, forms: dict[str, type]) -> dict:
     """The object in a JSON text; raises ValueError unless it has values of these `forms`."""
     value = json.loads(text)
-    if not isinstance(value, dict) or not all(isinstance(value.get(name, ...), forms[name]) for name in forms):
+    if not isinstance(value, dict) or not all(
+        isinstance(value.get(name, ...), forms[name]) for name in forms
+    ):
         raise ValueError(f"not an object with {', '.join(forms) or 'keys'}")
     return value
 
@@ -140,7 +151,9 @@ def run_of(path: str) -> dict:
 
 
 def origin_of(path: str) -> str:
-    """The model that a run's model was trained from, whose name tells its template; any other model itself."""
+    """The model that a run's model was trained from, whose name tells its template; any other model
+    itself.
+    """
     for _ in range(10):  # runs that start from each other's models
         path = run_of(path).get("model") or path
     return path

@@ -1,9 +1,13 @@
-"""What stands around every command: its processes, and one sentence for everything that can go wrong.
+"""What stands around every command: its processes, and one sentence for everything that can go
+wrong.
 
-@run_command(memory=...)      a command's main: exit status 0, 1 where it cannot continue, 2 for bad input, 130: Ctrl-C
-parse_args(argv)              the configuration of a run: the flags of train.py, and what they mean on this machine
+@run_command(memory=...)      a command's main: exit status 0, 1 where it cannot continue, 2 for bad
+                              input, 130: Ctrl-C
+parse_args(argv)              the configuration of a run: the flags of train.py, and what they mean
+                              on this machine
 resolve_machine(args)         what `auto` means on this machine
-processes(args), launch(...)  one process per GPU, by torch's own launcher, where torchrun has started none
+processes(args), launch(...)  one process per GPU, by torch's own launcher, where torchrun has
+                              started none
 """
 
 import argparse
@@ -28,7 +32,12 @@ from tasks.benchmarks import check_sandbox
 from tasks.problems import BadInput
 
 # As torch says it on a CPU, C++, the kernel, and Python of threads.
-NO_MEMORY = "DefaultCPUAllocator: can't allocate", "bad_alloc", "Cannot allocate memory", "can't start new thread"
+NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "can't start new thread",
+)
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
 
@@ -45,13 +54,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def resolve_machine(args: argparse.Namespace, half: bool = True) -> None:
-    """What `auto` means here: `half` computes in bfloat16 on a GPU. Raises BadInput for a GPU that is not there."""
+    """What `auto` means here: `half` computes in bfloat16 on a GPU. Raises BadInput for a GPU that
+    is not there.
+    """
     if args.device == "auto":
         args.device = "cuda" if torch.cuda.is_available() else "cpu"
     if args.device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
     if args.device == "cuda" and args.ranks > torch.cuda.device_count():
-        raise BadInput(f"--ranks {args.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it")
+        raise BadInput(
+            f"--ranks {args.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it"
+        )
     if args.dtype == "auto":
         args.dtype = "bfloat16" if args.device == "cuda" and half else "float32"
 
@@ -61,12 +74,15 @@ class RunFailed(RuntimeError):
 
 
 def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
-    """Decorates a command's `main(argv)`, which returns its exit status or None for 0, to catch what it raises.
+    """Decorates a command's `main(argv)`, which returns its exit status or None for 0, to catch
+    what it raises.
 
     `memory` says how to take less of it; `interrupted` is said after Ctrl-C.
     """
 
-    def decorate(main: Callable[[list[str] | None], int | None]) -> Callable[[list[str] | None], int]:
+    def decorate(
+        main: Callable[[list[str] | None], int | None],
+    ) -> Callable[[list[str] | None], int]:
         @functools.wraps(main)
         def command(argv: list[str] | None = None) -> int:
             rank = os.environ.get("RANK", "0")
@@ -79,12 +95,20 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
             except KeyboardInterrupt:  # the launcher ends all ranks with the first that fails
                 status, sentence = 130 if rank == "0" else 0, interrupted
             except Exception as error:  # of one rank, perhaps: nothing can be left together
-                said = f"rank {rank}: out of memory; {memory}" if out_of_memory(error) else known_trouble(error)
+                said = (
+                    f"rank {rank}: out of memory; {memory}"
+                    if out_of_memory(error)
+                    else known_trouble(error)
+                )
                 if said:
                     print(f"error: {said}", file=sys.stderr)
                     return 1
                 if "RANK" in os.environ:  # whose traceback this is
-                    print(f"rank {rank} fails: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    print(
+                        f"rank {rank} fails: {type(error).__name__}: {error}",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 raise
             if sentence and rank == "0":
                 print(sentence, file=sys.stderr)
@@ -126,16 +150,20 @@ def known_trouble(error: Exception) -> str | None:
 
 
 def processes(args: argparse.Namespace) -> int:
-    """How many processes this command has to start; 1: this one is enough, or is one of torchrun's."""
+    """How many processes this command has to start; 1: this one is enough, or is one of
+    torchrun's.
+    """
     if "RANK" in os.environ:
         return 1
     return args.ranks or (torch.cuda.device_count() if args.device == "cuda" else 1)
 
 
 def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
-    """`python script argv` in `count` processes, as torchrun would start them; returns the exit status.
+    """`python script argv` in `count` processes, as torchrun would start them; returns the exit
+    status.
 
-    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them, SIGTERM as Ctrl-C.
+    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them,
+    SIGTERM as Ctrl-C.
     """
     print(f"starting {count} processes on this machine, one a rank", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -151,14 +179,20 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
         run_id=f"{os.getpid()}",
         max_restarts=0,
         signals_to_handle="SIGINT",
-        shutdown_timeout=24 * 3600,  # seconds from Ctrl-C until ranks are killed: they may have a step to finish
+        shutdown_timeout=24
+        * 3600,  # seconds from Ctrl-C until ranks are killed: they may have a step to finish
     )
     try:
-        elastic_launch(config, sys.executable)("-u", script, *(sys.argv[1:] if argv is None else argv))
+        elastic_launch(config, sys.executable)(
+            "-u", script, *(sys.argv[1:] if argv is None else argv)
+        )
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode not in (2, 130):  # bad input and Ctrl-C have said so themselves
-            print(f"rank {rank} failed with status {failure.exitcode}; the others were ended", file=sys.stderr)
+            print(
+                f"rank {rank} failed with status {failure.exitcode}; the others were ended",
+                file=sys.stderr,
+            )
         return failure.exitcode if failure.exitcode > 0 else 1
     except (SignalException, KeyboardInterrupt):
         return 130

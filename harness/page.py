@@ -1,24 +1,28 @@
-"""Where credit went, to look at: one HTML page of groups of rollouts, every token shaded by its weight.
+"""Where credit went, to look at: one HTML page of groups of rollouts, every token shaded by its
+weight.
 
-    write_page(folder)         the page of a run, or of `studies.diagnose`; `python -m studies.page` is its command
+    write_page(folder)         the page of a run, or of `studies.diagnose`; `python -m studies.page`
+                               is its command
 
-It teaches as it shows: what spans, distances and weights are stands above the rollouts, and it opens on a wrong
-rollout whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are reinforced
-and orange ones suppressed, by the sign of A x weight. Strength is |weight| relative to the group's largest, or above
-its smallest. The true first error, where a task knows it, is underlined. A token that is pointed at, by mouse, finger
-or keyboard, lights up the farthest span that covers it, which gives it its weight (Alg. 1 line 14), and the opposing
-span closest to that one (line 5), where it stands; where a method keeps no hidden states, its weight alone. Buttons
-show the weights of `grpo` and, where first errors are known, `oracle` over the same rollouts. before.jsonl and
-after.jsonl, rollouts to one held-out problem before and after training, stand side by side.
+It teaches as it shows: what spans, distances and weights are stands above the rollouts, and it
+opens on a wrong rollout whose error lies about the middle, beside the right rollout that is closest
+there. Blue tokens are reinforced and orange ones suppressed, by the sign of A x weight. Strength is
+|weight| relative to the group's largest, or above its smallest. The true first error, where a task
+knows it, is underlined. A token that is pointed at, by mouse, finger or keyboard, lights up the
+farthest span that covers it, which gives it its weight (Alg. 1 line 14), and the opposing span
+closest to that one (line 5), where it stands; where a method keeps no hidden states, its weight
+alone. Buttons show the weights of `grpo` and, where first errors are known, `oracle` over the same
+rollouts. before.jsonl and after.jsonl, rollouts to one held-out problem before and after training,
+stand side by side.
 
-The page is `page.html` with its placeholders filled: one file that loads nothing. What models wrote is hostile.
-It stands in the page as JSON without <, > and &, the script makes text nodes and attributes of it and never markup, and
-a Content-Security-Policy admits only the file's own script and style, by their hashes. Only the group that is looked at
-is built.
+The page is `page.html` with its placeholders filled: one file that loads nothing. What models wrote
+is hostile. It stands in the page as JSON without <, > and &, the script makes text nodes and
+attributes of it and never markup, and a Content-Security-Policy admits only the file's own script
+and style, by their hashes. Only the group that is looked at is built.
 
-Left out: `response`, as tokens are what weights belong to (a character split over several tokens therefore shows as
-replacement marks), and `tests`, which can be large. Averages over a whole run are in `harness/report.py` and
-`credit/measures.py`.
+Left out: `response`, as tokens are what weights belong to (a character split over several tokens
+therefore shows as replacement marks), and `tests`, which can be large. Averages over a whole run
+are in `harness/report.py` and `credit/measures.py`.
 """
 
 import base64
@@ -32,38 +36,61 @@ from harness.files import as_json, rows, settings_in, write_whole
 from tasks.problems import BadInput
 
 REQUIRED = {"problem": str, "tokens": list, "weights": dict}
-SHOWN = [*REQUIRED, "step", "when", "score", "reason", "advantage", "answer", "first_error", "spans"]
+SHOWN = [
+    *REQUIRED,
+    "step",
+    "when",
+    "score",
+    "reason",
+    "advantage",
+    "answer",
+    "first_error",
+    "spans",
+]
 TASKS = {
-    "embedded": "The task: little programs, worked out line by line; all arithmetic is mod 10, so 7*4=8.",
+    "embedded": "The task: little programs, worked out line by line; all arithmetic is mod 10, so "
+    "7*4=8.",
     "words": "The task: word problems, worked out step by step.",
 }
 
 
 def write_page(folder: Path) -> str:
-    """Write credit.html, the page of a run's samples; returns its path and size in words. Raises BadInput."""
+    """Write credit.html, the page of a run's samples; returns its path and size in words. Raises
+    BadInput.
+    """
     groups, path = read_groups(folder), folder / "credit.html"
-    task = settings_in(folder / "config.json").get("task") if (folder / "config.json").exists() else None
+    task = (
+        settings_in(folder / "config.json").get("task")
+        if (folder / "config.json").exists()
+        else None
+    )
     page = as_html(groups, str(folder), TASKS.get(task, ""))
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"
 
 
 def read_groups(folder: Path) -> list[list[dict]]:
-    """A run's samples.jsonl as groups, neighbouring rows of one step and problem; first those before and after it.
+    """A run's samples.jsonl as groups, neighbouring rows of one step and problem; first those
+    before and after it.
 
-    A last line that is cut off is left out, as the run may still write it. Raises BadInput for a file of something
-    else.
+    A last line that is cut off is left out, as the run may still write it. Raises BadInput for a
+    file of something else.
     """
     samples = rows(folder / "samples.jsonl", REQUIRED)
     if not samples:
         raise BadInput(f"{folder / 'samples.jsonl'}: no rollouts to show; give the folder of a run")
-    groups = [list(group) for _, group in itertools.groupby(samples, lambda row: (row.get("step"), row["problem"]))]
+    groups = [
+        list(group)
+        for _, group in itertools.groupby(samples, lambda row: (row.get("step"), row["problem"]))
+    ]
     both = [folder / f"{when}.jsonl" for when in ("before", "after")]
     return [before_and_after(*both), *groups] if all(path.exists() for path in both) else groups
 
 
 def before_and_after(before: Path, after: Path) -> list[dict]:
-    """The rollouts of both as one group; each says when it was sampled, and spans count the rollouts of both."""
+    """The rollouts of both as one group; each says when it was sampled, and spans count the
+    rollouts of both.
+    """
     group = rows(before, REQUIRED)
     size = len(group)
     group += rows(after, REQUIRED)
@@ -77,8 +104,8 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
 def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
     """The page, as text of ASCII characters, of groups of rows as `report.sample_rows` makes them.
 
-    A row may have "spans", each a `shear_settings.Closest`. Weights may be negative; those that are None or not finite
-    show as unknown. `task` is a sentence.
+    A row may have "spans", each a `shear_settings.Closest`. Weights may be negative; those that are
+    None or not finite show as unknown. `task` is a sentence.
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     script = re.search("<script>(.*?)</script>", frame, re.DOTALL)[1]
@@ -91,7 +118,9 @@ def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
 
 
 def groups_as_json(groups: list[list[dict]]) -> str:
-    """What the page shows of the rows, as ASCII text that holds no markup; nan and inf, which JSON lacks, are null."""
+    """What the page shows of the rows, as ASCII text that holds no markup; nan and inf, which JSON
+    lacks, are null.
+    """
     shown = []
     for group in groups:
         shown.append([{name: row[name] for name in SHOWN if name in row} for row in group])

@@ -1,20 +1,23 @@
-"""Several processes, one model: sharing the work, sharding the weights, keeping the sampler in step.
+"""Several processes, one model: sharing the work, sharding the weights, keeping the sampler in
+step.
 
     join      this process's place among them: rank, number of ranks, device
     share     the whole groups that a rank samples, grades and credits
     deal      the micro-batches of an optimizer step that a rank computes
     gather    what every rank made, to all of them; `together`: a rank's bad input, too
-    shard     FSDP, `fully_shard`, one unit per decoder layer: float32 weights and optimizer spread over the ranks,
-              compute in bfloat16 (or float32), gradients reduced in float32
+    shard     FSDP, `fully_shard`, one unit per decoder layer: float32 weights and optimizer spread
+              over the ranks, compute in bfloat16 (or float32), gradients reduced in float32
     refresh   the sharded weights into the whole copy that samples, proved by a checksum
 
-A rank samples from a whole copy of the weights, so no rank waits for another while tokens are decoded; ranks meet
-again in `gather`. There every rank gets the rollouts of all (ids and token advantages: megabytes), so an optimizer
-step means the same rollouts on one rank and on eight, dealt out evenly.
+A rank samples from a whole copy of the weights, so no rank waits for another while tokens are
+decoded; ranks meet again in `gather`. There every rank gets the rollouts of all (ids and token
+advantages: megabytes), so an optimizer step means the same rollouts on one rank and on eight, dealt
+out evenly.
 
-One rank that computes in float32 is the plain model, which then samples, too. One rank in bfloat16 uses FSDP's mixed
-precision over a mesh of itself; nothing is split. Ranks on several nodes need a file system that all of them see.
-A rank that fails is seen by the launcher, which ends the others; TIMEOUT is only for ranks that wait for slow ones.
+One rank that computes in float32 is the plain model, which then samples, too. One rank in bfloat16
+uses FSDP's mixed precision over a mesh of itself; nothing is split. Ranks on several nodes need a
+file system that all of them see. A rank that fails is seen by the launcher, which ends the others;
+TIMEOUT is only for ranks that wait for slow ones.
 
 Left out: tensor, pipeline and context parallelism, offloading.
 """
@@ -60,20 +63,27 @@ class Ranks:
 
 
 def join(device: str, threads: int = 0) -> Ranks:
-    """Take this process's place, as torchrun's environment names it; alone without it. End with `leave`."""
+    """Take this process's place, as torchrun's environment names it; alone without it. End with
+    `leave`.
+    """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if rank:  # bars of rank 0 alone, whatever a bar asks for
         init = tqdm.__init__
-        tqdm.__init__ = lambda bar, *words, **options: init(bar, *words, **{**options, "disable": True})
+        tqdm.__init__ = lambda bar, *words, **options: init(
+            bar, *words, **{**options, "disable": True}
+        )
     if threads:
         torch.set_num_threads(threads)
     place = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else None)
     if device == "cuda":
         torch.cuda.set_device(place)
-        # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are nearly always new.
+        # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are
+        # nearly always new.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if world > 1 and not dist.is_initialized():  # else the caller's own group
-        if sys.platform == "linux":  # or ranks would run on, and hold their GPUs, when their launcher is killed
+        if (
+            sys.platform == "linux"
+        ):  # or ranks would run on, and hold their GPUs, when their launcher is killed
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
     return Ranks(rank, world, place)
@@ -93,12 +103,19 @@ def share(items: Sequence, ranks: Ranks) -> Sequence:
 
 
 def deal(
-    rows: Sequence[int], lengths: Sequence[int], tokens: int, ranks: Ranks, pack: Callable, *, filler: int
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    tokens: int,
+    ranks: Ranks,
+    pack: Callable,
+    *,
+    filler: int,
 ) -> list[tuple[Tensor, float]]:
-    """This rank's part of a mini-batch, as micro-batches of `pack` of weight 1; what ranks do together is equally full.
+    """This rank's part of a mini-batch, as micro-batches of `pack` of weight 1; what ranks do
+    together is equally full.
 
-    Every rank gets equally many, as sharded ranks must run in step: one that has no work left gets the row `filler`,
-    of weight 0.
+    Every rank gets equally many, as sharded ranks must run in step: one that has no work left gets
+    the row `filler`, of weight 0.
     """
     micro_batches = pack(rows, lengths, tokens, ranks.world)
     rounds = max(1, -(-len(micro_batches) // ranks.world))
@@ -111,7 +128,9 @@ def gather(value, ranks: Ranks) -> list:
     if ranks.world == 1:
         return [value]
     values = [None] * ranks.world
-    dist.all_gather_object(values, moved(value, torch.device("cpu")))  # a pickled CUDA tensor goes to its old GPU
+    dist.all_gather_object(
+        values, moved(value, torch.device("cpu"))
+    )  # a pickled CUDA tensor goes to its old GPU
     return moved(values, ranks.device)
 
 
@@ -127,7 +146,9 @@ def from_main(value, ranks: Ranks):
 
 @contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """A BadInput that any rank raises inside is raised by all ranks, which would wait for that one otherwise."""
+    """A BadInput that any rank raises inside is raised by all ranks, which would wait for that one
+    otherwise.
+    """
     problem = None
     try:
         yield
@@ -142,10 +163,16 @@ def moved(value, device: torch.device):
     """A tensor, or a list, tuple or dataclass with tensors in it, with these on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
-    if type(value) in (list, tuple):  # not a NamedTuple, which takes its fields one by one and holds no tensor here
+    if type(value) in (
+        list,
+        tuple,
+    ):  # not a NamedTuple, which takes its fields one by one and holds no tensor here
         return type(value)([moved(item, device) for item in value])
     if dataclasses.is_dataclass(value):
-        fields = {field.name: moved(getattr(value, field.name), device) for field in dataclasses.fields(value)}
+        fields = {
+            field.name: moved(getattr(value, field.name), device)
+            for field in dataclasses.fields(value)
+        }
         return dataclasses.replace(value, **fields)
     return value
 
@@ -167,18 +194,25 @@ def broadcast(model, ranks: Ranks) -> None:
             dist.broadcast(parameter, 0)
 
 
-def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_over: int = 0) -> tuple[Policy, object]:
+def shard(
+    model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_over: int = 0
+) -> tuple[Policy, object]:
     """The policy to train and the model to sample from; `model` is used up.
 
-    Weights that are trained are float32, whatever `model` came in; `dtype` is what is computed in. `shard_over`
-    ranks hold one set of weights between them and the sets are copies of each other (HSDP); 0: all ranks hold one.
+    Weights that are trained are float32, whatever `model` came in; `dtype` is what is computed in.
+    `shard_over` ranks hold one set of weights between them and the sets are copies of each other
+    (HSDP); 0: all ranks hold one.
     """
-    model = model.to(ranks.device)  # before it is copied: the machine's memory would hold two for each rank
+    model = model.to(
+        ranks.device
+    )  # before it is copied: the machine's memory would hold two for each rank
     if ranks.world == 1 and dtype == torch.float32:
         model = model.float()
         return Policy(model, recompute, **packing_of(model)), model
     if not dist.is_initialized():  # a mesh of one
-        dist.init_process_group(BACKENDS[ranks.device.type], store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(
+            BACKENDS[ranks.device.type], store=dist.HashStore(), rank=0, world_size=1
+        )
     rounded = {}  # not sampler.to(dtype): that would round the rotary frequencies, too
     for parameter in model.parameters():
         copied = parameter.detach().to(dtype, copy=True)
@@ -186,10 +220,14 @@ def shard(model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_ove
     sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
     policy = Policy(model, recompute, **packing_of(model))
     size = shard_over or ranks.world
-    mesh = init_device_mesh(ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(
+        ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")
+    )
     mesh = mesh if size < ranks.world else mesh["shard"]
     compute = None if dtype == torch.float32 else dtype
-    options = dict(mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32))
+    options = dict(
+        mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+    )
     for layer in layers_of(model):  # one at a time to float32: only shards of it stay
         fully_shard(layer.float(), **options)
     fully_shard(policy.float(), **options)
@@ -203,9 +241,11 @@ def full(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def refresh(policy: Policy, sampler, ranks: Ranks) -> int | None:
-    """Copy the trained weights into the sampler; returns the checksum that both sides have, None if they are one.
+    """Copy the trained weights into the sampler; returns the checksum that both sides have, None if
+    they are one.
 
-    Raises RuntimeError where a rank's copy is not what is trained: a sampler that lags behind trains without effect.
+    Raises RuntimeError where a rank's copy is not what is trained: a sampler that lags behind
+    trains without effect.
     """
     if sampler is policy.model:
         return None
@@ -220,12 +260,16 @@ def refresh(policy: Policy, sampler, ranks: Ranks) -> int | None:
     copied = int(sum(checksum(values, number) for number, values in enumerate(copies.values())))
     seen = gather((int(trained), copied), ranks)
     if len({value for pair in seen for value in pair}) > 1:
-        raise RuntimeError(f"rank {ranks.rank}: sampling and trained weights differ, (trained, copied) by rank: {seen}")
+        raise RuntimeError(
+            f"rank {ranks.rank}: sampling and trained weights differ, (trained, copied) by rank: "
+            f"{seen}"
+        )
     return copied
 
 
 def checksum(values: Tensor, number: int) -> Tensor:
-    """Sum of the bit patterns, int64, modulo 2^64, so it can be summed over shards in any order; `number` tells
-    equal tensors at different places apart."""
+    """Sum of the bit patterns, int64, modulo 2^64, so it can be summed over shards in any order;
+    `number` tells equal tensors at different places apart.
+    """
     bits = values.contiguous().view({2: torch.int16, 4: torch.int32}[values.element_size()])
     return bits.sum(dtype=torch.int64) * (2 * number + 1)

@@ -1,9 +1,10 @@
-"""What a run tells its user: the plan, a row per step, the end; metrics, samples with their weights, the curve.
+"""What a run tells its user: the plan, a row per step, the end; metrics, samples with their
+weights, the curve.
 
-Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each evaluation),
-samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group), curve.png and credit.html;
-`train.py` puts the models beside them. Lines are plain text of at most WIDTH columns, so they survive nohup. Nothing
-here changes what is trained.
+Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each
+evaluation), samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group),
+curve.png and credit.html; `train.py` puts the models beside them. Lines are plain text of at most
+WIDTH columns, so they survive nohup. Nothing here changes what is trained.
 """
 
 import argparse
@@ -37,14 +38,25 @@ from harness.track import tracker
 from shear import span_bounds
 from tasks.problems import Task
 
-RIGHT, WRONG, INK, FAINT = "#0072B2", "#D55E00", "#222222", "#999999"  # of figures: blue and orange, as on the page
+RIGHT, WRONG, INK, FAINT = (
+    "#0072B2",
+    "#D55E00",
+    "#222222",
+    "#999999",
+)  # of figures: blue and orange, as on the page
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
 SILENCE = 30  # seconds of an evaluation between two lines of a log
-# A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and standard deviation.
+# A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and
+# standard deviation.
 COLUMNS = " reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step"
 # Below it where they are not 0: what they are called in metrics.jsonl.
-RARE = {"infra": "infra_errors", "skipped": "skipped", "flip": "sign_changes", "replaced": "replaced"}
+RARE = {
+    "infra": "infra_errors",
+    "skipped": "skipped",
+    "flip": "sign_changes",
+    "replaced": "replaced",
+}
 
 
 class Clock:
@@ -72,7 +84,10 @@ def peak_gb() -> float:
 def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
     """What will happen, before it does."""
     print(f"{args.method} on the {args.task} task; everything goes to {folder}/")
-    size = f"{args.steps} steps x {args.prompts_per_step} prompts x {args.rollouts_per_prompt} rollouts"
+    size = (
+        f"{args.steps} steps x {args.prompts_per_step} prompts x {args.rollouts_per_prompt} "
+        "rollouts"
+    )
     updates = args.prompts_per_step // args.prompts_per_update
     size += f" of up to {args.max_tokens} tokens; {updates} update(s) a step"
     for line in (*notes, size, "settings: config.json; all metrics: metrics.jsonl"):
@@ -86,19 +101,31 @@ def wrapped(text: str) -> str:
 
 
 def step_metrics(batch: Batch, task: Task, tokenizer) -> dict[str, float]:
-    """What a step says about its rollouts and its credit; where the task knows them, also beside the first errors."""
-    mask, rewards, token_advantages = batch.rollouts.mask, batch.rewards.cpu().numpy(), batch.token_advantages
+    """What a step says about its rollouts and its credit; where the task knows them, also beside
+    the first errors.
+    """
+    mask, rewards, token_advantages = (
+        batch.rollouts.mask,
+        batch.rewards.cpu().numpy(),
+        batch.token_advantages,
+    )
     groups = rewards.reshape(-1, batch.group_size)
     reasons, by_side = shares(batch.reasons), {}
     if task.first_error:
         errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
-        by_side = weight_by_side(effective_weights(token_advantages, batch.advantages, mask), mask, errors)
+        by_side = weight_by_side(
+            effective_weights(token_advantages, batch.advantages, mask), mask, errors
+        )
     return {
         **reasons,
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
-        "equal_groups": float((batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()),
-        "infra_errors": int(np.isnan(rewards).sum()),  # rollouts without a verdict, which left their groups
+        "equal_groups": float(
+            (batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()
+        ),
+        "infra_errors": int(
+            np.isnan(rewards).sum()
+        ),  # rollouts without a verdict, which left their groups
         "length": mask.sum(1).float().mean().item(),
         "truncated": batch.rollouts.truncated.float().mean().item(),
         "entropy": batch.entropies[mask].mean().item(),
@@ -123,8 +150,10 @@ class StepTable:
         self.shown += 1
         lines.append(
             f"{m['step']}/{self.steps}".rjust(self.width)
-            + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}{m['length']:8.0f}{m['truncated']:7.2f}"
-            + f"{m['entropy']:9.3f}{m['weight_mean']:6.2f}±{m['weight_std']:.2f}{m['ess']:6.2f}{m['grad_norm']:7.3f}"
+            + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}"
+            + f"{m['length']:8.0f}{m['truncated']:7.2f}"
+            + f"{m['entropy']:9.3f}{m['weight_mean']:6.2f}±{m['weight_std']:.2f}"
+            + f"{m['ess']:6.2f}{m['grad_norm']:7.3f}"
             + f"{sum(m['seconds'].values()):8.1f}"
         )
         rare = []
@@ -134,13 +163,18 @@ class StepTable:
         if rare:
             lines.append(" " * (self.width + 2) + "  ".join(rare))
         if "bench" in m:
-            means = [f"{name} {percent(each['mean'], each['error'])}" for name, each in m["bench"].items()]
+            means = [
+                f"{name} {percent(each['mean'], each['error'])}"
+                for name, each in m["bench"].items()
+            ]
             lines.append(wrapped(f"on benchmarks: {', '.join(means)}"))
         return "\n".join(lines)
 
 
 def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
-    """For the first group with right and wrong rollouts: each span and its closest opposing span. [] without SHEAR."""
+    """For the first group with right and wrong rollouts: each span and its closest opposing span.
+    [] without SHEAR.
+    """
     if batch.first_mixed is None or "closest" not in batch.stats:
         return []
     group = slice(batch.first_mixed * batch.group_size, (batch.first_mixed + 1) * batch.group_size)
@@ -157,7 +191,8 @@ def sample_rows(
     weights: dict[str, Tensor] | None = None,
     group: int | None = None,
 ) -> list[dict]:
-    """One group of the step for samples.jsonl: if not given, the first with right and wrong rollouts, else the first.
+    """One group of the step for samples.jsonl: if not given, the first with right and wrong
+    rollouts, else the first.
 
     weights (B, T) are methods', by name; if not given, those of the batch's own.
     """
@@ -182,11 +217,16 @@ def sample_rows(
                 "first_error": true_error(batch, row, task, tokenizer),
                 "advantage": batch.advantages[row].item(),
                 "tokens": tokens_of(tokenizer, batch.rollouts, row),
-                "weights": {name: rounded(of_method[row][mask].tolist()) for name, of_method in weights.items()},
+                "weights": {
+                    name: rounded(of_method[row][mask].tolist())
+                    for name, of_method in weights.items()
+                },
             }
         )
         if closest:
-            rows[-1]["spans"] = [span._replace(distance=round(span.distance, 4)) for span in closest[row - first]]
+            rows[-1]["spans"] = [
+                span._replace(distance=round(span.distance, 4)) for span in closest[row - first]
+            ]
     return rows
 
 
@@ -196,7 +236,9 @@ def rounded(values: list[float]) -> list[float]:
 
 
 def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor) -> list[str]:
-    """The first wrong rollout whose error is not its first token: mean weight of each line, as text to print."""
+    """The first wrong rollout whose error is not its first token: mean weight of each line, as text
+    to print.
+    """
     rows = (first_error > 0).nonzero().flatten().tolist()
     if not rows:
         return []
@@ -212,11 +254,15 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
 
 
 def credit_vs_first_error(tokenizer, task: Task, batch: Batch, args: argparse.Namespace) -> dict:
-    """Where the method puts credit, against the true first errors of the wrong rollouts of mixed groups.
+    """Where the method puts credit, against the true first errors of the wrong rollouts of mixed
+    groups.
 
-    Also an example to print, and the first group's rows for the page, which are the same problem's before and after.
+    Also an example to print, and the first group's rows for the page, which are the same problem's
+    before and after.
     """
-    weights = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)  # (B, T)
+    weights = effective_weights(
+        batch.token_advantages, batch.advantages, batch.rollouts.mask
+    )  # (B, T)
     wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
     return {
         "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
@@ -226,7 +272,9 @@ def credit_vs_first_error(tokenizer, task: Task, batch: Batch, args: argparse.Na
 
 
 def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float, float, int]]:
-    """Mean, standard error and number of verdicts: of (problems,) rewards, and (problems, G) clustered by problem."""
+    """Mean, standard error and number of verdicts: of (problems,) rewards, and (problems, G)
+    clustered by problem.
+    """
     graded = np.isfinite(sampled)
     by_problem = np.nanmean(sampled[graded.any(1)], 1)
     return {
@@ -246,7 +294,9 @@ def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
 
 
 def write_evaluation(folder: Path, when: str, found: dict) -> None:
-    """A row of metrics.jsonl; the rollouts in it, if any, are a file of their own, before.jsonl or after.jsonl."""
+    """A row of metrics.jsonl; the rollouts in it, if any, are a file of their own, before.jsonl or
+    after.jsonl.
+    """
     samples = found.pop("samples", [])
     files.append_rows(folder / "metrics.jsonl", [{when: found}])
     if samples:
@@ -254,15 +304,23 @@ def write_evaluation(folder: Path, when: str, found: dict) -> None:
 
 
 def span_note(length: float, window: int, stride: int) -> str:
-    """How many spans a response of the median `length` has. With one, all its tokens get the same weight."""
+    """How many spans a response of the median `length` has. With one, all its tokens get the same
+    weight.
+    """
     spans = len(span_bounds(int(length), window, stride))
     note = f"median response {length:.0f} tokens, {spans} span(s) of {window}"
-    return note if spans > 1 else f"WARNING: {note}: all tokens of a response get one weight; lower --window"
+    return (
+        note
+        if spans > 1
+        else f"WARNING: {note}: all tokens of a response get one weight; lower --window"
+    )
 
 
 @contextmanager
 def waiting(model, main: bool) -> Iterator[None]:
-    """A bar of the model's passes, one per token of a response; off a terminal a line every half minute."""
+    """A bar of the model's passes, one per token of a response; off a terminal a line every half
+    minute.
+    """
     passes, last = 0, time.perf_counter()
 
     def count(*_) -> None:
@@ -280,8 +338,12 @@ def waiting(model, main: bool) -> Iterator[None]:
 
 
 @contextmanager
-def step_log(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict, list[dict]], None]]:
-    """The function that writes down a step's metrics and samples: rows, a line of the table, --track."""
+def step_log(
+    args: argparse.Namespace, folder: Path, ranks: Ranks
+) -> Iterator[Callable[[dict, list[dict]], None]]:
+    """The function that writes down a step's metrics and samples: rows, a line of the table,
+    --track.
+    """
     table, rewards = StepTable(args.steps), []
     with tracker(args, folder, ranks) as track:
 
@@ -301,7 +363,10 @@ def step_log(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[C
 
 def shares(reasons: list[str]) -> dict[str, float]:
     """How many responses have no verdict of right or wrong for these reasons."""
-    return {name: np.mean([reason == name for reason in reasons]).item() for name in ("truncated", "no_answer")}
+    return {
+        name: np.mean([reason == name for reason in reasons]).item()
+        for name in ("truncated", "no_answer")
+    }
 
 
 def other_problems(args: argparse.Namespace, which: str) -> str:
@@ -312,7 +377,9 @@ def other_problems(args: argparse.Namespace, which: str) -> str:
 
 
 def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> None:
-    """Where all rewards are equal, what that comes from, by the `shares` in `found`, and the flag to change."""
+    """Where all rewards are equal, what that comes from, by the `shares` in `found`, and the flag
+    to change.
+    """
     if args.smoke or reward not in (0, 1):  # a smoke test cuts responses off
         return
     remedy = other_problems(args, "harder" if reward else "easier")
@@ -321,11 +388,18 @@ def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> Non
             remedy = "raise --max-tokens"
         elif args.task not in TASKS:
             remedy = "change --template or --model"
-    reasons = f"{found['truncated']:.0%} of responses are cut off, {found['no_answer']:.0%} have no answer"
-    tqdm.write(wrapped(f"all rewards are {reward:.0f}, so nothing can be learnt: {reasons}; {remedy}"))
+    reasons = (
+        f"{found['truncated']:.0%} of responses are cut off, {found['no_answer']:.0%} have no "
+        "answer"
+    )
+    tqdm.write(
+        wrapped(f"all rewards are {reward:.0f}, so nothing can be learnt: {reasons}; {remedy}")
+    )
 
 
-def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]) -> None:
+def conclude(
+    args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]
+) -> None:
     """What training has changed, the curve, the measured peak of memory, and what to type next."""
     write_evaluation(folder, "after", after)
     if not any(m["grad_norm"] for m in history):
@@ -338,7 +412,9 @@ def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, 
     first, last = before.get("localisation") or unknown, after.get("localisation") or unknown
     if first is not last:
         print(f"{'AUC to the true first error':27}{first['auc']:14.3f}{last['auc']:14.3f}")
-        print(f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}")
+        print(
+            f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}"
+        )
     if after.get("example"):
         print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")
         print("\n".join(after["example"]))
@@ -353,12 +429,18 @@ def conclude(args: argparse.Namespace, folder: Path, before: dict, after: dict, 
     print(f"      the same command with --method {other}, then python -m studies.compare RUN RUN")
 
 
-def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path) -> None:
-    """Three panels: reward and held-out accuracy; token weights with their floor; the share of groups without signal.
+def plot(
+    history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path
+) -> None:
+    """Three panels: reward and held-out accuracy; token weights with their floor; the share of
+    groups without signal.
 
-    The weights are those before and from the true first error on if it is known. The floor is Eq. (10) of equal spans.
+    The weights are those before and from the true first error on if it is known. The floor is Eq.
+    (10) of equal spans.
     """
-    figure = Figure(figsize=(11, 3.4), layout="constrained")  # not pyplot: needs no display and no backend
+    figure = Figure(
+        figsize=(11, 3.4), layout="constrained"
+    )  # not pyplot: needs no display and no backend
     rewards, weights, signal = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     steps = [m["step"] for m in history]
     rewards.plot(steps, [m["reward"] for m in history], color=INK, label="training batch")
@@ -367,15 +449,24 @@ def plot(history: list[dict], before: dict, after: dict, args: argparse.Namespac
             mean, error, _ = result[name]
             label = f"held out, {name}" if step == 0 else None
             rewards.errorbar(step, mean, error, fmt=marker, color=colour, label=label)
-    rewards.set(ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task")
+    rewards.set(
+        ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task"
+    )
 
-    sides = {"weight_before": ("before the first error", RIGHT), "weight_after": ("from it on", WRONG)}
+    sides = {
+        "weight_before": ("before the first error", RIGHT),
+        "weight_after": ("from it on", WRONG),
+    }
     knows_errors = any("weight_before" in m for m in history)
-    for name, (label, colour) in (sides if knows_errors else {"weight_mean": ("all tokens", INK)}).items():
+    for name, (label, colour) in (
+        sides if knows_errors else {"weight_mean": ("all tokens", INK)}
+    ).items():
         weights.plot(steps, [m.get(name, math.nan) for m in history], color=colour, label=label)
     floors = [m["eps_over_nbar"] * math.log(args.window) for m in history if "eps_over_nbar" in m]
     if floors:
-        weights.axhline(np.mean(floors), color=FAINT, ls="--", lw=1, label="floor, eps ln window", zorder=0)
+        weights.axhline(
+            np.mean(floors), color=FAINT, ls="--", lw=1, label="floor, eps ln window", zorder=0
+        )
     of = "wrong rollouts" if knows_errors else "groups with a gradient"
     weights.set(ylabel="mean token weight", title=f"{args.method} weights, {of}")
     weights.update_datalim([(0, 0)], updatex=False)  # also where no weight is known

@@ -1,7 +1,9 @@
 """A training run: its parts, how they are put together, saved and restored, and how it ends early.
 
-prepared(args, ranks)            -> Run, in its folder, its plan printed; the folder goes after Ctrl-C before a step
-set_up(args, ranks)              -> Ready: task, model, tokenizer, ..., checked, small things before large ones
+prepared(args, ranks)            -> Run, in its folder, its plan printed; the folder goes after
+                                 Ctrl-C before a step
+set_up(args, ranks)              -> Ready: task, model, tokenizer, ..., checked, small things before
+                                 large ones
 assemble(args, ranks, ready, ..) -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
 save_checkpoint, restore(run)    everything as it was at a checkpoint
@@ -49,7 +51,9 @@ class Run:
     task: Task
     tokenizer: object
     trained: Policy  # float32 weights, sharded where there are several ranks
-    frozen: Policy  # what samples and scores: a whole copy in the dtype of compute, or `trained` itself
+    frozen: (
+        Policy  # what samples and scores: a whole copy in the dtype of compute, or `trained` itself
+    )
     optimizer: torch.optim.Optimizer
     folder: Path
     prm: tuple | None = None  # process reward model and its tokenizer
@@ -66,7 +70,10 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
             task, model, tokenizer, notes, prm, sets, predicted = set_up(args, ranks)
             digest = digest_of(task.train + task.heldout)
             if args.resume and args.digest != digest:
-                raise BadInput(f"--resume {folder}: --data {args.data} holds other problems now; restore the old ones")
+                raise BadInput(
+                    f"--resume {folder}: --data {args.data} holds other problems now; restore the "
+                    "old ones"
+                )
             args.name, args.digest = folder.name, digest
         if ranks.main:
             if not args.resume:
@@ -101,7 +108,9 @@ def write_config(args: argparse.Namespace, folder: Path) -> None:
 
 @contextmanager
 def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Says how to resume from the last checkpoint, whatever ended the run; Ctrl-C before a step leaves nothing."""
+    """Says how to resume from the last checkpoint, whatever ended the run; Ctrl-C before a step
+    leaves nothing.
+    """
     try:
         yield
     except BaseException as error:
@@ -109,8 +118,14 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
         if not ranks.main or isinstance(error, BadInput):
             raise
         if checkpoints:
-            steps, command = checkpoint.step_of(checkpoints[-1]), resume_command(args, folder, checkpoints[-1])
-            print(f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}", file=sys.stderr)
+            steps, command = (
+                checkpoint.step_of(checkpoints[-1]),
+                resume_command(args, folder, checkpoints[-1]),
+            )
+            print(
+                f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}",
+                file=sys.stderr,
+            )
         elif isinstance(error, KeyboardInterrupt) and not (folder / "samples.jsonl").exists():
             shutil.rmtree(folder)
             print("no step was done: nothing is left; run the same command again", file=sys.stderr)
@@ -118,32 +133,47 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
 
 
 def resume_command(args: argparse.Namespace, folder: Path, last: Path) -> str:
-    """What resumes the run from its `last` checkpoint, with the flags that were given anew since that was saved."""
-    saved, words = checkpoint.report_of(last)["settings"], ["python", "train.py", "--resume", str(folder)]
+    """What resumes the run from its `last` checkpoint, with the flags that were given anew since
+    that was saved.
+    """
+    saved, words = (
+        checkpoint.report_of(last)["settings"],
+        ["python", "train.py", "--resume", str(folder)],
+    )
     for name in sorted(MAY_CHANGE & saved.keys()):
         if vars(args)[name] != saved[name]:
             words += spelled(name, vars(args)[name])
     return shlex.join(words)
 
 
-def assemble(args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None) -> Run:
+def assemble(
+    args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None
+) -> Run:
     """Policy, sampler and optimizer from a model."""
     dtype = getattr(torch, args.dtype)
-    trained, sampler = parallel.shard(model, ranks, dtype, recompute=args.recompute, shard_over=args.shard_over)
-    # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike change little.
+    trained, sampler = parallel.shard(
+        model, ranks, dtype, recompute=args.recompute, shard_over=args.shard_over
+    )
+    # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike
+    # change little.
     fused = ranks.device.type == "cuda"
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=0.0, fused=fused)
-    frozen = trained if sampler is trained.model else Policy(sampler, args.recompute, **packing_of(sampler))
+    frozen = (
+        trained
+        if sampler is trained.model
+        else Policy(sampler, args.recompute, **packing_of(sampler))
+    )
     return Run(args, ranks, task, tokenizer, trained, frozen, optimizer, folder, prm)
 
 
-# ---- its steps ------------------------------------------------------------------------------------------------
+# ---- its steps -----------------------------------------------------------------------------------
 
 
 @contextmanager
 def interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C or SIGTERM inside sets `run.interrupted`: the step is finished and saved. A second Ctrl-C ends it at once.
+    """Ctrl-C or SIGTERM inside sets `run.interrupted`: the step is finished and saved. A second
+    Ctrl-C ends it at once.
 
     A process that was started to ignore Ctrl-C keeps ignoring it.
     """
@@ -153,9 +183,14 @@ def interruptible(run: Run) -> Iterator[None]:
             raise KeyboardInterrupt
         run.interrupted = True
         if run.ranks.main:
-            print("\ninterrupted: this step is finished first; another Ctrl-C ends at once", file=sys.stderr)
+            print(
+                "\ninterrupted: this step is finished first; another Ctrl-C ends at once",
+                file=sys.stderr,
+            )
 
-    heard = [number for number in INTERRUPTS if signal.getsignal(number) is signal.default_int_handler]
+    heard = [
+        number for number in INTERRUPTS if signal.getsignal(number) is signal.default_int_handler
+    ]
     for number in heard:
         signal.signal(number, finish_first)
     try:
@@ -166,7 +201,9 @@ def interruptible(run: Run) -> Iterator[None]:
 
 
 def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
-    """Random numbers depend on the seed, the step (or "evaluation") and the rank alone: methods see the same."""
+    """Random numbers depend on the seed, the step (or "evaluation") and the rank alone: methods see
+    the same.
+    """
     step = EVALUATION if step == "evaluation" else step
     return int(np.random.SeedSequence([seed, step] + [rank] * (rank > 0)).generate_state(1)[0])
 
@@ -174,7 +211,9 @@ def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
     sampling = sampling_of(run.args, run.frozen.model)
-    sampler = Sampler(run.frozen.model, run.tokenizer, files.origin_of(run.args.model or "made here"), sampling)
+    sampler = Sampler(
+        run.frozen.model, run.tokenizer, files.origin_of(run.args.model or "made here"), sampling
+    )
     path, results = run.folder / "eval" / f"step-{step:06d}.jsonl", {}
     if run.ranks.main:
         path.parent.mkdir(exist_ok=True)
@@ -182,7 +221,11 @@ def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     for loaded in run.sets:
         options = dict(seeds=[run.args.seed], path=path)
         rows = evaluate_benchmark(sampler, loaded, protocol_of(run.args), run.ranks, **options)
-        results[loaded.benchmark.name] = {**summarise(rows), "revision": loaded.revision, "window": loaded.window}
+        results[loaded.benchmark.name] = {
+            **summarise(rows),
+            "revision": loaded.revision,
+            "window": loaded.window,
+        }
     return results
 
 
@@ -199,13 +242,17 @@ def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
 
 @torch.no_grad()
 def check_policy(run: Run, step: int) -> None:
-    """Raises RunFailed if the policy's logits are not finite after a step's updates: it could not sample any more."""
+    """Raises RunFailed if the policy's logits are not finite after a step's updates: it could not
+    sample any more.
+    """
     prompt = run.tokenizer(run.task.prompt(run.task.train[0]), return_tensors="pt")["input_ids"]
     if not run.frozen.model(prompt.to(run.ranks.device)).logits.isfinite().all():
-        raise RunFailed(f"step {step + 1}: the policy's logits are not finite after its updates; lower --lr")
+        raise RunFailed(
+            f"step {step + 1}: the policy's logits are not finite after its updates; lower --lr"
+        )
 
 
-# ---- from problems to graded rollouts -------------------------------------------------------------------------
+# ---- from problems to graded rollouts ------------------------------------------------------------
 
 
 def sample_and_grade(
@@ -223,16 +270,25 @@ def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Ro
     """`count` rollouts of each problem."""
     prompts = [run.task.prompt(problem) for problem in problems]
     limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.frozen.model))
-    return rollout(run.frozen.model, run.tokenizer, prompts, count, temperature=temperature, **limits)
+    return rollout(
+        run.frozen.model, run.tokenizer, prompts, count, temperature=temperature, **limits
+    )
 
 
 def resample_equal(
-    run: Run, step: int, problems: list[dict], rollouts: Rollouts, verdicts: list[Verdict], clock: report.Clock
+    run: Run,
+    step: int,
+    problems: list[dict],
+    rollouts: Rollouts,
+    verdicts: list[Verdict],
+    clock: report.Clock,
 ) -> tuple[list[dict], Rollouts, list[Verdict], int]:
-    """Resample groups whose rewards are all equal, up to N times; returns all of them and how many were replaced.
+    """Resample groups whose rewards are all equal, up to N times; returns all of them and how many
+    were replaced.
 
-    DAPO's dynamic sampling (Sec. 3.2 of arXiv 2503.14476); deviates: those that are left stay, so batches keep their
-    size. The other problems depend on the step and the round alone, so that a resumed run draws the same.
+    DAPO's dynamic sampling (Sec. 3.2 of arXiv 2503.14476); deviates: those that are left stay, so
+    batches keep their size. The other problems depend on the step and the round alone, so that a
+    resumed run draws the same.
     """
     args, problems, verdicts, replaced = run.args, list(problems), list(verdicts), 0
     size = args.rollouts_per_prompt
@@ -249,35 +305,47 @@ def resample_equal(
         new_rollouts, new_verdicts = sample_and_grade(run, others, size, args.temperature, clock)
         for place, group in enumerate(equal):
             problems[group] = others[place]
-            verdicts[group * size : (group + 1) * size] = new_verdicts[place * size : (place + 1) * size]
+            verdicts[group * size : (group + 1) * size] = new_verdicts[
+                place * size : (place + 1) * size
+            ]
         rows = [row for group in equal for row in range(group * size, (group + 1) * size)]
         rollouts = rollouts.replaced(rows, new_rollouts)
         replaced += len(equal)
     return problems, rollouts, verdicts, replaced
 
 
-# ---- saved and restored ---------------------------------------------------------------------------------------
+# ---- saved and restored --------------------------------------------------------------------------
 
 
 def save_checkpoint(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
     parts = run.trained, run.frozen.model, run.optimizer, run.tokenizer
-    settings = {name: value for name, value in vars(run.args).items() if name not in ("out", "name", "resume")}
+    settings = {
+        name: value
+        for name, value in vars(run.args).items()
+        if name not in ("out", "name", "resume")
+    }
     checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep, settings)
 
 
 def restore(run: Run) -> tuple[dict, list[dict]]:
-    """Everything as it was at the checkpoint --resume; returns the evaluation before training and the steps' metrics.
+    """Everything as it was at the checkpoint --resume; returns the evaluation before training and
+    the steps' metrics.
 
     Raises BadInput, on all ranks alike, before a file is changed.
     """
     path = Path(run.args.resume)
     step = checkpoint.report_of(path)["step"]
     with parallel.together(run.ranks):
-        kept = {name: rows_until(run.folder / name, step) for name in ("metrics.jsonl", "samples.jsonl")}
+        kept = {
+            name: rows_until(run.folder / name, step) for name in ("metrics.jsonl", "samples.jsonl")
+        }
         first, *history = kept["metrics.jsonl"] or [{}]
         if len(history) != step or "before" not in first:
-            raise BadInput(f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older checkpoint")
+            raise BadInput(
+                f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older "
+                "checkpoint"
+            )
     checkpoint.load(path, run.trained, run.optimizer, run.ranks)
     parallel.refresh(run.trained, run.frozen.model, run.ranks)
     if run.ranks.main:

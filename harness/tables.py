@@ -1,7 +1,8 @@
 """The tables that are printed, as Markdown, and what of the paper stands beside them.
 
 markdown(rows), with_legend(rows, *legend)   lines of a table, its columns the keys of the rows
-result_table(...)                            a model on its benchmarks, beside the paper's numbers, marked †
+result_table(...)                            a model on its benchmarks, beside the paper's numbers,
+                                             marked †
 side_by_side(...)                            several models, and how each differs from the first
 select_checkpoints(...)                      Table 1: several runs, each at its best checkpoint
 """
@@ -31,8 +32,15 @@ def percent(value: float, error: float | None = None) -> str:
 def markdown(rows: list[dict[str, str]]) -> list[str]:
     """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    lines = [{name: name for name in widths}, {name: "-" * width for name, width in widths.items()}, *rows]
-    return ["| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |" for line in lines]
+    lines = [
+        {name: name for name in widths},
+        {name: "-" * width for name, width in widths.items()},
+        *rows,
+    ]
+    return [
+        "| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |"
+        for line in lines
+    ]
 
 
 def with_legend(rows: list[dict[str, str]], *legend: str) -> list[str]:
@@ -40,16 +48,29 @@ def with_legend(rows: list[dict[str, str]], *legend: str) -> list[str]:
     return [*markdown(rows), "", *legend, *[""] * bool(legend)]
 
 
-# ---- of an evaluation -----------------------------------------------------------------------------------------
+# ---- of an evaluation ----------------------------------------------------------------------------
 
 
-def print_tables(folder: Path, settings: dict, results: dict, differences: dict, paper: str | None) -> None:
-    """Protocol and data, a table per model, and several models side by side; `paper` names whose numbers are added."""
-    protocol = " ".join(f"{name}={value}" for name, value in settings["protocol"].items() if value is not None)
+def print_tables(
+    folder: Path, settings: dict, results: dict, differences: dict, paper: str | None
+) -> None:
+    """Protocol and data, a table per model, and several models side by side; `paper` names whose
+    numbers are added.
+    """
+    protocol = " ".join(
+        f"{name}={value}" for name, value in settings["protocol"].items() if value is not None
+    )
     print(f"{folder}/\n{protocol}\n")
-    data = {name: about for name, about in settings["data"].items() if any(name in of for of in results.values())}
+    data = {
+        name: about
+        for name, about in settings["data"].items()
+        if any(name in of for of in results.values())
+    }
     columns = "problems", "revision", "window"
-    rows = [{"benchmark": name, **{key: str(about[key] or "") for key in columns}} for name, about in data.items()]
+    rows = [
+        {"benchmark": name, **{key: str(about[key] or "") for key in columns}}
+        for name, about in data.items()
+    ]
     print("\n".join(with_legend(rows)))
     templates = set()
     for model, result in results.items():
@@ -68,12 +89,20 @@ def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
     return len({frozenset(result) for result in results}) == 1
 
 
-def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str | None) -> list[str]:
-    """One model: a line per benchmark. `data` says what each set is; `backbone` asks for the paper's columns."""
-    passes = sorted({name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)})
+def result_table(
+    results: dict[str, dict], data: dict[str, dict], backbone: str | None
+) -> list[str]:
+    """One model: a line per benchmark. `data` says what each set is; `backbone` asks for the
+    paper's columns.
+    """
+    passes = sorted(
+        {name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)}
+    )
     has_seeds = any("seed_std" in result for result in results.values())
     has_infra = any(result["infra_errors"] for result in results.values())
-    paper = {f"{method} †": PAPER[backbone][method] for method in ("GRPO", "SHEAR")} if backbone else {}
+    paper = (
+        {f"{method} †": PAPER[backbone][method] for method in ("GRPO", "SHEAR")} if backbone else {}
+    )
     rows = []
     for name, result in results.items():
         row = {"benchmark": name, "avg": f"@{data[name]['k']}"}
@@ -91,8 +120,14 @@ def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str 
             row["infra"] = str(result["infra_errors"])
         rows.append(row)
     if len(results) > 1:
-        last = dict.fromkeys(rows[0], "") | {"benchmark": "average", "percent ± SE": percent(*average(results))}
-        for method, printed in paper.items():  # its own average, which is not always that of its row
+        last = dict.fromkeys(rows[0], "") | {
+            "benchmark": "average",
+            "percent ± SE": percent(*average(results)),
+        }
+        for (
+            method,
+            printed,
+        ) in paper.items():  # its own average, which is not always that of its row
             last[method] = percent(printed.get(suite_of(results), (math.nan,))[0] / 100)
         rows.append(last)
     legend = [f"†: the paper's, {backbone}"] if backbone else []
@@ -101,7 +136,9 @@ def result_table(results: dict[str, dict], data: dict[str, dict], backbone: str 
     return with_legend(rows, *legend)
 
 
-def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]) -> list[str]:
+def side_by_side(
+    models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]
+) -> list[str]:
     """Several models: their means, and after each but the first its gain over that one."""
     first, *others = models
     rows = []
@@ -110,7 +147,9 @@ def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict
         for model in others:
             gain, error = differences[model][name]["difference"], differences[model][name]["error"]
             row[model] = percent(models[model][name]["mean"], models[model][name]["error"])
-            row[f"gain of {model}"] = percent(gain, error) + " *" * (abs(gain) > SURE * error)  # False for NaN
+            row[f"gain of {model}"] = percent(gain, error) + " *" * (
+                abs(gain) > SURE * error
+            )  # False for NaN
         rows.append(row)
     if len(rows) > 1:
         row = {"benchmark": "average", first: percent(*average(models[first]))}
@@ -118,28 +157,41 @@ def side_by_side(models: dict[str, dict[str, dict]], differences: dict[str, dict
             row[model] = percent(*average(models[model]))
             row[f"gain of {model}"] = percent(average(models[model])[0] - average(models[first])[0])
         rows.append(row)
-    return with_legend(rows, f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors")
+    return with_legend(
+        rows, f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors"
+    )
 
 
-# ---- of several checkpoints -----------------------------------------------------------------------------------
+# ---- of several checkpoints ----------------------------------------------------------------------
 
 
 def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
-    """Print the last and the best benchmark average of each run's checkpoints, then Table 1's mean over the runs.
+    """Print the last and the best benchmark average of each run's checkpoints, then Table 1's mean
+    over the runs.
 
-    `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, as a set has no verdict, is
-    left out; so is a run of none but such.
+    `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, as a set
+    has no verdict, is left out; so is a run of none but such.
     """
     selection, best_results = {}, []
-    print("benchmark average of each run at its last checkpoint, and at the best, SELECTED ON THE TEST SETS")
+    print(
+        "benchmark average of each run at its last checkpoint, and at the best, SELECTED ON THE "
+        "TEST SETS"
+    )
     for run, checkpoints in runs.items():
         averages = {name: average(results)[0] for name, results in checkpoints.items()}
         graded = {name: value for name, value in averages.items() if not math.isnan(value)}
         if graded:
             last, best = list(graded)[-1], max(graded, key=graded.get)
             best_results.append(checkpoints[best])
-            selection[run] = {"last": last, "last_average": graded[last], "best": best, "best_average": graded[best]}
-            both = [f"{percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)]
+            selection[run] = {
+                "last": last,
+                "last_average": graded[last],
+                "best": best,
+                "best_average": graded[best],
+            }
+            both = [
+                f"{percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)
+            ]
             print(f"  {run}: last {both[0]}; best {both[1]}, of {len(graded)} with an average")
     if len(selection) > 1:
         last = mean_and_std([choice["last_average"] for choice in selection.values()])
@@ -149,13 +201,26 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
 
 
 def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
-    """As the paper's Table 1: mean ± standard deviation over runs, each at its best checkpoint; the paper's below."""
+    """As the paper's Table 1: mean ± standard deviation over runs, each at its best checkpoint; the
+    paper's below.
+    """
     names = list(best[0])
     means = {name: mean_and_std([results[name]["mean"] for results in best]) for name in names}
-    rows = [{"": f"{len(best)} runs, best", **means, "average": mean_and_std([average(each)[0] for each in best])}]
+    rows = [
+        {
+            "": f"{len(best)} runs, best",
+            **means,
+            "average": mean_and_std([average(each)[0] for each in best]),
+        }
+    ]
     for method, printed in PAPER.get(backbone, {}).items():
-        cells = {name: printed.get(name) for name in names} | {"average": printed.get(suite_of(names))}
-        cells = {name: percent(cell[0] / 100, cell[1] / 100) if cell else "-" for name, cell in cells.items()}
+        cells = {name: printed.get(name) for name in names} | {
+            "average": printed.get(suite_of(names))
+        }
+        cells = {
+            name: percent(cell[0] / 100, cell[1] / 100) if cell else "-"
+            for name, cell in cells.items()
+        }
         rows.append({"": f"{method} †", **cells})
     return with_legend(rows, *([f"†: the paper's, {backbone}"] if backbone else []))
 

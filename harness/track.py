@@ -1,12 +1,17 @@
-"""A run's metrics on a dashboard as well, by accelerate's trackers: `--track wandb`, `trackio` or `tensorboard`.
+"""A run's metrics on a dashboard as well, by accelerate's trackers: `--track wandb`, `trackio` or
+`tensorboard`.
 
-    with tracker(args, folder, ranks) as track:    on the main rank; does nothing on others, or without --track
-        track(metrics)                             the numbers of a step, the nested ones as `seconds/generate`
+    with tracker(args, folder, ranks) as track:    on the main rank; does nothing on others, or
+                                                   without --track
+        track(metrics)                             the numbers of a step, the nested ones as
+                                                   `seconds/generate`
 
-metrics.jsonl stays the source; what a tracker shows can be made again from it. The tracked run has the folder's name
-in the project "shear". wandb heeds its environment, such as WANDB_MODE=offline, which needs no network.
+metrics.jsonl stays the source; what a tracker shows can be made again from it. The tracked run has
+the folder's name in the project "shear". wandb heeds its environment, such as WANDB_MODE=offline,
+which needs no network.
 
-Left out: the evaluations before and after training, samples, weights; a resumed run is a new one of the same name.
+Left out: the evaluations before and after training, samples, weights; a resumed run is a new one of
+the same name.
 """
 
 import argparse
@@ -24,7 +29,9 @@ from tasks.rows import BadInput, cause
 def started_tracker(args: argparse.Namespace, folder: Path):
     """The tracker of `--track`; raises BadInput where it cannot start."""
     PartialState()  # the trackers raise without it; it takes a process group as it is
-    named = dict(run_name="shear", name=folder.name, config=vars(args))  # accelerate's run_name is the project
+    named = dict(
+        run_name="shear", name=folder.name, config=vars(args)
+    )  # accelerate's run_name is the project
     options = {
         "wandb": {**named, "dir": folder},
         "trackio": named,
@@ -40,7 +47,9 @@ def started_tracker(args: argparse.Namespace, folder: Path):
 
 
 @contextmanager
-def tracker(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict], None]]:
+def tracker(
+    args: argparse.Namespace, folder: Path, ranks: Ranks
+) -> Iterator[Callable[[dict], None]]:
     """The function that tracks a row of metrics.jsonl."""
     with together(ranks):
         run = started_tracker(args, folder) if args.track and ranks.main else None

@@ -1,9 +1,12 @@
-"""What `pip install .` installs: `shear_credit`, the files of `shear_weights` with its race and of the two trainers.
+"""What `pip install .` installs: `shear_credit`, the files of `shear_weights` with its race and of
+the two trainers.
 
-The files at the root import each other by plain names, such as `sinkhorn`, which in an environment of others may mean
-something else (a package `shear` is on PyPI). So the build puts them into one package, and its name before theirs.
+The files at the root import each other by plain names, such as `sinkhorn`, which in an environment
+of others may mean something else (a package `shear` is on PyPI). So the build puts them into one
+package, and its name before theirs.
 
-pyproject.toml names this command of setuptools. Left out: editable installs; work in a clone needs none.
+pyproject.toml names this command of setuptools. Left out: editable installs; work in a clone needs
+none.
 """
 
 import re
@@ -20,7 +23,7 @@ MODULES = {  # in the package -> here
     "trl_shear": "integrations.trl_shear",
     "verl_shear": "integrations.verl_shear",
 }
-INIT = '''"""SHEAR's token weights for a trainer of your own; `trl_shear` and `verl_shear` have TRL's and verl's."""
+INIT = '''"""SHEAR's token weights for your trainer; `trl_shear`, `verl_shear`: for TRL and verl."""
 
 from shear import shear_advantages, shear_weights
 from fast.distances import token_distances
@@ -33,7 +36,9 @@ __all__ = ["race", "shear_advantages", "shear_weights", "token_distances"]
 def packaged(source: str) -> str:
     """The source with imports of our modules by their names in the package."""
     for name, module in MODULES.items():
-        source = re.sub(rf"^from {re.escape(module)} import", f"from {NAME}.{name} import", source, flags=re.M)
+        source = re.sub(
+            rf"^from {re.escape(module)} import", f"from {NAME}.{name} import", source, flags=re.M
+        )
     return source
 
 
@@ -52,7 +57,9 @@ class BuildPackage(build_py):
     def run(self) -> None:
         """Writes them. An editable install ends here."""
         if self.editable_mode:
-            raise SystemExit("pip install -e: the package is made of these files at install time; leave -e out")
+            raise SystemExit(
+                "pip install -e: the package is made of these files at install time; leave -e out"
+            )
         folder = Path(self.build_lib, NAME)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "__init__.py").write_text(packaged(INIT), encoding="utf-8")

@@ -1,10 +1,12 @@
 """Trains a model through TRL with SHEAR; without flags the embedded task's model, on a CPU.
 
     torchrun --nproc_per_node 2 -m integrations.train_trl
-    accelerate launch --config_file zero3.yaml -m integrations.train_trl --model Qwen/Qwen2.5-Math-7B --use_vllm true
+    accelerate launch --config_file zero3.yaml -m integrations.train_trl --model
+    Qwen/Qwen2.5-Math-7B --use_vllm true
 
-Every field of TRL's GRPOConfig is a flag; docs/scaling.md has the whole second command. Problems come from the hub or
-from `--data`, as in train.py. Left out: the code task, whose reward function is `code_reward`, and evaluation.
+Every field of TRL's GRPOConfig is a flag; docs/scaling.md has the whole second command. Problems
+come from the hub or from `--data`, as in train.py. Left out: the code task, whose reward function
+is `code_reward`, and evaluation.
 """
 
 from dataclasses import dataclass
@@ -20,9 +22,15 @@ from tasks import toy
 from tasks.problems import choose_template, load_problems, text_task
 
 # With two processes, train.py's recipe for the embedded task: 16 prompts a generation, 4 an update.
-TOY_DEFAULTS = dict(use_cpu=True, bf16=False, window=12, stride=6, max_completion_length=2 * toy.response_tokens(2))
-TOY_DEFAULTS |= dict(per_device_train_batch_size=16, steps_per_generation=4, gradient_accumulation_steps=1)
-TOY_DEFAULTS |= dict(learning_rate=1e-4, lr_scheduler_type="constant", max_steps=160, save_strategy="no")
+TOY_DEFAULTS = dict(
+    use_cpu=True, bf16=False, window=12, stride=6, max_completion_length=2 * toy.response_tokens(2)
+)
+TOY_DEFAULTS |= dict(
+    per_device_train_batch_size=16, steps_per_generation=4, gradient_accumulation_steps=1
+)
+TOY_DEFAULTS |= dict(
+    learning_rate=1e-4, lr_scheduler_type="constant", max_steps=160, save_strategy="no"
+)
 
 
 @dataclass
@@ -39,7 +47,9 @@ def main() -> None:
     """Reads the flags, and trains."""
     parser = TrlParser((Options, GRPOConfig))
     parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)
-    given, _ = TrlParser(Options, add_help=False).parse_args_and_config(return_remaining_strings=True)  # or --config
+    given, _ = TrlParser(Options, add_help=False).parse_args_and_config(
+        return_remaining_strings=True
+    )  # or --config
     if given.model is None:
         parser.set_defaults(**TOY_DEFAULTS)
     options, config = parser.parse_args_and_config()
@@ -54,9 +64,13 @@ def main() -> None:
         toy.warm_up(model, 2, set(), steps=300, seed=0)
         problems, _ = toy.make_problems(2_000, 0, 2, seed=0)
         prompts = [problem["problem"] for problem in problems]
-    dataset = Dataset.from_dict({"prompt": prompts, "answer": [problem["answer"] for problem in problems]})
+    dataset = Dataset.from_dict(
+        {"prompt": prompts, "answer": [problem["answer"] for problem in problems]}
+    )
     sizes = dict(window=options.window, stride=options.stride)
-    trainer = ShearGRPOTrainer(model, math_reward, config, dataset, processing_class=tokenizer, **sizes)
+    trainer = ShearGRPOTrainer(
+        model, math_reward, config, dataset, processing_class=tokenizer, **sizes
+    )
     trainer.train()
     trainer.save_model()
 

@@ -1,4 +1,5 @@
-"""This project's graders as TRL reward functions, for datasets with a column "answer" or "tests"; and its prompts.
+"""This project's graders as TRL reward functions, for datasets with a column "answer" or "tests";
+and its prompts.
 
 A score is 1, 0, or None where grading itself failed; TRL leaves those rollouts out.
 """
@@ -15,7 +16,8 @@ def math_reward(completions: list, answer: list[str], **columns) -> list[float |
 
 
 def code_reward(completions: list, tests: list[str], **columns) -> list[float | None]:
-    """Whether the program passes its tests, each the JSON text of one of the four forms in `rewards.py`.
+    """Whether the program passes its tests, each the JSON text of one of the four forms in
+    `rewards.py`.
 
     Text, because a table has one type a column, and would give every problem the keys of all forms.
     """
@@ -31,6 +33,8 @@ def scores(grade: Callable, completions: list, references: list) -> list[float |
 
 
 def without_bos(tokenizer, prompts: Iterable[str]) -> list[str]:
-    """Prompts without the token that begins texts, which TRL's tokenization of them writes itself."""
+    """Prompts without the token that begins texts, which TRL's tokenization of them writes
+    itself.
+    """
     bos = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
     return [prompt.removeprefix(bos) for prompt in prompts]

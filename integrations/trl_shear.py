@@ -1,20 +1,27 @@
-"""SHEAR in TRL's GRPOTrainer. Everything that TRL scales by (DeepSpeed, FSDP, vLLM, many nodes) is left to TRL.
+"""SHEAR in TRL's GRPOTrainer. Everything that TRL scales by (DeepSpeed, FSDP, vLLM, many nodes) is
+left to TRL.
 
-    trainer = ShearGRPOTrainer(model, math_reward, GRPOConfig(...), train_dataset, window=100, stride=25)
+    trainer = ShearGRPOTrainer(model, math_reward, GRPOConfig(...), train_dataset, window=100,
+    stride=25)
 
-TRL's loss takes token advantages (B, T), but nothing in TRL makes them. So three methods are wrapped, none is copied:
+TRL's loss takes token advantages (B, T), but nothing in TRL makes them. So three methods are
+wrapped, none is copied:
 
-  1. `_calculate_rewards` returns the rewards of all processes. The first reward function gives the verdict: a rollout
-     is right if it is above 0.5. Further functions only shape the reward.
-  2. `_get_per_token_logps_and_entropies` is TRL's scoring forward, for FSDP, ZeRO-3, autocast and PEFT alike. A hook on
-     the base model keeps the last-layer states. Where TRL scores its rollouts anyway (vLLM with importance correction,
-     several updates a generation), this costs no further pass; elsewhere it costs one.
-  3. `_generate_and_score_completions` multiplies TRL's advantages (B,) by omega (B, T); not in evaluation.
+  1. `_calculate_rewards` returns the rewards of all processes. The first reward function gives the
+     verdict: a rollout is right if it is above 0.5. Further functions only shape the reward.
+  2. `_get_per_token_logps_and_entropies` is TRL's scoring forward, for FSDP, ZeRO-3, autocast and
+     PEFT alike. A hook on the base model keeps the last-layer states. Where TRL scores its rollouts
+     anyway (vLLM with importance correction, several updates a generation), this costs no further
+     pass; elsewhere it costs one.
+  3. `_generate_and_score_completions` multiplies TRL's advantages (B,) by omega (B, T); not in
+     evaluation.
 
-The rollouts of a group are adjacent in the global order of rollouts. A process that holds whole groups needs no other
-one. Where groups are split over processes, states are gathered, one rollout of each process at a time.
+The rollouts of a group are adjacent in the global order of rollouts. A process that holds whole
+groups needs no other one. Where groups are split over processes, states are gathered, one rollout
+of each process at a time.
 
-A rollout without a verdict (None), and a truncated one that TRL masks, is on neither side; its weights are 1.
+A rollout without a verdict (None), and a truncated one that TRL masks, is on neither side; its
+weights are 1.
 
 Refused: images, context and sequence parallelism, and one importance ratio a sequence.
 """
@@ -33,21 +40,36 @@ from shear import EPS, STRIDE, WINDOW, shear_weights, span_bounds
 
 
 class ShearGRPOTrainer(GRPOTrainer):
-    """TRL's, with SHEAR's `window`, `stride` (tokens) and `eps` (in units of nbar). ValueError for what it refuses."""
+    """TRL's, with SHEAR's `window`, `stride` (tokens) and `eps` (in units of nbar). ValueError for
+    what it refuses.
+    """
 
-    def __init__(self, *args, window: int = WINDOW, stride: int = STRIDE, eps: float = EPS, **kwargs):
+    def __init__(
+        self, *args, window: int = WINDOW, stride: int = STRIDE, eps: float = EPS, **kwargs
+    ):
         span_bounds(0, window, stride)  # raises for these
-        self.options = dict(window=window, stride=stride, eps=eps, closest=race, distances=token_distances)
+        self.options = dict(
+            window=window, stride=stride, eps=eps, closest=race, distances=token_distances
+        )
         self._keep_next_pass = False
         super().__init__(*args, **kwargs)
-        if self.importance_sampling_level != "token":  # such a ratio's gradient sees the sum of a rollout's weights
+        if (
+            self.importance_sampling_level != "token"
+        ):  # such a ratio's gradient sees the sum of a rollout's weights
             level = f"importance_sampling_level={self.importance_sampling_level!r}"
-            raise ValueError(f"{level} gives all tokens of a rollout one ratio and discards their credit; use 'token'")
+            raise ValueError(
+                f"{level} gives all tokens of a rollout one ratio and discards their credit; use "
+                "'token'"
+            )
         parallelism = self.accelerator.parallelism_config
         if parallelism and (parallelism.cp_enabled or parallelism.sp_enabled):
-            raise ValueError("parallelism_config: cp_size and sp_size must be 1; SHEAR compares whole rollouts")
+            raise ValueError(
+                "parallelism_config: cp_size and sp_size must be 1; SHEAR compares whole rollouts"
+            )
         if self._is_vlm:
-            raise ValueError("model: SHEAR's scoring pass takes no images; give a model of text alone")
+            raise ValueError(
+                "model: SHEAR's scoring pass takes no images; give a model of text alone"
+            )
 
     def _calculate_rewards(self, *args, **kwargs) -> Tensor:
         """TRL's, (rollouts of all processes, reward functions)."""
@@ -55,8 +77,12 @@ class ShearGRPOTrainer(GRPOTrainer):
         self._verdicts = rewards[:, 0]  # NaN where the function returned None
         return rewards
 
-    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
-        """TRL's. The policy's first pass after sampling leaves its states (b, T, d), chunk by chunk, on the CPU."""
+    def _get_per_token_logps_and_entropies(
+        self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+    ):
+        """TRL's. The policy's first pass after sampling leaves its states (b, T, d), chunk by
+        chunk, on the CPU.
+        """
         forward = super()._get_per_token_logps_and_entropies
         inputs = (model, input_ids, attention_mask, logits_to_keep, *args)
         if not self._keep_next_pass or model is not self.model:
@@ -82,17 +108,25 @@ class ShearGRPOTrainer(GRPOTrainer):
         batch = super()._generate_and_score_completions(inputs)
         if not self.model.training:
             return batch
-        if "old_per_token_logps" not in batch:  # the policy has not scored them; PEFT's reference may have
+        if (
+            "old_per_token_logps" not in batch
+        ):  # the policy has not scored them; PEFT's reference may have
             self._keep_next_pass = True
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             attended = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
             sizes = batch["completion_ids"].shape[1], self.args.per_device_train_batch_size
-            with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            with (
+                torch.no_grad(),
+                disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+            ):
                 self._get_per_token_logps_and_entropies(self.model, ids, attended, *sizes)
         mask = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()  # (B, T)
         length, window = mask.sum(1).median(), self.options["window"]
         if not self.state.global_step and length <= window:
-            said = f"the median response, {length} tokens, is one span, whose weights are equal; lower window {window}"
+            said = (
+                f"the median response, {length} tokens, is one span, whose weights are equal; "
+                f"lower window {window}"
+            )
             warnings.warn(said, stacklevel=2)
         omega = self._token_weights(mask)
         self._states = None
@@ -118,14 +152,20 @@ class ShearGRPOTrainer(GRPOTrainer):
         for first in range(start, end, size):
             group = slice(first - start, first - start + size)
             verdicts = self._verdicts[first : first + size]  # (G,)
-            inside = masks[group].to(mask.device) & ~verdicts.isnan()[:, None]  # (G, T), on either side
-            weights = shear_weights(states[group].to(mask.device), inside, verdicts > 0.5, **self.options)
+            inside = (
+                masks[group].to(mask.device) & ~verdicts.isnan()[:, None]
+            )  # (G, T), on either side
+            weights = shear_weights(
+                states[group].to(mask.device), inside, verdicts > 0.5, **self.options
+            )
             omega[group] = torch.where(inside, weights, 1.0)
         return omega[begin - start :][:rows, :width]
 
 
 def gather_rows(local: Tensor, start: int, end: int, device: torch.device) -> Tensor:
-    """Rows [start, end) of all processes' rows, on the CPU. One row of each process travels at a time."""
+    """Rows [start, end) of all processes' rows, on the CPU. One row of each process travels at a
+    time.
+    """
     rows = {}
     for i in range(len(local)):
         row = pad_across_processes(local[i : i + 1].to(device), dim=1)

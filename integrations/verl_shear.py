@@ -1,18 +1,23 @@
-"""SHEAR in verl's V1 trainer with FSDP. Everything that verl scales by (Ray, FSDP, vLLM, many nodes) is left to verl.
+"""SHEAR in verl's V1 trainer with FSDP. Everything that verl scales by (Ray, FSDP, vLLM, many
+nodes) is left to verl.
 
     python -m verl.trainer.main_ppo trainer.v1.trainer_mode=shear algorithm.adv_estimator=grpo ...
 
-`verl` imports this module by the entry-point group `verl.plugins`. Two of its classes are extended, nothing is copied:
+`verl` imports this module by the entry-point group `verl.plugins`. Two of its classes are extended,
+nothing is copied:
 
-  1. `ShearEngine`, on each rank: a hook on the base model takes the last-layer states in the pass for old
-     log-probabilities. A prompt's weights are made once the states of all its rollouts are there, and the states go.
-     So no states leave the rank, only weights, as the column `shear_weights` of verl's TransferQueue.
-  2. `ShearTrainer`, on the controller: gives each rank whole prompts, and multiplies verl's advantages by omega.
+  1. `ShearEngine`, on each rank: a hook on the base model takes the last-layer states in the pass
+     for old log-probabilities. A prompt's weights are made once the states of all its rollouts are
+     there, and the states go. So no states leave the rank, only weights, as the column
+     `shear_weights` of verl's TransferQueue.
+  2. `ShearTrainer`, on the controller: gives each rank whole prompts, and multiplies verl's
+     advantages by omega.
 
-A rollout is right if its reward, or the field `verdict` of what the reward function returned, is above 0.5. States are
-in the training dtype, after the final norm.
+A rollout is right if its reward, or the field `verdict` of what the reward function returned, is
+above 0.5. States are in the training dtype, after the final norm.
 
-Refused: Megatron, another estimator than GRPO, `bypass_mode`, `geo_mean`, steps without all rollouts of each prompt.
+Refused: Megatron, another estimator than GRPO, `bypass_mode`, `geo_mean`, steps without all
+rollouts of each prompt.
 """
 
 from collections import Counter
@@ -46,12 +51,18 @@ class VerlSettings:
     window: int = WINDOW  # tokens
     stride: int = STRIDE  # tokens
     eps: float = EPS  # in units of nbar
-    verdict: str | None = None  # a field of the reward function's dict, such as acc; the reward itself if None
+    verdict: str | None = (
+        None  # a field of the reward function's dict, such as acc; the reward itself if None
+    )
 
 
-@EngineRegistry.register(model_type=MODEL_TYPE, backend=["fsdp", "fsdp2"], device=["cuda", "npu", "cpu"])
+@EngineRegistry.register(
+    model_type=MODEL_TYPE, backend=["fsdp", "fsdp2"], device=["cuda", "npu", "cpu"]
+)
 class ShearEngine(FSDPEngineWithLMHead):
-    """verl's; a pass whose data has `shear`, the settings, also returns `shear_weights`, nested (B, response)."""
+    """verl's; a pass whose data has `shear`, the settings, also returns `shear_weights`, nested (B,
+    response).
+    """
 
     _groups = None  # of the pass under way
 
@@ -98,7 +109,9 @@ class ShearEngine(FSDPEngineWithLMHead):
 
 
 class Groups:
-    """The weights `omega` of a rank's rollouts, a list of (T,), made prompt by prompt from their states."""
+    """The weights `omega` of a rank's rollouts, a list of (T,), made prompt by prompt from their
+    states.
+    """
 
     def __init__(self, data: TensorDict, verdict: str | None, **options):
         self.options = options
@@ -113,25 +126,36 @@ class Groups:
 
     def add(self, row: int, states: Tensor) -> None:
         """Takes a rollout's states (P + T, d). The last one of a prompt completes its group."""
-        self.states[row] = states[len(states) - len(self.masks[row]) :].clone()  # or the micro-batch's would stay
+        self.states[row] = states[
+            len(states) - len(self.masks[row]) :
+        ].clone()  # or the micro-batch's would stay
         group = self.groups[self.uids[row]]
         if not self.states.keys() >= set(group):
             return
         hidden = pad_sequence([self.states.pop(i) for i in group], batch_first=True)  # (G, T, d)
-        mask = pad_sequence([self.masks[i] for i in group], batch_first=True).to(hidden.device)  # (G, T)
+        mask = pad_sequence([self.masks[i] for i in group], batch_first=True).to(
+            hidden.device
+        )  # (G, T)
         correct = self.correct[group].to(hidden.device)
-        omega = shear_weights(hidden, mask, correct, closest=race, distances=token_distances, **self.options)
+        omega = shear_weights(
+            hidden, mask, correct, closest=race, distances=token_distances, **self.options
+        )
         for i, weights in zip(group, omega, strict=True):
             self.omega[i] = weights[: len(self.masks[i])]
 
 
 def verdicts(data: TensorDict, field: str | None) -> Tensor:
-    """The reward of each rollout, or that field of what the reward function returned for it; (B,)."""
+    """The reward of each rollout, or that field of what the reward function returned for
+    it; (B,).
+    """
     if field is None:
         return torch.stack([scores.sum() for scores in data["rm_scores"].unbind()])
     rewards = [extra["reward_extra_info"] for extra in tu.get(data, "extra_fields")]
     if field not in rewards[0]:
-        raise ValueError(f"trainer.v1.shear.verdict={field}: the reward has no such field, but {sorted(rewards[0])}")
+        raise ValueError(
+            f"trainer.v1.shear.verdict={field}: the reward has no such field, but "
+            f"{sorted(rewards[0])}"
+        )
     return torch.tensor([float(reward[field]) for reward in rewards])
 
 
@@ -146,15 +170,21 @@ class ShearTrainer(PPOTrainerSync):
 
     def __init__(self, config: DictConfig):
         refuse(config)
-        settings = OmegaConf.merge(OmegaConf.structured(VerlSettings), config.trainer.v1.get("shear", {}))
+        settings = OmegaConf.merge(
+            OmegaConf.structured(VerlSettings), config.trainer.v1.get("shear", {})
+        )
         span_bounds(0, settings.window, settings.stride)  # raises for these
         with open_dict(config):
-            config.trainer.v1.shear = OmegaConf.to_container(settings)  # all of them, for verl's log
+            config.trainer.v1.shear = OmegaConf.to_container(
+                settings
+            )  # all of them, for verl's log
             config.trainer.v1.trainer_mode = "sync"  # verl asks for its own modes by name
             config.actor_rollout_ref.model.model_type = MODEL_TYPE
         super().__init__(config)
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, logging_prefix="global_seqlen", **kwargs):
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict, logging_prefix="global_seqlen", **kwargs
+    ):
         """verl's, and then whole prompts move. Rollouts of a prompt are adjacent."""
         batch = super()._balance_batch(batch, metrics, logging_prefix, **kwargs)
         batch.reorder(sorted(range(len(batch)), key=batch.keys.__getitem__))
@@ -164,8 +194,10 @@ class ShearTrainer(PPOTrainerSync):
         n = self.config.actor_rollout_ref.rollout.n
         if sizes != {n} or len(prompts) // n % ranks:
             raise ValueError(
-                f"SHEAR needs all rollouts of a prompt on one rank, but a step has {len(set(prompts))} prompts of "
-                f"{sorted(sizes)} rollouts on {ranks} ranks; let data.train_batch_size be a multiple of the ranks and "
+                "SHEAR needs all rollouts of a prompt on one rank, but a step has "
+                f"{len(set(prompts))} prompts of "
+                f"{sorted(sizes)} rollouts on {ranks} ranks; let data.train_batch_size be a "
+                "multiple of the ranks and "
                 "of ppo_mini_batch_size, and see verl's log for rollouts that failed"
             )
         lengths = [tag["seq_len"] for tag in batch.tags]
@@ -175,13 +207,18 @@ class ShearTrainer(PPOTrainerSync):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl's; its pass also leaves the weights. Where groups fit into a micro-batch, they are not split."""
+        """verl's; its pass also leaves the weights. Where groups fit into a micro-batch, they are
+        not split.
+        """
         rollout = self.config.actor_rollout_ref.rollout
         extra = dict(shear=OmegaConf.to_container(self.config.trainer.v1.shear))
         tokens = Counter()
         for prompt, tag in zip(prompts_of(batch), batch.tags, strict=True):
             tokens[prompt] += tag["seq_len"]
-        if rollout.log_prob_use_dynamic_bsz and max(tokens.values()) <= rollout.log_prob_max_token_len_per_gpu:
+        if (
+            rollout.log_prob_use_dynamic_bsz
+            and max(tokens.values()) <= rollout.log_prob_max_token_len_per_gpu
+        ):
             extra["force_group_size"] = rollout.n
         batch.extra_info.update(extra)
         scored = super()._compute_old_log_prob(batch, metrics)
@@ -194,10 +231,14 @@ class ShearTrainer(PPOTrainerSync):
         """verl's, times omega."""
         batch = super()._compute_advantage(batch, metrics)
         fields = ["advantages", "shear_weights", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
+        )
         advantages, omega = data["advantages"].unbind(), data["shear_weights"].unbind()
         counts = data["response_mask"].values().bool() & (data["advantages"].values() != 0)
-        metrics["shear/weight"] = data["shear_weights"].values()[counts].mean().item() if counts.any() else 0.0
+        metrics["shear/weight"] = (
+            data["shear_weights"].values()[counts].mean().item() if counts.any() else 0.0
+        )
         products = [a * w for a, w in zip(advantages, omega, strict=True)]  # Alg. 1 line 18
         fields = TensorDict({"advantages": nested(products)}, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
@@ -212,11 +253,21 @@ def refuse(config: DictConfig) -> None:
     """Raises ValueError where weights cannot be made, or would be lost."""
     estimator, actor = config.algorithm.adv_estimator, config.actor_rollout_ref.actor
     if estimator != AdvantageEstimator.GRPO:
-        raise ValueError(f"algorithm.adv_estimator={estimator}: SHEAR multiplies GRPO's advantages; give grpo")
+        raise ValueError(
+            f"algorithm.adv_estimator={estimator}: SHEAR multiplies GRPO's advantages; give grpo"
+        )
     if config.algorithm.rollout_correction.bypass_mode:
-        raise ValueError("algorithm.rollout_correction.bypass_mode=true skips the pass that has the states; give false")
+        raise ValueError(
+            "algorithm.rollout_correction.bypass_mode=true skips the pass that has the states; "
+            "give false"
+        )
     if actor.strategy not in ("fsdp", "fsdp2"):
-        raise ValueError(f"actor_rollout_ref.actor.strategy={actor.strategy}: SHEAR is for fsdp and fsdp2; give one")
+        raise ValueError(
+            f"actor_rollout_ref.actor.strategy={actor.strategy}: SHEAR is for fsdp and fsdp2; give "
+            "one"
+        )
     if actor.policy_loss.loss_mode == "geo_mean":
         loss = "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"
-        raise ValueError(f"{loss} averages a rollout's advantages and discards their credit; give vanilla")
+        raise ValueError(
+            f"{loss} averages a rollout's advantages and discards their credit; give vanilla"
+        )

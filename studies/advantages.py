@@ -1,31 +1,38 @@
 """Credit against the truth: true token advantages, line by line, and true first errors.
 
-    measure(...)          how well each credit method goes with true advantages; for `studies.compare`
+    measure(...)          how well each credit method goes with true advantages; for
+                          `studies.compare`
     against_truth(...)    how well its weights find the first error; for `studies.diagnose`
 
-Credit methods guess from one verdict per rollout what each token contributed. For the line of tokens s to e that is
+Credit methods guess from one verdict per rollout what each token contributed. For the line of
+tokens s to e that is
 
-    a = V(e) - V(s)        V(t): the chance of a right answer after the first t tokens, under the policy
+    a = V(e) - V(s)        V(t): the chance of a right answer after the first t tokens, under the
+                           policy
 
-V after the last token is the rollout's own verdict. Any other V is estimated by p, the mean verdict of K fresh
-continuations, with the same temperature and limit of the whole response, so a_hat = a + noise. p (1 - p) / (K - 1) is
-an unbiased estimate of p's variance, and a line's noise variance the sum over its two ends. A line's credit c is the
-mean token advantage of its tokens. Over all lines of the groups with right and wrong rollouts,
+V after the last token is the rollout's own verdict. Any other V is estimated by p, the mean verdict
+of K fresh continuations, with the same temperature and limit of the whole response, so a_hat = a +
+noise. p (1 - p) / (K - 1) is an unbiased estimate of p's variance, and a line's noise variance the
+sum over its two ends. A line's credit c is the mean token advantage of its tokens. Over all lines
+of the groups with right and wrong rollouts,
 
     r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
     corrected = r / sqrt(reliability)
 
 The correction is valid as fresh continuations' noise is independent of credit and advantage.
 
-First errors: how well weights tell a wrong rollout's tokens from its first error on from those before it, and how far
-off the largest weight lies (`measures.localisation`, `peak`), for every credit method that gives weights and for SHEAR
-with one option changed at a time. And how far ahead of the error they rise: a span that ends beyond it starts up to
-w - 1 tokens before it and gives these tokens its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part
-by mean pooling. Every kind of error is over at the wrong step's last token, so the rise is counted from there, in
-rollouts with a window of tokens before the step. Intervals are 90% jackknife intervals over groups.
+First errors: how well weights tell a wrong rollout's tokens from its first error on from those
+before it, and how far off the largest weight lies (`measures.localisation`, `peak`), for every
+credit method that gives weights and for SHEAR with one option changed at a time. And how far ahead
+of the error they rise: a span that ends beyond it starts up to w - 1 tokens before it and gives
+these tokens its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part by mean
+pooling. Every kind of error is over at the wrong step's last token, so the rise is counted from
+there, in rollouts with a window of tokens before the step. Intervals are 90% jackknife intervals
+over groups.
 
-Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of which only the numbers
-are kept; `arca`, whose weights need a trained adapter, which no saved model has (`lora.save_merged` merges it).
+Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of
+which only the numbers are kept; `arca`, whose weights need a trained adapter, which no saved model
+has (`lora.save_merged` merges it).
 """
 
 import argparse
@@ -52,22 +59,29 @@ from tasks.toy import SYMBOL
 
 
 def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:
-    """What a method multiplies each token's advantage by, (G, T), with the flags' options but for those `changed`."""
+    """What a method multiplies each token's advantage by, (G, T), with the flags' options but for
+    those `changed`.
+    """
     torch.manual_seed(args.seed)
     uncontrolled = {"negative_scale": 1.0, "rescale": "none"}  # controls, which belong to no method
     options = [] if method != args.method else args.method_option
     args = argparse.Namespace(**(vars(args) | uncontrolled | {"method_option": options} | changed))
-    return effective_weights(assign_credit(method, batch, args), batch.advantages, batch.rollouts.mask)
+    return effective_weights(
+        assign_credit(method, batch, args), batch.advantages, batch.rollouts.mask
+    )
 
 
-# ---- true advantages ------------------------------------------------------------------------------------------
+# ---- true advantages -----------------------------------------------------------------------------
 
 
-def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int) -> dict:
+def measure(
+    args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int
+) -> dict:
     """`agreement` of each method's credit with the true advantages, on rollouts to these problems.
 
-    `args` are train.py's flags; `methods` has the flags changed in each row, "method" among them. --negative-scale and
-    --rescale act in a row only if it has them. Random numbers depend on the seed and the problem's number alone.
+    `args` are train.py's flags; `methods` has the flags changed in each row, "method" among them.
+    --negative-scale and --rescale act in a row only if it has them. Random numbers depend on the
+    seed and the problem's number alone.
     """
     policy = Policy(model, **packing_of(model))
     lines, mixed = [], 0
@@ -77,23 +91,39 @@ def measure(args, task: Task, model, tokenizer, problems: list, methods: dict, c
         if not group.mixed:
             continue
         mixed += 1
-        ends = [line_ends(text, len(ids))[:-1] for text, ids in zip(group.texts, group.responses, strict=True)]
-        group = continued(dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer)
+        ends = [
+            line_ends(text, len(ids))[:-1]
+            for text, ids in zip(group.texts, group.responses, strict=True)
+        ]
+        group = continued(
+            dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer
+        )
         batch = scored(group, policy, task, tokenizer, args)
-        weights = {name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()}
+        weights = {
+            name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()
+        }
         lines += line_stats(group, batch.advantages, weights)
     agreements = {name: agreement(lines, name) for name in methods}
-    return {"groups": len(problems), "mixed_groups": mixed, "lines": len(lines), "methods": agreements}
+    return {
+        "groups": len(problems),
+        "mixed_groups": mixed,
+        "lines": len(lines),
+        "methods": agreements,
+    }
 
 
 def line_ends(text: str, length: int) -> list[int]:
-    """0 and where each line of a response of `length` tokens ends: one token per symbol, and the stop token."""
+    """0 and where each line of a response of `length` tokens ends: one token per symbol, and the
+    stop token.
+    """
     sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
     return [0, *list(accumulate(sizes))[:-1], length]
 
 
 def value_of(scores: list[float | None]) -> tuple[float, float]:
-    """V, the mean of continuations' scores, and the estimated variance of its error; NaN for fewer than two."""
+    """V, the mean of continuations' scores, and the estimated variance of its error; NaN for fewer
+    than two.
+    """
     graded = [score for score in scores if score is not None]
     if len(graded) < 2:
         return math.nan, math.nan
@@ -110,9 +140,15 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
         ends = [*group.ends[row], len(group.responses[row])]
         values = [*map(value_of, group.continued[row]), (score, 0.0)]
         for (start, before), (end, after) in pairwise(zip(ends, values, strict=True)):
-            means = {name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()}
+            means = {
+                name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()
+            }
             credit = {name: mean * advantages[row].item() for name, mean in means.items()}
-            line = {"advantage": after[0] - before[0], "noise": after[1] + before[1], "credit": credit}
+            line = {
+                "advantage": after[0] - before[0],
+                "noise": after[1] + before[1],
+                "credit": credit,
+            }
             if not math.isnan(line["advantage"]):
                 lines.append(line)
     return lines
@@ -120,7 +156,9 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
 
 def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
     """r, reliability and corrected r of a method's credit; None for what is not finite."""
-    advantage, noise = (np.array([line[name] for line in lines]) for name in ("advantage", "noise"))  # (n,), (n,)
+    advantage, noise = (
+        np.array([line[name] for line in lines]) for name in ("advantage", "noise")
+    )  # (n,), (n,)
     credit = np.array([line["credit"][method] for line in lines])  # (n,)
     with np.errstate(divide="ignore", invalid="ignore"):
         r = np.corrcoef(credit, advantage)[0, 1] if len(lines) > 1 else np.nan
@@ -129,35 +167,54 @@ def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
     return {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
 
 
-# ---- the first error -------------------------------------------------------------------------------------------
+# ---- the first error -----------------------------------------------------------------------------
 
 
 def against_truth(
-    args: argparse.Namespace, task: Task, batches: list[Batch], signals: dict[str, list[Tensor]], left_out: list[str]
+    args: argparse.Namespace,
+    task: Task,
+    batches: list[Batch],
+    signals: dict[str, list[Tensor]],
+    left_out: list[str],
 ) -> dict:
-    """Every method ("methods") and every changed option of SHEAR ("settings") against the true first errors.
+    """Every method ("methods") and every changed option of SHEAR ("settings") against the true
+    first errors.
 
-    `signals` are further weights, (G, T) of each batch, which go to the settings. What cannot be measured goes to
-    `left_out`, with the reason.
+    `signals` are further weights, (G, T) of each batch, which go to the settings. What cannot be
+    measured goes to `left_out`, with the reason.
     """
-    errors = torch.cat([true_errors(batch, task, batch.source.tokenizer) for batch in batches])  # (B, 2)
+    errors = torch.cat(
+        [true_errors(batch, task, batch.source.tokenizer) for batch in batches]
+    )  # (B, 2)
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
-    has = {"adapter": None, "prm": batches[0].source.prm, "rephrase": task.rephrase}  # no saved model has an adapter
+    has = {
+        "adapter": None,
+        "prm": batches[0].source.prm,
+        "rephrase": task.rephrase,
+    }  # no saved model has an adapter
     methods = list(args.methods or METHODS)
     for need in [name for name in has if not has[name]]:
         if absent := [name for name in methods if name in needing(need)]:
             left_out.append(f"{', '.join(absent)} against the truth: needs {NEEDS[need]}")
             methods = [name for name in methods if name not in absent]
     if localisation(mask.float(), mask, errors) is None:
-        left_out.append("credit against the truth: no rollout has tokens before and after its first error")
+        left_out.append(
+            "credit against the truth: no rollout has tokens before and after its first error"
+        )
         return {}
     runs = [("methods", name, name, {}) for name in methods]
     runs += [("settings", name, "shear", changed) for name, changed in changes_of(args).items()]
-    group = torch.arange(len(batches)).repeat_interleave(torch.tensor([len(batch.rewards) for batch in batches]))
+    group = torch.arange(len(batches)).repeat_interleave(
+        torch.tensor([len(batch.rewards) for batch in batches])
+    )
     results = {"methods": {}, "settings": {}}
-    for part, name, method, changed in tqdm(runs, "methods and settings", leave=False, disable=None):
-        weights = cat_padded([weights_of(method, batch, args, **changed) for batch in batches])  # (B, T)
+    for part, name, method, changed in tqdm(
+        runs, "methods and settings", leave=False, disable=None
+    ):
+        weights = cat_padded(
+            [weights_of(method, batch, args, **changed) for batch in batches]
+        )  # (B, T)
         results[part][name] = placed(weights, mask, errors, group, args.window)
     for name, of_batches in signals.items():
         results["settings"][name] = placed(cat_padded(of_batches), mask, errors, group, args.window)
@@ -165,19 +222,26 @@ def against_truth(
 
 
 def placed(weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window: int) -> dict:
-    """Where weights (B, T) lie around the first errors (B, 2) of rollouts whose groups are `group` (B,)."""
+    """Where weights (B, T) lie around the first errors (B, 2) of rollouts whose groups are `group`
+    (B,).
+    """
     place = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
     last_wrong = torch.where(errors[:, 0] >= window, errors[:, 1] - 1, -1)  # (B,)
     place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * window), window)
     place["around"] = around(weights, mask, errors[:, 0], 2 * window)
     position = torch.arange(mask.shape[1]).expand_as(mask)
     counts = mask & (errors[:, :1] >= 0)  # (B, T)
-    parts = (position >= errors[:, :1])[counts], group[:, None].expand_as(mask)[counts]  # (n,), (n,)
+    parts = (
+        (position >= errors[:, :1])[counts],
+        group[:, None].expand_as(mask)[counts],
+    )  # (n,), (n,)
     aucs = auc_without_each(weights[counts], *parts)  # (1 + groups,)
     place["auc_half"] = half_width(aucs)
     more = aucs - auc_without_each(position[counts], *parts)
     place["over_position"] = [float(more[0]), half_width(more)]
-    least = torch.stack([weights[group == own][mask[group == own]].min() for own in range(int(group.max()) + 1)])
+    least = torch.stack(
+        [weights[group == own][mask[group == own]].min() for own in range(int(group.max()) + 1)]
+    )
     place["shares"] = shares_by_part(weights, mask, errors)
     place["shares_above_floor"] = shares_by_part(weights - least[group][:, None], mask, errors)
     return place
@@ -187,23 +251,33 @@ def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndar
     """The AUC of n values, and that of all groups but one, for each group: (1 + groups,)."""
     kept = [torch.ones_like(positive), *(group != left for left in group.unique())]
     values = values.double()
-    return np.array([auc(values[rows & positive].numpy(), values[rows & ~positive].numpy()) for rows in kept], float)
+    return np.array(
+        [auc(values[rows & positive].numpy(), values[rows & ~positive].numpy()) for rows in kept],
+        float,
+    )
 
 
 def half_width(estimates: np.ndarray) -> float | None:
-    """Half of the 90% interval by the jackknife over groups; `estimates` are of all, and without each."""
+    """Half of the 90% interval by the jackknife over groups; `estimates` are of all, and without
+    each.
+    """
     without = estimates[1:]
     n = len(without)
     if n < 2 or np.isnan(without).any():
         return None
-    return float(stats.t.ppf(0.95, n - 1) * math.sqrt((n - 1) / n * np.square(without - without.mean()).sum()))
+    return float(
+        stats.t.ppf(0.95, n - 1)
+        * math.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
+    )
 
 
 def half_risen(curve: list[float | None], window: int) -> int | None:
-    """The offset at which half of a rise is done, of mean weights at offsets -r to r from the wrong step's last token.
+    """The offset at which half of a rise is done, of mean weights at offsets -r to r from the wrong
+    step's last token.
 
-    The rise is from the largest weight where no span reaches the wrong step's end, w tokens ahead and more, to the
-    largest in the w tokens after it; None where the curve (2 r + 1,) lacks these, or does not rise.
+    The rise is from the largest weight where no span reaches the wrong step's end, w tokens ahead
+    and more, to the largest in the w tokens after it; None where the curve (2 r + 1,) lacks these,
+    or does not rise.
     """
     values = np.array(curve, dtype=float)  # None becomes NaN
     offsets = np.arange(len(values)) - len(values) // 2
@@ -232,5 +306,7 @@ def changes_of(args: argparse.Namespace) -> dict[str, dict]:
     for name in ("pool", "reading", "distance"):
         for choice in METHODS["shear"].options[name].choices:
             if choice != options[name]:
-                settings[f"{name} {choice}"] = {"method_option": [*args.method_option, f"{name}={choice}"]}
+                settings[f"{name} {choice}"] = {
+                    "method_option": [*args.method_option, f"{name}={choice}"]
+                }
     return settings

@@ -1,17 +1,24 @@
-"""SHEAR's distances beside other solvers of the same problem: one command, one run, ratios side by side.
+"""SHEAR's distances beside other solvers of the same problem: one command, one run, ratios side by
+side.
 
     python -m studies.bench  # random walks instead of states
-    python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model; flags are train.py's
+    python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model;
+                                                                     flags are train.py's
     python -m studies.bench --model PATH --data problems.jsonl --prompts-per-step 2  # of any
-    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096  # the sizes of a GPU
+    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096  # the
+                                                                                               sizes
+                                                                                               of a
+                                                                                               GPU
 
-Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group after
-group as in training. A peer gets the ready-made cost blocks of full spans, in batches as large as ours. It solves at
-most `--pairs` pairs of 100 x 100 tokens, or as many entries; its seconds are scaled to all pairs. This favours peers.
+Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group
+after group as in training. A peer gets the ready-made cost blocks of full spans, in batches as
+large as ours. It solves at most `--pairs` pairs of 100 x 100 tokens, or as many entries; its
+seconds are scaled to all pairs. This favours peers.
 
-A round measures each solver once, so that a drift of the machine affects all. Ratios are of one round, reported as
-median (lowest-highest). The error is the largest relative one of Eq. (10), of minima (ours) or of pairs (peers),
-against `sinkhorn.py` in float64 to a marginal error of 1e-7, on up to `CHECKED` pairs.
+A round measures each solver once, so that a drift of the machine affects all. Ratios are of one
+round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of
+minima (ours) or of pairs (peers), against `sinkhorn.py` in float64 to a marginal error of 1e-7, on
+up to `CHECKED` pairs.
 
 Left out: the memory that each takes.
 """
@@ -24,14 +31,33 @@ from harness.config import Parser, answer, check_flags, number, positive_int
 
 def make_parser() -> Parser:
     """This command's flags."""
-    about = "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores."
-    epilog = "With --model and other flags of train.py, the states of a training step of this model, too."
-    parser = Parser(prog="python -m studies.bench", description=about, epilog=epilog, allow_abbrev=False)
+    about = (
+        "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU "
+        "cores."
+    )
+    epilog = (
+        "With --model and other flags of train.py, the states of a training step of this model, "
+        "too."
+    )
+    parser = Parser(
+        prog="python -m studies.bench", description=about, epilog=epilog, allow_abbrev=False
+    )
     add = parser.add_argument
     add("--tokens", type=positive_int, nargs="*", default=[300], help="of synthetic responses")
     add("--width", type=positive_int, nargs="*", default=[896], help="of synthetic states")
-    add("--group", type=number(int, 2, 4096), nargs="*", default=[8], help="rollouts of a synthetic group")
-    add("--pairs", type=positive_int, default=256, help="of 100 x 100 that a peer solves at most, more if small")
+    add(
+        "--group",
+        type=number(int, 2, 4096),
+        nargs="*",
+        default=[8],
+        help="rollouts of a synthetic group",
+    )
+    add(
+        "--pairs",
+        type=positive_int,
+        default=256,
+        help="of 100 x 100 that a peer solves at most, more if small",
+    )
     add("--rounds", type=positive_int, default=3, help="times that each is measured")
     return parser
 
@@ -78,9 +104,15 @@ def main(argv: list[str] | None = None) -> None:
     """Measure all groups and print a table of each."""
     flags, others = make_parser().parse_with_others(argv, "", "")
     args = parse_args(others)
-    warnings.simplefilter("ignore")  # POT warns that it has not converged, which the table's errors show
+    warnings.simplefilter(
+        "ignore"
+    )  # POT warns that it has not converged, which the table's errors show
     device = torch.device(args.device)
-    name = torch.cuda.get_device_name(device) if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if args.device == "cuda"
+        else f"CPU, {torch.get_num_threads()} threads"
+    )
     print(f"{name}, float32, torch {torch.__version__}, {datetime.date.today()}", flush=True)
     of_model = [states_of_step(args, device)] if args.model else []
     sizes = itertools.product(flags.group, flags.width, flags.tokens)
@@ -89,20 +121,24 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(table(states, flags)), flush=True)
 
 
-# ---- states ---------------------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------------------
 
 
 class States(NamedTuple):
     """Rollout groups that are measured together."""
 
     name: str
-    groups: list[tuple[Tensor, Tensor, Tensor]]  # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
+    groups: list[
+        tuple[Tensor, Tensor, Tensor]
+    ]  # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
     window: int = Settings.window
     stride: int = Settings.stride
 
 
 def synthetic(size: int, width: int, tokens: int, device: torch.device) -> States:
-    """Random walks of norm sqrt(d), half of them right; bfloat16 on a GPU, as a model's states are there."""
+    """Random walks of norm sqrt(d), half of them right; bfloat16 on a GPU, as a model's states are
+    there.
+    """
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(size, tokens, width, generator=generator).mul_(0.3).cumsum_(1)  # (G, T, d)
     hidden += torch.randn(size, 1, width, generator=generator)
@@ -114,7 +150,9 @@ def synthetic(size: int, width: int, tokens: int, device: torch.device) -> State
 
 
 def states_of_step(args: argparse.Namespace, device: torch.device) -> States:
-    """As many groups of a model's rollouts as a training step has, with its spans; raises BadInput."""
+    """As many groups of a model's rollouts as a training step has, with its spans; raises
+    BadInput.
+    """
     ready = set_up(args, Ranks(0, 1, device))
     task, model, tokenizer = ready.task, ready.model.eval().to(device), ready.tokenizer
     policy, groups = Policy(model, **packing_of(model)), []
@@ -123,18 +161,26 @@ def states_of_step(args: argparse.Namespace, device: torch.device) -> States:
         group = prefixes.sampled(args, task, model, tokenizer, problem)
         if group.mixed:
             batch = prefixes.scored(group, policy, task, tokenizer, args)
-            groups.append((spread(batch.hidden, batch.rollouts.mask), batch.rollouts.mask, batch.correct))
+            groups.append(
+                (spread(batch.hidden, batch.rollouts.mask), batch.rollouts.mask, batch.correct)
+            )
     if not groups:
-        raise BadInput(f"--model {args.model}: none of its groups holds right and wrong rollouts; give another")
+        raise BadInput(
+            f"--model {args.model}: none of its groups holds right and wrong rollouts; give another"
+        )
     size, _, width = groups[0][0].shape
-    return States(f"{args.model}, a training step, G {size}, d {width}", groups, args.window, args.stride)
+    return States(
+        f"{args.model}, a training step, G {size}, d {width}", groups, args.window, args.stride
+    )
 
 
-# ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place --------------------
+# ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place -------
 
 
 class Pairs(NamedTuple):
-    """Some pairs of spans, in units of nbar. `x` and `y` are their states, for a solver that computes costs itself."""
+    """Some pairs of spans, in units of nbar. `x` and `y` are their states, for a solver that
+    computes costs itself.
+    """
 
     costs: Tensor  # (P, n, m) float32
     a: Tensor  # (P, n)
@@ -150,12 +196,16 @@ def plain_sinkhorn(pairs: Pairs) -> Tensor:
 
 def pot_batch(pairs: Pairs) -> Tensor:
     """POT's batch solver, 50 iterations in the log domain."""
-    options = dict(reg=EPS, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach")
+    options = dict(
+        reg=EPS, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach"
+    )
     return ot.batch.solve_batch(pairs.costs, a=pairs.a, b=pairs.b, **options).value
 
 
 def pot_loop(pairs: Pairs) -> Tensor:
-    """`ot.sinkhorn`, which `ot.sinkhorn2` calls, pair by pair with our limits; Eq. (10) of its plan."""
+    """`ot.sinkhorn`, which `ot.sinkhorn2` calls, pair by pair with our limits; Eq. (10) of its
+    plan.
+    """
     options = dict(method="sinkhorn_log", numItermax=Settings.max_iters, stopThr=Settings.tol)
     values = []
     for costs, a, b in zip(pairs.costs, pairs.a, pairs.b, strict=True):
@@ -178,7 +228,9 @@ def exact_loop(pairs: Pairs) -> Tensor:
 
 
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Tensor:
-    """The first `count` pairs, in batches as large as ours. On a CPU these stay in cache, which halves POT's time."""
+    """The first `count` pairs, in batches as large as ours. On a CPU these stay in cache, which
+    halves POT's time.
+    """
     at_once = max(1, CHUNK_ENTRIES.get(pairs.costs.device.type, 2**19) // pairs.costs[0].numel())
     parts = [tensor[:count].split(at_once) for tensor in pairs]
     return torch.cat([solve(Pairs(*batch)) for batch in zip(*parts, strict=True)])
@@ -209,17 +261,21 @@ def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: 
     nbar = mean_norm(torch.cat([right.states, wrong.states]))
     i = right.spans.tokens[k]  # (P, n)
     j = wrong.spans.tokens[l]  # (P, m)
-    costs = token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]] / nbar  # (P, n, m)
+    costs = (
+        token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]] / nbar
+    )  # (P, n, m)
     x = right.states[i].float() / nbar  # (P, n, d)
     y = wrong.states[j].float() / nbar  # (P, m, d)
     return Pairs(costs, right.spans.mass[k], wrong.spans.mass[l], x, y)
 
 
-# ---- measuring ------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
 
 
 def ours(states: States, stats: dict[str, list] | None = None) -> Tensor:
-    """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of all groups,)."""
+    """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of
+    all groups,).
+    """
     limits = dict(max_iters=Settings.max_iters, tol=Settings.tol, stats=stats)
     distances = []
     for right, wrong in two_sided(states):
@@ -231,7 +287,9 @@ def ours(states: States, stats: dict[str, list] | None = None) -> Tensor:
 
 def true_values(pairs: Pairs) -> Tensor:
     """(P,) float64, Eq. (10)."""
-    return sinkhorn(pairs.costs.double(), pairs.a.double(), pairs.b.double(), eps=EPS, **TRUTH).value
+    return sinkhorn(
+        pairs.costs.double(), pairs.a.double(), pairs.b.double(), eps=EPS, **TRUTH
+    ).value
 
 
 def relative_error(values: Tensor, truth: Tensor) -> str:
@@ -260,7 +318,9 @@ def seconds_of(solve: Callable[[], Tensor], device: torch.device) -> float:
 
 
 def table(states: States, flags: argparse.Namespace) -> list[str]:
-    """Seconds of a group, ratios to ours, and errors; peers get pairs of one group alone. Raises BadInput."""
+    """Seconds of a group, ratios to ours, and errors; peers get pairs of one group alone. Raises
+    BadInput.
+    """
     sides, stats, device = two_sided(states), defaultdict(list), states.groups[0][0].device
     ours(states, stats)
     iterations = torch.cat(stats["sinkhorn_iterations"])  # (pairs,)
@@ -271,7 +331,9 @@ def table(states: States, flags: argparse.Namespace) -> list[str]:
         if len(pairs.costs):
             break
     else:
-        raise BadInput(f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out")
+        raise BadInput(
+            f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out"
+        )
     truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
     # A call, how many pairs it solves, and what the first of its values should be.
     solvers = {"ours": (partial(ours, states), total, true_minima(*sides[0]))}
@@ -286,12 +348,16 @@ def table(states: States, flags: argparse.Namespace) -> list[str]:
     for column, (name, (solve, count, expected)) in enumerate(solvers.items()):
         times = ratios[:, column]
         row = {"": name, "s a group": f"{medians[column] / len(sides):.3g}"}
-        row["times ours"] = f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})" if column else ""
+        row["times ours"] = (
+            f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})" if column else ""
+        )
         error = "-" if "exact" in name else relative_error(solve(), expected)
         rows.append(row | {"pairs measured": f"{count:,}", "largest error": error})
     about = (
-        f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: {len(sides)}; "
-        f"{solved / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a pair"
+        f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: "
+        f"{len(sides)}; "
+        f"{solved / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a "
+        "pair"
     )
     return [about, *tables.markdown(rows)]
 

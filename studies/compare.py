@@ -1,27 +1,34 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m studies.compare --steps 20                       # the embedded task, all rows that it allows
+    python -m studies.compare --steps 20                       # the embedded task, all rows that it
+                                                               allows
     python -m studies.compare --methods grpo shear first       # some of them
-    python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl   # any flags of train.py
-    python -m studies.compare runs/A runs/B                    # nothing is trained: these runs in one picture
+    python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl   # any flags
+                                                                                        of train.py
+    python -m studies.compare runs/A runs/B                    # nothing is trained: these runs in
+                                                               one picture
 
-A row is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1), `-wrong-X` (wrong
-rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter of rank 16). `shear-mean1` and
-`grpo-wrong-.12` are controls: methods differ in the size of their steps, and in how much they punish.
+A row is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
+`-wrong-X` (wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter
+of rank 16). `shear-mean1` and `grpo-wrong-.12` are controls: methods differ in the size of their
+steps, and in how much they punish.
 
-A trial is a row, a learning rate and a seed. Four stages run one after the other: `tune` tries half, one and two times
-the task's `--lr` (adapters: ten times that) on two seeds, and further while the best lies at an end, or only `--rates`;
-`confirm` takes each row's best rate on `--seeds`. On the embedded task `cost` times a step of each row, and of GRPO by
-turns; `advantages` measures true token advantages at the start. Rows of a seed go from one start, or from starts made
-alike, and see the same problems. Finished trials are lines of `--rows`, which is only added to: the same command goes
-on where it was interrupted, and prints the table where nothing lacks. Other flags of train.py are another task, whose
-trials may go to the same file; trials of other code are not added to.
+A trial is a row, a learning rate and a seed. Four stages run one after the other: `tune` tries
+half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further while
+the best lies at an end, or only `--rates`; `confirm` takes each row's best rate on `--seeds`. On
+the embedded task `cost` times a step of each row, and of GRPO by turns; `advantages` measures true
+token advantages at the start. Rows of a seed go from one start, or from starts made alike, and see
+the same problems. Finished trials are lines of `--rows`, which is only added to: the same command
+goes on where it was interrupted, and prints the table where nothing lacks. Other flags of train.py
+are another task, whose trials may go to the same file; trials of other code are not added to.
 
-The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with its 90% interval by
-Student's t, and on how many seeds it is positive:
+The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with
+its 90% interval by Student's t, and on how many seeds it is positive:
     curve            mean reward of all training steps
-    held out         accuracy on `--heldout` (256) problems after training, as many samples as rollouts
-    AUC              of the weights against the true first error, before / after training; and of the wrong step alone
+    held out         accuracy on `--heldout` (256) problems after training, as many samples as
+                     rollouts
+    AUC              of the weights against the true first error, before / after training; and of
+                     the wrong step alone
     correlation      of credit with true token advantages at the start, corrected for their noise
     extra cost       a step's time beside GRPO's, median of three
     weight, share    mean weight of tokens, and the share of them that it is spread over
@@ -48,7 +55,11 @@ from credit.table import METHODS, needing
 from harness.config import Parser, answer, check_flags, number, positive_int, random_seed, spelled
 
 OPTIONS = {"sdpo": {"method_option": ["mix=0.9"]}}  # for a weak model
-CHANGES = {"mean1": {"rescale": "mean1"}, "dynamic": {"dynamic_sampling": 4}, "lora": {"lora_rank": 16}}
+CHANGES = {
+    "mean1": {"rescale": "mean1"},
+    "dynamic": {"dynamic_sampling": 4},
+    "lora": {"lora_rank": 16},
+}
 TUNING = (100, 101)  # seeds
 SUFFIXES = "-mean1, -dynamic, -lora and -wrong-X"
 ROWS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
@@ -66,26 +77,62 @@ def flags_of(row: str) -> dict:
             scale = change.removeprefix("wrong-")
             flags |= CHANGES[change] if scale == change else {"negative_scale": float(scale)}
     except (KeyError, ValueError) as error:
-        raise BadInput(f"--methods {row}: is no method of train.py with any of {SUFFIXES}; change it") from error
+        raise BadInput(
+            f"--methods {row}: is no method of train.py with any of {SUFFIXES}; change it"
+        ) from error
     return flags
 
 
 def make_parser() -> Parser:
     """This command's own flags."""
     about = "Train with every credit method, each at its own learning rate; one table."
-    epilog = "Flags of train.py that are not set here can be added. Without any, all rows take some hours."
-    parser = Parser(prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False)
-    parser.usage = "%(prog)s [flags]\n       %(prog)s RUN RUN ...  (the curves of these runs in one picture)"
+    epilog = (
+        "Flags of train.py that are not set here can be added. Without any, all rows take some "
+        "hours."
+    )
+    parser = Parser(
+        prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False
+    )
+    parser.usage = (
+        "%(prog)s [flags]\n       %(prog)s RUN RUN ...  (the curves of these runs in one picture)"
+    )
     add = parser.add_argument
     names = f"rows: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
     add("--methods", nargs="+", default=[], metavar="ROW", help=names + ", ".join(ROWS))
     add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table")
     seeds = "that choose the rates"
-    add("--tuning-seeds", nargs="+", type=random_seed, default=list(TUNING), metavar="SEED", help=seeds)
-    rates = "that each row is tuned on, instead of half, one and two times the task's --lr and further"
-    add("--rates", nargs="+", type=number(float, 0, above=True), default=[], metavar="LR", help=rates)
-    add("--jobs", type=positive_int, default=2, help="processes; a seed's trials each, where seeds suffice")
-    add("--rows", type=Path, metavar="FILE", default=Path("runs/compare.jsonl"), help="of finished trials")
+    add(
+        "--tuning-seeds",
+        nargs="+",
+        type=random_seed,
+        default=list(TUNING),
+        metavar="SEED",
+        help=seeds,
+    )
+    rates = (
+        "that each row is tuned on, instead of half, one and two times the task's --lr and further"
+    )
+    add(
+        "--rates",
+        nargs="+",
+        type=number(float, 0, above=True),
+        default=[],
+        metavar="LR",
+        help=rates,
+    )
+    add(
+        "--jobs",
+        type=positive_int,
+        default=2,
+        help="processes; a seed's trials each, where seeds suffice",
+    )
+    add(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        default=Path("runs/compare.jsonl"),
+        help="of finished trials",
+    )
     return parser
 
 
@@ -95,7 +142,9 @@ def runs_of(argv: list[str] | None) -> list[str]:
     return [] if any(word.startswith("-") for word in words) else words
 
 
-answer(__name__, lambda: runs_of(None) or check_flags(make_parser()))  # before what takes seconds to import
+answer(
+    __name__, lambda: runs_of(None) or check_flags(make_parser())
+)  # before what takes seconds to import
 
 import numpy as np
 import torch
@@ -112,7 +161,8 @@ from studies import figures
 from studies.advantages import measure
 from tasks.problems import BadInput
 
-OURS = "--method --seed --lr --name --out --resume --prm"  # flags of train.py that trials set themselves
+# flags of train.py that trials set themselves
+OURS = "--method --seed --lr --name --out --resume --prm"
 LOWEST, HIGHEST = 1 / 8, 8  # of the grid's middle: no grid goes further
 LEVEL = 0.90  # of intervals
 HELDOUT = 256  # problems, if not given
@@ -120,11 +170,19 @@ TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
-FORMS = {"stage": str, "cell": str, "seed": int, "rule": str, "lr": float | int}  # of any trial's line in --rows
+FORMS = {
+    "stage": str,
+    "cell": str,
+    "seed": int,
+    "rule": str,
+    "lr": float | int,
+}  # of any trial's line in --rows
 
 
 class Cell(NamedTuple):
-    """A task by its flags of train.py, the learning rate in the middle of its grid, and the rows that are tried."""
+    """A task by its flags of train.py, the learning rate in the middle of its grid, and the rows
+    that are tried.
+    """
 
     flags: str
     lr: float
@@ -134,7 +192,9 @@ class Cell(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What tells a trial of a stage from the others; `cell` is a task's flags, `rule` a row of the table."""
+    """What tells a trial of a stage from the others; `cell` is a task's flags, `rule` a row of the
+    table.
+    """
 
     cell: str
     seed: int
@@ -162,7 +222,8 @@ def main(argv: list[str] | None = None) -> None:
     if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
         given, choose = (" ".join(map(str, seeds)) for seeds in (flags.seeds, tuning))
         raise BadInput(
-            f"--seeds {given}: --tuning-seeds {choose} choose the rates, an interval needs two others; give these"
+            f"--seeds {given}: --tuning-seeds {choose} choose the rates, an interval needs two "
+            "others; give these"
         )
     if "grpo" not in cell.rules:
         raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
@@ -175,8 +236,19 @@ def main(argv: list[str] | None = None) -> None:
             refuse_other_code(cell, flags.rows, trials)
             units = [(stage, cell, part, flags.rows) for part in parts_of(trials, flags.jobs)]
             with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
-                list(tqdm(pool.imap_unordered(run_from_one_start, units), stage, len(units), disable=None))
-    rows = [row for row in rows_in(flags.rows) if row["stage"] != "confirm" or row["seed"] in flags.seeds]
+                list(
+                    tqdm(
+                        pool.imap_unordered(run_from_one_start, units),
+                        stage,
+                        len(units),
+                        disable=None,
+                    )
+                )
+    rows = [
+        row
+        for row in rows_in(flags.rows)
+        if row["stage"] != "confirm" or row["seed"] in flags.seeds
+    ]
     print("\n".join(tables.markdown(table_of(rows, cell))))
 
 
@@ -204,8 +276,13 @@ def code_of_training() -> str:
 
 
 def refuse_other_code(cell: Cell, path: Path, missing: list[Trial]) -> None:
-    """Raises BadInput if the task has trials of other code; rows before there were digests are not told apart."""
-    others = {row.get("code") for row in rows_in(path) if row["cell"] == cell.flags} - {None, code_of_training()}
+    """Raises BadInput if the task has trials of other code; rows before there were digests are not
+    told apart.
+    """
+    others = {row.get("code") for row in rows_in(path) if row["cell"] == cell.flags} - {
+        None,
+        code_of_training(),
+    }
     if others:
         lacks = f"lacks {missing[0].rule} at seed {missing[0].seed}"
         reason = f"{lacks}, and its trials are of other code ({', '.join(sorted(others))})"
@@ -218,13 +295,15 @@ def settings_of_trial(rule: str, others: list[str]) -> argparse.Namespace:
     return parse_args([*others, *words])
 
 
-# ---- which trials ---------------------------------------------------------------------------------------------
+# ---- which trials --------------------------------------------------------------------------------
 
 
 def lacking(stage: str, rows: list[dict], cell: Cell, seeds: list[int]) -> list[Trial]:
     """The trials of a stage that have not run."""
     trials = []
-    for rule in ["grpo"] if stage == "advantages" else cell.rules:  # at the start one trial has the credit of all rows
+    for rule in (
+        ["grpo"] if stage == "advantages" else cell.rules
+    ):  # at the start one trial has the credit of all rows
         rates = [chosen_rate(cell, rule, rows) if stage == "confirm" else cell.lr]
         if stage == "tune":  # adapters need ten times the rate of the whole model
             middle = 10 * cell.lr if "lora_rank" in flags_of(rule) else cell.lr
@@ -235,7 +314,9 @@ def lacking(stage: str, rows: list[dict], cell: Cell, seeds: list[int]) -> list[
 
 
 def grid(middle: float, curves: dict[float, float]) -> list[float]:
-    """Half the middle rate, itself and its double; beyond, by factors of 2, as long as the best lies at an end."""
+    """Half the middle rate, itself and its double; beyond, by factors of 2, as long as the best
+    lies at an end.
+    """
     rates = [middle / 2, middle, middle * 2]
     while set(rates) <= set(curves):
         best = max(rates, key=curves.get)
@@ -254,12 +335,18 @@ def trials_of(rows: list[dict], stage: str, cell: str, rule: str) -> list[dict]:
 
 
 def mean_curves(cell: Cell, rule: str, rows: list[dict]) -> dict[float, float]:
-    """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all seeds have run."""
+    """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all
+    seeds have run.
+    """
     curves = {}
     for row in trials_of(rows, "tune", cell.flags, rule):
         if row["seed"] in cell.tuning and row["lr"] in (cell.rates or [row["lr"]]):
             curves.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
-    return {lr: statistics.mean(of_seeds) for lr, of_seeds in curves.items() if len(of_seeds) == len(cell.tuning)}
+    return {
+        lr: statistics.mean(of_seeds)
+        for lr, of_seeds in curves.items()
+        if len(of_seeds) == len(cell.tuning)
+    }
 
 
 def chosen_rate(cell: Cell, rule: str, rows: list[dict]) -> float:
@@ -269,14 +356,16 @@ def chosen_rate(cell: Cell, rule: str, rows: list[dict]) -> float:
 
 
 def parts_of(trials: list[Trial], jobs: int) -> list[list[Trial]]:
-    """Each seed's trials, in as many parts as keep `jobs` processes busy; each part has the seed's start of its own."""
+    """Each seed's trials, in as many parts as keep `jobs` processes busy; each part has the seed's
+    start of its own.
+    """
     seeds = sorted({trial.seed for trial in trials})
     count = -(-jobs // len(seeds))  # of each seed
     of_seeds = [[trial for trial in trials if trial.seed == seed] for seed in seeds]
     return [part for own in of_seeds for first in range(count) if (part := own[first::count])]
 
 
-# ---- running them ---------------------------------------------------------------------------------------------
+# ---- running them --------------------------------------------------------------------------------
 
 
 def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
@@ -286,14 +375,25 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
         start = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
             words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags), *start]
-            words += ["--seed", str(trial.seed), "--lr", str(trial.lr), "--name", str(number), "--out", out]
+            words += [
+                "--seed",
+                str(trial.seed),
+                "--lr",
+                str(trial.lr),
+                "--name",
+                str(number),
+                "--out",
+                out,
+            ]
             args, began = settings_of_trial(trial.rule, words), time.perf_counter()
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                 result = MEASURES[stage](args, cell)
             result["seconds"] = round(time.perf_counter() - began, 1)
             if Path(out, "0", "start").exists():
                 start = ["--task", args.task, "--model", f"{out}/0/start"]
-            files.append_rows(path, [{"stage": stage, "code": code_of_training(), **trial._asdict(), **result}])
+            files.append_rows(
+                path, [{"stage": stage, "code": code_of_training(), **trial._asdict(), **result}]
+            )
 
 
 @contextlib.contextmanager
@@ -311,7 +411,11 @@ def started(args: argparse.Namespace) -> Iterator[Run]:
 def train_only(args: argparse.Namespace, cell: Cell) -> dict:
     """The rewards of every step, which choose a learning rate."""
     with started(args) as run:
-        return {"rewards": [round(train.train_step(run, step)[0]["reward"], 6) for step in range(args.steps)]}
+        return {
+            "rewards": [
+                round(train.train_step(run, step)[0]["reward"], 6) for step in range(args.steps)
+            ]
+        }
 
 
 def run_trial(args: argparse.Namespace, cell: Cell) -> dict:
@@ -323,19 +427,26 @@ def run_trial(args: argparse.Namespace, cell: Cell) -> dict:
         sampled = accuracy(run)
         after = located(run, args.steps)
     rewards = [round(step["reward"], 6) for step in steps]
-    means = {name: round(float(np.nanmean([step[name] for step in steps])), 4) for name in ("weight_mean", "ess")}
+    means = {
+        name: round(float(np.nanmean([step[name] for step in steps])), 4)
+        for name in ("weight_mean", "ess")
+    }
     return {"rewards": rewards, "sampled": sampled, **means, "before": before, "after": after}
 
 
 def accuracy(run: Run) -> float:
-    """Share of right ones among responses to the held-out problems, to each as many as in training."""
+    """Share of right ones among responses to the held-out problems, to each as many as in
+    training.
+    """
     sampling = run.args.rollouts_per_prompt, run.args.temperature, report.Clock(run.ranks.device)
     _, verdicts = train.sample_and_grade(run, run.task.heldout, *sampling)
     return float(np.nanmean(rewards_of(verdicts)))
 
 
 def located(run: Run, step: int) -> dict | None:
-    """`measures.localisation` of the method's weights in rollouts to held-out problems, where errors are known."""
+    """`measures.localisation` of the method's weights in rollouts to held-out problems, where
+    errors are known.
+    """
     if not run.task.first_error:
         return None
     torch.manual_seed(seed_of(run.args.seed, "evaluation"))
@@ -347,11 +458,15 @@ def located(run: Run, step: int) -> dict | None:
 
 
 def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
-    """`studies.advantages` of the start, for the rows that differ in credit and need no other model for it."""
+    """`studies.advantages` of the start, for the rows that differ in credit and need no other model
+    for it.
+    """
     rules = {}
     for rule in cell.rules:
         changed = flags_of(rule)
-        if changed.keys() <= CREDIT and not {"prm", "adapter"} & set(METHODS[changed["method"]].needs):
+        if changed.keys() <= CREDIT and not {"prm", "adapter"} & set(
+            METHODS[changed["method"]].needs
+        ):
             rules[rule] = changed
     with started(args) as run:
         parts = args, run.task, run.frozen.model, run.tokenizer
@@ -359,7 +474,9 @@ def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
 
 
 def cost_of(args: argparse.Namespace, cell: Cell) -> dict:
-    """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that drift hits both."""
+    """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that
+    drift hits both.
+    """
     plain = dict(method="grpo", rescale="none", negative_scale=1.0, lora_rank=0, dynamic_sampling=0)
     other = argparse.Namespace(**vars(args) | plain | {"name": f"{args.name}-grpo"})
     with started(args) as ours, started(other) as theirs:
@@ -376,16 +493,21 @@ def cost_of(args: argparse.Namespace, cell: Cell) -> dict:
 MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantages": advantages_of}
 
 
-# ---- the table ------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 
 def outcome_by_seed(rows: list[dict], cell: str, rule: str, outcome: str) -> dict[int, float]:
     """Seed -> the `curve` or another outcome of the trials that are compared."""
     trials = trials_of(rows, "confirm", cell, rule)
-    return {row["seed"]: statistics.mean(row["rewards"]) if outcome == "curve" else row[outcome] for row in trials}
+    return {
+        row["seed"]: statistics.mean(row["rewards"]) if outcome == "curve" else row[outcome]
+        for row in trials
+    }
 
 
-def differences(rows: list[dict], cell: str, rule: str, other: str, outcome: str = "curve") -> np.ndarray:
+def differences(
+    rows: list[dict], cell: str, rule: str, other: str, outcome: str = "curve"
+) -> np.ndarray:
     """Of the seeds that both have run, (n,)."""
     ours, theirs = (outcome_by_seed(rows, cell, name, outcome) for name in (rule, other))
     return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
@@ -395,7 +517,9 @@ def with_interval(values: np.ndarray) -> str:
     """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive."""
     mean = values.mean()
     half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
-    mean, low, high = (f"{value:+.3f}".replace("0.", ".") for value in (mean, mean - half, mean + half))
+    mean, low, high = (
+        f"{value:+.3f}".replace("0.", ".") for value in (mean, mean - half, mean + half)
+    )
     return f"{mean} ({low} to {high}), {(values > 0).sum()}/{len(values)}"
 
 
@@ -403,21 +527,31 @@ def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
     """A line for each row of the table, of trials whose seeds are those of the table."""
     rates = {rule: chosen_rate(cell, rule, rows) for rule in cell.rules}
     rows = [row for row in rows if row["stage"] != "confirm" or row["lr"] == rates.get(row["rule"])]
-    at_start = [row["advantages"]["methods"] for row in trials_of(rows, "advantages", cell.flags, "grpo")]
+    at_start = [
+        row["advantages"]["methods"] for row in trials_of(rows, "advantages", cell.flags, "grpo")
+    ]
     table = []
     for rule in cell.rules:
         trials = trials_of(rows, "confirm", cell.flags, rule)
-        costs = [row["step"] / row["of_grpo"] - 1 for row in trials_of(rows, "cost", cell.flags, rule)]
+        costs = [
+            row["step"] / row["of_grpo"] - 1 for row in trials_of(rows, "cost", cell.flags, rule)
+        ]
         line = {"method": rule, "lr": f"{rates[rule]:g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
-            line[title] = f"{statistics.mean(outcome_by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
+            line[title] = (
+                f"{statistics.mean(outcome_by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
+            )
             of_grpo = differences(rows, cell.flags, rule, "grpo", outcome)
             line[f"D, {title}"] = "" if rule == "grpo" else with_interval(of_grpo)
         for title, name in (("AUC", "auc"), ("wrong step", "auc_step")):
-            both = [[row[when][name] for row in trials if row[when]] for when in ("before", "after")]
+            both = [
+                [row[when][name] for row in trials if row[when]] for when in ("before", "after")
+            ]
             line[title] = " / ".join(mean_of(values) for values in both)
         if at_start:  # which only the embedded task has
-            line["correlation"] = mean_of([methods.get(rule, {}).get("corrected") for methods in at_start])
+            line["correlation"] = mean_of(
+                [methods.get(rule, {}).get("corrected") for methods in at_start]
+            )
             line["extra cost"] = " ".join(f"{cost:+.0%}" for cost in costs)
         line["weight"] = mean_of([row["weight_mean"] for row in trials])
         line["share"] = mean_of([row["ess"] for row in trials])

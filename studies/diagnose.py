@@ -1,22 +1,27 @@
-"""Does the distance see what it should? The paper's measurements of Secs. 2 and 5, and credit against the truth.
+"""Does the distance see what it should? The paper's measurements of Secs. 2 and 5, and credit
+against the truth.
 
     python -m studies.diagnose  # the embedded task, its model made and warmed up
     python -m studies.diagnose --model runs/NAME/model --task embedded  # the same of a trained one
-    python -m studies.diagnose --model PATH --data problems.jsonl  # real problems; other flags are train.py's
-    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # solutions from a file: distances only
+    python -m studies.diagnose --model PATH --data problems.jsonl  # real problems; other flags are
+                                                                   train.py's
+    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # solutions from a file:
+                                                                        distances only
 
-Sec. 2 of arXiv 2604.23318: sample G rollouts to each of `--groups` held-out problems, keep the groups with right and
-wrong ones, and read their hidden states once. Complete each prefix of a rollout `--continuations` times: the share of
-right completions is its continuation success. Its local distance is that of its last window of tokens to the closest
-span of the opposing side, in units of nbar (`prefixes.py`). Both give Figs. 1(a), 1(b), 3 and 9; Fig. 10 needs verdicts
-only (`figures.py`). Where the task knows the first error, credit is scored against it
+Sec. 2 of arXiv 2604.23318: sample G rollouts to each of `--groups` held-out problems, keep the
+groups with right and wrong ones, and read their hidden states once. Complete each prefix of a
+rollout `--continuations` times: the share of right completions is its continuation success. Its
+local distance is that of its last window of tokens to the closest span of the opposing side, in
+units of nbar (`prefixes.py`). Both give Figs. 1(a), 1(b), 3 and 9; Fig. 10 needs verdicts only
+(`figures.py`). Where the task knows the first error, credit is scored against it
 (`advantages.against_truth`), with a process reward model that is made and taught here.
 
-`--out` holds the groups, so the same command goes on where it was cut and samples nothing twice; diagnose.json, every
-number beside the paper's; a picture for each figure; and samples.jsonl, the groups as `studies.page` shows them.
+`--out` holds the groups, so the same command goes on where it was cut and samples nothing twice;
+diagnose.json, every number beside the paper's; a picture for each figure; and samples.jsonl, the
+groups as `studies.page` shows them.
 
-Left out: the paper's 8 bins of Fig. 3 (ours hold equally many spans); error bars that respect that spans of a rollout
-and rollouts of a group depend on each other, so p-values here are too small.
+Left out: the paper's 8 bins of Fig. 3 (ours hold equally many spans); error bars that respect that
+spans of a rollout and rollouts of a group depend on each other, so p-values here are too small.
 """
 
 import argparse
@@ -33,13 +38,25 @@ from harness.config import Parser, answer, check_flags, natural, positive_int, r
 
 def make_parser() -> Parser:
     """This command's own flags."""
-    about = "The paper's figures on your rollouts; of the embedded task four to five minutes on two CPU cores."
+    about = (
+        "The paper's figures on your rollouts; of the embedded task four to five minutes on two "
+        "CPU cores."
+    )
     epilog = "Flags of train.py can be added."
-    parser = Parser(prog="python -m studies.diagnose", description=about, epilog=epilog, allow_abbrev=False)
+    parser = Parser(
+        prog="python -m studies.diagnose", description=about, epilog=epilog, allow_abbrev=False
+    )
     add = parser.add_argument
-    add("--groups", type=positive_int, default=16, help="problems that are sampled, or mixed ones of --rollouts")
+    add(
+        "--groups",
+        type=positive_int,
+        default=16,
+        help="problems that are sampled, or mixed ones of --rollouts",
+    )
     add("--continuations", type=natural, default=16, help="of each prefix; 0: none")
-    lines = 'JSON lines with "problem", "solution", "label" instead of samples; nothing is continued'
+    lines = (
+        'JSON lines with "problem", "solution", "label" instead of samples; nothing is continued'
+    )
     add("--rollouts", metavar="FILE", help=lines)
     about = "scored against the true first error; if not given, all that the task allows"
     add("--methods", nargs="+", choices=METHODS, metavar="NAME", help=about)
@@ -72,14 +89,23 @@ from tasks.problems import BadInput, choose_template, text_task
 
 # Flags of train.py that have no use here.
 REFUSED = "--method --prm --name --resume --smoke --bench --eval-every --ranks --lora-rank"
-# What decides on the samples. All else may change when a folder's groups are looked at again, or added to.
+# What decides on the samples. All else may change when a folder's groups are looked at again, or
+# added to.
 DECIDES = (
-    "task model data template seed temperature max_tokens rollouts_per_prompt window stride continuations heldout "
+    "task model data template seed temperature max_tokens rollouts_per_prompt window stride "
+    "continuations heldout "
     "toy_lines toy_width warmup_steps grade_timeout sandbox dtype rollouts"
 ).split()
 SIGNALS = {"surprisal"}  # weights that are not SHEAR's
-# What the paper reports: of Figs. 1, 3 and 9 Spearman's rho or the AUC, nearest and farthest; App. I.
-PAPER = {"fig_1a": [-0.96], "fig_1b": [-0.42], "fig_3": [0.64, 0.99], "fig_9": [-0.055, -0.225], "fig_10": [0.838]}
+# What the paper reports: of Figs. 1, 3 and 9 Spearman's rho or the AUC, nearest and farthest; App.
+# I.
+PAPER = {
+    "fig_1a": [-0.96],
+    "fig_1b": [-0.42],
+    "fig_3": [0.64, 0.99],
+    "fig_9": [-0.055, -0.225],
+    "fig_10": [0.838],
+}
 
 
 @run_command(memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
@@ -93,12 +119,19 @@ def main(argv: list[str] | None = None) -> None:
 
 def parse_diagnose(argv: list[str] | None) -> argparse.Namespace:
     """train.py's flags and, above these, this command's; raises BadInput."""
-    flags, rest = make_parser().parse_with_others(argv, REFUSED, "diagnose trains nothing and compares all methods")
+    flags, rest = make_parser().parse_with_others(
+        argv, REFUSED, "diagnose trains nothing and compares all methods"
+    )
     args = argparse.Namespace(**vars(parse_args(rest)) | vars(flags))
     if args.rollouts and args.task != "math":
-        raise BadInput(f"--rollouts {args.rollouts}: holds solutions of math problems; add --model, drop --task")
+        raise BadInput(
+            f"--rollouts {args.rollouts}: holds solutions of math problems; add --model, drop "
+            "--task"
+        )
     if not args.rollouts and args.groups > args.heldout:
-        raise BadInput(f"--groups {args.groups} exceeds --heldout {args.heldout}; lower it, or raise --heldout")
+        raise BadInput(
+            f"--groups {args.groups} exceeds --heldout {args.heldout}; lower it, or raise --heldout"
+        )
     return args
 
 
@@ -107,11 +140,18 @@ def diagnose(args: argparse.Namespace) -> None:
     decided = {name: vars(args)[name] for name in DECIDES}
     if (args.out / "config.json").exists():
         had = files.settings_in(args.out / "config.json")
-        refuse_other_settings(decided, had, f"the groups in {args.out} have", "choose another --out")
-    task, model, tokenizer, reward_model, groups = (from_file if args.rollouts else from_model)(args, decided)
+        refuse_other_settings(
+            decided, had, f"the groups in {args.out} have", "choose another --out"
+        )
+    task, model, tokenizer, reward_model, groups = (from_file if args.rollouts else from_model)(
+        args, decided
+    )
     mixed = [group for group in groups if group.mixed][: args.groups]
     if not mixed:
-        raise BadInput(f"--groups {args.groups}: none holds right and wrong rollouts; raise it, or change --rollouts")
+        raise BadInput(
+            f"--groups {args.groups}: none holds right and wrong rollouts; raise it, or change "
+            "--rollouts"
+        )
     length = statistics.median(len(ids) for group in groups for ids in group.responses)
     print(report.span_note(length, args.window, args.stride), flush=True)
     results = {"flags": decided, "paper": PAPER, "groups": len(groups), "mixed_groups": len(mixed)}
@@ -142,11 +182,18 @@ def diagnose(args: argparse.Namespace) -> None:
     else:
         left_out.append("credit against the truth: this task does not know the first error")
     if methods := results.get("methods"):
-        curves = {name: methods[name]["around"] for name in ("shear", "position", "entropy") if name in methods}
+        curves = {
+            name: methods[name]["around"]
+            for name in ("shear", "position", "entropy")
+            if name in methods
+        }
         figures.weight_around_error(curves, args.out / "around_error.png")
     files.write_json(args.out / "diagnose.json", results)
     print("\n".join(summary(results)))
-    print(f"figures and numbers are in {args.out}/\nnext: python -m studies.page {shlex.quote(str(args.out))}")
+    print(
+        f"figures and numbers are in {args.out}/\nnext: python -m studies.page "
+        f"{shlex.quote(str(args.out))}"
+    )
 
 
 def from_file(args: argparse.Namespace, decided: dict) -> tuple:
@@ -164,8 +211,8 @@ def from_file(args: argparse.Namespace, decided: dict) -> tuple:
 def from_model(args: argparse.Namespace, decided: dict) -> tuple:
     """Task, model, tokenizer, process reward model or None, and groups that are sampled.
 
-    What decides on the samples is written down before any is made, and when nothing can be refused any more. The models
-    that are taught here stay in `--out`, whole, and are there the next time.
+    What decides on the samples is written down before any is made, and when nothing can be refused
+    any more. The models that are taught here stay in `--out`, whole, and are there the next time.
     """
     ranks, out = Ranks(0, 1, torch.device(args.device)), args.out
     own_model, is_warm = needs_start(args), (out / "start").exists()
@@ -176,7 +223,10 @@ def from_model(args: argparse.Namespace, decided: dict) -> tuple:
     task, model, tokenizer = ready.task, ready.model, ready.tokenizer
     layers = len(getattr(model.base_model, "layers", ()))
     if max(args.layers, default=0) > layers:
-        raise BadInput(f"--layers {max(args.layers)}: the model can be cut after {layers} layers; give these at most")
+        raise BadInput(
+            f"--layers {max(args.layers)}: the model can be cut after {layers} layers; give these "
+            "at most"
+        )
     print("\n".join(f"  {note}" for note in ready.notes), flush=True)
     files.write_json(out / "config.json", decided)
     if own_model and not is_warm:
@@ -189,7 +239,7 @@ def from_model(args: argparse.Namespace, decided: dict) -> tuple:
     return task, model, tokenizer, reward_model, collect(args, task, model, tokenizer)
 
 
-# ---- figures --------------------------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 
 
 def of_prefixes(args: argparse.Namespace, spans: np.ndarray, left_out: list[str]) -> dict:
@@ -209,7 +259,7 @@ def of_prefixes(args: argparse.Namespace, spans: np.ndarray, left_out: list[str]
     }
 
 
-# ---- what is printed ------------------------------------------------------------------------------------------
+# ---- what is printed -----------------------------------------------------------------------------
 
 
 def summary(results: dict) -> list[str]:
@@ -225,28 +275,51 @@ def summary(results: dict) -> list[str]:
         local, bins = results["fig_1b"], results["fig_9"]["bins"]
         p = "-" if local["p"] is None else f"{local['p']:.0e}"
         aucs = [auc for auc in results["fig_3"]["auc"] if auc is not None] or [None]
-        add("Fig. 1(a) success and distance by position: Spearman", results["fig_1a"]["spearman"], paper="fig_1a")
-        add(f"Fig. 1(b) {local['n']} local changes, p {p}: Spearman", local["spearman"], paper="fig_1b")
+        add(
+            "Fig. 1(a) success and distance by position: Spearman",
+            results["fig_1a"]["spearman"],
+            paper="fig_1a",
+        )
+        add(
+            f"Fig. 1(b) {local['n']} local changes, p {p}: Spearman",
+            local["spearman"],
+            paper="fig_1b",
+        )
         large = local["at_least_quarter"]
         add(f"  the same of {large['n']} changes of 1/4 and more", large["spearman"])
         add("Fig. 3 AUC of success in the nearest / farthest bin", aucs[0], aucs[-1], paper="fig_3")
-        add("Fig. 9 first / last position: Spearman", bins[0]["spearman"], bins[-1]["spearman"], paper="fig_9")
+        add(
+            "Fig. 9 first / last position: Spearman",
+            bins[0]["spearman"],
+            bins[-1]["spearman"],
+            paper="fig_9",
+        )
         depths = {f"Fig. 9 tokens {numbers['from']}-{numbers['to']}": numbers for numbers in bins}
         for name, numbers in {"Fig. 3 all positions": results["fig_3"], **depths}.items():
             rhos = [numbers[side]["spearman"] for side in ("within_right", "within_wrong")]
             add(f"{name}, right / wrong rollouts: Spearman", *rhos)
         if results["flags"]["task"] == "embedded":
-            legend.append("Fig. 1(a) is not comparable: responses are all of one length, and continuations come from")
+            legend.append(
+                "Fig. 1(a) is not comparable: responses are all of one length, and continuations "
+                "come from"
+            )
             legend.append("the policy that sampled, so mean success hardly moves with position.")
         legend.append("-: too few prefixes, or all of them alike")
     of_truth = truth_lines(results) if "methods" in results else []
-    return tables.with_legend(rows, *legend) + of_truth + [f"left out: {reason}" for reason in results["left_out"]]
+    return (
+        tables.with_legend(rows, *legend)
+        + of_truth
+        + [f"left out: {reason}" for reason in results["left_out"]]
+    )
 
 
 def truth_lines(results: dict) -> list[str]:
     """Credit against the true first error."""
     rows = []
-    settings = {name if name in SIGNALS else f"shear, {name}": place for name, place in results["settings"].items()}
+    settings = {
+        name if name in SIGNALS else f"shear, {name}": place
+        for name, place in results["settings"].items()
+    }
     for name, place in (results["methods"] | settings).items():
         row = {"weights": name, "AUC": with_half(place["auc"], place["auc_half"])}
         row["over position"] = with_half(*place["over_position"])
@@ -254,12 +327,25 @@ def truth_lines(results: dict) -> list[str]:
         row["weight, %"] = percents(place["shares"])
         row["above floor"] = percents(place["shares_above_floor"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
-        rows.append(row | {"risen": "-" if place["half_risen"] is None else str(place["half_risen"])})
-    legend = ["AUC: the chance that a token from the error on outweighs one before it; ± 90%, over groups"]
-    legend.append("over position: less the AUC of position alone; step: the wrong step against all others")
-    legend.append("weight: its shares before, on and after the wrong step; above floor: less the group's least weight")
-    legend.append("peak: tokens from the error's start to the largest weight, the median over rollouts")
-    legend.append("risen: where half of the weights' rise is done, 0 is the wrong step's last token")
+        rows.append(
+            row | {"risen": "-" if place["half_risen"] is None else str(place["half_risen"])}
+        )
+    legend = [
+        "AUC: the chance that a token from the error on outweighs one before it; ± 90%, over groups"
+    ]
+    legend.append(
+        "over position: less the AUC of position alone; step: the wrong step against all others"
+    )
+    legend.append(
+        "weight: its shares before, on and after the wrong step; above floor: less the group's "
+        "least weight"
+    )
+    legend.append(
+        "peak: tokens from the error's start to the largest weight, the median over rollouts"
+    )
+    legend.append(
+        "risen: where half of the weights' rise is done, 0 is the wrong step's last token"
+    )
     return tables.with_legend(rows, *legend)
 
 

@@ -1,22 +1,26 @@
-"""The paper's figures on the distance (arXiv 2604.23318), each a function: its statistic, its picture.
+"""The paper's figures on the distance (arXiv 2604.23318), each a function: its statistic, its
+picture.
 
     fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth     of a table of spans
     fig_10_accuracies                                                  of verdicts
-    weight_around_error                                                of weights and true first errors
+    weight_around_error                                                of weights and true first
+                                                                       errors
 
-A table of spans is a structured array (n,) of "rollout", "number", "right", "end", "distance" and "success", float64.
-It has one row for each prefix with a success, the `number`-th of its rollout, which ends at token `end`; the rows of a
-rollout are adjacent and in order. Every function writes `path`, a PNG, and returns its numbers. None stands for a
-number that is not defined, such as the correlation of constants. Blue is right and orange is wrong, colours that
-colour-blind readers can tell apart.
+A table of spans is a structured array (n,) of "rollout", "number", "right", "end", "distance" and
+"success", float64. It has one row for each prefix with a success, the `number`-th of its rollout,
+which ends at token `end`; the rows of a rollout are adjacent and in order. Every function writes
+`path`, a PNG, and returns its numbers. None stands for a number that is not defined, such as the
+correlation of constants. Blue is right and orange is wrong, colours that colour-blind readers can
+tell apart.
 
-How to read Fig. 1(a): continuations are drawn from the policy that drew the prefix. So over all rollouts the mean
-continuation success at length t is the accuracy, up to chance, for every t (the tower property). It moves with t only
-because shorter rollouts, often right ones, leave the mean, and because only mixed groups are kept: given that, an easy
-problem's success drifts down and a hard one's up. Right and wrong rollouts apart move most; they are drawn beside it.
+How to read Fig. 1(a): continuations are drawn from the policy that drew the prefix. So over all
+rollouts the mean continuation success at length t is the accuracy, up to chance, for every t (the
+tower property). It moves with t only because shorter rollouts, often right ones, leave the mean,
+and because only mixed groups are kept: given that, an easy problem's success drifts down and a hard
+one's up. Right and wrong rollouts apart move most; they are drawn beside it.
 
-Left out: the paper's case studies and Fig. 11, the distances of two rollouts' spans, which `studies.page` shows one by
-one; a run's curve.png, which `report.py` makes.
+Left out: the paper's case studies and Fig. 11, the distances of two rollouts' spans, which
+`studies.page` shows one by one; a run's curve.png, which `report.py` makes.
 """
 
 import itertools
@@ -35,15 +39,26 @@ from credit.measures import auc
 from harness.report import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": (1, RIGHT), "wrong": (0, WRONG)}  # name -> value in a table of spans, colour
-HEAT = LinearSegmentedColormap.from_list("heat", ["#FFFFFF", "#FDE3CC", "#F4A259", WRONG, "#7F2704"])
+HEAT = LinearSegmentedColormap.from_list(
+    "heat", ["#FFFFFF", "#FDE3CC", "#F4A259", WRONG, "#7F2704"]
+)
 DISTANCE = "local distance / mean norm"
 SUCCESS = "continuation success, share"
-rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 8})
+rcParams.update(
+    {
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "legend.frameon": False,
+        "legend.fontsize": 8,
+    }
+)
 rcParams.update({"lines.linewidth": 2, "lines.markersize": 4, "savefig.dpi": 160})
 
 
 @contextmanager
-def drawn(path: Path, width: float, height: float, columns: int = 1, **options) -> Iterator[Axes | np.ndarray]:
+def drawn(
+    path: Path, width: float, height: float, columns: int = 1, **options
+) -> Iterator[Axes | np.ndarray]:
     """The axes of a figure, which is then saved. (Not pyplot: needs no display and no backend.)"""
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure.subplots(1, columns, **options)
@@ -69,20 +84,34 @@ def correlations(spans: np.ndarray) -> dict:
 
 def in_words(result: dict) -> str:
     """Spearman's rho for a title."""
-    return "Spearman not defined" if result["spearman"] is None else f"Spearman {result['spearman']:.2f}"
+    return (
+        "Spearman not defined"
+        if result["spearman"] is None
+        else f"Spearman {result['spearman']:.2f}"
+    )
 
 
 def equal_bins(values: np.ndarray, count: int) -> np.ndarray:
-    """Bin (n,) int of each value, from 0, in order: about equally many in each, equal values in the same one."""
-    share = (rankdata(values) - 0.5) / len(values)  # of the values that are smaller, half of the equal ones included
+    """Bin (n,) int of each value, from 0, in order: about equally many in each, equal values in the
+    same one.
+    """
+    share = (rankdata(values) - 0.5) / len(
+        values
+    )  # of the values that are smaller, half of the equal ones included
     return np.unique((share * count).astype(int), return_inverse=True)[1]
 
 
-def mean_by(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error (k,) of the values at each of the wanted keys, or of all; NaN where there are too few."""
+def mean_by(
+    keys: np.ndarray, values: np.ndarray, wanted: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard error (k,) of the values at each of the wanted keys, or of all; NaN where
+    there are too few.
+    """
     own = [values[keys == key] for key in (np.unique(keys) if wanted is None else wanted)]
     means = [chosen.mean() if len(chosen) else np.nan for chosen in own]
-    errors = [chosen.std(ddof=1) / len(chosen) ** 0.5 if len(chosen) > 1 else np.nan for chosen in own]
+    errors = [
+        chosen.std(ddof=1) / len(chosen) ** 0.5 if len(chosen) > 1 else np.nan for chosen in own
+    ]
     return np.array(means), np.array(errors)
 
 
@@ -91,11 +120,12 @@ def rows_of(side: str, spans: np.ndarray) -> np.ndarray:
     return spans[spans["right"] == SIDES[side][0]]
 
 
-# ---- of spans -------------------------------------------------------------------------------------------------
+# ---- of spans ------------------------------------------------------------------------------------
 
 
 def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
-    """Fig. 1(a): mean continuation success and mean local distance of the prefixes of each length; Spearman's rho.
+    """Fig. 1(a): mean continuation success and mean local distance of the prefixes of each length;
+    Spearman's rho.
 
     Lengths with fewer than `least` prefixes are left out.
     """
@@ -104,7 +134,9 @@ def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
     means = {name: mean_by(spans["end"], spans[name], ends) for name in ("success", "distance")}
     result = correlation(means["success"][0], means["distance"][0]) | {"ends": ends.tolist()}
     with drawn(path, 10, 3.8, 2) as panels:
-        for axes, label, (name, (mean, error)) in zip(panels, (SUCCESS, DISTANCE), means.items(), strict=True):
+        for axes, label, (name, (mean, error)) in zip(
+            panels, (SUCCESS, DISTANCE), means.items(), strict=True
+        ):
             axes.plot(ends, mean, "o-", color=INK, label="all rollouts")
             axes.fill_between(ends, mean - error, mean + error, color=INK, alpha=0.2, lw=0)
             result[name] = mean.tolist()
@@ -112,7 +144,9 @@ def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
                 own = rows_of(side, spans)
                 mean, _ = mean_by(own["end"], own[name], ends)
                 axes.plot(ends, mean, "o-", color=colour, label=f"{side} rollouts")
-                result[f"{name}_{side}"] = [None if np.isnan(value) else value for value in mean.tolist()]
+                result[f"{name}_{side}"] = [
+                    None if np.isnan(value) else value for value in mean.tolist()
+                ]
             axes.set(xlabel="length of the prefix, tokens", ylabel=label, ylim=(0, None))
             axes.set_title(f"Fig. 1(a): {in_words(result)}")
             axes.legend()
@@ -120,7 +154,8 @@ def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
 
 
 def changes(spans: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
-    """Changes of success and distance from a rollout's prefix to its next, where success changes by `least` or more.
+    """Changes of success and distance from a rollout's prefix to its next, where success changes by
+    `least` or more.
 
     Prefixes two strides apart are no neighbours, where the one between has no success.
     """
@@ -131,16 +166,27 @@ def changes(spans: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict:
-    """Fig. 1(b): stride-wise changes of success and distance, events with |change| >= 1/16; rho, p-value, count.
+    """Fig. 1(b): stride-wise changes of success and distance, events with |change| >= 1/16; rho,
+    p-value, count.
 
-    1/16 is one continuation of the paper's 16, the smallest change that they can show; the difference of two such
-    shares has a standard deviation of up to 0.18. So `at_least_quarter` has the same of changes of 1/4 and more.
+    1/16 is one continuation of the paper's 16, the smallest change that they can show; the
+    difference of two such shares has a standard deviation of up to 0.18. So `at_least_quarter` has
+    the same of changes of 1/4 and more.
     """
     success, distance = changes(spans, least)
     result = correlation(success, distance)
     with drawn(path, 5.4, 4.2) as axes:
-        jitter = np.random.default_rng(0).uniform(-least / 3, least / 3, len(success))  # equal changes hide each other
-        axes.scatter(success + jitter, distance, s=14, color=np.where(success < 0, WRONG, RIGHT), alpha=0.45, lw=0)
+        jitter = np.random.default_rng(0).uniform(
+            -least / 3, least / 3, len(success)
+        )  # equal changes hide each other
+        axes.scatter(
+            success + jitter,
+            distance,
+            s=14,
+            color=np.where(success < 0, WRONG, RIGHT),
+            alpha=0.45,
+            lw=0,
+        )
         if len(success) >= 12:
             sixth = equal_bins(success, 6)
             means = mean_by(sixth, success)[0], mean_by(sixth, distance)[0]
@@ -154,14 +200,18 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
 
 
 def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
-    """Fig. 3: within each distance bin, the AUC of continuation success for spans of right against wrong rollouts.
+    """Fig. 3: within each distance bin, the AUC of continuation success for spans of right against
+    wrong rollouts.
 
-    Also counts, mean distance and mean position (`end`), as late spans are far and decided; and how success goes with
-    distance. The bins hold about equally many spans, and are fewer where many distances are equal.
+    Also counts, mean distance and mean position (`end`), as late spans are far and decided; and how
+    success goes with distance. The bins hold about equally many spans, and are fewer where many
+    distances are equal.
     """
     bin_of = equal_bins(spans["distance"], bins)  # (n,)
     places = np.arange(1, bin_of.max() + 2)
-    result = correlations(spans) | {name: mean_by(bin_of, spans[name])[0].tolist() for name in ("distance", "end")}
+    result = correlations(spans) | {
+        name: mean_by(bin_of, spans[name])[0].tolist() for name in ("distance", "end")
+    }
     success = {}  # side -> that of its spans in each bin
     for side in SIDES:
         success[side] = [rows_of(side, spans[bin_of == place - 1])["success"] for place in places]
@@ -170,26 +220,53 @@ def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
     with drawn(path, 14, 4, 3) as (dots, boxes, line):
         for sign, (side, (_, colour)) in zip((1, -1), SIDES.items(), strict=True):
             own = rows_of(side, spans)
-            jitter = sign * np.random.default_rng(0).uniform(0.004, 0.027, len(own["success"]))  # so none is hidden
+            jitter = sign * np.random.default_rng(0).uniform(
+                0.004, 0.027, len(own["success"])
+            )  # so none is hidden
             label = f"span of a {side} rollout ({len(jitter):,})"
-            dots.scatter(own["distance"], own["success"] + jitter, s=7, lw=0, alpha=0.35, color=colour, label=label)
-            style = dict(patch_artist=True, boxprops=dict(fc=colour), medianprops=dict(color="white"), sym="")
-            boxes.boxplot(success[side], positions=places + 0.2 * sign, widths=0.3, manage_ticks=False, **style)
-        dots.set(xlabel=DISTANCE, ylabel=SUCCESS, title="Fig. 3: every span, right just above wrong")
+            dots.scatter(
+                own["distance"],
+                own["success"] + jitter,
+                s=7,
+                lw=0,
+                alpha=0.35,
+                color=colour,
+                label=label,
+            )
+            style = dict(
+                patch_artist=True, boxprops=dict(fc=colour), medianprops=dict(color="white"), sym=""
+            )
+            boxes.boxplot(
+                success[side],
+                positions=places + 0.2 * sign,
+                widths=0.3,
+                manage_ticks=False,
+                **style,
+            )
+        dots.set(
+            xlabel=DISTANCE, ylabel=SUCCESS, title="Fig. 3: every span, right just above wrong"
+        )
         dots.legend()
         bin_label = "distance bin, near to far, about equally many spans each"
         boxes.set(xlabel=bin_label, ylabel=SUCCESS, title="quartiles of each bin")
         line.plot(places, np.array(result["auc"], dtype=float), "o-", color=INK)
         line.axhline(0.5, color=FAINT, lw=1, ls=":")
-        line.set(xlabel=bin_label, ylim=(0.4, 1.02), ylabel="AUC", title="AUC of success, right against wrong")
+        line.set(
+            xlabel=bin_label,
+            ylim=(0.4, 1.02),
+            ylabel="AUC",
+            title="AUC of success, right against wrong",
+        )
     return result
 
 
 def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
-    """Fig. 9: success against distance within position bins, so that depth alone cannot make the relation.
+    """Fig. 9: success against distance within position bins, so that depth alone cannot make the
+    relation.
 
-    Of each of (about) `bins` position bins: rho of the two, of all spans and of right and wrong rollouts' apart, and
-    mean success by quarter of distance; the AUC by which distance tells wrong rollouts from right ones is added.
+    Of each of (about) `bins` position bins: rho of the two, of all spans and of right and wrong
+    rollouts' apart, and mean success by quarter of distance; the AUC by which distance tells wrong
+    rollouts from right ones is added.
     """
     bin_of = equal_bins(spans["end"], bins)  # (n,)
     places = np.arange(bin_of.max() + 1)
@@ -200,39 +277,73 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
             own = spans[bin_of == bin]
             means = mean_by(equal_bins(own["distance"], 4), own["success"])[0].tolist()
             numbers = {"from": int(own["end"].min()), "to": int(own["end"].max()), "means": means}
-            numbers["auc_distance"] = auc(rows_of("wrong", own)["distance"], rows_of("right", own)["distance"])
+            numbers["auc_distance"] = auc(
+                rows_of("wrong", own)["distance"], rows_of("right", own)["distance"]
+            )
             result.append(numbers | correlations(own))
             names.append(f"{numbers['from']}-{numbers['to']}")
-            left.plot(range(1, len(means) + 1), means, "o-", color=shade, label=f"prefix ends at {names[-1]}")
-        left.set(xlabel="quarter of distance, near to far", ylabel=f"mean {SUCCESS}", ylim=(0, 1), xticks=range(1, 5))
+            left.plot(
+                range(1, len(means) + 1),
+                means,
+                "o-",
+                color=shade,
+                label=f"prefix ends at {names[-1]}",
+            )
+        left.set(
+            xlabel="quarter of distance, near to far",
+            ylabel=f"mean {SUCCESS}",
+            ylim=(0, 1),
+            xticks=range(1, 5),
+        )
         left.set_title("Fig. 9: at equal depth")
-        right.bar(places, [numbers["spearman"] or 0 for numbers in result], color=FAINT, width=0.6, label="all")
+        right.bar(
+            places,
+            [numbers["spearman"] or 0 for numbers in result],
+            color=FAINT,
+            width=0.6,
+            label="all",
+        )
         for side, (_, colour) in SIDES.items():
-            rhos = np.array([numbers[f"within_{side}"]["spearman"] for numbers in result], dtype=float)
+            rhos = np.array(
+                [numbers[f"within_{side}"]["spearman"] for numbers in result], dtype=float
+            )
             right.plot(places, rhos, "o", color=colour, ms=6, label=f"{side} rollouts")
         right.axhline(0, color=FAINT, lw=0.8)
-        right.set(xticks=places, xticklabels=names, xlabel="prefix ends at token", ylabel="Spearman's rho")
+        right.set(
+            xticks=places, xticklabels=names, xlabel="prefix ends at token", ylabel="Spearman's rho"
+        )
         right.set_title("Distance and continuation success, by depth")
         left.legend()
         right.legend()
     return {"bins": result}
 
 
-# ---- of weights -----------------------------------------------------------------------------------------------
+# ---- of weights ----------------------------------------------------------------------------------
 
 
 def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> None:
-    """Mean weight of wrong rollouts' tokens at each distance from the true first error, over the curve's mean."""
+    """Mean weight of wrong rollouts' tokens at each distance from the true first error, over the
+    curve's mean.
+    """
     with drawn(path, 6.2, 3.6) as axes:
         for colour, (name, curve) in zip((RIGHT, INK, WRONG, FAINT), curves.items(), strict=False):
             values = np.array(curve, dtype=float)  # None becomes NaN
-            axes.plot(np.arange(len(values)) - len(values) // 2, values / np.nanmean(values), color=colour, label=name)
+            axes.plot(
+                np.arange(len(values)) - len(values) // 2,
+                values / np.nanmean(values),
+                color=colour,
+                label=name,
+            )
         axes.axvline(0, color=FAINT, lw=1, ls=":")
-        axes.set(xlabel="tokens from the first error's start", ylabel="mean weight / its mean", ylim=(0, None))
+        axes.set(
+            xlabel="tokens from the first error's start",
+            ylabel="mean weight / its mean",
+            ylim=(0, None),
+        )
         axes.legend(loc="upper left")
 
 
-# ---- of groups ------------------------------------------------------------------------------------------------
+# ---- of groups -----------------------------------------------------------------------------------
 
 
 def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
@@ -242,13 +353,19 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
     share = float(counts[mixed].sum() / counts.sum())
     width = 0.8 * np.diff(values, append=values[-1] + 0.125).min()
     with drawn(path, 5.4, 3.4) as axes:
-        axes.bar_label(axes.bar(values, counts, width, color=np.where(mixed, RIGHT, FAINT)), fontsize=8)
-        axes.set(xlabel="share of right rollouts in a group", ylabel="number of groups", xlim=(-width, 1 + width))
+        axes.bar_label(
+            axes.bar(values, counts, width, color=np.where(mixed, RIGHT, FAINT)), fontsize=8
+        )
+        axes.set(
+            xlabel="share of right rollouts in a group",
+            ylabel="number of groups",
+            xlim=(-width, 1 + width),
+        )
         axes.set_title(f"Fig. 10: group accuracies; {share:.0%} mixed (blue), which are kept")
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
 
 
-# ---- of runs --------------------------------------------------------------------------------------------------
+# ---- of runs -------------------------------------------------------------------------------------
 
 
 def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]:

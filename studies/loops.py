@@ -2,16 +2,18 @@
 
     python -m studies.loops --task embedded --model runs/NAME/start                  # SHEAR in both
     python -m studies.loops --task embedded --model runs/NAME/start --method grpo    # GRPO in both
-    python -m studies.loops --model PATH --data problems.jsonl --prompts-per-step 8  # any flags of train.py
+    python -m studies.loops --model PATH --data problems.jsonl --prompts-per-step 8  # any flags of
+                                                                                     train.py
 
-Both train a copy of one model on the same prompts in the same order, with as many rollouts, response tokens and updates
-at most, one grader and one precision. An update of TRL's is one forward and backward of all its rollouts, padded to the
-longest of them; ours are packed, in passes of `--micro-tokens`. TRL's takes SHEAR's eps in units of nbar alone: where
-`--eps-unit` is raw, both take .05 nbar. The first turn counts for neither. Ratios are TRL's seconds over ours in the
-same turn, so that a drift of the machine affects both: median (lowest-highest).
+Both train a copy of one model on the same prompts in the same order, with as many rollouts,
+response tokens and updates at most, one grader and one precision. An update of TRL's is one forward
+and backward of all its rollouts, padded to the longest of them; ours are packed, in passes of
+`--micro-tokens`. TRL's takes SHEAR's eps in units of nbar alone: where `--eps-unit` is raw, both
+take .05 nbar. The first turn counts for neither. Ratios are TRL's seconds over ours in the same
+turn, so that a drift of the machine affects both: median (lowest-highest).
 
-Left out: several processes, and vLLM. What is timed is `train.train_step` and, between its generations,
-`ShearGRPOTrainer`, or TRL's `GRPOTrainer` for `--method grpo`.
+Left out: several processes, and vLLM. What is timed is `train.train_step` and, between its
+generations, `ShearGRPOTrainer`, or TRL's `GRPOTrainer` for `--method grpo`.
 """
 
 import sys
@@ -24,7 +26,12 @@ def make_parser() -> Parser:
     about = "Seconds of a training step here and in TRL, phase by phase."
     parser = Parser(prog="python -m studies.loops", description=about, allow_abbrev=False)
     parser.epilog = "Other flags are those of train.py; --model, --method shear or grpo among them."
-    parser.add_argument("--turns", type=number(int, 2), default=21, help="generations of each, the first not counted")
+    parser.add_argument(
+        "--turns",
+        type=number(int, 2),
+        default=21,
+        help="generations of each, the first not counted",
+    )
     return parser
 
 
@@ -74,10 +81,14 @@ def main(argv: list[str] | None = None) -> None:
     flags, others = make_parser().parse_with_others(argv, refused, "is not timed here")
     args = parse_args(others)
     if not args.model or args.method not in TRAINERS:
-        raise BadInput(f"--model {args.model} --method {args.method}: give a model, and shear or grpo")
+        raise BadInput(
+            f"--model {args.model} --method {args.method}: give a model, and shear or grpo"
+        )
     if args.eps_unit == "raw":
         args.eps, args.eps_unit = EPS, "nbar"
-    warnings.simplefilter("ignore")  # transformers says that TRL names a flag as it was named before
+    warnings.simplefilter(
+        "ignore"
+    )  # transformers says that TRL names a flag as it was named before
     ranks = parallel.join(args.device, args.threads)
     ready = set_up(args, ranks)
     model = copy.deepcopy(ready.model)  # for TRL; `assemble` may wrap the layers of ours
@@ -94,9 +105,15 @@ def main(argv: list[str] | None = None) -> None:
 def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
     """TRL's trainer of a model, with the run's recipe."""
     args, task = run.args, run.task
-    problems = [problem for turn in range(turns) for problem in task.draw(turn, args.prompts_per_step, args.seed)]
+    problems = [
+        problem
+        for turn in range(turns)
+        for problem in task.draw(turn, args.prompts_per_step, args.seed)
+    ]
     prompts = without_bos(run.tokenizer, map(task.prompt, problems))
-    references = [json.dumps(problem[task.reference]) for problem in problems]  # text: a table has one type a column
+    references = [
+        json.dumps(problem[task.reference]) for problem in problems
+    ]  # text: a table has one type a column
     dataset = Dataset.from_dict({"prompt": prompts, "reference": references})
 
     def reward(completions: list[str], reference: list[str], **columns) -> list[float | None]:
@@ -126,7 +143,9 @@ def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
         disable_tqdm=True,
         seed=args.seed,
     )
-    sizes = dict(window=args.window, stride=args.stride, eps=args.eps) if args.method == "shear" else {}
+    sizes = (
+        dict(window=args.window, stride=args.stride, eps=args.eps) if args.method == "shear" else {}
+    )
     data = dict(train_dataset=dataset, processing_class=run.tokenizer)
     trainer = TRAINERS[args.method](model, reward, config, **data, **sizes)
     trainer.remove_callback(PrinterCallback)
@@ -134,7 +153,9 @@ def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
 
 
 class Turns(TrainerCallback):
-    """After TRL's last update of a generation comes a step of ours; `ours` and `theirs` have the seconds by phase."""
+    """After TRL's last update of a generation comes a step of ours; `ours` and `theirs` have the
+    seconds by phase.
+    """
 
     def __init__(self, run: Run, trainer: GRPOTrainer):
         self.run, self.trainer, self.ours, self.theirs = run, trainer, [], []
@@ -169,11 +190,18 @@ class Turns(TrainerCallback):
 
 
 def phase_table(ours: list[dict], theirs: list[dict]) -> list[str]:
-    """A row per phase, and one for their sum; last the mean length of responses, with which work grows."""
+    """A row per phase, and one for their sum; last the mean length of responses, with which work
+    grows.
+    """
     rows = []
     for name in (*NAMES, "a step", "tokens"):
         here, there = values_of(ours, name), values_of(theirs, name)  # (turns,)
-        row = {"": name, "ours": f"{np.median(here):.3g}", "TRL": f"{np.median(there):.3g}", "TRL / ours": ""}
+        row = {
+            "": name,
+            "ours": f"{np.median(here):.3g}",
+            "TRL": f"{np.median(there):.3g}",
+            "TRL / ours": "",
+        }
         if here.all() and there.all():
             ratios = there / here
             row["TRL / ours"] = f"{np.median(ratios):.2f} ({ratios.min():.2f}-{ratios.max():.2f})"

@@ -1,6 +1,8 @@
-"""Write the page of a run: where credit went, to look at. A run of train.py writes its own at its end.
+"""Write the page of a run: where credit went, to look at. A run of train.py writes its own at its
+end.
 
-    python -m studies.page runs/NAME          # of a training run, or of `studies.diagnose`: runs/NAME/credit.html
+    python -m studies.page runs/NAME          # of a training run, or of `studies.diagnose`:
+                                              runs/NAME/credit.html
     python -m studies.page runs/NAME --open   # and show it in the browser
 
 What it shows is said in `harness/page.py`.
@@ -30,7 +32,9 @@ from harness.launch import run_command
 from harness.page import write_page
 
 
-@run_command(memory="remove groups from samples.jsonl", interrupted="interrupted: no page is written")
+@run_command(
+    memory="remove groups from samples.jsonl", interrupted="interrupted: no page is written"
+)
 def main(argv: list[str] | None = None) -> None:
     """The page of a run, whole or not at all. Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     flags = make_parser().parse_args(argv)

@@ -1,17 +1,25 @@
-"""Prefixes of rollouts: completed again and again, far or near in hidden states (Sec. 2 of arXiv 2604.23318).
+"""Prefixes of rollouts: completed again and again, far or near in hidden states (Sec. 2 of arXiv
+2604.23318).
 
-    collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on continuations; on disk
+    collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on
+                       continuations; on disk
     given(args, ...)   -> Prefixes of solutions from a file, without continuations
     scored(group, ...) -> the group as a `Batch`, with hidden states
-    span_table(...)    -> all prefixes, with their local distances, as the table that `figures.py` takes
+    span_table(...)    -> all prefixes, with their local distances, as the table that `figures.py`
+                       takes
 
 What makes it right, and is easy to get wrong:
-  - A prefix is continued from its token ids: encoded again, a text cut between two tokens may become other tokens.
-  - Continuations come from the policy, the temperature and the length limit (of the whole response) of the rollouts.
-  - A prefix ends where a span does, so its last window of tokens is a span, and has that span's distance.
-  - No prefix holds all of the reasoning before the answer's box, let alone the box: nothing would be left to get
-    right. (So on the embedded task no prefix holds the last line, whose result is the answer.)
-  - Random numbers depend on the seed and the group's number alone: a run that was cut continues with the same groups.
+  - A prefix is continued from its token ids: encoded again, a text cut between two tokens may
+    become other tokens.
+  - Continuations come from the policy, the temperature and the length limit (of the whole response)
+    of the rollouts.
+  - A prefix ends where a span does, so its last window of tokens is a span, and has that span's
+    distance.
+  - No prefix holds all of the reasoning before the answer's box, let alone the box: nothing would
+    be left to get right. (So on the embedded task no prefix holds the last line, whose result is
+    the answer.)
+  - Random numbers depend on the seed and the group's number alone: a run that was cut continues
+    with the same groups.
 
 Left out: the texts of continuations; only their verdicts are kept.
 """
@@ -41,7 +49,14 @@ from shear import span_bounds
 from tasks.problems import SURROGATE, BadInput, Task
 from tasks.rows import json_lines, reading
 
-SPANS = ("rollout", "number", "right", "end", "distance", "success")  # columns of the table that figures take
+SPANS = (
+    "rollout",
+    "number",
+    "right",
+    "end",
+    "distance",
+    "success",
+)  # columns of the table that figures take
 
 
 @dataclass(frozen=True)
@@ -56,7 +71,9 @@ class Prefixes:
     scores: list[float | None]
     reasons: list[str]  # of the scores
     ends: list[list[int]]  # lengths of each rollout's prefixes
-    continued: list[list[list[float | None]]]  # scores of each prefix's continuations; empty where none were made
+    continued: list[
+        list[list[float | None]]
+    ]  # scores of each prefix's continuations; empty where none were made
 
     @property
     def mixed(self) -> bool:
@@ -64,13 +81,17 @@ class Prefixes:
         return {0.0, 1.0} <= set(self.scores)
 
 
-# ---- sampling -------------------------------------------------------------------------------------------------
+# ---- sampling ------------------------------------------------------------------------------------
 
 
 def collect(args, task: Task, model, tokenizer) -> list[Prefixes]:
-    """The groups of the first held-out problems, from `--out` where they are there, else made and saved one by one."""
+    """The groups of the first held-out problems, from `--out` where they are there, else made and
+    saved one by one.
+    """
     groups = []
-    for number, problem in enumerate(tqdm(task.heldout[: args.groups], "groups", leave=False, disable=None)):
+    for number, problem in enumerate(
+        tqdm(task.heldout[: args.groups], "groups", leave=False, disable=None)
+    ):
         path = args.out / f"group-{number:04d}.json"
         if not path.exists():
             torch.manual_seed(seed_of(args.seed, number))
@@ -81,7 +102,9 @@ def collect(args, task: Task, model, tokenizer) -> list[Prefixes]:
         try:
             groups.append(Prefixes(**json.loads(path.read_text())))
         except (ValueError, TypeError, RecursionError) as error:
-            raise BadInput(f"--out {args.out}: {path.name} is damaged ({error}); delete it") from error
+            raise BadInput(
+                f"--out {args.out}: {path.name} is damaged ({error}); delete it"
+            ) from error
     return groups
 
 
@@ -89,28 +112,42 @@ def sampled(args, task: Task, model, tokenizer, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
     limits = dict(max_tokens=args.max_tokens, temperature=args.temperature)
     prompts = [task.prompt(problem)]
-    rollouts = rollout(model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model))
+    rollouts = rollout(
+        model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model)
+    )
     return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 
-def as_rollouts(prompt: list[int], responses: list[list[int]], texts, truncated, tokenizer, device) -> Rollouts:
+def as_rollouts(
+    prompt: list[int], responses: list[list[int]], texts, truncated, tokenizer, device
+) -> Rollouts:
     """Ids as padded tensors."""
     pad = pad_id(tokenizer)
     prompt_ids, prompt_mask = pad_left([prompt] * len(responses), pad, device)  # (B, P), (B, P)
     rows = [torch.tensor([ids], device=device) for ids in responses]
     ids = cat_padded(rows, fill=pad)  # (B, T)
     mask = cat_padded([torch.ones_like(row, dtype=torch.bool) for row in rows])  # (B, T)
-    return Rollouts(prompt_ids, prompt_mask, ids, mask, torch.tensor(truncated, device=device), texts)
+    return Rollouts(
+        prompt_ids, prompt_mask, ids, mask, torch.tensor(truncated, device=device), texts
+    )
 
 
-def as_group(args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]) -> Prefixes:
-    """Rollouts as plain lists, with the lengths of their prefixes: those of their full spans within the reasoning."""
+def as_group(
+    args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]
+) -> Prefixes:
+    """Rollouts as plain lists, with the lengths of their prefixes: those of their full spans within
+    the reasoning.
+    """
     responses, ends = [], []
     for row, answer in enumerate(answer_places(tokenizer, rollouts)):
         ids = rollouts.ids[row][rollouts.mask[row]].tolist()
-        reasoning = answer.reasoning if answer else len(ids)  # without a box all tokens but the last
+        reasoning = (
+            answer.reasoning if answer else len(ids)
+        )  # without a box all tokens but the last
         responses.append(ids)
-        ends.append([end for _, end in span_bounds(len(ids), args.window, args.stride) if end < reasoning])
+        ends.append(
+            [end for _, end in span_bounds(len(ids), args.window, args.stride) if end < reasoning]
+        )
     return Prefixes(
         problem=problem,
         prompt=rollouts.prompt_ids[0][rollouts.prompt_mask[0]].tolist(),
@@ -125,10 +162,14 @@ def as_group(args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[
 
 
 def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -> Prefixes:
-    """`count` completions of every prefix, graded: those of one length together, from the sampled ids."""
+    """`count` completions of every prefix, graded: those of one length together, from the sampled
+    ids.
+    """
     stops = set(stop_ids(model, tokenizer))
     scores = [[] for _ in group.ends]
-    for end in sorted(set(itertools.chain.from_iterable(group.ends))):  # ascending, as each rollout's are
+    for end in sorted(
+        set(itertools.chain.from_iterable(group.ends))
+    ):  # ascending, as each rollout's are
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
@@ -138,29 +179,35 @@ def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]
             texts.append(tokenizer.decode(prefixes[place // count] + continuation))
-        verdicts = task.verdicts([group.problem] * len(rows), dataclasses.replace(rollouts, texts=texts))
+        verdicts = task.verdicts(
+            [group.problem] * len(rows), dataclasses.replace(rollouts, texts=texts)
+        )
         for place, row in enumerate(rows):
             own = verdicts[place * count : (place + 1) * count]
             scores[row].append([verdict.reward for verdict in own])
     return dataclasses.replace(group, continued=scores)
 
 
-# ---- solutions from a file ------------------------------------------------------------------------------------
+# ---- solutions from a file -----------------------------------------------------------------------
 
 
 def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
     """The solutions of `--rollouts`, encoded once: a group per problem, without continuations.
 
-    A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one that is not, and for
-    solutions that do not fit the model's `context`.
+    A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one
+    that is not, and for solutions that do not fit the model's `context`.
     """
     blame, by_problem = f"--rollouts {args.rollouts}", {}
     with reading(blame, "give a UTF-8 JSON-lines file"):
         lines = json_lines(Path(args.rollouts))
     for number, row in lines:
         texts = [row.get("problem"), row.get("solution")]
-        if not all(isinstance(text, str) and text.strip() and not SURROGATE.search(text) for text in texts):
-            raise BadInput(f'{blame}, line {number}: "problem" or "solution" is not a text; give both')
+        if not all(
+            isinstance(text, str) and text.strip() and not SURROGATE.search(text) for text in texts
+        ):
+            raise BadInput(
+                f'{blame}, line {number}: "problem" or "solution" is not a text; give both'
+            )
         if row.get("label") not in (0, 1):
             raise BadInput(f'{blame}, line {number}: "label" is {row.get("label")!r}; give 0 or 1')
         by_problem.setdefault(texts[0], []).append(row)
@@ -172,7 +219,10 @@ def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
         responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
         needed = len(prompt) + max(map(len, responses))
         if needed > context:
-            size = f"a problem and its solutions need {needed} tokens, the model's context is {context}"
+            size = (
+                f"a problem and its solutions need {needed} tokens, the model's context is "
+                f"{context}"
+            )
             raise BadInput(f"{blame}: {size}; leave it out")
         rollouts = as_rollouts(prompt, responses, solutions, [False] * len(rows), tokenizer, "cpu")
         verdicts = [Verdict(float(row["label"]), "label") for row in rows]
@@ -180,16 +230,22 @@ def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
     return groups
 
 
-# ---- hidden states and distances ------------------------------------------------------------------------------
+# ---- hidden states and distances -----------------------------------------------------------------
 
 
-def scored(group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_model=None) -> Batch:
+def scored(
+    group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_model=None
+) -> Batch:
     """A group as credit methods see it, with hidden states."""
     device = policy.model.device
-    rollouts = as_rollouts(group.prompt, group.responses, group.texts, group.truncated, tokenizer, device)
+    rollouts = as_rollouts(
+        group.prompt, group.responses, group.texts, group.truncated, tokenizer, device
+    )
     limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
     source = Source(policy, tokenizer, task, 0, reward_model)
-    batch = Batch.of(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem], source)
+    batch = Batch.of(
+        rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem], source
+    )
     batch.log_probs, batch.entropies, batch.hidden = log_probs(policy, batch.rollouts, **limits)
     return batch
 
@@ -207,7 +263,8 @@ def up_to(layer: int, model) -> Iterator[None]:
 
 
 def span_table(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> np.ndarray:
-    """A structured array with a row for each prefix, float64 SPANS; success is NaN without continuations.
+    """A structured array with a row for each prefix, float64 SPANS; success is NaN without
+    continuations.
 
     `closest` has the spans of each group's rollouts.
     """

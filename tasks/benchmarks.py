@@ -1,20 +1,23 @@
-r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and how they are loaded.
+r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and how they
+are loaded.
 
-    load_benchmark("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without files: from the hub
+    load_benchmark("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without
+    files: from the hub
     embedded_set(lines, heldout, seed)        -> Loaded, of the embedded task
     load_sets(names, data, ...)               -> those that --bench and --bench-data name
 
-BENCHMARKS says where each set comes from, how many problems it should have and its k (avg@k, Sec. 5.2). A file may be
-the hub's own, or another with the same columns: JSON lines (.jsonl, also .gz), .json, .csv or .parquet. A row that
-lacks what its set must have is an error that names it. Another number of problems is another benchmark: a warning in
-`Loaded.notes`.
+BENCHMARKS says where each set comes from, how many problems it should have and its k (avg@k, Sec.
+5.2). A file may be the hub's own, or another with the same columns: JSON lines (.jsonl, also .gz),
+.json, .csv or .parquet. A row that lacks what its set must have is an error that names it. Another
+number of problems is another benchmark: a warning in `Loaded.notes`.
   - AIME24: the hub's file holds three years; the 30 whose url says 2024 are kept.
-  - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's tests are the
-    `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
-  - LiveCodeBench: `test6.jsonl` holds what version 6 added; LCB_WINDOW, the paper's, keeps contests from February to
-    May 2025. Its private tests are plain JSON, or JSON that is pickled, compressed and written in base64. A pickle may
-    name any function to be called while it is read: `TextOnly` admits no name, so that only plain values come out.
-    Where a problem's tests cannot be decoded, its generations have no verdict (`infra_error`): never a pass or a zero.
+  - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's
+    tests are the `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
+  - LiveCodeBench: `test6.jsonl` holds what version 6 added; LCB_WINDOW, the paper's, keeps contests
+    from February to May 2025. Its private tests are plain JSON, or JSON that is pickled, compressed
+    and written in base64. A pickle may name any function to be called while it is read: `TextOnly`
+    admits no name, so that only plain values come out. Where a problem's tests cannot be decoded,
+    its generations have no verdict (`infra_error`): never a pass or a zero.
 """
 
 import base64
@@ -46,15 +49,20 @@ class Benchmark:
     k: int  # samples a problem, the paper's
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
-    files: tuple[str, ...]  # patterns of file names on the hub; the first that some file fits is taken
-    # {"problem", and "answer" or "tests"}; None: a row of another set. Raises ValueError, which says what it lacks.
+    files: tuple[
+        str, ...
+    ]  # patterns of file names on the hub; the first that some file fits is taken
+    # {"problem", and "answer" or "tests"}; None: a row of another set. Raises ValueError, which
+    # says what it lacks.
     read: Callable[[dict], dict | None]
     timeout_s: float = 5.0  # for one response
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A benchmark's problems, {"id", "problem", and "answer" or "tests"}, and where they are from."""
+    """A benchmark's problems, {"id", "problem", and "answer" or "tests"}, and where they
+    are from.
+    """
 
     benchmark: Benchmark
     problems: list[dict]
@@ -65,7 +73,7 @@ class Loaded:
     max_tokens: float = math.inf  # a response that is longer cannot be right
 
 
-# ---- published rows -------------------------------------------------------------------------------------------
+# ---- published rows ------------------------------------------------------------------------------
 
 
 def math_row(row: dict) -> dict:
@@ -86,7 +94,9 @@ def olympiad_row(row: dict) -> dict:
     answers = row.get("final_answer")
     if not isinstance(answers, list) or not answers or not row.get("question"):
         raise lacks(row, '"final_answer", a list of text, and "question"')
-    return as_problem({"problem": row.get("question"), "answer": ", ".join(map(str, answers))}, "math")
+    return as_problem(
+        {"problem": row.get("question"), "answer": ", ".join(map(str, answers))}, "math"
+    )
 
 
 def humaneval_row(row: dict) -> dict:
@@ -99,7 +109,9 @@ def humaneval_row(row: dict) -> dict:
 
 
 def mbpp_row(row: dict, plus: bool) -> dict:
-    """A task in words, with its base tests shown; EvalPlus's columns, or with `plus` false also the first edition's."""
+    """A task in words, with its base tests shown; EvalPlus's columns, or with `plus` false also the
+    first edition's.
+    """
     text = row.get("prompt") or row.get("text")
     shown = row.get("test_list")
     if not isinstance(shown, list) or not shown or not text:
@@ -118,7 +130,12 @@ def mbpp_row(row: dict, plus: bool) -> dict:
 def livecodebench_row(row: dict) -> dict:
     """A contest's problem. "tests" is None where its tests cannot be read, and "fault" says why."""
     text, starter = row.get("question_content"), row.get("starter_code")
-    if not isinstance(text, str) or not text.strip() or "private_test_cases" not in row or "contest_date" not in row:
+    if (
+        not isinstance(text, str)
+        or not text.strip()
+        or "private_test_cases" not in row
+        or "contest_date" not in row
+    ):
         raise lacks(row, '"question_content", "contest_date" and "private_test_cases"')
     if starter:
         text += f"\nComplete this program:\n```python\n{starter}\n```"
@@ -126,12 +143,26 @@ def livecodebench_row(row: dict) -> dict:
         text += "\nThe program reads from standard input and writes to standard output."
     try:
         return {"problem": text, "tests": livecodebench_tests(row)}
-    except (ValueError, TypeError, KeyError, EOFError, zlib.error, pickle.UnpicklingError, RecursionError) as error:
-        return {"problem": text, "tests": None, "fault": f"tests cannot be read: {type(error).__name__}: {error}"}
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        EOFError,
+        zlib.error,
+        pickle.UnpicklingError,
+        RecursionError,
+    ) as error:
+        return {
+            "problem": text,
+            "tests": None,
+            "fault": f"tests cannot be read: {type(error).__name__}: {error}",
+        }
 
 
 def livecodebench_tests(row: dict) -> dict:
-    """Public and private tests in our form; raises an error of one of several kinds for what does not decode."""
+    """Public and private tests in our form; raises an error of one of several kinds for what does
+    not decode.
+    """
     cases = json.loads(row["public_test_cases"]) + private_tests(row["private_test_cases"])
     kinds = {case["testtype"] for case in cases}
     inputs = [case["input"] for case in cases]
@@ -139,9 +170,15 @@ def livecodebench_tests(row: dict) -> dict:
     if kinds == {"stdin"}:
         tests = {"inputs": inputs, "outputs": outputs}
     elif kinds == {"functional"}:
-        metadata = json.loads(row["metadata"]) if isinstance(row["metadata"], str) else row["metadata"]
+        metadata = (
+            json.loads(row["metadata"]) if isinstance(row["metadata"], str) else row["metadata"]
+        )
         arguments = [json_values(text) for text in inputs]
-        tests = {"fn_name": metadata["func_name"], "inputs": arguments, "outputs": list(map(json.loads, outputs))}
+        tests = {
+            "fn_name": metadata["func_name"],
+            "inputs": arguments,
+            "outputs": list(map(json.loads, outputs)),
+        }
     else:
         raise ValueError(f"kinds of tests {sorted(map(str, kinds))}")
     style_of(tests)
@@ -157,7 +194,9 @@ class TextOnly(pickle.Unpickler):
 
 
 def private_tests(text: str) -> list[dict]:
-    """The list of tests in plain JSON, or in JSON that is pickled, compressed and written in base64."""
+    """The list of tests in plain JSON, or in JSON that is pickled, compressed and written in
+    base64.
+    """
     try:
         cases = json.loads(text)
     except ValueError:
@@ -170,49 +209,63 @@ def private_tests(text: str) -> list[dict]:
     return cases
 
 
-# ---- the sets -------------------------------------------------------------------------------------------------
+# ---- the sets ------------------------------------------------------------------------------------
 
 TEST = ("*test*.parquet", "*test*.jsonl")
 SETS = [
-    Benchmark("aime24", "math", 32, (30,), "AI-MO/aimo-validation-aime", ("*.parquet",), aime24_row),
+    Benchmark("aime24", "math", 32, (30,), "AI-MO/aimo-validation-aime", ("*.parquet",),
+              aime24_row),
     Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", ("*.jsonl",), math_row),
     Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", TEST, math_row),
     Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", ("test.jsonl",), math_row),
     # The hub's has 674, the copies that other projects evaluate on 675.
-    Benchmark("olympiadbench", "math", 1, (674, 675), "Hothan/OlympiadBench", ("*OE_TO_maths_en_COMP*.parquet",),
-              olympiad_row),
+    Benchmark("olympiadbench", "math", 1, (674, 675), "Hothan/OlympiadBench",
+              ("*OE_TO_maths_en_COMP*.parquet",), olympiad_row),
     Benchmark("humaneval", "code", 4, (164,), "openai/openai_humaneval", TEST, humaneval_row, 10.0),
     Benchmark("humaneval+", "code", 4, (164,), "evalplus/humanevalplus", TEST, humaneval_row, 30.0),
-    Benchmark("mbpp", "code", 4, (378,), "evalplus/mbppplus", TEST, partial(mbpp_row, plus=False), 10.0),
-    Benchmark("mbpp+", "code", 4, (378,), "evalplus/mbppplus", TEST, partial(mbpp_row, plus=True), 30.0),
+    Benchmark("mbpp", "code", 4, (378,), "evalplus/mbppplus", TEST,
+              partial(mbpp_row, plus=False), 10.0),
+    Benchmark("mbpp+", "code", 4, (378,), "evalplus/mbppplus", TEST,
+              partial(mbpp_row, plus=True), 30.0),
     # 175 rows before the window
-    Benchmark("livecodebench", "code", 4, (175,), "livecodebench/code_generation_lite", ("test6.jsonl",),
-              livecodebench_row, 60.0),
+    Benchmark("livecodebench", "code", 4, (175,), "livecodebench/code_generation_lite",
+              ("test6.jsonl",), livecodebench_row, 60.0),
     Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
 ]  # fmt: skip
 BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
-SUITES = {kind: [each.name for each in SETS if each.kind == kind] for kind in ("math", "code", "embedded")}
+SUITES = {
+    kind: [each.name for each in SETS if each.kind == kind] for kind in ("math", "code", "embedded")
+}
 ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")
 
 
 def load_sets(
-    names: list[str], data: list[str], level: str, make_embedded: Callable[[], Loaded], flag: str = "--data"
+    names: list[str],
+    data: list[str],
+    level: str,
+    make_embedded: Callable[[], Loaded],
+    flag: str = "--data",
 ) -> list[Loaded]:
-    """The benchmarks of these names and suites, from `data`, a list of NAME=FILE given to `flag`, else from the hub.
+    """The benchmarks of these names and suites, from `data`, a list of NAME=FILE given to `flag`,
+    else from the hub.
 
     Raises BadInput, also where programs cannot be run at a sandbox `level`.
     """
     benchmarks = []
     for name in map(str.lower, names):
         if name not in SUITES | BENCHMARKS:
-            raise BadInput(f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}")
+            raise BadInput(
+                f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}"
+            )
         benchmarks += SUITES.get(name, [name])
     benchmarks = list(dict.fromkeys(benchmarks))
     files = {}
     for text in data:
         name, _, file = text.partition("=")
         if name.lower() not in benchmarks or name.lower() == "embedded" or not file:
-            raise BadInput(f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}")
+            raise BadInput(
+                f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}"
+            )
         if not Path(file).exists():
             raise BadInput(f"{flag} {text}: cannot be read (no such file); give another")
         files.setdefault(name.lower(), []).append(file)
@@ -220,7 +273,11 @@ def load_sets(
         check_sandbox(level)
     sets = []
     for name in benchmarks:
-        sets.append(make_embedded() if name == "embedded" else load_benchmark(name, files.get(name, ()), flag))
+        sets.append(
+            make_embedded()
+            if name == "embedded"
+            else load_benchmark(name, files.get(name, ()), flag)
+        )
     return sets
 
 
@@ -229,7 +286,9 @@ def check_sandbox(level: str) -> None:
     try:
         sandbox.choose_level(level)
     except sandbox.SandboxError as error:
-        raise BadInput(f"--sandbox {level}: {error}; choose another level or another machine") from error
+        raise BadInput(
+            f"--sandbox {level}: {error}; choose another level or another machine"
+        ) from error
 
 
 def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
@@ -241,31 +300,57 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
     else:
         blame = f"--bench {name}"
         remedy = f"give a local file with {flag} {name}=FILE"
-        source, revision, rows = from_hub(benchmark.repo, benchmark.files, f"{blame}: {benchmark.repo}", remedy)
+        source, revision, rows = from_hub(
+            benchmark.repo, benchmark.files, f"{blame}: {benchmark.repo}", remedy
+        )
     first_day, last_day = LCB_WINDOW
     dated = name == "livecodebench"
     problems = []
     count = 0
     for count, row in enumerate(rows, 1):
-        if dated and "contest_date" in row and not first_day <= str(row["contest_date"])[:10] <= last_day:
+        if (
+            dated
+            and "contest_date" in row
+            and not first_day <= str(row["contest_date"])[:10] <= last_day
+        ):
             continue
         try:
             problem = benchmark.read(row)
-        except (ValueError, TypeError, RecursionError) as error:  # TypeError: None in a list of text
-            raise BadInput(f"{blame}, row {count}: {error}; give the file of {benchmark.repo}") from error
+        except (
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # TypeError: None in a list of text
+            raise BadInput(
+                f"{blame}, row {count}: {error}; give the file of {benchmark.repo}"
+            ) from error
         if problem:
             problems.append({"id": _id_of(row, count), **problem})
     if not problems:
-        raise BadInput(f"{blame}: none of {count} rows is a problem of it; give the file of {benchmark.repo}")
+        raise BadInput(
+            f"{blame}: none of {count} rows is a problem of it; give the file of {benchmark.repo}"
+        )
     notes = []
     size = count if dated else len(problems)
     if size not in benchmark.counts:
         expected = " or ".join(map(str, benchmark.counts))
-        notes.append(f"WARNING: {name} has {size} {'rows' if dated else 'problems'}, {expected} expected ({source})")
+        notes.append(
+            f"WARNING: {name} has {size} {'rows' if dated else 'problems'}, {expected} expected "
+            f"({source})"
+        )
     faults = [problem["fault"] for problem in problems if "fault" in problem]
     if faults:
-        notes.append(f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]})")
-    return Loaded(benchmark, problems, source, revision, f"{first_day} to {last_day}" if dated else None, notes)
+        notes.append(
+            f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]})"
+        )
+    return Loaded(
+        benchmark,
+        problems,
+        source,
+        revision,
+        f"{first_day} to {last_day}" if dated else None,
+        notes,
+    )
 
 
 def _id_of(row: dict, number: int) -> str:
@@ -282,4 +367,6 @@ def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
     problems = [{"id": str(number), **problem} for number, problem in enumerate(problems, 1)]
     source = f"toy.py: chain, {lines} lines, seed {seed}"
     revision = f"chain-{lines}-{seed}"
-    return Loaded(BENCHMARKS["embedded"], problems, source, revision, max_tokens=toy.response_tokens(lines))
+    return Loaded(
+        BENCHMARKS["embedded"], problems, source, revision, max_tokens=toy.response_tokens(lines)
+    )

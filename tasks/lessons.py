@@ -1,4 +1,5 @@
-"""What the tasks that make their own problems share: problems that are kept apart, and supervised lessons on them.
+"""What the tasks that make their own problems share: problems that are kept apart, and supervised
+lessons on them.
 
     FirstError                             where a response begins to be wrong
     unlike(count, heldout, make)           problems to train on, and others that are held out
@@ -24,7 +25,8 @@ class FirstError(NamedTuple):
 
 
 def unlike(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out twice.
+    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out
+    twice.
 
     There are fewer where so many do not exist.
     """
@@ -53,12 +55,21 @@ def demonstrated(
 
 
 def teach(
-    model, batch_loss: Callable[[], torch.Tensor], steps: int, name: str, *, lr: float = 2e-3, rise: int = 30
+    model,
+    batch_loss: Callable[[], torch.Tensor],
+    steps: int,
+    name: str,
+    *,
+    lr: float = 2e-3,
+    rise: int = 30,
 ) -> float:
-    """Adam at `lr`, up over `rise` steps, down over the last fifth; returns the last batch's loss."""
+    """Adam at `lr`, up over `rise` steps, down over the last fifth; returns the last
+    batch's loss.
+    """
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / rise, max(1, steps - step) / max(1, steps // 5))
+        optimizer,
+        lambda step: min(1.0, (step + 1) / rise, max(1, steps - step) / max(1, steps // 5)),
     )
     for _ in (bar := tqdm(range(steps), desc=name, leave=False, disable=None)):
         loss = batch_loss()

@@ -1,31 +1,39 @@
 r"""Tasks: problems, their prompts, and how a response is graded.
 
-    problems, notes = load_problems("math", "some.jsonl")  # of a file or folder; None instead: from the hub
+    problems, notes = load_problems("math", "some.jsonl")  # of a file or folder; None instead: from
+                                                           the hub
     template = choose_template("auto", model_name, tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
-    task, notes = split(task, problems, tokenizer, ...)    # some problems held out, the others to train on
+    task, notes = split(task, problems, tokenizer, ...)    # some problems held out, the others to
+                                                           train on
     task.draw(step, count, seed)                           # the problems of one training step
     task.verdicts(problems, rollouts)                      # a Verdict for each rollout
 
-The tasks that make their own problems, `tasks/toy.py` and `tasks/words.py`, become a `Task` in `harness/prepare.py`.
+The tasks that make their own problems, `tasks/toy.py` and `tasks/words.py`, become a `Task` in
+`harness/prepare.py`.
 
 **From the hub** comes one parquet file a set, so none of its code runs and no split is guessed.
-  - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From the 14 parts of
-    `EleutherAI/hendrycks_math` one would have to take out MATH-500, and be left with another count.
-  - code: the 25,276 problems of `PRIME-RL/Eurus-2-RL-Data` (`ability` "code"): 1.7 GB to load, some GB of memory.
-Another count is a warning, not an error. Rows without an answer, or with tests that decide nothing, are dropped.
+  - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From
+    the 14 parts of `EleutherAI/hendrycks_math` one would have to take out MATH-500, and be left
+    with another count.
+  - code: the 25,276 problems of `PRIME-RL/Eurus-2-RL-Data` (`ability` "code"): 1.7 GB to load, some
+    GB of memory.
+Another count is a warning, not an error. Rows without an answer, or with tests that decide nothing,
+are dropped.
 
-**A path** is a JSON-lines file in our own form, {"problem", and "answer" (math) or "tests" (code, see `rewards.py`)},
-whose rows are taken unchanged; or a table, a JSON list or a folder (`tasks/rows.py`), where a row may be
+**A path** is a JSON-lines file in our own form, {"problem", and "answer" (math) or "tests" (code,
+see `rewards.py`)}, whose rows are taken unchanged; or a table, a JSON list or a folder
+(`tasks/rows.py`), where a row may be
   - ours: "problem" or "question", with "answer" or "tests" (an object or its JSON text);
   - MATH's: "answer" may be "gt_answer", "ground_truth_answer", or the last box of "solution";
   - Eurus's: "prompt" (messages) and "reward_model" {"ground_truth"}.
-Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that cannot be used is an
-error with its number; rows of the published forms ("gt_answer", "reward_model") are dropped as those from the hub are.
+Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that
+cannot be used is an error with its number; rows of the published forms ("gt_answer",
+"reward_model") are dropped as those from the hub are.
 
-**Templates** put an instruction on the form of the answer beside the problem (`choose_template`). qwen-math, of
-Qwen2.5-Math's own evaluation, has it as the system's message; chat is the tokenizer's own template, with it below the
-problem; plain is the two as text.
+**Templates** put an instruction on the form of the answer beside the problem (`choose_template`).
+qwen-math, of Qwen2.5-Math's own evaluation, has it as the system's message; chat is the tokenizer's
+own template, with it below the problem; plain is the two as text.
 
 Left out: evaluation sets (`tasks/benchmarks.py`), several answers to a problem, splits by date.
 """
@@ -43,9 +51,20 @@ from pathlib import Path
 from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.lessons import FirstError
-from tasks.rows import SURROGATE, BadInput, cause, from_hub, is_json_lines, json_lines, lacks, read_rows, reading
+from tasks.rows import (
+    SURROGATE,
+    BadInput,
+    cause,
+    from_hub,
+    is_json_lines,
+    json_lines,
+    lacks,
+    read_rows,
+    reading,
+)
 
-# What a kind of problems asks for, and under which key its problems hold what a response is graded against.
+# What a kind of problems asks for, and under which key its problems hold what a response is graded
+# against.
 INSTRUCTIONS = {
     "math": r"Please reason step by step, and put your final answer within \boxed{}.",
     "code": "Please reason step by step, and give your final program in a ```python block.",
@@ -63,7 +82,9 @@ LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
 
 @dataclass(frozen=True)
 class Task:
-    """A problem is a dictionary with "problem", a text, and under `reference` what a response is graded against."""
+    """A problem is a dictionary with "problem", a text, and under `reference` what a response is
+    graded against.
+    """
 
     name: str
     train: list[dict]
@@ -73,7 +94,8 @@ class Task:
     reference: str = "answer"
     # (problem, the texts of a response's tokens) -> its first wrong step, if the task can know it.
     first_error: Callable[[dict, Sequence[str]], FirstError | None] | None = None
-    # (problem, k) -> the problem in other words, the k-th way, and the tokens that get other names in its responses.
+    # (problem, k) -> the problem in other words, the k-th way, and the tokens that get other names
+    # in its responses.
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
@@ -81,16 +103,21 @@ class Task:
 
     def informed(self, problem: dict) -> dict:
         """The same problem with its answer told."""
-        return {**problem, "problem": self.hint.format(problem[self.reference]) + problem["problem"]}
+        return {
+            **problem,
+            "problem": self.hint.format(problem[self.reference]) + problem["problem"],
+        }
 
     def shown(self, problem: dict, response: str) -> dict:
         """The same problem with a right response to it told."""
         return {**problem, "problem": self.solved.format(response) + problem["problem"]}
 
     def draw(self, step: int, count: int, seed: int, round: int = 0) -> list[dict]:
-        """The `count` problems of a step (from 0): consecutive ones of an endless sequence of shuffled epochs.
+        """The `count` problems of a step (from 0): consecutive ones of an endless sequence of
+        shuffled epochs.
 
-        Those of a `round` above 0, which stand in for some of them, are of epochs that no step reaches.
+        Those of a `round` above 0, which stand in for some of them, are of epochs that no step
+        reaches.
         """
         epoch, start = divmod((step + round * ROUND) * count, len(self.train))
         problems = []
@@ -102,7 +129,9 @@ class Task:
         return problems[start : start + count]
 
     def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
-        """One verdict per rollout; G rollouts per problem, adjacent. A response without an end scores 0."""
+        """One verdict per rollout; G rollouts per problem, adjacent. A response without an end
+        scores 0.
+        """
         group_size = len(rollouts.texts) // len(problems)
         complete = (~rollouts.truncated).nonzero().flatten().tolist()
         responses = [rollouts.texts[row] for row in complete]
@@ -116,12 +145,16 @@ class Task:
 
 def digest_of(problems: list[dict]) -> str:
     """A digest that tells these problems and their references from others."""
-    text = json.dumps([[p.get("id"), p["problem"], p.get("answer", p.get("tests"))] for p in problems])
+    text = json.dumps(
+        [[p.get("id"), p["problem"], p.get("answer", p.get("tests"))] for p in problems]
+    )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, object], Verdict]:
-    """`grade(response, reference)`, in the default time if `timeout_s` is None; programs run at a sandbox `level`."""
+    """`grade(response, reference)`, in the default time if `timeout_s` is None; programs run at a
+    sandbox `level`.
+    """
     limit = {} if timeout_s is None else {"timeout_s": timeout_s}
     if kind == "code":
         return partial(grade_code, level=level, **limit)
@@ -138,46 +171,78 @@ def text_task(kind: str, template: str, tokenizer, grade: Callable) -> Task:
 
 
 def split(
-    task: Task, problems: list[dict], tokenizer, *, heldout: int, seed: int, max_prompt_tokens: float, told: bool
+    task: Task,
+    problems: list[dict],
+    tokenizer,
+    *,
+    heldout: int,
+    seed: int,
+    max_prompt_tokens: float,
+    told: bool,
 ) -> tuple[Task, list[str]]:
-    """The task with `heldout` problems, drawn by the seed, for evaluation and the others to train on; and notes.
+    """The task with `heldout` problems, drawn by the seed, for evaluation and the others to train
+    on; and notes.
 
-    A problem is dropped if its prompt, with the answer told if `told`, exceeds `max_prompt_tokens`. The notes say how
-    many were. Raises BadInput if no problem is left to train on.
+    A problem is dropped if its prompt, with the answer told if `told`, exceeds `max_prompt_tokens`.
+    The notes say how many were. Raises BadInput if no problem is left to train on.
     """
     longest = [task.informed(problem) for problem in problems] if told else problems
-    ids = tokenizer([task.prompt(problem) for problem in longest], add_special_tokens=False)["input_ids"]
-    fitting = [problem for number, problem in enumerate(problems) if len(ids[number]) <= max_prompt_tokens]
+    ids = tokenizer([task.prompt(problem) for problem in longest], add_special_tokens=False)[
+        "input_ids"
+    ]
+    fitting = [
+        problem for number, problem in enumerate(problems) if len(ids[number]) <= max_prompt_tokens
+    ]
     if len(fitting) <= heldout:
         raise BadInput(
-            f"--task {task.name}: {len(fitting)} of its {len(problems)} problems have prompts of at most "
-            f"{max_prompt_tokens} tokens, not more than --heldout {heldout}; lower --heldout or --max-tokens"
+            f"--task {task.name}: {len(fitting)} of its {len(problems)} problems have prompts of "
+            "at most "
+            f"{max_prompt_tokens} tokens, not more than --heldout {heldout}; lower --heldout or "
+            "--max-tokens"
         )
     notes = []
     if len(fitting) < len(problems):
-        notes.append(f"{len(problems) - len(fitting):,} problems dropped: prompts of over {max_prompt_tokens} tokens")
+        notes.append(
+            f"{len(problems) - len(fitting):,} problems dropped: prompts of over "
+            f"{max_prompt_tokens} tokens"
+        )
     random.Random(f"heldout {seed}").shuffle(fitting)
-    both = {problem["problem"] for problem in fitting[:heldout]} & {problem["problem"] for problem in fitting[heldout:]}
+    both = {problem["problem"] for problem in fitting[:heldout]} & {
+        problem["problem"] for problem in fitting[heldout:]
+    }
     if both:
-        notes.append(f"WARNING: {len(both)} problem(s) held out are trained on, too; leave doubles out of --data")
+        notes.append(
+            f"WARNING: {len(both)} problem(s) held out are trained on, too; leave doubles out of "
+            "--data"
+        )
     return replace(task, train=fitting[heldout:], heldout=fitting[:heldout]), notes
 
 
-# ---- templates ------------------------------------------------------------------------------------------------
+# ---- templates -----------------------------------------------------------------------------------
 
 
 def choose_template(template: str, model_name: str, tokenizer) -> str:
-    """The template, "auto" resolved by the tokenizer and by `model_name`, a hub id or a folder. Raises BadInput."""
+    """The template, "auto" resolved by the tokenizer and by `model_name`, a hub id or a folder.
+    Raises BadInput.
+    """
     missing = sorted({"<|im_start|>", "<|im_end|>"} - set(tokenizer.added_tokens_encoder))
     if template == "auto":
-        parts = Path(model_name.lower()).parts  # both words in one of them: /home/mathilda/qwen is no Qwen-Math
+        parts = Path(
+            model_name.lower()
+        ).parts  # both words in one of them: /home/mathilda/qwen is no Qwen-Math
         if not missing and any("qwen" in part and "math" in part for part in parts):
             return "qwen-math"
         return "chat" if tokenizer.chat_template else "plain"
     if template == "qwen-math" and missing:
-        raise BadInput(f"--template qwen-math: the tokenizer of {model_name} has no {missing[0]}; use another template")
+        raise BadInput(
+            f"--template qwen-math: the tokenizer of {model_name} has no {missing[0]}; use another "
+            "template"
+        )
     if template == "chat" and not tokenizer.chat_template:
-        raise BadInput(f"--template chat: the tokenizer of {model_name} has no chat template; use --template plain")
+        raise BadInput(
+            f"--template chat: the tokenizer of {model_name} has no chat template; use --template "
+            "plain"
+        )
     return template
 
 
@@ -190,27 +255,41 @@ def render(template: str, problem: str, instruction: str, tokenizer) -> str:
     if template == "chat":
         messages = [{"role": "user", "content": content}]
         try:
-            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
         except Exception as error:  # a template may raise of every kind; the cause stays attached
-            raise BadInput(f"--template chat: the model's own one fails ({cause(error)}); give plain") from error
-    starts = tokenizer.bos_token_id is not None and tokenizer.bos_token_id in tokenizer("")["input_ids"]
+            raise BadInput(
+                f"--template chat: the model's own one fails ({cause(error)}); give plain"
+            ) from error
+    starts = (
+        tokenizer.bos_token_id is not None and tokenizer.bos_token_id in tokenizer("")["input_ids"]
+    )
     return f"{tokenizer.bos_token if starts else ''}{content}\n"
 
 
-# ---- problems from rows ---------------------------------------------------------------------------------------
+# ---- problems from rows --------------------------------------------------------------------------
 
 
 def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
-    """The problems of a file or folder, or of the hub if `data` is None, and notes; raises BadInput.
+    """The problems of a file or folder, or of the hub if `data` is None, and notes; raises
+    BadInput.
 
-    The notes tell the user where the problems come from, and how many rows were left out or dropped and why.
+    The notes tell the user where the problems come from, and how many rows were left out or dropped
+    and why.
     """
     if data is None:
         repo, file, _ = HUB[kind]
-        blame, remedy = f"--task {kind} without --data: {repo}/{file}", "give a local file or folder with --data"
+        blame, remedy = (
+            f"--task {kind} without --data: {repo}/{file}",
+            "give a local file or folder with --data",
+        )
         _, _, rows = from_hub(repo, [file], blame, remedy)
         return select(kind, rows, None)
-    remedy = "give a file of JSON lines, .json, .csv or .parquet, or a folder of such files or saved by datasets, "
+    remedy = (
+        "give a file of JSON lines, .json, .csv or .parquet, or a folder of such files or saved "
+        "by datasets, "
+    )
     with reading(f"--data {data}", remedy + "with a train split"):
         if not Path(data).exists():
             raise FileNotFoundError("no such file or folder")
@@ -223,7 +302,9 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
 
 
 def own_problems(kind: str, lines: list[tuple[int, dict]], data: str) -> list[dict]:
-    """The rows of a JSON-lines file, unchanged. Raises BadInput for a line that is not in our own form."""
+    """The rows of a JSON-lines file, unchanged. Raises BadInput for a line that is not in our own
+    form.
+    """
     wanted = ("problem", "answer") if kind == "math" else ("problem",)
     for number, row in lines:
         try:
@@ -257,13 +338,21 @@ def select(kind: str, rows: Iterable[dict], data: str | None) -> tuple[list[dict
     if not problems:
         blame = f"--task {kind} without --data: {repo}" if data is None else f"--data {data}"
         why = f"the first dropped: {dropped[0]}" if dropped else f"{wanted:,} {FILTERS[kind]}"
-        raise BadInput(f"{blame}: none of {count:,} rows can be used ({why}); give others with --data")
+        raise BadInput(
+            f"{blame}: none of {count:,} rows can be used ({why}); give others with --data"
+        )
     source = f"{repo} (hub)" if data is None else data
     notes = [f"data {source}: {wanted:,} of {count:,} rows {FILTERS[kind]}"]
     if data is None and wanted != expected:
-        notes.append(f"WARNING: {wanted:,} problems in {source}, {expected:,} expected: not the paper's training set")
+        notes.append(
+            f"WARNING: {wanted:,} problems in {source}, {expected:,} expected: not the paper's "
+            "training set"
+        )
     if dropped:
-        notes.append(f"{len(dropped):,} problems dropped: without a usable {REFERENCES[kind]} (first: {dropped[0]})")
+        notes.append(
+            f"{len(dropped):,} problems dropped: without a usable {REFERENCES[kind]} (first: "
+            f"{dropped[0]})"
+        )
     return problems, notes
 
 
@@ -277,21 +366,31 @@ def _is_wanted(row: dict, kind: str) -> bool:
 
 
 def as_problem(row: dict, kind: str) -> dict:
-    """{"problem", "answer"} or {"problem", "tests"} of a row. Raises ValueError, which says what the row lacks."""
+    """{"problem", "answer"} or {"problem", "tests"} of a row. Raises ValueError, which says what
+    the row lacks.
+    """
     columns = _columns(row)
     # The prompt last: SimpleRL-Zoo's holds a template, its question does not.
-    problem = _first_text([columns.get("problem"), columns.get("question"), _user_message(row.get("prompt"))])
+    problem = _first_text(
+        [columns.get("problem"), columns.get("question"), _user_message(row.get("prompt"))]
+    )
     if problem is None:
-        raise lacks(row, '"problem" or "question", non-empty text, or "prompt" with a user\'s message')
+        raise lacks(
+            row, '"problem" or "question", non-empty text, or "prompt" with a user\'s message'
+        )
     if "<|im_start|>" in problem:
         raise ValueError("holds a template already; give the bare problem")
     reward_model = columns.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if kind == "code":
-        tests = _own_tests(columns.get("tests")) if reward_model is None else _published_tests(truth)
+        tests = (
+            _own_tests(columns.get("tests")) if reward_model is None else _published_tests(truth)
+        )
         check_tests(row, tests)
         return {"problem": problem, "tests": tests}
-    answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")] + [truth]
+    answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")] + [
+        truth
+    ]
     if isinstance(columns.get("solution"), str):
         answers.append(last_box(columns["solution"]))
     answer = _first_text(answers)
@@ -316,7 +415,9 @@ def _user_message(prompt) -> str | None:
 
 
 def _first_text(values: list) -> str | None:
-    """The first that is text, or a number as text: a column of numbers comes as numbers from some files."""
+    """The first that is text, or a number as text: a column of numbers comes as numbers from some
+    files.
+    """
     for value in values:
         if type(value) is int or (type(value) is float and math.isfinite(value)):
             return str(value)
@@ -330,7 +431,7 @@ def _is_text(value) -> bool:
     return isinstance(value, str) and bool(value.strip()) and not SURROGATE.search(value)
 
 
-# ---- tests ----------------------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------------------
 
 
 def check_tests(row: dict, tests) -> None:
@@ -344,16 +445,22 @@ def check_tests(row: dict, tests) -> None:
 
 
 def _own_tests(tests) -> dict:
-    """Tests in our form, or their JSON text; parquet fills in None for the keys that other rows have."""
+    """Tests in our form, or their JSON text; parquet fills in None for the keys that other rows
+    have.
+    """
     tests = json.loads(tests) if isinstance(tests, str) else tests
-    return {key: value for key, value in tests.items() if value is not None} if isinstance(tests, dict) else tests
+    return (
+        {key: value for key, value in tests.items() if value is not None}
+        if isinstance(tests, dict)
+        else tests
+    )
 
 
 def _published_tests(tests) -> dict:
     """Eurus's tests in our form.
 
-    Its scripts read and write text or lists of lines. Its calls are lists of arguments with each value in a list of
-    one, or texts with one argument a line in JSON and values in JSON.
+    Its scripts read and write text or lists of lines. Its calls are lists of arguments with each
+    value in a list of one, or texts with one argument a line in JSON and values in JSON.
     """
     tests = _own_tests(tests)
     inputs = tests.get("inputs") if isinstance(tests, dict) else None
@@ -361,7 +468,10 @@ def _published_tests(tests) -> dict:
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         return tests  # `style_of` says what is wrong
     if "fn_name" not in tests:
-        return {"inputs": [_joined(lines) for lines in inputs], "outputs": [_joined(lines) for lines in outputs]}
+        return {
+            "inputs": [_joined(lines) for lines in inputs],
+            "outputs": [_joined(lines) for lines in outputs],
+        }
     if all(isinstance(text, str) for text in inputs):
         inputs = [json_values(text) for text in inputs]
         outputs = [json.loads(value) if isinstance(value, str) else value for value in outputs]
@@ -371,10 +481,16 @@ def _published_tests(tests) -> dict:
 
 
 def json_values(text: str) -> list:
-    """The values of a text with one JSON value per line: published sets write a call's arguments so."""
+    """The values of a text with one JSON value per line: published sets write a call's arguments
+    so.
+    """
     return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
 def _joined(lines):
     """A list of lines as one text; everything else as it is."""
-    return "\n".join(lines) if isinstance(lines, list) and all(isinstance(line, str) for line in lines) else lines
+    return (
+        "\n".join(lines)
+        if isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+        else lines
+    )

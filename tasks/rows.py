@@ -1,13 +1,14 @@
 """From files and the hub to rows, dictionaries of columns.
 
     read_rows(path)                         the rows of a local file or folder
-    json_lines(path)                        the rows of a file of JSON lines, with the numbers of their lines
+    json_lines(path)                        the rows of a file of JSON lines, with the numbers of
+                                            their lines
     from_files(paths, blame)                source, revision and rows of local files
     from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
 
-A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A folder holds such
-files, or `datasets` saved it; of several splits "train" is read. A JSON value that is no object becomes an empty row,
-which lacks whatever a reader of rows asks for.
+A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
+folder holds such files, or `datasets` saved it; of several splits "train" is read. A JSON value
+that is no object becomes an empty row, which lacks whatever a reader of rows asks for.
 """
 
 import csv
@@ -24,7 +25,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Half a pair, which JSON can spell and no tokenizer reads; a byte of the command line that is not UTF-8.
+# Half a pair, which JSON can spell and no tokenizer reads; a byte of the command line that is not
+# UTF-8.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -41,7 +43,9 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def reading(name: str, remedy: str) -> Iterator[None]:
-    """Whatever a library raises while something named is read becomes a BadInput: the name, its words, the remedy."""
+    """Whatever a library raises while something named is read becomes a BadInput: the name, its
+    words, the remedy.
+    """
     try:
         yield
     except Exception as error:  # of every kind; the cause stays attached
@@ -56,11 +60,13 @@ def lacks(row: dict, needed: str) -> ValueError:
     return ValueError(f"needs {needed} (found: {keys or 'no keys'})")
 
 
-# ---- local files ----------------------------------------------------------------------------------------------
+# ---- local files ---------------------------------------------------------------------------------
 
 
 def regular(path: Path) -> Path:
-    """A path to read; raises OSError unless it is a file or a folder: a pipe or a device may never end."""
+    """A path to read; raises OSError unless it is a file or a folder: a pipe or a device may never
+    end.
+    """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError("neither a file nor a folder")
     return path
@@ -82,25 +88,35 @@ def read_rows(path: Path) -> Iterable[dict]:
 
 def is_json_lines(path: Path) -> bool:
     """Whether a path is neither a folder nor a table nor a JSON list."""
-    return path.is_file() and path.suffix not in (".parquet", ".csv") and not _text_of(path).lstrip().startswith("[")
+    return (
+        path.is_file()
+        and path.suffix not in (".parquet", ".csv")
+        and not _text_of(path).lstrip().startswith("[")
+    )
 
 
 def json_lines(path: Path) -> list[tuple[int, dict]]:
-    """The number (from 1) and the row of each line that is not blank. Raises ValueError for a line that is not JSON."""
+    """The number (from 1) and the row of each line that is not blank. Raises ValueError for a line
+    that is not JSON.
+    """
     rows = []
     for number, line in enumerate(_text_of(path).split("\n"), 1):
         if line.strip():
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(f"line {number}: not JSON ({error})") from None  # so `cause` names the line
+                raise ValueError(
+                    f"line {number}: not JSON ({error})"
+                ) from None  # so `cause` names the line
             rows.append((number, value if isinstance(value, dict) else {}))
     return rows
 
 
 def _text_of(path: Path) -> str:
     """The text of a file, compressed or not."""
-    with (gzip.open if path.suffix == ".gz" else open)(regular(path), "rt", encoding="utf-8") as file:
+    with (gzip.open if path.suffix == ".gz" else open)(
+        regular(path), "rt", encoding="utf-8"
+    ) as file:
         return file.read()
 
 
@@ -109,14 +125,22 @@ def _by_datasets(path: Path) -> Iterable[dict]:
     import datasets  # here, as it takes a second, which the embedded task saves
     from pyarrow import parquet
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would print beside our one sentence
+    datasets.logging.set_verbosity(
+        datasets.logging.CRITICAL
+    )  # it would print beside our one sentence
     if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    if not path.is_dir():  # not by `load_dataset`, which copies it into the home; a folder "level=3" is no column
+    if (
+        not path.is_dir()
+    ):  # not by `load_dataset`, which copies it into the home; a folder "level=3" is no column
         table = parquet.read_table(path, partitioning=None)
-        return datasets.Dataset(table, fingerprint=str(path))  # any: to make one it would pickle the table
+        return datasets.Dataset(
+            table, fingerprint=str(path)
+        )  # any: to make one it would pickle the table
     if not (path / "dataset_dict.json").exists() and not (path / "state.json").exists():
-        return datasets.load_dataset(str(path), split="train")  # names of files tell training from test
+        return datasets.load_dataset(
+            str(path), split="train"
+        )  # names of files tell training from test
     saved = datasets.load_from_disk(str(path))
     if not isinstance(saved, datasets.DatasetDict):
         return saved
@@ -126,7 +150,9 @@ def _by_datasets(path: Path) -> Iterable[dict]:
 
 
 def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dict]]:
-    """Source, shortened SHA-256 and rows of local files. Raises BadInput, whose sentence begins with `blame`."""
+    """Source, shortened SHA-256 and rows of local files. Raises BadInput, whose sentence begins
+    with `blame`.
+    """
     digest = hashlib.sha256()
     tables = []
     with reading(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
@@ -134,17 +160,24 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
             with open(regular(Path(path)), "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
             tables.append(read_rows(Path(path)))
-    return ", ".join(paths), f"sha256:{digest.hexdigest()[:12]}", itertools.chain.from_iterable(tables)
+    return (
+        ", ".join(paths),
+        f"sha256:{digest.hexdigest()[:12]}",
+        itertools.chain.from_iterable(tables),
+    )
 
 
-# ---- the hub --------------------------------------------------------------------------------------------------
+# ---- the hub -------------------------------------------------------------------------------------
 
 
-def from_hub(repo: str, patterns: Sequence[str], blame: str, remedy: str) -> tuple[str, str, Iterable[dict]]:
-    """Source, commit and rows of a data set on the hub: of the files that match the first pattern with a match.
+def from_hub(
+    repo: str, patterns: Sequence[str], blame: str, remedy: str
+) -> tuple[str, str, Iterable[dict]]:
+    """Source, commit and rows of a data set on the hub: of the files that match the first pattern
+    with a match.
 
-    The files stay on disk once they are loaded. Raises BadInput, soon where the hub is out of reach; its sentence
-    begins with `blame` and ends with `remedy`.
+    The files stay on disk once they are loaded. Raises BadInput, soon where the hub is out of
+    reach; its sentence begins with `blame` and ends with `remedy`.
     """
     try:
         import huggingface_hub as hub  # here, as it takes a second, which the embedded task saves
@@ -154,19 +187,29 @@ def from_hub(repo: str, patterns: Sequence[str], blame: str, remedy: str) -> tup
             folder = Path(hub.snapshot_download(**wanted, local_files_only=True))
             paths = _matching(folder, patterns)
         except FileNotFoundError:  # not on disk
-            hub.HfApi().dataset_info(repo, timeout=10)  # a download would retry for long, and fill the screen
+            hub.HfApi().dataset_info(
+                repo, timeout=10
+            )  # a download would retry for long, and fill the screen
             folder = Path(hub.snapshot_download(**wanted))
             paths = _matching(folder, patterns)
         tables = [read_rows(path) for path in paths]
     except Exception as error:  # libraries raise of every kind; the cause stays attached
-        raise BadInput(f"{blame} cannot be loaded from the hub ({cause(error)}); {remedy}") from error
+        raise BadInput(
+            f"{blame} cannot be loaded from the hub ({cause(error)}); {remedy}"
+        ) from error
     return f"{repo} (hub)", folder.name[:12], itertools.chain.from_iterable(tables)
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """The files in a folder that match the first pattern with a match. Raises FileNotFoundError where there is none."""
+    """The files in a folder that match the first pattern with a match. Raises FileNotFoundError
+    where there is none.
+    """
     for pattern in patterns:
-        paths = [path for path in sorted(folder.rglob("*")) if fnmatch.fnmatch(str(path.relative_to(folder)), pattern)]
+        paths = [
+            path
+            for path in sorted(folder.rglob("*"))
+            if fnmatch.fnmatch(str(path.relative_to(folder)), pattern)
+        ]
         if paths:
             return paths
     raise FileNotFoundError(f"no file is named {' or '.join(patterns)}")

@@ -1,21 +1,21 @@
 """The embedded task: little programs mod 10 whose first wrong step is known exactly.
 
     prompt     a=3-6;b=3+a;c=b*7;c?
-    response   a=3-6=3-6=7          one line per definition: label = definition = values put in = result
-               b=3+a=3+7=0
-               c=b*7=0*7=0
-               \\boxed{0}
+    response   a=3-6=3-6=7          one line per definition: label = definition = values put in =
+               result b=3+a=3+7=0 c=b*7=0*7=0 \\boxed{0}
 
-Each definition uses the one before, and every operation is invertible mod 10 (`*` only by 3, 7 or 9). So no step
-can absorb an earlier mistake, and a wrong answer always has a first wrong line, which `first_error` finds together
-with its kind. That is what no real data set offers: credit can be scored against the truth.
+Each definition uses the one before, and every operation is invertible mod 10 (`*` only by 3, 7 or
+9). So no step can absorb an earlier mistake, and a wrong answer always has a first wrong line,
+which `first_error` finds together with its kind. That is what no real data set offers: credit can
+be scored against the truth.
 
-The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations: they do `*`
-as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning has something to fix)
-and slip elsewhere now and then, always going on consistently from the wrong value.
+The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations:
+they do `*` as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning
+has something to fix) and slip elsewhere now and then, always going on consistently from the wrong
+value.
 
-Left out: problems with several answers, right answers by a wrong way, self-correction. One line is 12 tokens
-long, so spans of `--window 12` compare about a line of work.
+Left out: problems with several answers, right answers by a wrong way, self-correction. One line is
+12 tokens long, so spans of `--window 12` compare about a line of work.
 """
 
 import random
@@ -30,9 +30,13 @@ from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-DIGIT_VALUES = {str(digit): digit for digit in range(10)}  # the values of the operands that are not labels
+DIGIT_VALUES = {
+    str(digit): digit for digit in range(10)
+}  # the values of the operands that are not labels
 SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
-LINE = re.compile(r"([a-h])=(?P<definition>(\w)([-+*])(\w))=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)=(?P<result>\d)\n")
+LINE = re.compile(
+    r"([a-h])=(?P<definition>(\w)([-+*])(\w))=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)=(?P<result>\d)\n"
+)
 SHORT_LINE = re.compile(r"([a-h])=(\d)\n")
 BOX = re.compile(r"\\boxed\{(\d)\}")
 
@@ -67,18 +71,24 @@ def make_problem(rng: random.Random, lines: int) -> dict:
 
 
 def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others, by `unlike`. One line allows 230 problems, two 9,890."""
+    """`count` problems to train on and `heldout` others, by `unlike`. One line allows 230 problems,
+    two 9,890.
+    """
     rng = random.Random(f"problems {seed}")
     return unlike(count, heldout, lambda: make_problem(rng, lines))
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
-    """A worked response to a problem; a careless one makes mistakes and continues from the wrong values."""
+    """A worked response to a problem; a careless one makes mistakes and continues from the wrong
+    values.
+    """
     todo = _definitions(problem["problem"])
     values = dict(DIGIT_VALUES)
     response = ""
     while todo:
-        ready = [label for label, (left, _, right) in todo.items() if left in values and right in values]
+        ready = [
+            label for label, (left, _, right) in todo.items() if left in values and right in values
+        ]
         label = rng.choice(ready)
         left, op, right = todo.pop(label)
         work, values[label] = _work(op, values[left], values[right], rng, careless)
@@ -107,8 +117,9 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
 
     Its kind is format, repeat, copy, order, lookup, operator, arith, shortcut or final.
 
-    A step is judged by the response's *own* earlier results: what follows consistently from a wrong value is
-    not wrong again. So a response without an error has the right answer, and a wrong answer has an error.
+    A step is judged by the response's *own* earlier results: what follows consistently from a wrong
+    value is not wrong again. So a response without an error has the right answer, and a wrong
+    answer has an error.
     """
     definitions = _definitions(problem["problem"])
     query = list(definitions)[-1]  # the label asked for
@@ -159,26 +170,40 @@ def _definitions(prompt: str) -> dict[str, str]:
 
 
 def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its labels rotated by k + 1, never by a whole turn; and which label stands for which."""
+    """The same problem with its labels rotated by k + 1, never by a whole turn; and which label
+    stands for which.
+    """
     labels = list(_definitions(problem["problem"]))  # the first of LABELS
     count = max(2, len(labels))
-    names = {label: LABELS[(place + 1 + k % (count - 1)) % count] for place, label in enumerate(labels)}
+    names = {
+        label: LABELS[(place + 1 + k % (count - 1)) % count] for place, label in enumerate(labels)
+    }
     return {**problem, "problem": problem["problem"].translate(str.maketrans(names))}, names
 
 
 def make_tokenizer() -> Qwen2Tokenizer:
     """One token per symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
-    # Not a tokenizer class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever was saved.
-    vocab = {"\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()}  # byte-level newline
+    # Not a tokenizer class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever
+    # was saved.
+    vocab = {
+        "\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()
+    }  # byte-level newline
     tokenizer = Qwen2Tokenizer(
-        vocab=vocab, merges=[], pad_token="<pad>", eos_token="<eos>", unk_token="<pad>", padding_side="left"
+        vocab=vocab,
+        merges=[],
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<pad>",
+        padding_side="left",
     )
     tokenizer.add_tokens([AddedToken(r"\boxed{", normalized=False, special=False)])
     return tokenizer
 
 
 def prompt_tokens(lines: int) -> int:
-    """Length of a prompt: 6 tokens per definition, the label asked for, the question mark and the end of line."""
+    """Length of a prompt: 6 tokens per definition, the label asked for, the question mark and the
+    end of line.
+    """
     return 6 * lines + 3
 
 
@@ -212,10 +237,11 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
 
 
 def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) -> float:
-    """Teach the model careless work: `steps` batches of fresh demonstrations; returns the last loss.
+    """Teach the model careless work: `steps` batches of fresh demonstrations; returns the last
+    loss.
 
-    `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in the loss:
-    they are what has to be learned, the rest is copying.
+    `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in
+    the loss: they are what has to be learned, the rest is copying.
     """
     rng = random.Random(f"demonstrations {seed}")
 
@@ -232,8 +258,12 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
             weights.append(weight)
         ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
         weights = padded(weights, 0.0, model.device)  # (32, L)
-        logits = model(input_ids=ids[:, :-1]).logits  # (32, L - 1, V); padding is on the right, so no mask
-        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        logits = model(
+            input_ids=ids[:, :-1]
+        ).logits  # (32, L - 1, V); padding is on the right, so no mask
+        losses = torch.nn.functional.cross_entropy(
+            logits.transpose(1, 2), ids[:, 1:], reduction="none"
+        )
         return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
 
     return teach(model, batch_loss, steps, "warm-up")
@@ -241,4 +271,9 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
 
 def demonstrations(lines: int, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
     """BATCH problems that are not forbidden, each with a careless response."""
-    return demonstrated(BATCH, lambda: make_problem(rng, lines), lambda problem: demonstrate(problem, rng), forbidden)
+    return demonstrated(
+        BATCH,
+        lambda: make_problem(rng, lines),
+        lambda problem: demonstrate(problem, rng),
+        forbidden,
+    )

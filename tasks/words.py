@@ -1,19 +1,23 @@
-r"""Word problems in English whose first wrong step is known: for a pretrained model, on the embedded task's terms.
+r"""Word problems in English whose first wrong step is known: for a pretrained model, on the
+embedded task's terms.
 
-    problem    Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia have now?
+    problem    Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia have
+               now?
     response   Mia then has 14 + 5 = 19 shells.
                Now there are 19 - 9 = 10 shells.
                The answer is \boxed{10}.
 
-A problem has two to five steps, each of which uses the number before it. `first_error` compares equation k of a
-response with step k of the problem: the first operand, operation or result that differs is the error, and it begins
-where the text does. Operands of + and * may swap. What follows consistently from a wrong number is not looked at, as
-the first error has been found. A response that comes to the right answer by equations which hold, each beginning with
-the number before it, has no error, in whatever order it takes the steps. Of a wrong response that cannot be read so, no
+A problem has two to five steps, each of which uses the number before it. `first_error` compares
+equation k of a response with step k of the problem: the first operand, operation or result that
+differs is the error, and it begins where the text does. Operands of + and * may swap. What follows
+consistently from a wrong number is not looked at, as the first error has been found. A response
+that comes to the right answer by equations which hold, each beginning with the number before it,
+has no error, in whatever order it takes the steps. Of a wrong response that cannot be read so, no
 first error is known.
 
-`warm_up` teaches a model the form, by demonstrations with slips, which go on from the wrong number: it then makes
-slips of the same kinds where it samples, and reinforcement learning has something to mend.
+`warm_up` teaches a model the form, by demonstrations with slips, which go on from the wrong number:
+it then makes slips of the same kinds where it samples, and reinforcement learning has something to
+mend.
 
 Left out: several steps in one equation, division, which are errors here.
 """
@@ -36,9 +40,16 @@ THINGS = "apples pens books coins cards shells stamps marbles".split()
 EVENTS = {
     "+": ["{name} buys {n} more.", "{name} finds {n} more.", "{name} gets {n} {things}."],
     "-": ["{name} loses {n}.", "{name} sells {n} {things}.", "{name} gives away {n}."],
-    "*": ["Soon {name} has {n} times as many.", "The number of {things} grows to {n} times as many."],
+    "*": [
+        "Soon {name} has {n} times as many.",
+        "The number of {things} grows to {n} times as many.",
+    ],
 }
-WORK = ["{name} then has {work} {things}.", "Now there are {work} {things}.", "That makes {work} {things}."]
+WORK = [
+    "{name} then has {work} {things}.",
+    "Now there are {work} {things}.",
+    "That makes {work} {things}.",
+]
 NUMBER = r"-?\d+(?:[.,]\d+)*"
 EQUATION = re.compile(rf"({NUMBER})\s*([-+*x\u00d7/])\s*({NUMBER})\s*=\s*({NUMBER})")
 BOX = re.compile(rf"\\boxed\{{\s*({NUMBER})")
@@ -57,7 +68,9 @@ def result_of(op: str, left: int, right: int) -> int:
 
 
 def make_problem(rng: random.Random) -> dict:
-    """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name", "things"}."""
+    """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name",
+    "things"}.
+    """
     name, things, value = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 9)
     text, steps = f"{name} has {value} {things}.", []
     for _ in range(rng.choice(LENGTHS)):
@@ -76,11 +89,17 @@ def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
 
 
 def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its events told in other words, the k-th way; no thing gets another name."""
+    """The same problem with its events told in other words, the k-th way; no thing gets another
+    name.
+    """
     first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
     told = []
     for place, (event, (_, op, number, _)) in enumerate(zip(events, problem["steps"], strict=True)):
-        others = [way for way in _ways_to_tell(op, number, problem["name"], problem["things"]) if way != event]
+        others = [
+            way
+            for way in _ways_to_tell(op, number, problem["name"], problem["things"])
+            if way != event
+        ]
         told.append(others[(k >> place) % len(others)])
     return {**problem, "problem": " ".join([first, *told, last])}, {}
 
@@ -92,11 +111,16 @@ def make_problems(count: int, seed: int) -> list[dict]:
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
-    """A worked response, a sentence per step; a careless one makes mistakes and continues from the wrong numbers."""
+    """A worked response, a sentence per step; a careless one makes mistakes and continues from the
+    wrong numbers.
+    """
     value, response = problem["steps"][0][0], ""
     for _, op, number, _ in problem["steps"]:
         work, value = _work(op, value, number, rng, careless)
-        response += rng.choice(WORK).format(name=problem["name"], things=problem["things"], work=work) + "\n"
+        response += (
+            rng.choice(WORK).format(name=problem["name"], things=problem["things"], work=work)
+            + "\n"
+        )
     return response + rf"The answer is \boxed{{{value}}}."
 
 
@@ -118,8 +142,9 @@ def _work(op: str, left: int, right: int, rng: random.Random, careless: bool) ->
 def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     r"""The first wrong step of a response, given as the texts of its tokens.
 
-    Its kind is operand, operator, result, missing (a step), extra (an equation) or final (another number in the box).
-    None if there is none, or if the response cannot be read so far: it has no equation, or ends without a box.
+    Its kind is operand, operator, result, missing (a step), extra (an equation) or final (another
+    number in the box). None if there is none, or if the response cannot be read so far: it has no
+    equation, or ends without a box.
     """
     text = "".join(tokens)
     found = _first_fault(problem, text)
@@ -132,7 +157,9 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
 
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
-    """The kind of the first mistake, and the characters from where it begins to the end of its step; None if none."""
+    """The kind of the first mistake, and the characters from where it begins to the end of its
+    step; None if none.
+    """
     box = BOX.search(text)
     equations = list(EQUATION.finditer(text, 0, box.start() if box else len(text)))
     chained = all(later[1] == before[4] for before, later in pairwise(equations))
@@ -176,22 +203,33 @@ def _common(said: str, expected: str) -> int:
     return count
 
 
-def warm_up(model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str], *, steps: int, seed: int) -> float:
+def warm_up(
+    model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str], *, steps: int, seed: int
+) -> float:
     """Teach a model of any kind the form, slips and all: `steps` batches; returns the last loss.
 
-    `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are never shown.
+    `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are
+    never shown.
     """
     rng, policy = random.Random(f"demonstrations {seed}"), Policy(model, **packing_of(model))
 
     def batch_loss() -> Tensor:
-        """Minus the mean log-probability of a batch of demonstrations, which are laid out as rollouts are."""
-        pairs = demonstrated(BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden)
-        told = tokenizer([prompt(problem) for problem, _ in pairs], add_special_tokens=False)["input_ids"]
+        """Minus the mean log-probability of a batch of demonstrations, which are laid out as
+        rollouts are.
+        """
+        pairs = demonstrated(
+            BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden
+        )
+        told = tokenizer([prompt(problem) for problem, _ in pairs], add_special_tokens=False)[
+            "input_ids"
+        ]
         said = tokenizer([response for _, response in pairs], add_special_tokens=False)["input_ids"]
         prompt_ids, prompt_mask = pad_left(told, 0, model.device)  # (8, P), (8, P)
         ids = padded([[*row, tokenizer.eos_token_id] for row in said], -1, model.device)  # (8, T)
         mask, ended = ids >= 0, torch.zeros(len(pairs), dtype=torch.bool)  # (8, T), (8,)
-        rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, ended, [text for _, text in pairs])
+        rollouts = Rollouts(
+            prompt_ids, prompt_mask, ids.clamp_min(0), mask, ended, [text for _, text in pairs]
+        )
         return -policy(rollouts, 1.0)[mask].mean()
 
     return teach(model, batch_loss, steps, "warm-up", lr=LR, rise=5)

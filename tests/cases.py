@@ -1,4 +1,6 @@
-"""Cases of several test files: tokenizers, small models and their folders, rollouts, batches, and what they share."""
+"""Cases of several test files: tokenizers, small models and their folders, rollouts, batches, and
+what they share.
+"""
 
 import argparse
 import os
@@ -7,7 +9,13 @@ from dataclasses import replace
 import torch
 from safetensors.torch import load_file
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM, Qwen2Tokenizer
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Tokenizer,
+)
 
 from credit import lora
 from credit.batch import Batch
@@ -25,14 +33,30 @@ CHAT = (
 # Flags of a short run of the embedded task.
 RUN = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2 ".split()
 RUN += "--heldout 8 --eval-groups 4".split()
-SMALL = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64)
+SMALL = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=64,
+)
 
 
-def byte_tokenizer(*special: str, more=(), merges=(), eos_token="<|endoftext|>", extra_special_tokens=()):
-    """Qwen2's: <|endoftext|>, the `special` tokens, a token a byte, and `more` that `merges` make."""
+def byte_tokenizer(
+    *special: str, more=(), merges=(), eos_token="<|endoftext|>", extra_special_tokens=()
+):
+    """Qwen2's: <|endoftext|>, the `special` tokens, a token a byte, and `more` that
+    `merges` make.
+    """
     symbols = ["<|endoftext|>", *special, *sorted(ByteLevel.alphabet()), *more]
-    tokens = dict(eos_token=eos_token, pad_token="<|endoftext|>", extra_special_tokens=list(extra_special_tokens))
-    return Qwen2Tokenizer(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=list(merges), **tokens)
+    tokens = dict(
+        eos_token=eos_token,
+        pad_token="<|endoftext|>",
+        extra_special_tokens=list(extra_special_tokens),
+    )
+    return Qwen2Tokenizer(
+        vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=list(merges), **tokens
+    )
 
 
 def turns_tokenizer(*special: str, template: str | None = CHAT):
@@ -56,19 +80,30 @@ def small_mixtral():
 
 
 def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
-    """A `Batch` of these rewards (B,), with Eq. (1)'s advantages; `parts` are what it holds besides."""
+    """A `Batch` of these rewards (B,), with Eq. (1)'s advantages; `parts` are what it holds
+    besides.
+    """
     usual = dict(problems=[{}] * (len(rewards) // group_size), reasons=["drawn"] * len(rewards))
-    return Batch(rollouts, rewards, group_advantages(rewards, group_size), group_size, **usual | parts)
+    return Batch(
+        rollouts, rewards, group_advantages(rewards, group_size), group_size, **usual | parts
+    )
 
 
 def drawn_batch(rewards: list[list[float]], *, shared: int = 0) -> Batch:
-    """Groups of 5 to 10 tokens of random probabilities, entropies and states, which share the first `shared` ones."""
+    """Groups of 5 to 10 tokens of random probabilities, entropies and states, which share the first
+    `shared` ones.
+    """
     generator = torch.Generator().manual_seed(0)
     rewards = torch.tensor(rewards)  # (groups, G), NaN for no verdict and no token
     groups, size = rewards.shape
-    mask = torch.arange(10) < torch.randint(5, 11, (groups * size, 1), generator=generator)  # (B, T)
+    mask = torch.arange(10) < torch.randint(
+        5, 11, (groups * size, 1), generator=generator
+    )  # (B, T)
     mask &= ~rewards.view(-1, 1).isnan()
-    log_probs, entropies = -6 * torch.rand(mask.shape, generator=generator), torch.rand(mask.shape, generator=generator)
+    log_probs, entropies = (
+        -6 * torch.rand(mask.shape, generator=generator),
+        torch.rand(mask.shape, generator=generator),
+    )
     hidden = torch.rand(groups, size, 10, 6, generator=generator)
     hidden[:, :, :shared] = hidden[:, :1, :shared]
     parts = dict(log_probs=log_probs, entropies=entropies, hidden=hidden.flatten(0, 1)[mask])
@@ -106,7 +141,9 @@ def with_a_stop(tokenizer, prompts: list[str], texts: list[str]) -> Rollouts:
     ids, mask = pad_left(tokenizer(prompts)["input_ids"], 0, "cpu")
     rows = [tokenizer(text)["input_ids"] + [tokenizer.eos_token_id] for text in texts]
     response, inside = pad_left([row[::-1] for row in rows], 0, "cpu")
-    return Rollouts(ids, mask, response.flip(1), inside.flip(1), torch.zeros(len(texts)).bool(), texts)
+    return Rollouts(
+        ids, mask, response.flip(1), inside.flip(1), torch.zeros(len(texts)).bool(), texts
+    )
 
 
 def without_text(mask) -> Rollouts:
@@ -125,8 +162,12 @@ class Numbers:
 def widened(rollouts: Rollouts, left: int, right: int) -> Rollouts:
     """The same rollouts with more padding on both sides; what stands in it must not matter."""
     pad = torch.nn.functional.pad
-    masks = dict(prompt_mask=pad(rollouts.prompt_mask, (left, 0)), mask=pad(rollouts.mask, (0, right)))
-    prompt_ids = torch.cat([torch.randint(0, 20, (len(rollouts.texts), left)), rollouts.prompt_ids], 1)
+    masks = dict(
+        prompt_mask=pad(rollouts.prompt_mask, (left, 0)), mask=pad(rollouts.mask, (0, right))
+    )
+    prompt_ids = torch.cat(
+        [torch.randint(0, 20, (len(rollouts.texts), left)), rollouts.prompt_ids], 1
+    )
     ids = torch.cat([rollouts.ids, torch.randint(0, 20, (len(rollouts.texts), right))], 1)
     return replace(rollouts, prompt_ids=prompt_ids, ids=ids, **masks)
 

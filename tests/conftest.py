@@ -1,6 +1,8 @@
-"""What several test files need: one thread, a seed for each test, small models. Nothing is downloaded.
+"""What several test files need: one thread, a seed for each test, small models. Nothing is
+downloaded.
 
-Fixtures import transformers themselves: the process that hands out the tests runs none, and need not wait for it.
+Fixtures import transformers themselves: the process that hands out the tests runs none, and need
+not wait for it.
 """
 
 import os
@@ -18,7 +20,9 @@ from filelock import FileLock
 
 @pytest.fixture(autouse=True)
 def calm():
-    """One thread, the same random numbers in any order of tests; Ctrl-C is heard, whatever a launcher has left."""
+    """One thread, the same random numbers in any order of tests; Ctrl-C is heard, whatever a
+    launcher has left.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -34,7 +38,9 @@ def tiny():
 
 @pytest.fixture
 def assert_refused(capsys):
-    """Asserts status 2 and one sentence that has all of the `names`; returns what the command had printed before."""
+    """Asserts status 2 and one sentence that has all of the `names`; returns what the command had
+    printed before.
+    """
 
     def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> str:
         capsys.readouterr()
@@ -57,7 +63,9 @@ def no_curve():
 
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
-    """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer, template, two stop ids."""
+    """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer,
+    template, two stop ids.
+    """
     from cases import SMALL, saved, turns_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -65,7 +73,11 @@ def qwen_folder(tmp_path_factory):
     tokenizer = turns_tokenizer()
     torch.manual_seed(3)
     ids = dict(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0)
-    saved(folder, Qwen2ForCausalLM(Qwen2Config(**SMALL, **ids, max_position_embeddings=512)), tokenizer)
+    saved(
+        folder,
+        Qwen2ForCausalLM(Qwen2Config(**SMALL, **ids, max_position_embeddings=512)),
+        tokenizer,
+    )
     return folder
 
 
@@ -94,15 +106,21 @@ def teach(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def ended():
-    """The folder of a Python process of its own, given the words of its command, once it has ended well."""
-    with tempfile.TemporaryDirectory() as parent:  # not of pytest, whose long paths lengthen what is printed
+    """The folder of a Python process of its own, given the words of its command, once it has ended
+    well.
+    """
+    with (
+        tempfile.TemporaryDirectory() as parent
+    ):  # not of pytest, whose long paths lengthen what is printed
 
         def run(*words: str) -> Path:
             folder = Path(parent, str(len(os.listdir(parent))))
             folder.mkdir()
             environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
             streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            done = subprocess.run([sys.executable, *words, str(folder)], env=environment, timeout=300, **streams)
+            done = subprocess.run(
+                [sys.executable, *words, str(folder)], env=environment, timeout=300, **streams
+            )
             assert done.returncode == 0, done.stdout
             (folder / "printed").write_text(done.stdout)
             return folder

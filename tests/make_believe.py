@@ -4,11 +4,12 @@
         ids = torch.arange(3, device="cuda")  # the CPU computes; `ids.device` is cuda:0
         ids + torch.arange(3)                 # RuntimeError, as on a GPU
 
-Every call of torch marks the tensors that it returns with the device on which they would be, and refuses tensors of
-both devices. As on a GPU, a CPU tensor without dimensions is a number, and a CPU index or a copy from the CPU is fine.
+Every call of torch marks the tensors that it returns with the device on which they would be, and
+refuses tensors of both devices. As on a GPU, a CPU tensor without dimensions is a number, and a CPU
+index or a copy from the CPU is fine.
 
-Not found: what a CUDA kernel lacks or computes otherwise; memory, streams and races; mistakes inside one call of torch,
-among them `backward` with what is computed anew there.
+Not found: what a CUDA kernel lacks or computes otherwise; memory, streams and races; mistakes
+inside one call of torch, among them `backward` with what is computed anew there.
 """
 
 import torch
@@ -65,10 +66,16 @@ class Cuda(TorchFunctionMode):
 
     def check(self, name: str, device: torch.device, tensors: list[Tensor]) -> None:
         """Raises what a call on this device raises for tensors of the other."""
-        if any(device_of(tensor) != device and (tensor.dim() or device == CPU) for tensor in tensors):
-            raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found cuda:0 and cpu")
+        if any(
+            device_of(tensor) != device and (tensor.dim() or device == CPU) for tensor in tensors
+        ):
+            raise RuntimeError(
+                f"{name}: Expected all tensors to be on the same device, but found cuda:0 and cpu"
+            )
         if name in ("numpy", "__array__"):
-            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first")
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first"
+            )
 
     def move(self, name: str, tensor: Tensor, *args, copy: bool = False, **kwargs) -> Tensor:
         """`to`, `cpu` and `cuda`: a copy where the device changes."""

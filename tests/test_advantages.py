@@ -1,4 +1,6 @@
-"""studies/advantages.py: a planted truth is found, lines end where they should, rows are measured alike."""
+"""studies/advantages.py: a planted truth is found, lines end where they should, rows are measured
+alike.
+"""
 
 import argparse
 import json
@@ -16,7 +18,9 @@ RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
 
 
 def planted(groups: int, continuations: int) -> tuple[list[dict], float]:
-    """Lines whose true advantages are known, estimated by binomial draws; and the true correlation with credit."""
+    """Lines whose true advantages are known, estimated by binomial draws; and the true correlation
+    with credit.
+    """
     rng = np.random.default_rng(1)
     lines, truth = [], []
     for _ in range(10 * groups):
@@ -54,12 +58,16 @@ def test_noise_without_signal_gives_no_number_that_looks_like_one():
     lines, _ = planted(groups=1, continuations=4)
     for line in lines:
         line["noise"] = 9.0
-    assert agreement(lines, "made")["corrected"] is None and agreement(lines, "made")["r"] is not None
+    assert (
+        agreement(lines, "made")["corrected"] is None and agreement(lines, "made")["r"] is not None
+    )
     assert set(agreement([], "made").values()) == {None}
 
 
 def test_lines_end_with_their_newlines():
-    """12 symbols a line, 3 the box; the stop token, where there is one, belongs to the last line."""
+    """12 symbols a line, 3 the box; the stop token, where there is one, belongs to the last
+    line.
+    """
     assert line_ends(RIGHT, 28) == [0, 12, 24, 28]
     assert line_ends(RIGHT[:17], 17) == [0, 12, 17]  # truncated within a line
     assert line_ends(RIGHT[:12], 12) == [0, 12]  # and after one: no boundary beyond the response
@@ -68,18 +76,24 @@ def test_lines_end_with_their_newlines():
 
 
 def test_a_line_s_numbers_against_written_out_ones():
-    """Values of both ends, the own verdict without noise at the last, credit; no verdict, no line."""
+    """Values of both ends, the own verdict without noise at the last, credit; no verdict,
+    no line.
+    """
     group = SimpleNamespace(responses=[[1] * 4, [1] * 3, [1] * 3], scores=[1.0, 0.0, None])
     group.ends = [[0, 2], [0], [0]]
     group.continued = [[[1.0, 0, 0, 0], [1.0, 1, 1, 0]], [[1.0, None]], [[1.0, 0.0]]]
     weights = {"made": torch.tensor([[1.0, 0, 2, 0.5], [1, 1, 1, 0], [1, 1, 1, 0]])}
-    first, second = line_stats(group, torch.tensor([3.0, -1.0, 1.0]), weights)  # of the others no value is known
+    first, second = line_stats(
+        group, torch.tensor([3.0, -1.0, 1.0]), weights
+    )  # of the others no value is known
     assert first == {"advantage": 0.5, "noise": 2 * 3 / 16 / 3, "credit": {"made": 1.5}}
     assert second == {"advantage": 0.25, "noise": 3 / 16 / 3, "credit": {"made": 3.75}}
 
 
 def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
-    """`mean1` scales credit within a group, and no flag of the run's does; a row changes no other's numbers."""
+    """`mean1` scales credit within a group, and no flag of the run's does; a row changes no other's
+    numbers.
+    """
     from harness.parallel import Ranks
     from harness.prepare import set_up
 

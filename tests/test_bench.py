@@ -21,14 +21,18 @@ def small(monkeypatch):
 
 
 def test_all_peers_solve_eq_10(small, monkeypatch):
-    """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by up to eps log w."""
+    """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by
+    up to eps log w.
+    """
     [(right, wrong)] = bench.two_sided(small)
     pairs = bench.full_pairs(right, wrong, 10**9)
     full_right, full_wrong = (int((side.spans.mass > 0).all(1).sum()) for side in (right, wrong))
     count = full_right * full_wrong
     assert pairs.costs.shape == (count, 6, 6)
     monkeypatch.setitem(bench.CHUNK_ENTRIES, "cpu", 300)  # batches of 8 pairs
-    values = {name: bench.in_batches(solve, pairs, count) for name, (solve, _) in bench.PEERS.items()}
+    values = {
+        name: bench.in_batches(solve, pairs, count) for name, (solve, _) in bench.PEERS.items()
+    }
     exact = values.pop("POT `ot.emd2`, a loop, exact").float()
     ours = values["every pair, sinkhorn.py"]
     assert len(values) == 4
@@ -39,8 +43,12 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
 
 def test_the_command_prints_tables(small, taught, monkeypatch, capsys):
     """A table a group, of a model and of random walks; an error of ours that is rounding."""
-    monkeypatch.setattr(bench, "states_of_step", lambda args, device: small._replace(name=args.model))
-    flags = "--tokens 120 --width 8 --group 3 --pairs 8 --rounds 2 --device cpu --task embedded --model"
+    monkeypatch.setattr(
+        bench, "states_of_step", lambda args, device: small._replace(name=args.model)
+    )
+    flags = (
+        "--tokens 120 --width 8 --group 3 --pairs 8 --rounds 2 --device cpu --task embedded --model"
+    )
     assert bench.main([*flags.split(), taught]) == 0
     printed = capsys.readouterr().out
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("| ours")]
@@ -51,15 +59,27 @@ def test_the_command_prints_tables(small, taught, monkeypatch, capsys):
 
 def test_the_states_of_a_step_are_those_of_its_groups(taught):
     """With the task's own spans."""
-    words = ["--task", "embedded", "--model", taught, *"--toy-lines 1 --heldout 16 --eval-groups 16".split()]
+    words = [
+        "--task",
+        "embedded",
+        "--model",
+        taught,
+        *"--toy-lines 1 --heldout 16 --eval-groups 16".split(),
+    ]
     states = bench.states_of_step(parse_args(words), CPU)
     assert (states.window, states.stride) == (12, 6)
     for hidden, mask, correct in states.groups:
-        assert correct.any() and not correct.all() and hidden.shape[:2] == mask.shape and len(mask) == 8
+        assert (
+            correct.any()
+            and not correct.all()
+            and hidden.shape[:2] == mask.shape
+            and len(mask) == 8
+        )
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"), [("--tokens 0", "--tokens 0: must be at least 1"), ("--lr 0", "--lr 0: must be above 0")]
+    ("argv", "said"),
+    [("--tokens 0", "--tokens 0: must be at least 1"), ("--lr 0", "--lr 0: must be above 0")],
 )
 def test_bad_flags_are_one_sentence(argv, said, assert_refused):
     """Of this command and of train.py, before anything is measured."""
@@ -75,13 +95,19 @@ def test_a_pair_is_measured_however_wide_the_spans(small):
 
 
 def test_responses_without_a_whole_span_are_refused(small):
-    """A right one of 6 tokens, and a wrong one of 5, whose span is filled up; or a second group that has one."""
+    """A right one of 6 tokens, and a wrong one of 5, whose span is filled up; or a second group
+    that has one.
+    """
     short = synthetic(2, 8, 6, CPU)
     [(hidden, mask, correct)] = short.groups
     mask[1, 5] = False
     flags = argparse.Namespace(pairs=8, rounds=1)
     with pytest.raises(BadInput, match="no span of 100 tokens is full on both sides"):
         bench.table(short, flags)
-    lines = bench.table(short._replace(groups=[*short.groups, (hidden, torch.ones_like(mask), correct)]), flags)
+    lines = bench.table(
+        short._replace(groups=[*short.groups, (hidden, torch.ones_like(mask), correct)]), flags
+    )
     assert "2 pairs, mixed groups: 2" in lines[0]
-    assert float(lines[3].split("|")[-2]) < 1e-3  # ours, whose first values are those of the first group
+    assert (
+        float(lines[3].split("|")[-2]) < 1e-3
+    )  # ours, whose first values are those of the first group

@@ -1,4 +1,6 @@
-"""harness/checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written is ever chosen."""
+"""harness/checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written
+is ever chosen.
+"""
 
 import random
 import shutil
@@ -25,14 +27,19 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 def whole(tmp_path_factory, taught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
-    assert train.main([*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]) == 0
+    assert (
+        train.main([*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"])
+        == 0
+    )
     assert sum(row["grad_norm"] > 0 for row in files.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
     return out / "run"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cut(tmp_path_factory, taught):
-    """The same run in a process of its own, killed at a random moment after its first checkpoint, while tests go on."""
+    """The same run in a process of its own, killed at a random moment after its first checkpoint,
+    while tests go on.
+    """
     out = tmp_path_factory.mktemp("cut")
     flags = [*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]
 
@@ -42,7 +49,9 @@ def cut(tmp_path_factory, taught):
         time.sleep(random.SystemRandom().uniform(0, 0.6))
         process.kill()
 
-    with subprocess.Popen([sys.executable, train.__file__, *flags], stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, train.__file__, *flags], stdout=subprocess.DEVNULL
+    ) as process:
         process.folder = out / "run"
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -61,7 +70,9 @@ def resume(run: Path, *flags: str) -> int:
 
 
 def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
-    """To the bit, in a new process's state: other random numbers drawn in between, another --steps."""
+    """To the bit, in a new process's state: other random numbers drawn in between, another
+    --steps.
+    """
     flags = [*SIZES, "--model", taught, "--steps", "2", "--out", str(tmp_path), "--name", "run"]
     assert train.main(flags) == 0
     torch.manual_seed(123)
@@ -71,13 +82,17 @@ def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
 
 
 def test_metrics_and_samples_are_cut_back(whole, copied):
-    """From an earlier checkpoint, with a line half written at the end of each file: nothing is twice, nothing lost."""
+    """From an earlier checkpoint, with a line half written at the end of each file: nothing is
+    twice, nothing lost.
+    """
     for name in ("metrics.jsonl", "samples.jsonl"):
         with (copied / name).open("a") as file:
             file.write('{"step": 5, "rew')
     assert resume(copied / "checkpoints" / "step-000003") == 0
     assert_same_run(whole, copied)
-    assert [path.name for path in checkpoint.complete(copied)] == [f"step-00000{n}" for n in range(1, 5)]
+    assert [path.name for path in checkpoint.complete(copied)] == [
+        f"step-00000{n}" for n in range(1, 5)
+    ]
 
 
 def test_a_run_cut_in_its_last_evaluation_is_ended(whole, copied):
@@ -102,7 +117,9 @@ def test_checkpoints_come_as_often_as_asked(copied):
     ],
 )
 def test_a_missing_or_damaged_checkpoint_is_fatal(name, change, words, copied, assert_refused):
-    """One sentence, status 2, and the run's files as they were: no silent start from nothing or from another step."""
+    """One sentence, status 2, and the run's files as they were: no silent start from nothing or
+    from another step.
+    """
     for file in (copied / "checkpoints" / "step-000004").glob(name):
         file.write_bytes(change(file.read_bytes())) if change else file.unlink()
     there = {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")}
@@ -142,11 +159,17 @@ def test_a_resumed_run_is_the_same_run(flags, words, whole, assert_refused):
 
 
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
-    """A process that dies while it writes leaves a draft, which is not looked at and later removed."""
+    """A process that dies while it writes leaves a draft, which is not looked at and later
+    removed.
+    """
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_whole", interrupt)
         assert resume(copied, "--steps", "6") == 130  # dies at the end of writing step 5
-    shutil.copytree(whole / "checkpoints" / "step-000002", copied / "checkpoints" / ".writing-5", dirs_exist_ok=True)
+    shutil.copytree(
+        whole / "checkpoints" / "step-000002",
+        copied / "checkpoints" / ".writing-5",
+        dirs_exist_ok=True,
+    )
     assert checkpoint.find(copied)[1] == 4
     assert resume(copied, "--steps", "5") == 0
     assert checkpoint.find(copied)[1] == 5 and not list((copied / "checkpoints").glob(".*"))

@@ -17,7 +17,10 @@ from studies.compare import Cell, Trial
 from tasks.problems import BadInput
 
 DOCS = Path(__file__).parents[1] / "docs"
-SMALL = "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8 --steps 1 --warmup-steps 9"
+SMALL = (
+    "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8 --steps 1 "
+    "--warmup-steps 9"
+)
 SMALL += " --threads 0"
 
 
@@ -55,7 +58,9 @@ def test_a_grid_grows_until_its_best_rate_is_inside():
 
 
 def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
-    """What lacks is a trial, by its seed; the rate of the highest mean curve is then confirmed, others' rows aside."""
+    """What lacks is a trial, by its seed; the rate of the highest mean curve is then confirmed,
+    others' rows aside.
+    """
     rows, cell = [], Cell("--steps 2", 1e-4, ["grpo", "kgae", "grpo-lora"])
     for rule, middle in (("grpo", 1e-4), ("grpo-lora", 1e-3), ("kgae", 1e-4)):
         for lr in (middle / 2, middle, middle * 2):
@@ -66,28 +71,62 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
     rows.append(rows[-1] | {"stage": "confirm", "cell": cell.flags})
     assert not compare.lacking("tune", rows, cell, (100, 101))
     without = [row for row in rows if (row["rule"], row["lr"], row["seed"]) != ("kgae", 2e-4, 101)]
-    assert compare.lacking("tune", without, cell, (100, 101)) == [Trial(cell.flags, 101, "kgae", 2e-4)]
+    assert compare.lacking("tune", without, cell, (100, 101)) == [
+        Trial(cell.flags, 101, "kgae", 2e-4)
+    ]
     assert compare.mean_curves(cell, "kgae", without).keys() == {5e-5, 1e-4}
     confirmed = compare.lacking("confirm", rows, cell, [0])
-    assert [(trial.rule, trial.lr) for trial in confirmed] == [("grpo", 1e-4), ("kgae", 1e-4), ("grpo-lora", 1e-3)]
-    assert [trial.rule for trial in compare.lacking("advantages", rows, cell, (100, 101))] == ["grpo", "grpo"]
+    assert [(trial.rule, trial.lr) for trial in confirmed] == [
+        ("grpo", 1e-4),
+        ("kgae", 1e-4),
+        ("grpo-lora", 1e-3),
+    ]
+    assert [trial.rule for trial in compare.lacking("advantages", rows, cell, (100, 101))] == [
+        "grpo",
+        "grpo",
+    ]
 
 
 def test_few_seeds_keep_all_processes_busy():
     """A seed's trials go to several then, each to one; with seeds enough they go from one start."""
-    trials = [Trial("", seed, rule, lr) for seed in (7, 8) for rule in ("grpo", "shear") for lr in (1e-5, 2e-5)]
+    trials = [
+        Trial("", seed, rule, lr)
+        for seed in (7, 8)
+        for rule in ("grpo", "shear")
+        for lr in (1e-5, 2e-5)
+    ]
     assert compare.parts_of(trials, jobs=2) == [trials[:4], trials[4:]]
     assert compare.parts_of(trials[:4], jobs=2) == [trials[0:4:2], trials[1:4:2]]
-    assert compare.parts_of(trials[:1] + trials[6:], jobs=4) == [trials[:1], [trials[6]], [trials[7]]]
+    assert compare.parts_of(trials[:1] + trials[6:], jobs=4) == [
+        trials[:1],
+        [trials[6]],
+        [trials[7]],
+    ]
 
 
 def test_names_of_rows_are_methods_with_changes():
     """Any method, any factor, in any order; a name of something else is refused."""
     assert compare.flags_of("oar-g") == {"method": "oar-g"}
     both = {"method": "shear", "rescale": "mean1", "negative_scale": 0.5}
-    assert compare.flags_of("shear-mean1-wrong-.5") == compare.flags_of("shear-wrong-0.5-mean1") == both
-    assert compare.flags_of("grpo-dynamic-lora") == {"method": "grpo", "dynamic_sampling": 4, "lora_rank": 16}
-    for name in ("nothing", "grpo-", "grpo-mean2", "grpo-wrong-", "grpo-wrong-x", "grpo-loras", "-mean1"):
+    assert (
+        compare.flags_of("shear-mean1-wrong-.5")
+        == compare.flags_of("shear-wrong-0.5-mean1")
+        == both
+    )
+    assert compare.flags_of("grpo-dynamic-lora") == {
+        "method": "grpo",
+        "dynamic_sampling": 4,
+        "lora_rank": 16,
+    }
+    for name in (
+        "nothing",
+        "grpo-",
+        "grpo-mean2",
+        "grpo-wrong-",
+        "grpo-wrong-x",
+        "grpo-loras",
+        "-mean1",
+    ):
         with pytest.raises(BadInput, match=f"--methods {name}: is no method"):
             compare.flags_of(name)
 
@@ -96,14 +135,21 @@ def test_intervals_are_scipy_s():
     """Of Student's t at 90%."""
     values = np.array([0.01, 0.03, -0.02, 0.04])
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.90)
-    assert compare.with_interval(values) == f"+.015 (-{-low:.3f} to +{high:.3f}), 3/4".replace("0.", ".")
+    assert compare.with_interval(values) == f"+.015 (-{-low:.3f} to +{high:.3f}), 3/4".replace(
+        "0.", "."
+    )
 
 
 def test_differences_are_paired_by_seed():
     """Seeds that one has not run, and other stages, do not count."""
     row = {"stage": "confirm", "cell": "c", "rule": "grpo"}
-    rows = [row | {"seed": seed, "rewards": [0.0, 0.2 * seed], "sampled": 0.5} for seed in (1, 2, 3)]
-    rows += [rows[seed] | {"rule": "shear", "rewards": [0.1 * seed + 0.12], "sampled": 0.75} for seed in (2, 1)]
+    rows = [
+        row | {"seed": seed, "rewards": [0.0, 0.2 * seed], "sampled": 0.5} for seed in (1, 2, 3)
+    ]
+    rows += [
+        rows[seed] | {"rule": "shear", "rewards": [0.1 * seed + 0.12], "sampled": 0.75}
+        for seed in (2, 1)
+    ]
     rows += [rows[0] | {"stage": "tune", "rule": "shear", "rewards": [0.9]}]
     assert compare.differences(rows, "c", "shear", "grpo") == pytest.approx([0.02, 0.02])
     assert compare.differences(rows, "c", "shear", "grpo", "sampled").tolist() == [0.25, 0.25]
@@ -119,7 +165,10 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
     expected = dict(tune=2, confirm=4, cost=2, advantages=1)
     stages = {stage: [row for row in rows if row["stage"] == stage] for stage in expected}
     assert {stage: len(found) for stage, found in stages.items()} == expected
-    assert {row["lr"] for row in stages["confirm"]} == {1e-4, 1e-3}  # an adapter's is ten times the others'
+    assert {row["lr"] for row in stages["confirm"]} == {
+        1e-4,
+        1e-3,
+    }  # an adapter's is ten times the others'
     assert all(row["step"] > 0 and row["of_grpo"] > 0 for row in stages["cost"])
     assert {row["code"] for row in rows} == {compare.code_of_training()}
     assert "arca-lora" not in stages["advantages"][0]["advantages"]["methods"]
@@ -142,14 +191,23 @@ def test_rates_and_tuning_seeds_can_be_given():
 def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
     """Of this task; the file stays as it was. Rows without a digest are not told apart."""
     path, flags = tmp_path / "rows.jsonl", ["--steps", "2", "--methods", "grpo"]
-    row = {"stage": "tune", **Trial("--steps 2", 100, "grpo", 1e-4)._asdict(), "rewards": [0.5], "code": "0123"}
+    row = {
+        "stage": "tune",
+        **Trial("--steps 2", 100, "grpo", 1e-4)._asdict(),
+        "rewards": [0.5],
+        "code": "0123",
+    }
     files.append_rows(path, [row])
     before = path.read_bytes()
     message = "lacks grpo at seed 100, and its trials are of other code (0123); take that code"
     assert_refused(compare.main, ["--rows", path, *flags], message)
     assert path.read_bytes() == before
     for cell in (Cell("--steps 3", 1e-4, ["grpo"]), Cell("--steps 2", 1e-4, ["grpo"])):
-        path.write_bytes(before if cell.flags == "--steps 3" else before.replace(b"0123", b"").replace(b'""', b"null"))
+        path.write_bytes(
+            before
+            if cell.flags == "--steps 3"
+            else before.replace(b"0123", b"").replace(b'""', b"null")
+        )
         compare.refuse_other_code(cell, path, [])
 
 
@@ -157,10 +215,16 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
     """No trial of it is added."""
     path, start = tmp_path / "rows.jsonl", saved(tmp_path / "start", tiny[0])
     flags = ["--task", "words", "--model", start, "--methods", "grpo", "--heldout", 64]
-    files.append_rows(path, [{"stage": "tune", **Trial("--steps 2", 100, "grpo", 1e-4)._asdict(), "rewards": [0.5]}])
+    files.append_rows(
+        path,
+        [{"stage": "tune", **Trial("--steps 2", 100, "grpo", 1e-4)._asdict(), "rewards": [0.5]}],
+    )
     before = path.read_bytes()
     assert_refused(
-        compare.main, ["--rows", path, *flags], "--task words", "of its 704 problems have prompts of at most"
+        compare.main,
+        ["--rows", path, *flags],
+        "--task words",
+        "of its 704 problems have prompts of at most",
     )
     assert path.read_bytes() == before
 
@@ -168,52 +232,88 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
 def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
     """A line of rewards each, however long; what is no step has none. Nothing is trained."""
     drawn = []
-    monkeypatch.setattr(compare.figures.Figure, "savefig", lambda figure, path: drawn.append((figure.axes[0], path)))
+    monkeypatch.setattr(
+        compare.figures.Figure, "savefig", lambda figure, path: drawn.append((figure.axes[0], path))
+    )
     names = "abcde"
     for length, name in enumerate(names, 1):
         (tmp_path / name).mkdir()
         steps = [{"step": step, "reward": step / 10} for step in range(1, length + 1)]
-        files.append_rows(tmp_path / name / "metrics.jsonl", [{"before": {}}, *steps, {"after": {}}])
+        files.append_rows(
+            tmp_path / name / "metrics.jsonl", [{"before": {}}, *steps, {"after": {}}]
+        )
     assert compare.main([str(tmp_path / name) for name in names]) == 0
     ((axes, path),) = drawn
     assert [line.get_label() for line in axes.lines] == [str(tmp_path / name) for name in names]
     assert [len(line.get_ydata()) for line in axes.lines] == [1, 2, 3, 4, 5]
-    assert axes.lines[1].get_ydata().tolist() == [0.1, 0.2] and len({line.get_color() for line in axes.lines}) == 5
+    assert (
+        axes.lines[1].get_ydata().tolist() == [0.1, 0.2]
+        and len({line.get_color() for line in axes.lines}) == 5
+    )
     assert path == tmp_path / "compare.png" and capsys.readouterr().out == f"wrote {path}\n"
 
 
 def test_the_table_is_of_rows_paired_by_seed():
-    """Means over the seeds, D with its interval, AUCs before and after, cost against grpo's; none of another rate."""
+    """Means over the seeds, D with its interval, AUCs before and after, cost against grpo's; none
+    of another rate.
+    """
     cell, rows = Cell("--steps 2", 1e-4, ["grpo", "shear"]), []
     for rule, more in (("grpo", 0.0), ("shear", 0.1)):
         usual = {"cell": cell.flags, "rule": rule, "lr": 1e-4}
         for seed, curve in ((100, 0.4), (101, 0.4)):
-            rows.append(usual | {"stage": "tune", "seed": seed, "rewards": [curve], "sampled": curve})
+            rows.append(
+                usual | {"stage": "tune", "seed": seed, "rewards": [curve], "sampled": curve}
+            )
         for seed, curve in ((0, 0.4), (1, 0.6)):
             auc = {"auc": 0.5 + more, "auc_step": 0.5 - more}
-            numbers = {"rewards": [curve + more], "sampled": curve - more, "weight_mean": 1.0, "ess": 0.25}
-            rows.append(usual | {"stage": "confirm", "seed": seed, "before": auc, "after": auc} | numbers)
+            numbers = {
+                "rewards": [curve + more],
+                "sampled": curve - more,
+                "weight_mean": 1.0,
+                "ess": 0.25,
+            }
+            rows.append(
+                usual | {"stage": "confirm", "seed": seed, "before": auc, "after": auc} | numbers
+            )
         rows.append(usual | {"stage": "cost", "seed": 100, "step": 2.0 + 10 * more, "of_grpo": 2.0})
     methods = {"grpo": {"corrected": 0.25}, "shear": {"corrected": 0.5}}
-    advantages = {"stage": "advantages", "cell": cell.flags, "rule": "grpo", "advantages": {"methods": methods}}
-    of_others = [row | {"lr": 2e-4, "rewards": [0.9], "seed": 7 * (row["seed"] >= 100)} for row in rows[:4]]
+    advantages = {
+        "stage": "advantages",
+        "cell": cell.flags,
+        "rule": "grpo",
+        "advantages": {"methods": methods},
+    }
+    of_others = [
+        row | {"lr": 2e-4, "rewards": [0.9], "seed": 7 * (row["seed"] >= 100)} for row in rows[:4]
+    ]
     grpo, shear = compare.table_of([*rows, *of_others, advantages], cell)
     assert grpo["curve"] == "0.500" and grpo["D, curve"] == "" and shear["curve"] == "0.600"
-    assert shear["D, curve"] == "+.100 (+.100 to +.100), 2/2" and shear["D, held out"].startswith("-.100 (")
+    assert shear["D, curve"] == "+.100 (+.100 to +.100), 2/2" and shear["D, held out"].startswith(
+        "-.100 ("
+    )
     assert shear["AUC"] == "0.60 / 0.60" and shear["wrong step"] == "0.40 / 0.40"
-    assert shear["correlation"] == "0.50" and shear["extra cost"] == "+50%" and grpo["extra cost"] == "+0%"
+    assert (
+        shear["correlation"] == "0.50"
+        and shear["extra cost"] == "+50%"
+        and grpo["extra cost"] == "+0%"
+    )
     assert (shear["weight"], shear["share"], shear["lr"]) == ("1.00", "0.25", "0.0001")
     assert len(tables.markdown([grpo, shear])) == 4
 
 
 def test_the_page_has_what_the_rows_say():
-    """The tables of docs/methods.md can be computed again; each row of `compare` is in one of them."""
+    """The tables of docs/methods.md can be computed again; each row of `compare` is in one
+    of them.
+    """
     newest = ["taco", "cliff", "scapo", "own-side"]
     others = [rule for rule in compare.ROWS if rule not in newest]
     for file, rules in (("compare.jsonl", others), ("compare-newest.jsonl", ["grpo", *newest])):
         rows, cell = files.rows(DOCS / file), Cell("--steps 20", 1e-4, rules)
         assert {row["rule"] for row in rows if row["stage"] == "confirm"} == set(rules)
-        assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in (DOCS / "methods.md").read_text()
+        assert (
+            "\n".join(tables.markdown(compare.table_of(rows, cell)))
+            in (DOCS / "methods.md").read_text()
+        )
 
 
 def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, monkeypatch, capsys):

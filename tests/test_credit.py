@@ -1,4 +1,6 @@
-"""credit/: what holds for every method, and each against its formula, token by token or in written-out numbers."""
+"""credit/: what holds for every method, and each against its formula, token by token or in
+written-out numbers.
+"""
 
 import argparse
 import math
@@ -27,7 +29,11 @@ from tasks import toy
 from tasks.problems import BadInput, Task
 
 FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
-OPTIONS = {"shear": dict(window=6, stride=3), "first": dict(window=6, stride=3), "random": dict(window=5)}
+OPTIONS = {
+    "shear": dict(window=6, stride=3),
+    "first": dict(window=6, stride=3),
+    "random": dict(window=5),
+}
 
 
 def flags(method: str = "", **changes) -> argparse.Namespace:
@@ -57,7 +63,9 @@ def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
 
 def weights_of(method: str, batch: Batch) -> torch.Tensor:
     """(B, T), what the method multiplies advantages by."""
-    return effective_weights(assign_credit(method, batch, flags(method)), batch.advantages, batch.rollouts.mask)
+    return effective_weights(
+        assign_credit(method, batch, flags(method)), batch.advantages, batch.rollouts.mask
+    )
 
 
 @pytest.fixture
@@ -68,7 +76,9 @@ def told(scored_once) -> Batch:
 
 @pytest.fixture(scope="module")
 def scored_once() -> Batch:
-    """Two groups of four worked responses, the second all wrong, scored by a tiny model with a trained adapter."""
+    """Two groups of four worked responses, the second all wrong, scored by a tiny model with a
+    trained adapter.
+    """
     model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
     torch.manual_seed(0)
     adapted(model, std=0.1)
@@ -77,7 +87,9 @@ def scored_once() -> Batch:
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(4)]
     texts[6] = texts[6][:9]  # without a box
-    rollouts = with_a_stop(tokenizer, [problem["problem"] for problem in problems for _ in range(4)], texts)
+    rollouts = with_a_stop(
+        tokenizer, [problem["problem"] for problem in problems for _ in range(4)], texts
+    )
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
     scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
@@ -92,7 +104,9 @@ def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_t
     scores = []
     for row, text in enumerate(rollouts.texts):
         count = len(text.split(step_end))
-        step = [min(text[:t].count(step_end), count - 1) for t in range(int(rollouts.mask[row].sum()))]
+        step = [
+            min(text[:t].count(step_end), count - 1) for t in range(int(rollouts.mask[row].sum()))
+        ]
         good = [1 / (k + 2) + len(text) / 1000 for k in range(count)]
         scores.append((torch.tensor(good), torch.tensor(step).long()))
     return scores
@@ -101,9 +115,12 @@ def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_t
 def wider(batch: Batch, by: int) -> Batch:
     """The same batch with more padding on both sides, which holds garbage."""
     log_probs, entropies = (
-        torch.nn.functional.pad(values, (0, by), value=3) for values in (batch.log_probs, batch.entropies)
+        torch.nn.functional.pad(values, (0, by), value=3)
+        for values in (batch.log_probs, batch.entropies)
     )
-    return replace(batch, rollouts=widened(batch.rollouts, by, by), log_probs=log_probs, entropies=entropies)
+    return replace(
+        batch, rollouts=widened(batch.rollouts, by, by), log_probs=log_probs, entropies=entropies
+    )
 
 
 def reordered(batch: Batch, order: list[int]) -> Batch:
@@ -131,12 +148,16 @@ def tokens(batch: Batch):
     return batch.rollouts.mask.nonzero().tolist()
 
 
-# ---- every method ---------------------------------------------------------------------------------------------
+# ---- every method --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave_alone(method, told):
-    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that need none."""
+def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave_alone(
+    method, told
+):
+    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that
+    need none.
+    """
     options = flags(method)
     torch.manual_seed(5)
     ours = assign_credit(method, told, options)
@@ -144,7 +165,9 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert ours.isfinite().all() and ours[:4].abs().max() > 0
     assert ours[~told.rollouts.mask].abs().max() == 0
     assert (ours[4:].abs().max() == 0) == (method not in ("pure", "hsd", "scapo"))
-    if METHODS[method].weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
+    if METHODS[
+        method
+    ].weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
         assert (ours * told.advantages[:, None] >= 0).all()
     wide = wider(told, 3)  # filled with garbage
     torch.manual_seed(5)
@@ -155,10 +178,15 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = assign_credit(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
-        torch.testing.assert_close(exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4
+        )
     if method not in ("hsd", "scapo"):  # which compare nothing
         alone = with_rewards(told, [1, math.nan, math.nan, math.nan] + [math.nan] * 4)
-        for rescale in ("none", "mean1"):  # no NaN, and no division by the deviation of a single rollout
+        for rescale in (
+            "none",
+            "mean1",
+        ):  # no NaN, and no division by the deviation of a single rollout
             assert assign_credit(method, alone, flags(method, rescale=rescale)).abs().max() == 0
 
 
@@ -168,7 +196,9 @@ PASSES = {"oar-g": 2, "rlsd": 1, "sdpo": 1, "hsd": 1, "scapo": 4, "attention": 1
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, told):
-    """Forward passes are counted in tokens; `.grad` of every parameter is what it was, and so is every weight."""
+    """Forward passes are counted in tokens; `.grad` of every parameter is what it was, and so is
+    every weight.
+    """
     model = told.source.policy.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
@@ -183,7 +213,9 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
     hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
     assign_credit(method, told, flags(method, micro_tokens=100_000))
     if method == "oar-p":
-        assert len(seen) == 2 * 4  # of the mixed group's rollouts: as it is, and all masked versions at once
+        assert (
+            len(seen) == 2 * 4
+        )  # of the mixed group's rollouts: as it is, and all masked versions at once
     else:
         assert len(seen) == PASSES.get(method, 0)
     seen.clear()
@@ -197,7 +229,9 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
 
 @pytest.mark.parametrize("method", ["shear", "hapo", "prm", "rlsd", "oracle"])
 def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
-    """Whole groups with their own problems, verdicts and text: nothing of another group was needed."""
+    """Whole groups with their own problems, verdicts and text: nothing of another group was
+    needed.
+    """
     monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     torch.manual_seed(5)
     whole = assign_credit(method, told, flags(method))
@@ -209,11 +243,15 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
         assert block.problems == [told.problems[number]]
         assert block.rollouts.texts == told.rollouts.texts[4 * number : 4 * number + 4]
         seen.append(block)
-    assert len(seen) == 2 and batch.hidden is None and [block.hidden for block in seen] == [None, None]
+    assert (
+        len(seen) == 2 and batch.hidden is None and [block.hidden for block in seen] == [None, None]
+    )
     torch.testing.assert_close(batch.token_advantages, whole, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(batch.log_probs, told.log_probs, atol=1e-5, rtol=0)
     torch.testing.assert_close(batch.entropies, told.entropies, atol=1e-5, rtol=0)
-    assert batch.metrics == pytest.approx(told.metrics, rel=1e-4) and len(batch.metrics) == 4 * (method == "shear")
+    assert batch.metrics == pytest.approx(told.metrics, rel=1e-4) and len(batch.metrics) == 4 * (
+        method == "shear"
+    )
 
 
 def test_a_metric_is_the_mean_over_all_that_it_is_of():
@@ -225,7 +263,7 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of():
     assert one.metrics == {"iterations": 3.0}
 
 
-# ---- the door -------------------------------------------------------------------------------------------------
+# ---- the door ------------------------------------------------------------------------------------
 
 
 def test_negative_scale_multiplies_wrong_rollouts_only():
@@ -243,10 +281,16 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
     plain = assign_credit(method, batch, flags(method, negative_scale=0.3))
     ours = assign_credit(method, batch, flags(method, negative_scale=0.3, rescale="mean1"))
     weights = effective_weights(ours, batch.advantages, batch.rollouts.mask)
-    signal = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # a reward of .5 is the mean of its group
+    signal = (
+        batch.rollouts.mask & (batch.advantages != 0)[:, None]
+    )  # a reward of .5 is the mean of its group
     for group in (slice(0, 4), slice(4, 8)):
         assert weights[group][signal[group]].mean() == pytest.approx(1, abs=1e-5)
-        assert torch.allclose(ours[group] * plain[group].abs().sum(), plain[group] * ours[group].abs().sum(), atol=1e-4)
+        assert torch.allclose(
+            ours[group] * plain[group].abs().sum(),
+            plain[group] * ours[group].abs().sum(),
+            atol=1e-4,
+        )
     assert ours[8:].abs().max() == 0
 
 
@@ -261,11 +305,13 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
     assert 1 <= batch.metrics["sinkhorn_iterations"] <= 100 and batch.metrics["sinkhorn_error"] >= 0
 
 
-# ---- formulas -------------------------------------------------------------------------------------------------
+# ---- formulas ------------------------------------------------------------------------------------
 
 
 def test_entropy_adds_at_most_half_the_advantage():
-    """A + min(.4 H, |A| / 2): A is +-.5 (1e6 delta aside), so 1.25 |A| nats reach the bound; penalties shrink."""
+    """A + min(.4 H, |A| / 2): A is +-.5 (1e6 delta aside), so 1.25 |A| nats reach the bound;
+    penalties shrink.
+    """
     batch = drawn_batch([[1, 0]])
     scale = batch.advantages.tolist()
     entropies = torch.tensor([0.0, 0.1, 2.0]).repeat(2, 1)
@@ -275,7 +321,9 @@ def test_entropy_adds_at_most_half_the_advantage():
 
 
 def test_hapo_stays_within_its_bound_and_knows_the_group():
-    """Entropies 0 0 1 | 1 of one group: mean .5, deviation .5, z = -1, -1, 1 | 1; clipped at |A| / 2, times .2."""
+    """Entropies 0 0 1 | 1 of one group: mean .5, deviation .5, z = -1, -1, 1 | 1; clipped at |A| /
+    2, times .2.
+    """
     batch = drawn_batch([[1, 0]])
     scale = batch.advantages.tolist()
     entropies = torch.tensor([[0.0, 0, 1], [1.0, 99, 99]])
@@ -284,15 +332,21 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
     bend = 0.2 * abs(scale[0]) / 2
     expected = [[scale[0] - bend, scale[0] - bend, scale[0] + bend], [scale[1] - bend, 0, 0]]
     torch.testing.assert_close(ours, torch.tensor(expected))
-    mild = assign_credit("hapo", replace(batch, advantages=10 * batch.advantages), flags(method_option=["alpha=1"]))
+    mild = assign_credit(
+        "hapo", replace(batch, advantages=10 * batch.advantages), flags(method_option=["alpha=1"])
+    )
     torch.testing.assert_close(mild[0], 10 * scale[0] + torch.tensor([-1.0, -1, 1]))
-    flat = replace(batch, entropies=torch.full_like(entropies, 0.3))  # no deviation, no bend, no NaN
+    flat = replace(
+        batch, entropies=torch.full_like(entropies, 0.3)
+    )  # no deviation, no bend, no NaN
     hapo, grpo = (assign_credit(method, flat, flags()) for method in ("hapo", "grpo"))
     torch.testing.assert_close(hapo, grpo, atol=1e-4, rtol=0)
 
 
 def test_rsi_keeps_what_is_neither_certain_nor_far_off():
-    """1 + log pi / H of -6.1, -6, .7, .81 and, of no entropy, of 1: two of five tokens stay, at 5 / 2 times A."""
+    """1 + log pi / H of -6.1, -6, .7, .81 and, of no entropy, of 1: two of five tokens stay, at 5 /
+    2 times A.
+    """
     entropies = torch.tensor([0.5, 0.5, 2, 2, 0]).repeat(2, 1)
     batch = with_entropies(drawn_batch([[1, 0]]), entropies, torch.ones(2, 5))
     logp = torch.tensor([-3.55, -3.5, -0.6, -0.38, 0]).repeat(2, 1)
@@ -304,7 +358,9 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
 
 
 def test_delta_against_a_float64_loop():
-    """DelTA's steps 0 to 5 with one refinement, token by token, on the second of two groups; their mean weight is 1."""
+    """DelTA's steps 0 to 5 with one refinement, token by token, on the second of two groups; their
+    mean weight is 1.
+    """
     batch = drawn_batch([[1, 1, 0], [0, 1, 0]])
     logp = -torch.rand(batch.rollouts.mask.shape) * 3
     batch = replace(batch, log_probs=logp)
@@ -318,15 +374,25 @@ def test_delta_against_a_float64_loop():
     for _ in range(2):
         means = {}
         for side, tokens in sides.items():
-            means[side] = sum(own[at] * vectors[at] for at in tokens) / sum(own[at] for at in tokens)
+            means[side] = sum(own[at] * vectors[at] for at in tokens) / sum(
+                own[at] for at in tokens
+            )
         margins = {}
         for side, tokens in sides.items():
             for at in tokens:
-                closer, further = ((vectors[at] - means[s]).square().sum() for s in (side, not side))
+                closer, further = (
+                    (vectors[at] - means[s]).square().sum() for s in (side, not side)
+                )
                 margins[at] = float(further - closer)
         if stds is None:
-            stds = {side: statistics.pstdev(margins[at] for at in tokens) for side, tokens in sides.items()}
-        own = {at: 1 / (1 + math.exp(-margins[at] / stds[bool(batch.correct[at[0]])])) for at in vectors}
+            stds = {
+                side: statistics.pstdev(margins[at] for at in tokens)
+                for side, tokens in sides.items()
+            }
+        own = {
+            at: 1 / (1 + math.exp(-margins[at] / stds[bool(batch.correct[at[0]])]))
+            for at in vectors
+        }
     weights = weights_of("delta", batch)[3:]
     expected = torch.ones(3, 10) * batch.rollouts.mask[3:]  # a first token's 0.8 + 0.4 / 2
     for (row, t), share in own.items():
@@ -335,7 +401,9 @@ def test_delta_against_a_float64_loop():
     torch.testing.assert_close(weights * batch.rollouts.mask[3:], expected, atol=1e-5, rtol=1e-4)
 
 
-def slow_kgae(states: list[list], rewards: list[float], window: int, width: float, decay: float) -> list[list[float]]:
+def slow_kgae(
+    states: list[list], rewards: list[float], window: int, width: float, decay: float
+) -> list[list[float]]:
     """The formula of one group, one number at a time; states (T_i, d) of each rollout."""
     norms = [math.hypot(*state) for rollout in states for state in rollout]
     nbar = sum(norms) / len(norms)
@@ -352,7 +420,9 @@ def slow_kgae(states: list[list], rewards: list[float], window: int, width: floa
                 nearest = math.inf
                 for u in range(1, len(states[j]) + 1):
                     run = min(window, t, u)
-                    total = sum(math.dist(states[i][t - 1 - k], states[j][u - 1 - k]) for k in range(run))
+                    total = sum(
+                        math.dist(states[i][t - 1 - k], states[j][u - 1 - k]) for k in range(run)
+                    )
                     nearest = min(nearest, total / run / nbar)
                 kernel = math.exp(-nearest / width)
                 above += kernel * rewards[j]
@@ -368,9 +438,13 @@ def slow_kgae(states: list[list], rewards: list[float], window: int, width: floa
 
 @pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 0.95), (50, 0.0)])
 def test_kgae_against_a_loop_by_its_formula(window, decay):
-    """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all lengths."""
+    """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all
+    lengths.
+    """
     batch = drawn_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
-    ours = assign_credit("kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"]))
+    ours = assign_credit(
+        "kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"])
+    )
     hidden = spread(batch.hidden, batch.rollouts.mask).double()
     for start in (0, 5):
         rows = range(start, start + 5)
@@ -378,20 +452,28 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
         expected = slow_kgae(states, batch.rewards[start : start + 5].tolist(), window, 0.3, decay)
         for row in rows:
             of_rollout = ours[row][batch.rollouts.mask[row]]
-            torch.testing.assert_close(of_rollout, torch.tensor(expected[row - start]), atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                of_rollout, torch.tensor(expected[row - start]), atol=2e-5, rtol=1e-4
+            )
     assert ours[~batch.rollouts.mask].abs().max() == 0
 
 
 def test_kgae_without_discount_telescopes():
-    """At decay 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a verdict."""
+    """At decay 1 the first token gets (r - base) / std, which is A n / (n - 1), n rollouts with a
+    verdict.
+    """
     batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
     ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
     torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
 
 
 def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
-    """Values move only where rollouts part: decay 0 shows the changes alone. One verdict, or equal ones: 0."""
-    batch = drawn_batch([[1, 0, 0, 1], [1, 1, math.nan, 1], [math.nan, math.nan, 0, math.nan]], shared=3)
+    """Values move only where rollouts part: decay 0 shows the changes alone. One verdict, or equal
+    ones: 0.
+    """
+    batch = drawn_batch(
+        [[1, 0, 0, 1], [1, 1, math.nan, 1], [math.nan, math.nan, 0, math.nan]], shared=3
+    )
     ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
     assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
     assert ours[4:].abs().max() == 0
@@ -399,22 +481,32 @@ def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
 
 @pytest.mark.parametrize("options", [{}, dict(alpha=0.2, strength=0.5)])
 def test_taco(options):
-    """1 - lambda (1 - exp(-r)), r = -log p - H + log alpha, where A > 0 and r > 0; else 1. The defaults: .01, .9."""
+    """1 - lambda (1 - exp(-r)), r = -log p - H + log alpha, where A > 0 and r > 0; else 1. The
+    defaults: .01, .9.
+    """
     batch = drawn_batch([[1.0, 0, 0], [1, 1, 1]])
     alpha, strength = options.get("alpha", 0.01), options.get("strength", 0.9)
     given = flags(method_option=[f"{name}={value}" for name, value in options.items()])
     ours, weights = assign_credit("taco", batch, given), []
     for i, t in tokens(batch):
         r = -batch.log_probs[i, t].item() - batch.entropies[i, t].item() + math.log(alpha)
-        weights.append(1 - strength * (1 - math.exp(-r)) if batch.advantages[i] > 0 and r > 0 else 1)
-        assert ours[i, t].item() == pytest.approx(batch.advantages[i].item() * weights[-1], rel=1e-5)
+        weights.append(
+            1 - strength * (1 - math.exp(-r)) if batch.advantages[i] > 0 and r > 0 else 1
+        )
+        assert ours[i, t].item() == pytest.approx(
+            batch.advantages[i].item() * weights[-1], rel=1e-5
+        )
     assert min(weights) < 0.9 < max(weights) == 1
 
 
 def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
-    """Every span against every span, one pair at a time; the only right rollout of the second group keeps weight 1."""
+    """Every span against every span, one pair at a time; the only right rollout of the second group
+    keeps weight 1.
+    """
     batch, window, stride = drawn_batch([[1.0, 0, 0, 1], [0, 0, 1, 0]]), 4, 2
-    ours = assign_credit("own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5))
+    ours = assign_credit(
+        "own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5)
+    )
     hidden = spread(batch.hidden, batch.rollouts.mask).double()
     for group in (range(4), range(4, 8)):
         rollouts = {i: hidden[i][batch.rollouts.mask[i]] for i in group}
@@ -427,7 +519,10 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
                 for j in peers:
                     for first, last in span_bounds(len(rollouts[j]), window, stride):
                         costs = torch.cdist(rollouts[i][start:end], rollouts[j][first:last])
-                        found.append(sinkhorn(costs, eps=0.05 * nbar.item(), max_iters=2000, tol=1e-5).value / nbar)
+                        found.append(
+                            sinkhorn(costs, eps=0.05 * nbar.item(), max_iters=2000, tol=1e-5).value
+                            / nbar
+                        )
                 nearest = min(found, default=torch.tensor(1.0))
                 omega[start:end] = omega[start:end].clamp_min(nearest)
             expected = (batch.advantages[i] * omega).float()
@@ -448,7 +543,8 @@ def test_own_side_without_an_opposing_side_weighs_nothing():
 
 @pytest.mark.parametrize("prefix", [0.0, 0.5])
 def test_cliff(prefix):
-    """One token at a time: two of five right, one without a verdict, one wrong whose error is not known (it keeps A).
+    """One token at a time: two of five right, one without a verdict, one wrong whose error is not
+    known (it keeps A).
 
     A group of equal verdicts gets nothing. The mean over the tokens of the first group is 0.
     """
@@ -488,7 +584,10 @@ def test_scapo(told):
 
     def chances(problem: str, response: str) -> torch.Tensor:
         """p of each symbol of the response and of its end."""
-        start, ids = tokenizer(problem)["input_ids"], [*tokenizer(response)["input_ids"], tokenizer.eos_token_id]
+        start, ids = (
+            tokenizer(problem)["input_ids"],
+            [*tokenizer(response)["input_ids"], tokenizer.eos_token_id],
+        )
         logits = model(torch.tensor([start + ids])).logits[0, len(start) - 1 : -1].double()
         return logits.softmax(-1).gather(-1, torch.tensor(ids)[:, None])[:, 0]
 
@@ -502,7 +601,10 @@ def test_scapo(told):
             other, names = toy.rephrase(problem, k)
             rows = []
             for text in answers:
-                p, p_k = chances(problem["problem"], text), chances(other["problem"], renamed(text, names))
+                p, p_k = (
+                    chances(problem["problem"], text),
+                    chances(other["problem"], renamed(text, names)),
+                )
                 rows.append(-2 * (p - p_k).abs() / (p + p_k))
             scores = [score + row for score, row in zip(scores, zscore(rows), strict=True)]
         for row, u in enumerate(zscore(scores), 4 * group):
@@ -512,13 +614,18 @@ def test_scapo(told):
 
 
 def test_the_embedded_task_rephrases_by_renaming():
-    """Four ways for five labels; what was right before is right under the new names, with the same answer."""
+    """Four ways for five labels; what was right before is right under the new names, with the same
+    answer.
+    """
     problem = toy.make_problem(toy.random.Random(3), 5)
     ways = [toy.rephrase(problem, k) for k in range(4)]
     assert len({problem["problem"], *[other["problem"] for other, _ in ways]}) == 5
     response = toy.demonstrate(problem, toy.random.Random(0), careless=False)
     for other, names in ways:
-        assert toy.first_error(other, renamed(response, names)) is None and other["answer"] == problem["answer"]
+        assert (
+            toy.first_error(other, renamed(response, names)) is None
+            and other["answer"] == problem["answer"]
+        )
 
 
 def test_a_task_that_does_not_rephrase_refuses_scapo():
@@ -528,7 +635,9 @@ def test_a_task_that_does_not_rephrase_refuses_scapo():
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
-    """Three wrong rollouts leave the right one at other places: spans of 6 by 3 tokens; onset, and 3 on each side."""
+    """Three wrong rollouts leave the right one at other places: spans of 6 by 3 tokens; onset, and
+    3 on each side.
+    """
     hidden = torch.zeros(4, 24, 2)
     hidden[..., 0] = 1
     hidden[1, 12:] = hidden[2, 3:] = hidden[3, 18:] = torch.tensor([0.0, 1.0])
@@ -543,12 +652,16 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     ]
     assert set(ours.flatten().tolist()) == {0, 1}
     assert first_weights(*group, threshold=2.0)[1:].abs().max() == 0
-    right = first_weights(hidden, mask, torch.ones(4).bool(), Settings(window=6, stride=3), threshold=0.03)
+    right = first_weights(
+        hidden, mask, torch.ones(4).bool(), Settings(window=6, stride=3), threshold=0.03
+    )
     assert torch.equal(right, mask.float())
 
 
 def test_outcome_weights_against_written_out_numbers():
-    """Importances whose log1p is 0, 1, 2, 4: n = 0, .25, .5, 1; theta, the quarter quantile, .1875; beta 1."""
+    """Importances whose log1p is 0, 1, 2, 4: n = 0, .25, .5, 1; theta, the quarter quantile, .1875;
+    beta 1.
+    """
     importance = torch.tensor([[0, 1, 2, 4, 9, 0.0], [0.7] * 6, [0.7] * 6]).expm1()
     mask = torch.arange(6) < torch.tensor([6, 5, 6])[:, None]
     ours = outcome_weights(importance, [Answer(4, 4, 5), Answer(3, 3, 4), None], mask, 0.25, 1.0)
@@ -567,11 +680,15 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkey
         expected = change[row][inside] / change[row][inside].sum() * inside.sum()
         torch.testing.assert_close(weights[row][inside], expected, atol=1e-4, rtol=1e-4)
     monkeypatch.setattr(salience, "adapter_residual", lambda *inputs, **limits: 0 * change)
-    torch.testing.assert_close(assign_credit("arca", told, flags()), assign_credit("grpo", told, flags()))
+    torch.testing.assert_close(
+        assign_credit("arca", told, flags()), assign_credit("grpo", told, flags())
+    )
 
 
 def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
-    """log-ratios .1 and -9 of right and wrong rollouts; lam .5 at step 0, .25 at 25, 0 from step 50 on."""
+    """log-ratios .1 and -9 of right and wrong rollouts; lam .5 at step 0, .25 at 25, 0 from step 50
+    on.
+    """
     delta = torch.full_like(told.log_probs, 0.1)
     delta[:, 1::2] = -9
     monkeypatch.setattr(hindsight, "told_log_probs", lambda *inputs: told.log_probs + delta)
@@ -587,19 +704,25 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
 
 def test_told_logp_is_that_of_the_same_response_after_another_prompt(told):
     """Prompts of other lengths, the responses' ids untouched."""
-    problems = [{"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)]
+    problems = [
+        {"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)
+    ]
     ours = hindsight.told_log_probs(told, problems, flags(temperature=0.7, micro_tokens=100))
     tokenizer, rollouts = told.source.tokenizer, told.rollouts
     for row, problem in enumerate(problems):
         response = rollouts.ids[row][rollouts.mask[row]]
         start = tokenizer(problem["problem"])["input_ids"]
-        logits = told.source.policy.model(torch.tensor([start + response.tolist()])).logits[0, len(start) - 1 : -1]
+        logits = told.source.policy.model(torch.tensor([start + response.tolist()])).logits[
+            0, len(start) - 1 : -1
+        ]
         expected = (logits / 0.7).log_softmax(-1).gather(-1, response[:, None])[:, 0]
         torch.testing.assert_close(ours[row, : len(response)], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
-    """Rollouts 0 and 3 are right. SDPO shows the first other one, HSD any, after the answer; log-ratio and ratio."""
+    """Rollouts 0 and 3 are right. SDPO shows the first other one, HSD any, after the answer;
+    log-ratio and ratio.
+    """
     texts, prompts = told.rollouts.texts, []
     delta = torch.linspace(-1, 1, told.log_probs.shape[1]).expand_as(told.log_probs)
 
@@ -616,15 +739,26 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
         torch.testing.assert_close(assign_credit("hsd", told, flags()), (delta.exp() - 1) * inside)
     first, second = (problem["problem"] for problem in told.problems)
     right = [texts[0] + "\n", texts[3] + "\n"]
-    assert prompts[0] == [right[1] + first, right[0] + first, right[0] + first, right[0] + first] + [second] * 4
+    assert (
+        prompts[0]
+        == [right[1] + first, right[0] + first, right[0] + first, right[0] + first] + [second] * 4
+    )
     answers = [f"\\boxed{{{problem['answer']}}}\n" for problem in told.problems]
     of_wrong = {shown[1] for shown in prompts[1:]}
-    assert of_wrong == {right[0] + answers[0] + first, right[1] + answers[0] + first}  # twenty draws see both
-    assert prompts[1][0] == right[1] + answers[0] + first and prompts[1][4:] == [answers[1] + second] * 4
+    assert of_wrong == {
+        right[0] + answers[0] + first,
+        right[1] + answers[0] + first,
+    }  # twenty draws see both
+    assert (
+        prompts[1][0] == right[1] + answers[0] + first
+        and prompts[1][4:] == [answers[1] + second] * 4
+    )
 
 
 def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
-    """Before the middle of the run low entropies weigh more, after it high ones, in the middle none; mean 1."""
+    """Before the middle of the run low entropies weigh more, after it high ones, in the middle
+    none; mean 1.
+    """
     values = torch.rand(told.rollouts.mask.shape)
     monkeypatch.setattr(salience, "attention_entropy", lambda *inputs, **limits: values)
     inside = told.rollouts.mask[:4]
@@ -648,7 +782,9 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
 
 @pytest.mark.parametrize("second", [0.0, math.nan])
 def test_pure_against_a_loop_by_its_formula(second, told):
-    """r*, suffix sums, leave-one-out baseline, the group's deviation; one without a verdict is as if not there."""
+    """r*, suffix sums, leave-one-out baseline, the group's deviation; one without a verdict is as
+    if not there.
+    """
     batch = with_rewards(told, [1, second, 0, 1, 0, 0, 0, 0])
     ours = assign_credit("pure", batch, flags())
     scores = score_lines(None, None, batch.rollouts)
@@ -675,7 +811,9 @@ def test_pure_against_a_loop_by_its_formula(second, told):
 
 
 def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
-    """A group of equal verdicts whose scores differ by a hundredth: advantages stay of that order, not of order 1."""
+    """A group of equal verdicts whose scores differ by a hundredth: advantages stay of that order,
+    not of order 1.
+    """
     even = []
     for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)):
         even.append((torch.full_like(good, 0.5 + 0.001 * row), step))
@@ -684,7 +822,9 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
 
 
 def test_true_errors_and_the_oracle(told):
-    """Wrong rollouts keep A on their first wrong step alone, and where none is known on every token."""
+    """Wrong rollouts keep A on their first wrong step alone, and where none is known on every
+    token.
+    """
     tokenizer, problem = told.source.tokenizer, told.problems[0]
     careful = toy.demonstrate(problem, toy.random.Random(0), careless=False)
     digit = str((int(careful[11 - 1]) + 1) % 10)
@@ -705,7 +845,9 @@ def test_position_and_random_are_what_they_say(told):
     length = int(told.rollouts.mask[0].sum())
     torch.testing.assert_close(weights[0, :length], torch.arange(1, length + 1) / length)
     weights = weights_of("random", told)[0, :length]
-    assert all(len(run.unique()) == 1 for run in weights.split(5)) and len(weights.unique()) == -(-length // 5)
+    assert all(len(run.unique()) == 1 for run in weights.split(5)) and len(weights.unique()) == -(
+        -length // 5
+    )
     assert weights.min() >= 0 and weights.max() <= 2
     many = assign_credit("random", told, flags(window=1))[:4] / told.advantages[:4, None]
     assert many[told.rollouts.mask[:4]].mean() == pytest.approx(1, abs=0.2)
@@ -713,7 +855,9 @@ def test_position_and_random_are_what_they_say(told):
 
 def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
     """And is the same again, whatever was drawn before."""
-    cases = [(with_source(told, step=step), flags(seed=seed)) for step, seed in ((3, 0), (4, 0), (3, 1))]
+    cases = [
+        (with_source(told, step=step), flags(seed=seed)) for step, seed in ((3, 0), (4, 0), (3, 1))
+    ]
     ours = [assign_credit("oar-g", *case) for case in cases]
     assert torch.equal(assign_credit("oar-g", told, flags()), ours[0])
     assert not any(torch.equal(ours[0], other) for other in ours[1:])

@@ -1,4 +1,6 @@
-"""Rollouts, SHEAR and every credit method on a make-believe GPU; a tensor that is left on the CPU is found in each."""
+"""Rollouts, SHEAR and every credit method on a make-believe GPU; a tensor that is left on the CPU
+is found in each.
+"""
 
 from unittest import mock
 
@@ -19,13 +21,17 @@ from harness.run import assemble
 from shear import shear_weights
 from tasks import toy
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU finds its mistakes itself")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="a real GPU finds its mistakes itself"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def gpu():
     """All of this file is done on the make-believe GPU, which has neither clock nor memory."""
-    answers = dict.fromkeys(("synchronize", "max_memory_allocated", "reset_peak_memory_stats"), lambda: 0)
+    answers = dict.fromkeys(
+        ("synchronize", "max_memory_allocated", "reset_peak_memory_stats"), lambda: 0
+    )
     with mock.patch.multiple(torch.cuda, **answers), Cuda():
         yield
 
@@ -37,20 +43,32 @@ def run():
     prm = teacher.make_prm(model, 1, set(), steps=1, seed=0)
     lora.add(model, 2, seed=0)
     mark([*model.parameters(), *model.buffers(), *prm[0].parameters(), *prm[0].buffers()], CUDA)
-    sizes = dict(prompts_per_step=2, rollouts_per_prompt=2, prompts_per_update=1, micro_tokens=60, generate_batch=3)
+    sizes = dict(
+        prompts_per_step=2,
+        rollouts_per_prompt=2,
+        prompts_per_update=1,
+        micro_tokens=60,
+        generate_batch=3,
+    )
     sizes |= dict(toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4, max_iters=5, steps=2)
     args = flags(**sizes, task="embedded", dtype="float32", lora_rank=2, smoke=True)
     with mock.patch.object(models, "hf_generate", written):
-        yield assemble(args, Ranks(0, 1, CUDA), embedded_task(args, tokenizer), model, tokenizer, None, prm)
+        yield assemble(
+            args, Ranks(0, 1, CUDA), embedded_task(args, tokenizer), model, tokenizer, None, prm
+        )
 
 
 def written(model, prompt_ids, prompt_mask, *, pad, **limits):
-    """In the place of `hf_generate`: responses of two lengths, all but every third with an answer in a box."""
+    """In the place of `hf_generate`: responses of two lengths, all but every third with an answer
+    in a box.
+    """
     tokenizer = toy.make_tokenizer()
     boxed = tokenizer("a=1+2=1+2=3\n\\boxed{3}<eos>")["input_ids"]
     short = tokenizer("a=1+2=3\n<eos>")["input_ids"]
     short += [pad] * (len(boxed) - len(short))
-    return torch.tensor([boxed if row % 3 else short for row in range(len(prompt_ids))], device=prompt_ids.device)
+    return torch.tensor(
+        [boxed if row % 3 else short for row in range(len(prompt_ids))], device=prompt_ids.device
+    )
 
 
 def take_step(run, method: str) -> dict:
@@ -59,7 +77,9 @@ def take_step(run, method: str) -> dict:
     return train.train_step(run, 0)[0]
 
 
-ABLATIONS = "reading=cost distance=cosine distance=chamfer distance=mmd normalize=rollout pool=mean".split()
+ABLATIONS = (
+    "reading=cost distance=cosine distance=chamfer distance=mmd normalize=rollout pool=mean".split()
+)
 
 
 @pytest.mark.parametrize("method", [*METHODS, *(f"shear {option}" for option in ABLATIONS)])
@@ -68,7 +88,9 @@ def test_a_step_with_every_method(run, method):
     before = [parameter.clone() for parameter in run.trained.parameters()]
     metrics = take_step(run, method)
     assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
-    assert any(not torch.equal(old, new) for old, new in zip(before, run.trained.parameters(), strict=True))
+    assert any(
+        not torch.equal(old, new) for old, new in zip(before, run.trained.parameters(), strict=True)
+    )
     assert all(parameter.device == CUDA for parameter in run.trained.parameters())
 
 
@@ -81,11 +103,13 @@ def test_shear_alone():
 
 def test_rollouts_by_generate(run):
     """transformers' own loop, greedy, which also refuses logits that are not finite."""
-    rollouts = rollout(run.frozen.model, run.tokenizer, ["a=1+2;a?\n", "a?\n"], 2, max_tokens=3, temperature=0.0)
+    rollouts = rollout(
+        run.frozen.model, run.tokenizer, ["a=1+2;a?\n", "a?\n"], 2, max_tokens=3, temperature=0.0
+    )
     assert rollouts.ids.is_cuda and rollouts.mask.is_cuda
 
 
-# ---- and that it could have failed --------------------------------------------------------------------------
+# ---- and that it could have failed ---------------------------------------------------------------
 
 
 class Forgetful:
@@ -96,7 +120,11 @@ class Forgetful:
 
     def __getattr__(self, name: str):
         function = getattr(torch, name)
-        return function if name != self.name else lambda *args, device=None, **options: function(*args, **options)
+        return (
+            function
+            if name != self.name
+            else lambda *args, device=None, **options: function(*args, **options)
+        )
 
 
 LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meets it

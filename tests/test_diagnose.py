@@ -1,4 +1,6 @@
-"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files and flags."""
+"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files
+and flags.
+"""
 
 import functools
 import json
@@ -39,7 +41,9 @@ def coarse(monkeypatch, request):
 
 
 def table(rows: list[tuple]) -> np.ndarray:
-    """Rows of (rollout, right, end, distance, success) as the table that figures take, numbered by rollout."""
+    """Rows of (rollout, right, end, distance, success) as the table that figures take, numbered by
+    rollout.
+    """
     seen, numbered = Counter(), []
     for first, *row in rows:
         numbered.append((first, seen[first], *row))
@@ -48,26 +52,38 @@ def table(rows: list[tuple]) -> np.ndarray:
 
 
 def made(effect: float) -> np.ndarray:
-    """Rollouts of 10 prefixes; with effect 1 distance is what success lacks, and right rollouts have more success."""
+    """Rollouts of 10 prefixes; with effect 1 distance is what success lacks, and right rollouts
+    have more success.
+    """
     rng, rows = np.random.default_rng(0), []
     for number in range(60):
         right, success = number % 2, rng.uniform(0.4, 0.6)
         for end in range(10, 110, 10):
-            success = np.clip(success + rng.choice((-1, 0, 1)) / 16 + effect * (0.05 if right else -0.08), 0, 1)
+            success = np.clip(
+                success + rng.choice((-1, 0, 1)) / 16 + effect * (0.05 if right else -0.08), 0, 1
+            )
             distance = effect * (1 - success) + (1 - effect) * rng.uniform()
             rows.append((number, right, end, distance, success))
     return table(rows)
 
 
-# ---- statistics -----------------------------------------------------------------------------------------------
+# ---- statistics ----------------------------------------------------------------------------------
 
 
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
-    """Means written out; a length with too few prefixes is left out; no correlation of what does not change."""
+    """Means written out; a length with too few prefixes is left out; no correlation of what does
+    not change.
+    """
     rows = [(0, 1, end, end / 100, 1 - end / 50 + 0.1) for end in (10, 20, 30, 40)]
-    rows += [(1, 0, end, end / 50, 1 - end / 50 - 0.1) for end in (10, 20, 30, 40)] + [(1, 0, 50, 9.0, 1.0)]
+    rows += [(1, 0, end, end / 50, 1 - end / 50 - 0.1) for end in (10, 20, 30, 40)] + [
+        (1, 0, 50, 9.0, 1.0)
+    ]
     found = figures.fig_1a_position(table(rows), tmp_path / "a.png", least=2)
-    assert found["ends"] == [10, 20, 30, 40] and found["spearman"] == pytest.approx(-1) and found["n"] == 4
+    assert (
+        found["ends"] == [10, 20, 30, 40]
+        and found["spearman"] == pytest.approx(-1)
+        and found["n"] == 4
+    )
     assert found["success"] == pytest.approx([0.8, 0.6, 0.4, 0.2])
     assert found["distance"] == pytest.approx([0.15, 0.3, 0.45, 0.6])
     assert found["success_right"] == pytest.approx([0.9, 0.7, 0.5, 0.3])
@@ -76,8 +92,12 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
 
 
 def test_means_and_errors_by_key_are_written_out_numbers():
-    """1 and 3 of key 0: mean 2, deviation sqrt(2) (ddof 1), error 1; one value has no error, no value no mean."""
-    mean, error = figures.mean_by(np.array([0, 1, 0]), np.array([1.0, 5.0, 3.0]), np.array([0, 1, 2]))
+    """1 and 3 of key 0: mean 2, deviation sqrt(2) (ddof 1), error 1; one value has no error, no
+    value no mean.
+    """
+    mean, error = figures.mean_by(
+        np.array([0, 1, 0]), np.array([1.0, 5.0, 3.0]), np.array([0, 1, 2])
+    )
     assert mean[:2].tolist() == [2, 5] and error[0] == pytest.approx(1)
     assert np.isnan([mean[2], *error[1:]]).all()
 
@@ -85,10 +105,17 @@ def test_means_and_errors_by_key_are_written_out_numbers():
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
     """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
     ninth, small = 9 / 16, 1 / 17
-    rows = [(0, 1, 10, 0.1, 0.5), (0, 1, 20, 0.4, 0.25), (0, 1, 30, 0.3, ninth), (0, 1, 40, 9.0, ninth)]
+    rows = [
+        (0, 1, 10, 0.1, 0.5),
+        (0, 1, 20, 0.4, 0.25),
+        (0, 1, 30, 0.3, ninth),
+        (0, 1, 40, 9.0, ninth),
+    ]
     rows += [(1, 0, 10, 0.7, 0.0), (1, 0, 20, 0.8, 1 / 16), (1, 0, 30, 5.0, 1 / 16 + small)]
     success, distance = figures.changes(table(rows), 1 / 16)
-    assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx([0.3, -0.1, 0.1])
+    assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx(
+        [0.3, -0.1, 0.1]
+    )
     gap = table(rows)[np.arange(7) != 1]  # two strides lie between its neighbours
     assert figures.changes(gap, 1 / 16)[0] == pytest.approx([1 / 16])
     across = table(rows)[np.isin(np.arange(7), [0, 5, 6])]  # one ends with 0, the next begins at 1
@@ -100,9 +127,16 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
 
 
 def test_fig_3_auc_of_each_bin(tmp_path):
-    """Two bins by hand: success tells nothing among near spans and everything among far ones, ties counting half."""
-    near = [(0, right, 10, 0.1, success) for right, success in ((1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0))]
-    far = [(0, right, 10, 0.9, success) for right, success in ((1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75))]
+    """Two bins by hand: success tells nothing among near spans and everything among far ones, ties
+    counting half.
+    """
+    near = [
+        (0, right, 10, 0.1, success) for right, success in ((1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0))
+    ]
+    far = [
+        (0, right, 10, 0.9, success)
+        for right, success in ((1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75))
+    ]
     found = figures.fig_3_separation(table(near + far), tmp_path / "a.png", bins=2)
     assert found["auc"] == [0.5, pytest.approx(5.5 / 6)]
     assert found["right"] == [2, 2] and found["wrong"] == [2, 3]
@@ -112,7 +146,9 @@ def test_fig_3_auc_of_each_bin(tmp_path):
 
 def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
     """At every depth, by made rollouts."""
-    found, none = (figures.fig_9_depth(made(effect), tmp_path / "a.png")["bins"] for effect in (1.0, 0.0))
+    found, none = (
+        figures.fig_9_depth(made(effect), tmp_path / "a.png")["bins"] for effect in (1.0, 0.0)
+    )
     assert all(each["spearman"] < -0.99 and each["p"] < 1e-6 for each in found)
     assert all(each["means"] == sorted(each["means"], reverse=True) for each in found)
     assert found[-1]["auc_distance"] > 0.95
@@ -120,16 +156,22 @@ def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
 
 
 def test_fig_9_holds_depth_fixed(tmp_path):
-    """Distance and success that both follow depth, and nothing else, correlate overall and not within a bin."""
+    """Distance and success that both follow depth, and nothing else, correlate overall and not
+    within a bin.
+    """
     rng = np.random.default_rng(1)
     ends = np.repeat([10, 20, 30, 40], 200)
     rows = []
     for i, end in enumerate(ends):
-        rows.append((i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02)))
+        rows.append(
+            (i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02))
+        )
     spans = table(rows)
     assert figures.correlation(spans["distance"], spans["success"])["spearman"] < -0.9
     found = figures.fig_9_depth(spans, tmp_path / "a.png")["bins"]
-    assert [(each["from"], each["to"], each["n"]) for each in found] == [(end, end, 200) for end in (10, 20, 30, 40)]
+    assert [(each["from"], each["to"], each["n"]) for each in found] == [
+        (end, end, 200) for end in (10, 20, 30, 40)
+    ]
     assert all(abs(each["spearman"]) < 0.2 for each in found)
 
 
@@ -141,7 +183,9 @@ def test_fig_10_counts_groups(tmp_path):
 
 def test_where_the_peak_lies_and_what_is_around_a_place():
     """Offsets by hand; constant rows and rows without an error do not count."""
-    weights = torch.tensor([[0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]]).float()
+    weights = torch.tensor(
+        [[0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]]
+    ).float()
     mask = torch.ones(4, 5, dtype=torch.bool)
     mask[1, 4] = False
     places = torch.tensor([[2, 3], [2, 3], [2, 3], [-1, -1]])
@@ -154,14 +198,20 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
 def test_an_auc_s_interval_is_the_jackknife_s():
     """Against a loop over written-out tokens; of one group there is none."""
     draw = np.random.default_rng(0)
-    values, positive, group = torch.tensor(draw.random(60)), torch.tensor(draw.random(60) < 0.4), torch.arange(60) // 12
+    values, positive, group = (
+        torch.tensor(draw.random(60)),
+        torch.tensor(draw.random(60) < 0.4),
+        torch.arange(60) // 12,
+    )
     estimates = auc_without_each(values, positive, group)
     for left, estimate in enumerate([None, 0, 1, 2, 3, 4]):
         rows = group != (-1 if estimate is None else estimate)
         wins = [float(a > b) for a in values[rows & positive] for b in values[rows & ~positive]]
         assert estimates[left] == pytest.approx(np.mean(wins))
     error = (4 / 5 * sum((estimates[1:] - estimates[1:].mean()) ** 2)) ** 0.5
-    assert half_width(estimates) == pytest.approx(2.1318 * error, rel=1e-4)  # Student's t of 4 degrees
+    assert half_width(estimates) == pytest.approx(
+        2.1318 * error, rel=1e-4
+    )  # Student's t of 4 degrees
     assert half_width(estimates[:2]) is None
 
 
@@ -169,11 +219,15 @@ def test_shares_of_weight_before_on_and_after_the_step():
     """Rollouts that do not count have none; padding neither."""
     weights = torch.tensor([[1, 2, 3, 4], [1, 1, 8, 9], [9, 9, 9, 9]]).float()
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    assert shares_by_part(weights, mask, torch.tensor([[1, 3], [2, 3], [-1, -1]])) == pytest.approx([0.15, 0.65, 0.2])
+    assert shares_by_part(weights, mask, torch.tensor([[1, 3], [2, 3], [-1, -1]])) == pytest.approx(
+        [0.15, 0.65, 0.2]
+    )
 
 
 def test_states_of_an_early_layer(taught):
-    """Those that transformers calls hidden_states[layer], through the final norm; the model is whole again after it."""
+    """Those that transformers calls hidden_states[layer], through the final norm; the model is
+    whole again after it.
+    """
     model = AutoModelForCausalLM.from_pretrained(taught).eval()
     ids = torch.arange(6)[None]
     whole = model.base_model(ids, output_hidden_states=True)
@@ -185,29 +239,41 @@ def test_states_of_an_early_layer(taught):
 
 
 def test_where_half_of_the_rise_is_done():
-    """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the middle."""
+    """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the
+    middle.
+    """
     early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
     assert half_risen(early, 3) == -1
     assert half_risen([place / 10 for place in range(13)], 3) == 0
     assert half_risen([None, None, 0.2, 0.4, None], 9) is half_risen([1.0] * 13, 3) is None
 
 
-# ---- prefixes -------------------------------------------------------------------------------------------------
+# ---- prefixes ------------------------------------------------------------------------------------
 
 
 def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
-    """The prefix that holds the whole reasoning is left out, and with it the box; without one the whole response."""
+    """The prefix that holds the whole reasoning is left out, and with it the box; without one the
+    whole response.
+    """
     _, tokenizer = tiny
     text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
     ids = tokenizer(text)["input_ids"]
-    rollouts = prefixes.as_rollouts([1], [ids, ids[:24]], [text, text[:24]], [False, True], tokenizer, "cpu")
+    rollouts = prefixes.as_rollouts(
+        [1], [ids, ids[:24]], [text, text[:24]], [False, True], tokenizer, "cpu"
+    )
     verdicts = [Verdict(1.0, ""), Verdict(0.0, "")]
-    group = prefixes.as_group(SimpleNamespace(window=8, stride=4), tokenizer, {}, rollouts, verdicts)
-    assert group.ends == [[8, 12, 16, 20], [8, 12, 16, 20]] and tokenizer.decode(ids[24]) == r"\boxed{"
+    group = prefixes.as_group(
+        SimpleNamespace(window=8, stride=4), tokenizer, {}, rollouts, verdicts
+    )
+    assert (
+        group.ends == [[8, 12, 16, 20], [8, 12, 16, 20]] and tokenizer.decode(ids[24]) == r"\boxed{"
+    )
 
 
 def test_rollout_takes_ids_as_they_are(tiny):
-    """Ids and the text they stand for give the same greedy responses; prompts of several lengths may be mixed."""
+    """Ids and the text they stand for give the same greedy responses; prompts of several lengths
+    may be mixed.
+    """
     model, tokenizer = tiny
     texts = ["a=3-6;a?\n", "a=1+2;b=a+3;b?\n"]
     ids = tokenizer(texts)["input_ids"]
@@ -218,8 +284,8 @@ def test_rollout_takes_ids_as_they_are(tiny):
 
 
 def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
-    """That of its seed and number: not those of another group, and the same when it is made alone. A damaged file is
-    named, with the remedy, and not changed.
+    """That of its seed and number: not those of another group, and the same when it is made alone.
+    A damaged file is named, with the remedy, and not changed.
     """
 
     def draw(*parts):
@@ -235,27 +301,40 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
     assert prefixes.collect(*parts) == groups
     for text in ("{", "{}"):
         path.write_text(text)
-        with pytest.raises(BadInput, match=r"--out .*: group-0001.json is damaged \(.*\); delete it"):
+        with pytest.raises(
+            BadInput, match=r"--out .*: group-0001.json is damaged \(.*\); delete it"
+        ):
             prefixes.collect(*parts)
         assert path.read_text() == text
 
 
 def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded(tiny, monkeypatch):
-    """Of a text whose ids are not the tokenizer's own: prompt and prefix reach the sampler untouched, with what is
-    left of the length limit; what is graded is prefix and continuation, without the stop; each verdict finds its place.
+    """Of a text whose ids are not the tokenizer's own: prompt and prefix reach the sampler
+    untouched, with what is left of the length limit; what is graded is prefix and continuation,
+    without the stop; each verdict finds its place.
     """
     model, tokenizer = tiny
     prompt, responses = [5, 6, 7], [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
     problem, texts, reasons = {"problem": "?", "answer": "1"}, ["", ""], ["", ""]
-    group = Prefixes(problem, prompt, responses, texts, [False] * 2, [1.0, 0.0], reasons, [[2, 4], [2]], [])
+    group = Prefixes(
+        problem, prompt, responses, texts, [False] * 2, [1.0, 0.0], reasons, [[2, 4], [2]], []
+    )
     asked, graded = [], []
 
     def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate):
         asked.append((prompts, count, max_tokens, temperature))
         rows = len(prompts) * count
-        ids = torch.tensor([[20 + row, 1] for row in range(rows)])  # a token of its own, and the stop
+        ids = torch.tensor(
+            [[20 + row, 1] for row in range(rows)]
+        )  # a token of its own, and the stop
         padded = pad_left([ids for ids in prompts for _ in range(count)], 0, "cpu")
-        return Rollouts(*padded, ids, torch.ones_like(ids, dtype=torch.bool), torch.zeros(rows).bool(), [""] * rows)
+        return Rollouts(
+            *padded,
+            ids,
+            torch.ones_like(ids, dtype=torch.bool),
+            torch.zeros(rows).bool(),
+            [""] * rows,
+        )
 
     def grade(text, reference):
         graded.append(text)
@@ -265,44 +344,66 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
     args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0)
     found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
-    assert asked == [([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
+    assert asked == [
+        ([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7),
+        ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7),
+    ]
     assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])
     assert graded[4] == tokenizer.decode([4, 5, 6, 7, 20])
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
-    unsure = Prefixes({}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], [])
+    unsure = Prefixes(
+        {}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], []
+    )
     closest = []
     for rows in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
-        closest.append([[Closest(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows])
+        closest.append(
+            [[Closest(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows]
+        )
     spans = prefixes.span_table([found, unsure], closest)  # no verdict, no row
-    assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [0.1, 0.2, 0.4]
+    assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [
+        0.1,
+        0.2,
+        0.4,
+    ]
     assert spans["right"].tolist() == [1, 1, 0] and spans["end"].tolist() == [2, 4, 2]
 
 
-# ---- the command ----------------------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 
-def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monkeypatch, capsys, assert_refused):
-    """PNGs, keys and a page; the same command again reads the disk; a missing group alone is made again, and is the
-    same; other flags are refused.
+def test_a_run_has_every_figure_and_samples_nothing_twice(
+    taught, tmp_path, monkeypatch, capsys, assert_refused
+):
+    """PNGs, keys and a page; the same command again reads the disk; a missing group alone is made
+    again, and is the same; other flags are refused.
     """
     sizes = "--groups 2 --continuations 3 --layers 1".split()
     flags = ["--model", taught, *SIZES, *sizes, "--out", str(tmp_path)]
     made = []
-    # the one line of this model's programs would be the error, from its first token on: say that it starts later
+    # the one line of this model's programs would be the error, from its first token on: say that it
+    # starts later
     monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "arith", 12))
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
-    monkeypatch.setattr(prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options))
+    monkeypatch.setattr(
+        prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options)
+    )
     assert diagnose.main(flags) == 0 and made
     results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
     assert results.keys() >= FIGURES | {"methods", "settings", "paper", "flags", "left_out"}
-    pictures = {path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")}
+    pictures = {
+        path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")
+    }
     assert pictures == FIGURES | {"around_error"}
-    groups = [Prefixes(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))]
+    groups = [
+        Prefixes(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))
+    ]
     ends = [each for group in groups if group.mixed for each in group.ends]
     assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
     assert "-0.96" in printed and "left out: arca" in printed and "not comparable" in printed
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 120
-    assert results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
+    assert (
+        results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
+    )
     assert set(results["methods"]) == set(METHODS) - {"arca"}
     assert {"surprisal", "layer 1"} <= set(results["settings"])
     settings = {name: each["weight_after"] for name, each in results["settings"].items()}
@@ -310,8 +411,12 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert sum(results["fig_10"]["groups"]) == len(groups) == results["groups"]
     assert page.main([str(tmp_path)]) == 0  # the command that its last line names
     assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
-    shown = json.loads((tmp_path / "credit.html").read_text().split('id="data">')[1].split("</script>")[0])
-    assert [row["score"] for rows in shown for row in rows] == [x for each in groups if each.mixed for x in each.scores]
+    shown = json.loads(
+        (tmp_path / "credit.html").read_text().split('id="data">')[1].split("</script>")[0]
+    )
+    assert [row["score"] for rows in shown for row in rows] == [
+        x for each in groups if each.mixed for x in each.scores
+    ]
     wrong = [row["weights"]["shear"] for rows in shown for row in rows if row["score"] == 0]
     curve = []  # about token 11, the wrong step's last
     for place in range(11 - 8, 11 + 8 + 1):
@@ -321,7 +426,9 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(taught, tmp_path, monk
     assert set(shown[0][0]["weights"]) == {"shear", "grpo", "first", "oracle"}
     made.clear()
 
-    monkeypatch.setattr(diagnose, "scored", interrupt)  # what comes after sampling is not of interest again
+    monkeypatch.setattr(
+        diagnose, "scored", interrupt
+    )  # what comes after sampling is not of interest again
     assert diagnose.main(flags) == 130 and not made
     gone = tmp_path / "group-0001.json"
     before = gone.read_text()
@@ -334,25 +441,45 @@ def solutions(path, **changed) -> list[str]:
     """A file of one mixed group and one that is not; the flags that read it."""
     problems = [("1+1?", [1, 0]), ("2+2?", [1, 1])]
     numbered = [(problem, *pair) for problem, labels in problems for pair in enumerate(labels)]
-    lines = [dict(problem=problem, solution=TEXT.format(i), label=label, extra=0) for problem, i, label in numbered]
+    lines = [
+        dict(problem=problem, solution=TEXT.format(i), label=label, extra=0)
+        for problem, i, label in numbered
+    ]
     lines[0] |= changed
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return ["--rollouts", str(path), "--window", "16", "--stride", "8", "--max-iters", "10"]
 
 
-def test_solutions_from_a_file_are_encoded_once_and_not_continued(qwen_folder, tmp_path, monkeypatch, capsys):
-    """Fig. 10, and the page's samples; what needs continuations or a first error is left out, and named."""
-    flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path / "out")]
+def test_solutions_from_a_file_are_encoded_once_and_not_continued(
+    qwen_folder, tmp_path, monkeypatch, capsys
+):
+    """Fig. 10, and the page's samples; what needs continuations or a first error is left out, and
+    named.
+    """
+    flags = [
+        *solutions(tmp_path / "s.jsonl"),
+        "--model",
+        str(qwen_folder),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     monkeypatch.setattr(prefixes, "rollout", None)  # nothing may be sampled
     assert diagnose.main(flags) == 0
-    printed, results = capsys.readouterr().out, json.loads((tmp_path / "out" / "diagnose.json").read_text())
+    printed, results = (
+        capsys.readouterr().out,
+        json.loads((tmp_path / "out" / "diagnose.json").read_text()),
+    )
     assert "left out: Figs. 1(a), 1(b), 3, 9" in printed and "first error" in printed
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 0.5, "accuracies": [0.5, 1], "groups": [1, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
     right, wrong = files.rows(tmp_path / "out" / "samples.jsonl")
     assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
-    assert "".join(wrong["tokens"]) == TEXT.format(1) and wrong["spans"] and set(wrong["weights"]) == {"shear", "grpo"}
+    assert (
+        "".join(wrong["tokens"]) == TEXT.format(1)
+        and wrong["spans"]
+        and set(wrong["weights"]) == {"shear", "grpo"}
+    )
 
 
 @pytest.mark.parametrize("config", ["{", None])
@@ -368,16 +495,26 @@ def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_
 
 
 def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    """A kill while the tokenizer is written: the same command warms up again, and the next time no more."""
+    """A kill while the tokenizer is written: the same command warms up again, and the next time no
+    more.
+    """
     flags = [*SIZES, "--warmup-steps", "1", "--groups", "1", "--out", str(tmp_path)]
     warmed = []
     warm_up = toy.warm_up
-    monkeypatch.setattr(toy, "warm_up", lambda *parts, **options: warmed.append(1) or warm_up(*parts, **options))
+    monkeypatch.setattr(
+        toy, "warm_up", lambda *parts, **options: warmed.append(1) or warm_up(*parts, **options)
+    )
     monkeypatch.setattr(diagnose, "own_prm", interrupt)
     with monkeypatch.context() as cut:
         cut.setattr(toy.make_tokenizer().__class__, "save_pretrained", interrupt)
-        assert diagnose.main(flags) == 130 and len(warmed) == 1 and not (tmp_path / "start").exists()
-    assert diagnose.main(flags) == 130 and len(warmed) == 2 and (tmp_path / "start" / "tokenizer.json").exists()
+        assert (
+            diagnose.main(flags) == 130 and len(warmed) == 1 and not (tmp_path / "start").exists()
+        )
+    assert (
+        diagnose.main(flags) == 130
+        and len(warmed) == 2
+        and (tmp_path / "start" / "tokenizer.json").exists()
+    )
     assert diagnose.main(flags) == 130 and len(warmed) == 2
 
 

@@ -22,11 +22,16 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders of two untrained models of the embedded task."""
-    return [saved(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed)) for seed in (0, 1)]
+    return [
+        saved(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed))
+        for seed in (0, 1)
+    ]
 
 
 def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monkeypatch, capsys):
-    """The printed numbers are those of the file, and of results.json; from these, without a model, they come again."""
+    """The printed numbers are those of the file, and of results.json; from these, without a model,
+    they come again.
+    """
     out = tmp_path / "out"
     flags = ["--out", str(out), "--seeds", "0", "3", "--pass-at", "1", "2"]
     assert command.main(["--model", *models, *SMALL, *flags]) == 0
@@ -41,7 +46,10 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     first, second = results["results"]
     mine = [row for row in made if row["model"] == first]
     found = results["results"][first]["embedded"]
-    assert found["mean"] == pytest.approx(sum(row["score"] for row in mine) / 80) and found["samples"] == 80
+    assert (
+        found["mean"] == pytest.approx(sum(row["score"] for row in mine) / 80)
+        and found["samples"] == 80
+    )
     assert found["pass@1"] == pytest.approx(found["mean"]) and found["pass@2"] >= found["pass@1"]
     assert set(found["seeds"]) == {"0", "3"} and found["missing"] == 0
     assert results["differences"][second]["embedded"]["problems"] == 20
@@ -57,7 +65,9 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
 
 
 def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypatch):
-    """Also where the last line was cut off; what is whole is not made again, and then nothing is."""
+    """Also where the last line was cut off; what is whole is not made again, and then
+    nothing is.
+    """
     flags = ["--model", models[0], *SMALL, "--out"]
     assert command.main([*flags, str(tmp_path / "whole")]) == 0
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
@@ -91,7 +101,10 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
     )
     for flags, words in others:
         assert_refused(command.main, ["--model", models[0], *SMALL, *out, *flags], words)
-    copy, label = saved(tmp_path / "copy" / "m0", toy.make_model(1, seed=9)), command.label_of(models[0])
+    copy, label = (
+        saved(tmp_path / "copy" / "m0", toy.make_model(1, seed=9)),
+        command.label_of(models[0]),
+    )
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     settings["models"][command.label_of(copy)] = settings["models"].pop(label)
     (tmp_path / "out" / "settings.json").write_text(json.dumps(settings))
@@ -99,7 +112,9 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
-    """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289. The same again is no other."""
+    """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289. The same
+    again is no other.
+    """
     program = {"response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}}
     lines = [
         {"problem": 0, "response": r"\boxed{7}", "answer": "7"},
@@ -110,8 +125,13 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     ]
     files.append_rows(tmp_path / "r.jsonl", lines)
     for _ in range(2):
-        assert command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")]) == 0
-    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"]["replay"].values()
+        assert (
+            command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")])
+            == 0
+        )
+    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"][
+        "replay"
+    ].values()
     assert (found["mean"], found["samples"], found["right"]) == (0.5, 5, 2)
     assert found["error"] == pytest.approx(0.5 / math.sqrt(3))
     assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 5)
@@ -120,7 +140,9 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
-    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after --resume."""
+    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after
+    --resume.
+    """
     size = "--toy-lines 1 --heldout 16 --eval-groups 4 --prompts-per-step 4 --prompts-per-update 2".split()
     flags = ["--task", "embedded", "--model", models[0], *size, "--save-every", "1", "--keep", "9"]
     flags += ["--out", str(tmp_path), "--name", "run"]
@@ -136,19 +158,42 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert found["samples"] == 64 and found["revision"] == "chain-1-0" and found["window"] is None
     run = str(tmp_path / "run")
     limit = ["--max-tokens", str(toy.response_tokens(1)), "--threads", "1"]
-    assert command.main(["--model", run, "--select", "best", "--out", str(tmp_path / "out"), *limit]) == 0
+    assert (
+        command.main(["--model", run, "--select", "best", "--out", str(tmp_path / "out"), *limit])
+        == 0
+    )
     printed = capsys.readouterr().out
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert list(results["results"]) == [f"run/step-{step:06d}" for step in (1, 2, 3)]
     assert results["results"]["run/step-000002"]["embedded"]["mean"] == found["mean"]
     texts = [row["response"] for row in rows(tmp_path / "run" / "eval" / "step-000002.jsonl")]
-    made = [row for row in rows(tmp_path / "out" / "generations.jsonl") if row["model"] == "run/step-000002"]
+    made = [
+        row
+        for row in rows(tmp_path / "out" / "generations.jsonl")
+        if row["model"] == "run/step-000002"
+    ]
     assert [row["response"] for row in made] == texts
-    assert "SELECTED ON THE TEST SETS" in printed and results["selection"]["run"]["last"] == "run/step-000003"
+    assert (
+        "SELECTED ON THE TEST SETS" in printed
+        and results["selection"]["run"]["last"] == "run/step-000003"
+    )
     twin = str(shutil.copytree(run, tmp_path / "b" / "run"))
-    words = ["--model", run, twin, "--select", "best", "--greedy", "--out", str(tmp_path / "both"), *limit]
+    words = [
+        "--model",
+        run,
+        twin,
+        "--select",
+        "best",
+        "--greedy",
+        "--out",
+        str(tmp_path / "both"),
+        *limit,
+    ]
     assert command.main(words) == 0
-    assert set(json.loads((tmp_path / "both" / "results.json").read_text())["selection"]) == {run, twin}
+    assert set(json.loads((tmp_path / "both" / "results.json").read_text())["selection"]) == {
+        run,
+        twin,
+    }
     monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
     assert command.main(["--runs", run, run]) == 0
     assert "last" in capsys.readouterr().out
@@ -159,35 +204,60 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
 
 
 def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
-    """Wherever it stands; NaN, a set without any verdict, is never best nor last, nor in a mean over runs."""
+    """Wherever it stands; NaN, a set without any verdict, is never best nor last, nor in a mean
+    over runs.
+    """
     nan = math.nan
-    averages = {"a": {"1": 0.5, "2": 0.9, "3": 0.7}, "b": {"1": nan, "2": 0.3, "3": nan}, "c": {"1": nan, "2": nan}}
+    averages = {
+        "a": {"1": 0.5, "2": 0.9, "3": 0.7},
+        "b": {"1": nan, "2": 0.3, "3": nan},
+        "c": {"1": nan, "2": nan},
+    }
     runs = {}
     for run, checkpoints in averages.items():
         runs[run] = {}
         for name, average in checkpoints.items():  # five sets, one above and one below the average
-            means = dict.fromkeys(SUITES["math"], average) | {"aime24": average + 0.1, "amc23": average - 0.1}
+            means = dict.fromkeys(SUITES["math"], average) | {
+                "aime24": average + 0.1,
+                "amc23": average - 0.1,
+            }
             runs[run][name] = {name: {"mean": mean, "error": 0.01} for name, mean in means.items()}
     chosen = tables.select_checkpoints(runs, "Qwen2.5-Math-7B")
     for choice in chosen.values():
-        choice.update({name: round(value, 9) for name, value in choice.items() if name.endswith("average")})
+        choice.update(
+            {name: round(value, 9) for name, value in choice.items() if name.endswith("average")}
+        )
     assert chosen == {
         "a": {"last": "3", "last_average": 0.7, "best": "2", "best_average": 0.9},
         "b": {"last": "2", "last_average": 0.3, "best": "2", "best_average": 0.3},
     }
     printed = capsys.readouterr().out
     assert "a: last 70.0 (3); best 90.0 (2), of 3 " in printed and "of 1 with an average" in printed
-    assert "last, mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed  # .4 / sqrt(2), ddof 1
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.split("\n") if line.startswith("|")]
+    assert (
+        "last, mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed
+    )  # .4 / sqrt(2), ddof 1
+    table = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in printed.split("\n")
+        if line.startswith("|")
+    ]
     assert table[0] == ["", *SUITES["math"], "average"]
-    assert table[2] == ["2 runs, best", "70.0 ± 42.4", "60.0 ± 42.4", "50.0 ± 42.4", *["60.0 ± 42.4"] * 3]
+    assert table[2] == [
+        "2 runs, best",
+        "70.0 ± 42.4",
+        "60.0 ± 42.4",
+        "50.0 ± 42.4",
+        *["60.0 ± 42.4"] * 3,
+    ]
     assert [line[0] for line in table[3:]][::4] == ["GRPO †", "SHEAR †"]
     assert table[3][1] == "33.6 ± 1.9" and table[-1][-1] == "51.2 ± 0.8"
     assert tables.same_benchmarks([{"aime24": 0, "amc23": 0}, {"amc23": 0, "aime24": 0}])
 
 
 def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):
-    """A folder in runs/ has no name that tells; without this, base and trained would be asked differently."""
+    """A folder in runs/ has no name that tells; without this, base and trained would be asked
+    differently.
+    """
     for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
         (tmp_path / name / "model").mkdir(parents=True)
         (tmp_path / name / "config.json").write_text(json.dumps({"toy_lines": 5, "model": origin}))
@@ -199,7 +269,10 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     ("flags", "words"),
     [
         ([], "give one of --model, --from, --replay and --runs"),
-        (["--model", "./N"], "--model ./N: cannot be loaded (no such folder or file)"),  # before data are fetched
+        (
+            ["--model", "./N"],
+            "--model ./N: cannot be loaded (no such folder or file)",
+        ),  # before data are fetched
         (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
         (["--model", "M", "--select", "best"], "M: is no run of train.py"),

@@ -1,4 +1,6 @@
-"""Damaged folders, hostile folders and bad values: one sentence, status 2 (or 1 for a full disk), and nothing lost."""
+"""Damaged folders, hostile folders and bad values: one sentence, status 2 (or 1 for a full disk),
+and nothing lost.
+"""
 
 import errno
 import fcntl
@@ -51,11 +53,16 @@ def copied(run, tmp_path):
 def contents(folder: Path) -> dict[str, str]:
     """Every file of a folder, by its digest."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def assert_says(command, argv: list, words: str, folder: Path, capsys) -> None:
-    """The command ends with status 2 and one sentence that has these words, and leaves the folder as it was."""
+    """The command ends with status 2 and one sentence that has these words, and leaves the folder
+    as it was.
+    """
     before = contents(folder)
     capsys.readouterr()
     assert command.main([str(word) for word in argv]) == 2
@@ -70,7 +77,11 @@ def assert_says(command, argv: list, words: str, folder: Path, capsys) -> None:
         ("metrics.jsonl", "", "metrics.jsonl lacks rows of its 2 steps"),
         ("metrics.jsonl", '{"step": 1\n', "metrics.jsonl, line 1: cannot be read"),
         ("checkpoints/step-000002/complete.json", "", "complete.json: cannot be read"),
-        ("checkpoints/step-000002/complete.json", '{"step": "x", "files": {}}', "complete.json: cannot be read"),
+        (
+            "checkpoints/step-000002/complete.json",
+            '{"step": "x", "files": {}}',
+            "complete.json: cannot be read",
+        ),
     ],
 )
 def test_damaged_files_of_a_run_are_named(name, text, words, copied, capsys):
@@ -84,7 +95,9 @@ def test_damaged_evaluations_are_named(name, copied, taught, capsys):
     """By `--from` and by the same command again."""
     (copied / "evaluation" / name).write_text("[]\n")
     assert_says(evaluation, ["--from", copied / "evaluation"], name, copied, capsys)
-    assert_says(evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], name, copied, capsys)
+    assert_says(
+        evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], name, copied, capsys
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,19 +106,33 @@ def test_damaged_evaluations_are_named(name, copied, taught, capsys):
         ("--model RUN", "(it is a run, its model is RUN/model)"),
         ("--data /no/file", "--data /no/file: cannot be read (no such file or folder)"),
         ("--method prm --prm QWEN", "--prm QWEN: <extra_0> is not one token"),
-        ("--eval-every 1 --bench math500 --bench-data math500=/no", "--bench-data math500=/no: cannot be read"),
+        (
+            "--eval-every 1 --bench math500 --bench-data math500=/no",
+            "--bench-data math500=/no: cannot be read",
+        ),
         ("--heldout 2", "--task math: 2 of its 2 problems"),
         ("--max-tokens 512", "context is 512"),
         ("--template qwen-math --model TOY", "--template qwen-math: the tokenizer of TOY has no"),
     ],
 )
-def test_weights_are_read_last(flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, capsys):
+def test_weights_are_read_last(
+    flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, capsys
+):
     """What is small is looked at before the minutes that a large model takes to load."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
     places = {"RUN": run / "run", "QWEN": qwen_folder, "TOY": taught}
     flags = [filled(flag, places) for flag in flags.split()]
     monkeypatch.setattr(models, "load_weights", lambda *parts: pytest.fail("weights are read"))
-    usual = ["--task", "math", "--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--max-tokens", "9"]
+    usual = [
+        "--task",
+        "math",
+        "--model",
+        qwen_folder,
+        "--data",
+        tmp_path / "rows.jsonl",
+        "--max-tokens",
+        "9",
+    ]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
     assert_says(train, [*usual, *flags], filled(words, places), tmp_path, capsys)
 
@@ -128,7 +155,9 @@ def test_only_files_are_read(command, flag, more, qwen_folder, tmp_path, capsys)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
-    """And what is on the disk is used; transformers would ask again and again, for half a minute a file."""
+    """And what is on the disk is used; transformers would ask again and again, for half a minute a
+    file.
+    """
     requests = []
 
     def unreachable(self, name, timeout):
@@ -146,14 +175,23 @@ def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
     """Whose generations are of other settings."""
     file = tmp_path / "responses.jsonl"
     files.append_rows(file, [{"problem": "p", "response": r"\boxed{1}", "answer": "1"}])
-    assert_says(evaluation, ["--replay", file, "--out", copied / "evaluation"], "choose another --out", copied, capsys)
+    assert_says(
+        evaluation,
+        ["--replay", file, "--out", copied / "evaluation"],
+        "choose another --out",
+        copied,
+        capsys,
+    )
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ("--replay FILE --out RUN", "holds other files, and no settings.json; choose another"),
-        ("--model TAUGHT --out BARE", "settings.json"),  # else rows of one temperature would count as another's
+        (
+            "--model TAUGHT --out BARE",
+            "settings.json",
+        ),  # else rows of one temperature would count as another's
     ],
 )
 def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, capsys):
@@ -170,7 +208,10 @@ def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys)
     """A run's and an evaluation's."""
     again = ["--model", taught, *ASK, "--out", copied / "evaluation"]
     resumed = ["--resume", copied / "run", "--steps", "3"]
-    for folder, command, argv in ((copied / "run", train, resumed), (copied / "evaluation", evaluation, again)):
+    for folder, command, argv in (
+        (copied / "run", train, resumed),
+        (copied / "evaluation", evaluation, again),
+    ):
         handle = os.open(folder, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
         assert_says(command, argv, "another process is writing there", copied, capsys)
@@ -180,12 +221,16 @@ def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys)
 def test_other_problems_are_refused(copied, monkeypatch, capsys):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
     monkeypatch.setattr(harness.run, "digest_of", lambda problems: "of others")
-    assert_says(train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys)
+    assert_says(
+        train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys
+    )
 
 
 @pytest.mark.parametrize("kind", ["runs code", "lacks a tensor", "other shapes"])
 def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
-    """Nor loads anything but the policy's tensors. Sizes are right: whoever makes a folder makes them, too."""
+    """Nor loads anything but the policy's tensors. Sizes are right: whoever makes a folder makes
+    them, too.
+    """
     folder = copied / "run" / "checkpoints" / "step-000002"
     path = min((folder / "state").iterdir())
     with safe_open(path, "pt") as file:
@@ -194,11 +239,15 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
         path.write_bytes(pickle.dumps(Hostile(tmp_path / "made")))
     else:
         name, tensor = tensors.popitem()
-        save_file(tensors | ({name: tensor[..., None]} if kind == "other shapes" else {}), path, metadata)
+        save_file(
+            tensors | ({name: tensor[..., None]} if kind == "other shapes" else {}), path, metadata
+        )
     complete = json.loads((folder / "complete.json").read_text())
     complete["files"][str(path.relative_to(folder))] = path.stat().st_size
     (folder / "complete.json").write_text(json.dumps(complete))
-    assert_says(train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys)
+    assert_says(
+        train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys
+    )
     assert not (tmp_path / "made").exists()
 
 
@@ -210,9 +259,18 @@ def test_a_model_folder_runs_no_code(taught, tmp_path, capsys):
         ("config.json", {"AutoModelForCausalLM": "modeling.X", "AutoConfig": "modeling.Y"}),
         ("tokenizer_config.json", {"AutoTokenizer": ["modeling.X", None]}),
     ):
-        settings = json.loads((folder / name).read_text()) | {"auto_map": auto_map, "model_type": "unknown"}
+        settings = json.loads((folder / name).read_text()) | {
+            "auto_map": auto_map,
+            "model_type": "unknown",
+        }
         (folder / name).write_text(json.dumps(settings))
-    assert_says(train, [*SIZES, "--model", folder, "--out", tmp_path / "out"], f"--model {folder}", tmp_path, capsys)
+    assert_says(
+        train,
+        [*SIZES, "--model", folder, "--out", tmp_path / "out"],
+        f"--model {folder}",
+        tmp_path,
+        capsys,
+    )
     assert not (tmp_path / "made").exists()
 
 
@@ -223,7 +281,10 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
         shutil.copytree(folder / "step-000002", folder / name)
     shutil.copytree(folder / "step-000001", folder / "step-000007")
     (folder / "step-000007" / "complete.json").unlink()
-    assert [path.name for path in checkpoint.complete(copied / "run")] == ["step-000001", "step-000002"]
+    assert [path.name for path in checkpoint.complete(copied / "run")] == [
+        "step-000001",
+        "step-000002",
+    ]
     assert train.main(["--resume", str(copied / "run"), "--steps", "3", "--keep", "1"]) == 0
     names = {path.name for path in folder.iterdir()}
     assert names == {"step-000003", "step-000002-good", "step-best", "step-000002.bak"}
@@ -242,15 +303,24 @@ def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatc
     monkeypatch.setattr(train, "update", update)
     assert train.main(["--resume", str(copied / "run"), "--steps", "9"]) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("a checkpoint holds 2 of 9 steps; resume with: python train.py --resume ")
-    assert second == "error: step 3: the policy's logits are not finite after its updates; lower --lr"
+    assert first.startswith(
+        "a checkpoint holds 2 of 9 steps; resume with: python train.py --resume "
+    )
+    assert (
+        second == "error: step 3: the policy's logits are not finite after its updates; lower --lr"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "words"),
     [
         (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "of memory; less"),
+        (
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+            ),
+            "of memory; less",
+        ),
         (MemoryError(), "out of memory; less"),
     ],
 )
@@ -278,7 +348,10 @@ def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     steps = 2 + ("plot" in place)
     folder = shlex.quote(str(copied / "run"))
     more = "" if "plot" in place else " --steps 3"  # which the checkpoint does not know
-    words = f"a checkpoint holds {steps} of 3 steps; resume with: python train.py --resume {folder}{more}\n"
+    words = (
+        f"a checkpoint holds {steps} of 3 steps; resume with: python train.py --resume "
+        f"{folder}{more}\n"
+    )
     assert capsys.readouterr().err.startswith(f"{words}error: the disk is full")
     assert (copied / "run" / "model").exists() == ("plot" in place)
 
@@ -286,7 +359,9 @@ def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
 def test_numbers_that_are_not_known_are_null(tmp_path):
     """NaN is no JSON; a resumed run has it again."""
     path = tmp_path / "metrics.jsonl"
-    files.append_rows(path, [{"before": {}}, {"step": 1, "loss": float("nan")}, {"step": 2}, {"after": {}}])
+    files.append_rows(
+        path, [{"before": {}}, {"step": 1, "loss": float("nan")}, {"step": 2}, {"after": {}}]
+    )
     assert '"loss": null' in path.read_text()
     before, row = harness.run.rows_until(path, 1)
     assert before == {"before": {}} and math.isnan(row["loss"])
@@ -305,5 +380,7 @@ def test_workers_start_below_a_hard_limit_of_memory():
     """Theirs would exceed it."""
     ask = "from grading.workers import in_worker; print(in_worker(r'\\frac12', '0.5', 60))"
     words = ["sh", "-c", 'ulimit -v 3000000 && exec "$0" -c "$1"', sys.executable, ask]
-    done = subprocess.run(words, cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        words, cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=300
+    )
     assert done.stdout == "correct\n", done.stderr

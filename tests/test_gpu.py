@@ -1,4 +1,5 @@
-"""What a GPU computes, against the CPU or against the plain way on the same GPU: `pytest -m gpu` on a fresh node.
+"""What a GPU computes, against the CPU or against the plain way on the same GPU: `pytest -m gpu` on
+a fresh node.
 
 **Not run on a GPU yet**, only with DEVICE = "cpu": `varlen_attn` is SDPA, a CPU meets itself.
 """
@@ -46,20 +47,26 @@ def relative(ours: Tensor, expected: Tensor) -> float:
 def test_minima_of_the_race_are_those_of_a_cpu(name):
     """The same group on both."""
     (costs, right, wrong, eps), *_ = problem(name)
-    found = race(costs.to(DEVICE), Spans(*to_device(*right)), Spans(*to_device(*wrong)), eps, **LIMITS)
+    found = race(
+        costs.to(DEVICE), Spans(*to_device(*right)), Spans(*to_device(*wrong)), eps, **LIMITS
+    )
     for ours, expected in zip(found, race(costs, right, wrong, eps, **LIMITS), strict=True):
         torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, dict(reading="cost"), dict(distance="chamfer"), dict(normalize="rollout")])
+@pytest.mark.parametrize(
+    "options", [{}, dict(reading="cost"), dict(distance="chamfer"), dict(normalize="rollout")]
+)
 def test_weights_are_those_of_a_cpu(options, dtype):
     """The fast hooks and the ablations on both, and the plain functions."""
     hidden, mask, correct = group(9)
     hidden = hidden.to(dtype)
     there = to_device(hidden, mask, correct)
     expected = weights(hidden, mask, correct, **SMALL, **options)
-    torch.testing.assert_close(weights(*there, **SMALL, **options).cpu(), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        weights(*there, **SMALL, **options).cpu(), expected, atol=1e-5, rtol=1e-4
+    )
     plain = shear_weights(hidden, mask, correct, **SMALL)
     torch.testing.assert_close(shear_weights(*there, **SMALL).cpu(), plain, atol=1e-5, rtol=1e-4)
 
@@ -75,13 +82,20 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
         loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
         loss.backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        found.append([tensor.cpu() for tensor in (scored.log_probs, scored.entropies, scored.hidden, gradient)])
+        found.append(
+            [
+                tensor.cpu()
+                for tensor in (scored.log_probs, scored.entropies, scored.hidden, gradient)
+            ]
+        )
     for ours, expected in zip(*found, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-3)
 
 
 def test_packed_rollouts_are_padded_ones():
-    """Against one rollout at a time in float32: equal in float32; by `varlen_attn` in bfloat16 as good as padded."""
+    """Against one rollout at a time in float32: equal in float32; by `varlen_attn` in bfloat16 as
+    good as padded.
+    """
     half = make("qwen3", head_dim=128).bfloat16().to(DEVICE)
     whole = copy.deepcopy(half).float()
     rollouts = moved(of_unlike_lengths(), DEVICE)
@@ -103,26 +117,40 @@ def steps_of(out: Path, flags: str, resume: list[str] = ()) -> list[dict]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_a_step(method, tmp_path):
-    """Sampled, graded, credited and trained; a smoke test draws the rewards, so that each group has both."""
-    [step] = steps_of(tmp_path, f"{RUN} --warmup-steps 1 --steps 1 --method {method} {NEEDS.get(method, '')}")
+    """Sampled, graded, credited and trained; a smoke test draws the rewards, so that each group has
+    both.
+    """
+    [step] = steps_of(
+        tmp_path, f"{RUN} --warmup-steps 1 --steps 1 --method {method} {NEEDS.get(method, '')}"
+    )
     assert step["grad_norm"] > 0 and step["skipped"] == 0
 
 
 def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
-    """In bfloat16 each step moves the weights from a ratio of 1; --resume restores weights and moments to the bit."""
+    """In bfloat16 each step moves the weights from a ratio of 1; --resume restores weights and
+    moments to the bit.
+    """
     kept, save, restore = {}, train.save_checkpoint, train.restore
 
     def keep(run, key) -> None:
         tensors = []
         for parameter in run.optimizer.param_groups[0]["params"]:
             tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
-        kept[key] = [getattr(tensor, "_local_tensor", tensor).to("cpu", copy=True) for tensor in tensors]
+        kept[key] = [
+            getattr(tensor, "_local_tensor", tensor).to("cpu", copy=True) for tensor in tensors
+        ]
 
-    monkeypatch.setattr(train, "save_checkpoint", lambda run, step: (save(run, step), keep(run, step)))
+    monkeypatch.setattr(
+        train, "save_checkpoint", lambda run, step: (save(run, step), keep(run, step))
+    )
     monkeypatch.setattr(train, "restore", lambda run: (restore(run), keep(run, "restored"))[0])
     steps = steps_of(tmp_path, f"{RUN} --dtype bfloat16 --lr 1e-3")
-    again = steps_of(tmp_path, f"--device {DEVICE.type}", ["--resume", f"{tmp_path}/run/checkpoints/step-000002"])
+    again = steps_of(
+        tmp_path, f"--device {DEVICE.type}", ["--resume", f"{tmp_path}/run/checkpoints/step-000002"]
+    )
     assert len(steps) == len(again) == 4 and len({step["checksum"] for step in steps}) == 4
     assert max(step["abs_log_ratio"] for step in steps + again) < 1e-2
-    assert again[2]["entropy"] == pytest.approx(steps[2]["entropy"], rel=0.05)  # sampled by the restored weights
+    assert again[2]["entropy"] == pytest.approx(
+        steps[2]["entropy"], rel=0.05
+    )  # sampled by the restored weights
     assert all(torch.equal(ours, old) for ours, old in zip(kept["restored"], kept[2], strict=True))

@@ -1,4 +1,6 @@
-"""grpo.py: what was sampled is what is scored and trained on, and the loss is the written-out one."""
+"""grpo.py: what was sampled is what is scored and trained on, and the loss is the
+written-out one.
+"""
 
 import math
 
@@ -10,7 +12,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
 from fast import packing
-from grpo import Policy, Rollouts, cat_padded, group_advantages, log_probs, policy_loss, rollout, stop_ids
+from grpo import (
+    Policy,
+    Rollouts,
+    cat_padded,
+    group_advantages,
+    log_probs,
+    policy_loss,
+    rollout,
+    stop_ids,
+)
 from harness.parallel import Ranks, deal
 
 PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
@@ -18,16 +29,25 @@ PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is 
 
 def sampled(tiny, group_size=4, **options) -> Rollouts:
     """Rollouts of the untrained model, which stops at random."""
-    return rollout(*tiny, PROMPTS, group_size, **{**dict(max_tokens=24, temperature=1.0, batch_size=3), **options})
+    return rollout(
+        *tiny,
+        PROMPTS,
+        group_size,
+        **{**dict(max_tokens=24, temperature=1.0, batch_size=3), **options},
+    )
 
 
 def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
-    """Mask 1 through the first stop token, `truncated` where there is none, text decoded from just these ids."""
+    """Mask 1 through the first stop token, `truncated` where there is none, text decoded from just
+    these ids.
+    """
     rollouts = sampled(tiny, group_size=16)
     eos = tiny[1].eos_token_id
     assert rollouts.ids.shape == rollouts.mask.shape and len(rollouts.texts) == 32
     assert rollouts.truncated.any() and not rollouts.truncated.all()
-    for ids, mask, cut, text in zip(rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts, strict=True):
+    for ids, mask, cut, text in zip(
+        rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts, strict=True
+    ):
         kept = ids[: int(mask.sum())]
         assert not mask[len(kept) :].any()
         assert (kept == eos).sum() == (0 if cut else 1) and (cut or kept[-1] == eos)
@@ -35,8 +55,13 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
 
 
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
-    """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both must end a response."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
+    """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both must end a
+    response.
+    """
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(qwen_folder),
+        AutoTokenizer.from_pretrained(qwen_folder),
+    )
     assert stop_ids(model, tokenizer) == [0, 2]
     rollouts = rollout(model, tokenizer, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
     ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
@@ -50,31 +75,49 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
         ({"tokenizer": "<|endoftext|>"}, [0, 2]), ({"generation": 7}, [2, 7]), ({"generation": [7, 8]}, [2, 7, 8]),
         ({"config": [9]}, [2, 9]), ({"config": 9, "generation": [7]}, [2, 7, 9]),
         ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, "<|eot|>"]),
-        ({"template": "<|eot|>{{ messages[1]['content'] }}. <|eot|>"}, [2]),  # a letter follows first
+        # a letter follows first
+        ({"template": "<|eot|>{{ messages[1]['content'] }}. <|eot|>"}, [2]),
         ({"template": "<|eot|>"}, [2]),  # the words are not in it
         ({"template": "{{ raise_exception('no') }}"}, [2]),
     ],
 )  # fmt: skip
 def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen_folder, tiny):
-    """Generation config, config, tokenizer, the token that ends a turn of the template, <|im_end|>."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
+    """Generation config, config, tokenizer, the token that ends a turn of the template,
+    <|im_end|>.
+    """
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(qwen_folder),
+        AutoTokenizer.from_pretrained(qwen_folder),
+    )
     tokenizer.add_tokens(AddedToken("<|eot|>", special=True))
     model.generation_config.eos_token_id = change.get("generation")
     model.config.eos_token_id = change.get("config")
     tokenizer.eos_token = change.get("tokenizer")
     tokenizer.chat_template = change.get("template")
-    ids = [tokenizer.convert_tokens_to_ids(name) if isinstance(name, str) else name for name in expected]
+    ids = [
+        tokenizer.convert_tokens_to_ids(name) if isinstance(name, str) else name
+        for name in expected
+    ]
     assert stop_ids(model, tokenizer) == ids
     assert stop_ids(*tiny) == [tiny[1].eos_token_id]  # which has neither template nor <|im_end|>
 
 
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen_folder):
-    """First-token frequencies match softmax(logits / T) over all 259 tokens, though the folder asks otherwise."""
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(qwen_folder), AutoTokenizer.from_pretrained(qwen_folder)
+    """First-token frequencies match softmax(logits / T) over all 259 tokens, though the folder asks
+    otherwise.
+    """
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(qwen_folder),
+        AutoTokenizer.from_pretrained(qwen_folder),
+    )
     penalties = dict(repetition_penalty=5.0, suppress_tokens=list(range(40)), eos_token_id=0)
-    model.generation_config = GenerationConfig(do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties)
+    model.generation_config = GenerationConfig(
+        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties
+    )
     draws = 6_000
-    rollouts = rollout(model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2, batch_size=draws)
+    rollouts = rollout(
+        model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2, batch_size=draws
+    )
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
     expected = draws * (logits / 0.2).softmax(-1)
@@ -98,12 +141,16 @@ def test_temperature_zero_is_greedy(tiny):
 
 @pytest.fixture(params=["rotary", "absolute"])
 def any_positions(request, tiny):
-    """The tiny Qwen2, whose positions are relative, and a GPT-2, which padding on the left would shift."""
+    """The tiny Qwen2, whose positions are relative, and a GPT-2, which padding on the left would
+    shift.
+    """
     return tiny if request.param == "rotary" else (small_gpt2(), tiny[1])
 
 
 def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeypatch):
-    """Log-probabilities, entropies and last_hidden_state at y_t, against one unpadded forward a rollout."""
+    """Log-probabilities, entropies and last_hidden_state at y_t, against one unpadded forward a
+    rollout.
+    """
     model, _ = any_positions
     rollouts = sampled(any_positions)
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
@@ -125,13 +172,22 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positions, recompute, monkeypatch):
-    """Against logits (b, T, V) at once and activations kept: log-probabilities and every gradient to 1e-5."""
+def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
+    any_positions, recompute, monkeypatch
+):
+    """Against logits (b, T, V) at once and activations kept: log-probabilities and every gradient
+    to 1e-5.
+    """
     model, _ = any_positions
     rollouts = sampled(any_positions)
     pulls = torch.randn(rollouts.ids.shape)
     ids, inside, _ = grpo.end_to_end(rollouts)
-    expected = (model(ids).logits[:, :-1] / 0.7).log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)[inside[:, 1:]]
+    expected = (
+        (model(ids).logits[:, :-1] / 0.7)
+        .log_softmax(-1)
+        .gather(-1, ids[:, 1:, None])
+        .squeeze(-1)[inside[:, 1:]]
+    )
     (expected * pulls[rollouts.mask]).sum().backward()
     plain = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
@@ -144,21 +200,29 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
 
 
 def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
-    """The head sees at most HEAD_CHUNK tokens at a time, in scoring and in both passes of training."""
+    """The head sees at most HEAD_CHUNK tokens at a time, in scoring and in both passes of
+    training.
+    """
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 10)
     seen = []
-    tiny[0].get_output_embeddings().register_forward_hook(lambda head, inputs, logits: seen.append(logits.shape[0]))
+    tiny[0].get_output_embeddings().register_forward_hook(
+        lambda head, inputs, logits: seen.append(logits.shape[0])
+    )
     rollouts = sampled(tiny)
     seen.clear()
     log_probs(Policy(tiny[0]), rollouts, temperature=1.0, micro_tokens=1000)
     logp = Policy(tiny[0])(rollouts, 1.0)
     logp.sum().backward()
-    assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())  # scoring, forward, again in backward
+    assert max(seen) == 10 and sum(seen) == 3 * int(
+        rollouts.mask.sum()
+    )  # scoring, forward, again in backward
 
 
 @pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
 def test_micro_batches_are_bounded_in_tokens(pack):
-    """Every row once; padding, where there is any, within the budget; the longest first; nothing of nothing."""
+    """Every row once; padding, where there is any, within the budget; the longest first; nothing of
+    nothing.
+    """
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
     rows = list(range(1, 38))
     padded = pack is grpo.pack
@@ -173,7 +237,9 @@ def test_micro_batches_are_bounded_in_tokens(pack):
 
 
 def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
-    """Every row once; what ranks do at the same time differs by no more than a rollout; some of it perhaps nothing."""
+    """Every row once; what ranks do at the same time differs by no more than a rollout; some of it
+    perhaps nothing.
+    """
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 128]
     rows = list(range(1, 38))
     for world in (1, 2, 3, 8):
@@ -182,13 +248,28 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
             ranks = Ranks(rank, world, torch.device("cpu"))
             dealt.append(deal(rows, lengths, 128, ranks, packing.pack, filler=0))
         assert len({len(batches) for batches in dealt}) == 1
-        assert sorted(row for batches in dealt for batch, weight in batches if weight for row in batch.tolist()) == rows
+        assert (
+            sorted(
+                row
+                for batches in dealt
+                for batch, weight in batches
+                if weight
+                for row in batch.tolist()
+            )
+            == rows
+        )
         for together in zip(*dealt, strict=True):
-            tokens = [int(weight) * sum(lengths[row] for row in batch.tolist()) for batch, weight in together]
+            tokens = [
+                int(weight) * sum(lengths[row] for row in batch.tolist())
+                for batch, weight in together
+            ]
             assert max(tokens) - min(tokens) < 60 or max(tokens) == 128
     ranks = [Ranks(rank, 2, torch.device("cpu")) for rank in range(2)]
     one, other = (deal([0, 1, 2], [9, 9, 9], 9, of_rank, grpo.pack, filler=2) for of_rank in ranks)
-    assert sorted([[weight for _, weight in one], [weight for _, weight in other]]) == [[1, 0], [1, 1]]
+    assert sorted([[weight for _, weight in one], [weight for _, weight in other]]) == [
+        [1, 0],
+        [1, 1],
+    ]
     ((batch, weight),) = deal([], [9, 9], 9, ranks[0], grpo.pack, filler=1)
     assert batch.tolist() == [1] and weight == 0
 
@@ -200,13 +281,17 @@ def test_rollouts_of_several_ranks_become_one_batch(tiny):
     again = Rollouts.cat(parts)
     assert again.texts == whole.texts and torch.equal(again.truncated, whole.truncated)
     for name, mask in (("prompt_ids", "prompt_mask"), ("ids", "mask")):
-        assert torch.equal(getattr(again, name)[getattr(again, mask)], getattr(whole, name)[getattr(whole, mask)])
+        assert torch.equal(
+            getattr(again, name)[getattr(again, mask)], getattr(whole, name)[getattr(whole, mask)]
+        )
     padded = cat_padded([torch.ones(1, 2), torch.ones(1, 3)], left=True, fill=7)
     assert padded.tolist() == [[7, 1, 1], [1, 1, 1]]
 
 
 def test_prompts_of_like_length_are_generated_together(tiny):
-    """Sorted by prompt length within, in the asked order without; how many at a time may be a function of lengths."""
+    """Sorted by prompt length within, in the asked order without; how many at a time may be a
+    function of lengths.
+    """
     prompts, asked = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2, []
     limits = dict(max_tokens=6, temperature=0.0, batch_size=lambda *sizes: asked.append(sizes) or 4)
     rollouts = rollout(*tiny, prompts, 2, **limits)
@@ -219,7 +304,9 @@ def test_prompts_of_like_length_are_generated_together(tiny):
 
 
 def test_group_advantages_are_equation_1():
-    """(r - mean) / (std + 1e-6), unbiased std: one right of four gives 0.75 / 0.5 = 1.5 and -0.5."""
+    """(r - mean) / (std + 1e-6), unbiased std: one right of four gives 0.75 / 0.5 = 1.5 and
+    -0.5.
+    """
     ours = group_advantages(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), 4)
     half = 0.5 / math.sqrt(1 / 3)
     expected = torch.tensor([1.5, -0.5, -0.5, -0.5, half, half, -half, -half])
@@ -231,14 +318,18 @@ def test_equal_rewards_and_missing_verdicts_get_no_advantage():
     nan = math.nan
     for equal in (0.0, 1.0, 0.1):
         assert torch.equal(group_advantages(torch.full((7,), equal), 7), torch.zeros(7))
-    ours = group_advantages(torch.tensor([1.0, 0, nan, nan, nan, nan, 0, nan, nan, nan, nan, nan]), 4)
+    ours = group_advantages(
+        torch.tensor([1.0, 0, nan, nan, nan, nan, 0, nan, nan, nan, nan, nan]), 4
+    )
     root = math.sqrt(0.5)
     torch.testing.assert_close(ours[:4], torch.tensor([root, -root, 0, 0]), atol=1e-5, rtol=0)
     assert torch.equal(ours[4:], torch.zeros(8))
 
 
-# ratio, advantage -> loss of the token, and its gradient by the log-probability: 0 where the clip holds. The bounds are
-# 1 - .2 below and 1 + .28 above; .75 and 1.25 lie between these and the bounds with the two exchanged.
+# ratio, advantage -> loss of the token, and its gradient by the log-probability: 0 where the clip
+# holds. The bounds are
+# 1 - .2 below and 1 + .28 above; .75 and 1.25 lie between these and the bounds with the two
+# exchanged.
 CLIPPED = [
     (2.0, 1.0, -1.28, 0.0), (2.0, -1.0, 2.0, 2.0), (1.25, 1.0, -1.25, -1.25), (1.25, -1.0, 1.25, 1.25),
     (0.75, 1.0, -0.75, -0.75), (0.75, -1.0, 0.8, 0.0), (0.5, 3.0, -1.5, -1.5), (0.5, -3.0, 2.4, 0.0),
@@ -259,7 +350,9 @@ def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
 
 
 def test_the_loss_is_the_sum_over_all_tokens_by_their_number():
-    """The same tokens in one batch, a padded one among them: the mean over the `n_tokens` of the optimizer step."""
+    """The same tokens in one batch, a padded one among them: the mean over the `n_tokens` of the
+    optimizer step.
+    """
     ratios, advantages, losses, _ = torch.tensor(CLIPPED).T.reshape(4, 2, 4)
     mask = torch.arange(8).view(2, 4) != 3
     loss, metrics = policy_loss(ratios.log(), torch.zeros(2, 4), advantages, mask, n_tokens=21)
@@ -267,5 +360,8 @@ def test_the_loss_is_the_sum_over_all_tokens_by_their_number():
     assert metrics["clip_share"] == pytest.approx(3 / 21)
     of_rollouts = torch.tensor([2.0, -1.0])
     of_tokens = of_rollouts[:, None].expand(2, 4)
-    both = [policy_loss(ratios.log(), torch.zeros(2, 4), values, mask, 21) for values in (of_rollouts, of_tokens)]
+    both = [
+        policy_loss(ratios.log(), torch.zeros(2, 4), values, mask, 21)
+        for values in (of_rollouts, of_tokens)
+    ]
     assert both[0] == both[1]

@@ -1,4 +1,6 @@
-"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary model."""
+"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary
+model.
+"""
 
 import copy
 import shutil
@@ -24,7 +26,9 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
     lora.add(model, 3, seed=5)
     assert torch.equal(model(ids).logits, plain) and not model.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert all(".lora_" in name for name in trained) and len(trained) == 2 * 2 * 7  # A and B, layers, linear maps
+    assert (
+        all(".lora_" in name for name in trained) and len(trained) == 2 * 2 * 7
+    )  # A and B, layers, linear maps
 
 
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
@@ -40,14 +44,18 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     assert torch.equal(model(ids).logits, moved) and not torch.equal(moved, plain)
     assert trainable == [parameter.requires_grad for parameter in model.parameters()]
     part = model.model.layers[0].mlp.up_proj
-    expected = part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
+    expected = (
+        part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
+    )
     acts = lora.merged(model).model.layers[0].mlp.up_proj.weight
     torch.testing.assert_close(acts, expected)  # W + B A, unscaled
 
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
-    """transformers loads the folder, without a missing or an unexpected weight, and says the same. Nothing moves."""
+    """transformers loads the folder, without a missing or an unexpected weight, and says the same.
+    Nothing moves.
+    """
     model, tokenizer = tiny
     model = adapted(small_mixtral() if experts else model)
     assert experts == any("experts.lora_B" in name for name, _ in model.named_parameters())
@@ -58,23 +66,37 @@ def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     ids = torch.randint(0, 20, (2, 9))
     torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
-    assert AutoTokenizer.from_pretrained(tmp_path)("a=1")["input_ids"] == tokenizer("a=1")["input_ids"]
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path)("a=1")["input_ids"] == tokenizer("a=1")["input_ids"]
+    )
 
 
 def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
-    """arca: two steps are one step, --resume and another, to the bit; the base does not move, the saved model does."""
+    """arca: two steps are one step, --resume and another, to the bit; the base does not move, the
+    saved model does.
+    """
     saved(tmp_path / "start", toy.make_model(1, seed=0))
     flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8 --eval-groups 2".split()
     flags += "--toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2 --steps 2".split()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("credit.batch.group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-        assert train.main([*flags, "--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]) == 0
+        patch.setattr(
+            "credit.batch.group_advantages",
+            lambda rewards, size: torch.linspace(-1, 1, len(rewards)),
+        )
+        assert (
+            train.main(
+                [*flags, "--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]
+            )
+            == 0
+        )
         shutil.copytree(tmp_path / "whole", tmp_path / "cut")
         shutil.rmtree(tmp_path / "cut" / "model")
         assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     whole = files.rows(tmp_path / "whole" / "metrics.jsonl")
-    assert whole[1]["weight_std"] < 1e-6 and whole[2]["weight_std"] > 0.01  # uniform until the adapter is something
+    assert (
+        whole[1]["weight_std"] < 1e-6 and whole[2]["weight_std"] > 0.01
+    )  # uniform until the adapter is something
     start = AutoModelForCausalLM.from_pretrained(tmp_path / "start").state_dict()
     end = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/model").state_dict()
     changed = {name.split(".")[-2] for name in end if not torch.equal(start[name], end[name])}

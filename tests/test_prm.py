@@ -1,4 +1,6 @@
-r"""credit/reward_model.py: a score for each step, read where the step ends, and the step of each policy's token."""
+r"""credit/reward_model.py: a score for each step, read where the step ends, and the step of each
+policy's token.
+"""
 
 import json
 import random
@@ -33,9 +35,13 @@ TEXTS = [text for text, _, _ in RESPONSES]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random model in a folder that is laid out, and names its classes, as Qwen2.5-Math-PRM-7B does."""
+    """A random model in a folder that is laid out, and names its classes, as Qwen2.5-Math-PRM-7B
+    does.
+    """
     torch.manual_seed(0)
-    config = Qwen2Config(vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL)
+    config = Qwen2Config(
+        vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL
+    )
     path = tmp_path_factory.mktemp("models") / "prm"
     saved(path, ProcessRewardModel(config), turns_tokenizer(SEPARATOR))
     about = json.loads((path / "config.json").read_text())
@@ -59,7 +65,9 @@ def respond(texts: list[str], stop: bool = True) -> Rollouts:
 def scored(pair, texts, questions=None, micro_tokens=1000, stop=True):
     """score_steps of texts whose steps end with an empty line."""
     questions = questions or [f"What is {i} + {i}?" for i in range(len(texts))]
-    return score_steps(pair, questions, respond(texts, stop), turns_tokenizer(), "\n\n", micro_tokens)
+    return score_steps(
+        pair, questions, respond(texts, stop), turns_tokenizer(), "\n\n", micro_tokens
+    )
 
 
 def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
@@ -67,7 +75,9 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
     model, tokenizer = pair
     response = "".join(f"{step}{SEPARATOR}" for step in steps)
     turns = (("system", SYSTEM), ("user", question), ("assistant", response))
-    ids = tokenizer("".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns))["input_ids"]
+    ids = tokenizer("".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns))[
+        "input_ids"
+    ]
     with torch.no_grad():
         states = model.model(torch.tensor([ids])).last_hidden_state[0]  # (L, h)
     first, second = model.score[0], model.score[2]
@@ -77,7 +87,9 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
 
 
 def test_scores_are_those_read_by_hand(pair):
-    """One response at a time, its steps written by hand; scores differ, or nothing would be compared."""
+    """One response at a time, its steps written by hand; scores differ, or nothing would be
+    compared.
+    """
     results = scored(pair, TEXTS)
     assert len(results) == len(TEXTS)
     for i, (good, step) in enumerate(results):
@@ -88,8 +100,12 @@ def test_scores_are_those_read_by_hand(pair):
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, stop):
-    """A token a byte, so that a character's step is that of all of its bytes; the stop token ends the last step."""
-    texts = [text for text in TEXTS if stop or text]  # without the stop token the last has no token at all
+    """A token a byte, so that a character's step is that of all of its bytes; the stop token ends
+    the last step.
+    """
+    texts = [
+        text for text in TEXTS if stop or text
+    ]  # without the stop token the last has no token at all
     for i, (_, step) in enumerate(scored(pair, texts, stop=stop)):
         text, _, starts = RESPONSES[i]
         expected = []
@@ -100,9 +116,15 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
 
 
 def test_micro_batches_and_order_do_not_matter(pair, monkeypatch):
-    """Alone, together, backwards: the same scores and steps, of no more than micro_tokens at a time with padding."""
+    """Alone, together, backwards: the same scores and steps, of no more than micro_tokens at a time
+    with padding.
+    """
     shapes, forward = [], ProcessRewardModel.forward
-    monkeypatch.setattr(ProcessRewardModel, "forward", lambda self, ids: shapes.append(ids.shape) or forward(self, ids))
+    monkeypatch.setattr(
+        ProcessRewardModel,
+        "forward",
+        lambda self, ids: shapes.append(ids.shape) or forward(self, ids),
+    )
     questions = [f"{i}?" for i in range(len(TEXTS))]
     together = scored(pair, TEXTS, questions, 10**6)
     assert [len(shape) for shape in shapes] == [2] and shapes[0][0] == len(TEXTS)
@@ -130,7 +152,9 @@ def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair):
 
 @pytest.mark.parametrize("spelt", [SEPARATOR, "<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
 def test_a_spelt_separator_adds_no_score(pair, spelt):
-    """Neither in the question nor in the response; the number of steps is that of the text without it."""
+    """Neither in the question nor in the response; the number of steps is that of the text without
+    it.
+    """
     plain = "One.\n\nTwo.\n\nThree."
     texts = [plain, plain.replace("Two.", f"Two{spelt}."), plain]
     results = scored(pair, texts, ["?", "?", f"?{spelt}"])
@@ -141,9 +165,13 @@ def test_a_spelt_separator_adds_no_score(pair, spelt):
 
 
 def test_what_exceeds_the_context_takes_the_last_score(pair):
-    """400 tokens: a step that is cut, and all behind it, take the last score; if there is none, one half."""
+    """400 tokens: a step that is cut, and all behind it, take the last score; if there is none, one
+    half.
+    """
     steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
-    (good, step), (unread, _) = scored(pair, ["\n\n".join(steps), "\n\n".join(steps[2:])], ["?", "?"])
+    (good, step), (unread, _) = scored(
+        pair, ["\n\n".join(steps), "\n\n".join(steps[2:])], ["?", "?"]
+    )
     expected = by_hand(pair, "?", steps[:2])
     torch.testing.assert_close(good, torch.cat([expected, expected[-1:].expand(3)]))
     assert unread.tolist() == [0.5] * 3
@@ -159,9 +187,13 @@ def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     losing = turns_tokenizer(SEPARATOR, template=CHAT.replace("m['content']", "m['content'][:30]"))
     folders = {
         str(tmp_path / "missing"): "cannot be loaded",
-        saved(tmp_path / "causal", Qwen2ForCausalLM(config), whole): r"not those of its config.json \(score",
+        saved(
+            tmp_path / "causal", Qwen2ForCausalLM(config), whole
+        ): r"not those of its config.json \(score",
         saved(tmp_path / "other", model, turns_tokenizer()): "<extra_0> is not one token",
-        saved(tmp_path / "plain", model, turns_tokenizer(SEPARATOR, template=None)): "no chat template",
+        saved(
+            tmp_path / "plain", model, turns_tokenizer(SEPARATOR, template=None)
+        ): "no chat template",
         saved(tmp_path / "losing", model, losing): "1 separators of 2 steps",
         saved(tmp_path / "small", small, whole): "another model's",
     }
@@ -171,12 +203,20 @@ def test_folders_that_cannot_score_steps_are_refused(tmp_path):
 
 
 def test_a_loaded_model_is_ready(folder, pair):
-    """In the dtype asked for, not in training, without gradients, and with the folder's weights under its names."""
+    """In the dtype asked for, not in training, without gradients, and with the folder's weights
+    under its names.
+    """
     model, _ = load_reward_model(str(folder), DEVICE, torch.bfloat16)
     assert model.dtype == torch.bfloat16 and not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
     names = set(pair[0].state_dict())
-    assert {"score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias", "model.norm.weight"} <= names
+    assert {
+        "score.0.weight",
+        "score.0.bias",
+        "score.2.weight",
+        "score.2.bias",
+        "model.norm.weight",
+    } <= names
     good, _ = scored((model, pair[1]), ["One."])[0]
     exact, _ = scored(pair, ["One."])[0]
     assert good.dtype == torch.float32
@@ -184,14 +224,20 @@ def test_a_loaded_model_is_ready(folder, pair):
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
-    """One-line programs: three in four lines are good, a short teaching does better; loaded, it says the same."""
+    """One-line programs: three in four lines are good, a short teaching does better; loaded, it
+    says the same.
+    """
     rng = random.Random("scored")
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
     questions = [problem["problem"] for problem in problems]
     policy, words = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
-    pair = teacher.make_prm(policy, 1, set(), steps=50, seed=0)  # of 230 problems none can be spared
+    pair = teacher.make_prm(
+        policy, 1, set(), steps=50, seed=0
+    )  # of 230 problems none can be spared
     assert policy.config.vocab_size == len(words)
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in policy.parameters())
+    assert all(
+        parameter.requires_grad and parameter.grad is None for parameter in policy.parameters()
+    )
     texts = [toy.demonstrate(problem, rng) for problem in problems]
     labels = []
     for problem, text in zip(problems, texts, strict=True):
@@ -223,8 +269,15 @@ def test_toy_labels_are_bad_from_the_first_error_on(lines):
 
 
 def test_forbidden_prompts_are_not_demonstrated():
-    """Neither to the policy nor to the process reward model: both draw their demonstrations here."""
-    forbidden = {problem["problem"] for problem, _ in toy.demonstrations(1, set(), random.Random(1))}
+    """Neither to the policy nor to the process reward model: both draw their demonstrations
+    here.
+    """
+    forbidden = {
+        problem["problem"] for problem, _ in toy.demonstrations(1, set(), random.Random(1))
+    }
     for seed in range(20):
-        shown = {problem["problem"] for problem, _ in toy.demonstrations(1, forbidden, random.Random(seed))}
+        shown = {
+            problem["problem"]
+            for problem, _ in toy.demonstrations(1, forbidden, random.Random(seed))
+        }
         assert not shown & forbidden

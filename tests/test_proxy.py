@@ -1,4 +1,6 @@
-"""grading/wire.py, proxy.py, judge.py: what crosses between tests and candidate, and who decides a comparison."""
+"""grading/wire.py, proxy.py, judge.py: what crosses between tests and candidate, and who decides a
+comparison.
+"""
 
 import collections
 import datetime
@@ -51,7 +53,9 @@ def test_plain_data_crosses_unchanged(value, link):
 
 
 def test_arrays_are_arrays_for_tests_that_use_numpy_and_lists_for_others(link, monkeypatch):
-    """`assert f() == [0, 1]` and `np.allclose(f(), ...)` both mean what their authors meant; arguments are arrays."""
+    """`assert f() == [0, 1]` and `np.allclose(f(), ...)` both mean what their authors meant;
+    arguments are arrays.
+    """
     f = link("def f(x): return x * 2").names(["f"])["f"]
     assert f(numpy.arange(2)).shape == (2,)
     assert isinstance(proxy.Link(None).resolve({"array": ["<i8", [0, 1]]}), numpy.ndarray)
@@ -132,7 +136,11 @@ def test_what_is_no_message_is_the_candidates_end(message):
         ("def f(x): return x", ["import no_such_module"], "infra_error"),
         ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "infra_error"),
         ("def f(x): return len(x)", ["assert f('x' * 2**25) == 2**25"], "correct"),
-        ("def sorted(x): return [1]\ndef f(x): return x", ["assert sorted(f([2, 1])) == [1, 2]"], "correct"),
+        (
+            "def sorted(x): return [1]\ndef f(x): return x",
+            ["assert sorted(f([2, 1])) == [1, 2]"],
+            "correct",
+        ),
         ("def set(x): return 1\ndef f(x): return x", ["assert set(f([1])) == set([2])"], "wrong"),
     ],
 )
@@ -153,5 +161,7 @@ def test_asserts_are_judged_outside(source, asserts, reason, link):
     ],
 )  # fmt: skip
 def test_results_of_calls_are_compared_as_the_data_sets_mean_it(value, expected, equal):
-    """Expected values come from JSON: no tuples, keys are text; floats to a millionth, beside 0 to one of 1."""
+    """Expected values come from JSON: no tuples, keys are text; floats to a millionth, beside 0 to
+    one of 1.
+    """
     assert judge.same(value, expected) is equal

@@ -19,7 +19,9 @@ SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
 
 
 def text(generator, rollouts, length, dim):
-    """States (G, T, d) as of a text: few words, each near its own point, and a slow drift. Hard to match in parts."""
+    """States (G, T, d) as of a text: few words, each near its own point, and a slow drift. Hard to
+    match in parts.
+    """
     points = 3 * torch.randn(12, dim, generator=generator)
     drift = 0.1 * torch.randn(rollouts, length, dim, generator=generator).cumsum(1)
     noise = 0.3 * torch.randn(rollouts, length, dim, generator=generator)
@@ -27,7 +29,9 @@ def text(generator, rollouts, length, dim):
 
 
 def case(name, seed=0):
-    """Hidden states (6, 40, 8), mask and verdicts of one group, of a kind that could mislead a race."""
+    """Hidden states (6, 40, 8), mask and verdicts of one group, of a kind that could mislead a
+    race.
+    """
     generator = torch.Generator().manual_seed(seed)
     hidden, lengths = text(generator, 6, 40, 8), torch.full((6,), 40)
     if name == "clustered":
@@ -53,32 +57,52 @@ def case(name, seed=0):
     return hidden, mask, torch.tensor([True, False] * 3)
 
 
-CASES = [*"text clustered identical tiny huge outliers ragged".split(), "shared prefix", "one point", "nearly tied"]
+CASES = [
+    *"text clustered identical tiny huge outliers ragged".split(),
+    "shared prefix",
+    "one point",
+    "nearly tied",
+]
 LIMITS = {name: SOLVER[name] for name in ("max_iters", "tol")}
 
 
 @cache
 def problem(name, seed=0, window=8, stride=4):
-    """What `race` takes of a group; and, of all pairs solved, values (K+, K-) and iterations (K+, K-)."""
+    """What `race` takes of a group; and, of all pairs solved, values (K+, K-) and iterations (K+,
+    K-).
+    """
     hidden, mask, correct = case(name, seed)
     right, wrong = two_sides(hidden, mask, correct, window, stride)
-    costs, eps = token_distances(right.states, wrong.states), SOLVER["eps"] * mean_norm(hidden[mask])
+    costs, eps = (
+        token_distances(right.states, wrong.states),
+        SOLVER["eps"] * mean_norm(hidden[mask]),
+    )
 
     def solve(reading, blocks, a, b):
         solved = sinkhorn(blocks, a, b, eps=eps, **LIMITS)
         return getattr(solved, reading).float()
 
     given = costs, right.spans, wrong.spans
-    values, iterations = (every_pair(*given, partial(solve, name)) for name in ("value", "iterations"))
+    values, iterations = (
+        every_pair(*given, partial(solve, name)) for name in ("value", "iterations")
+    )
     return (*given, eps), values.clamp_min(0.0), iterations.long()
 
 
-OTHER_SPANS = [(name, seed, *spans) for name in ("outliers", "ragged") for seed, spans in ((1, (20, 3)), (2, (1, 1)))]
+OTHER_SPANS = [
+    (name, seed, *spans)
+    for name in ("outliers", "ragged")
+    for seed, spans in ((1, (20, 3)), (2, (1, 1)))
+]
 
 
-@pytest.mark.parametrize("name, seed, window, stride", [*((name, 0, 8, 4) for name in CASES), *OTHER_SPANS])
+@pytest.mark.parametrize(
+    "name, seed, window, stride", [*((name, 0, 8, 4) for name in CASES), *OTHER_SPANS]
+)
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
-    """To 1e-5 of the minimum; runners-up further away than that show that the same pairs have won."""
+    """To 1e-5 of the minimum; runners-up further away than that show that the same pairs
+    have won.
+    """
     group, matrix, _ = problem(name, seed, window, stride)
     of_rows, of_columns = race(*group, **LIMITS)
     slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
@@ -104,32 +128,49 @@ def test_whatever_moves_together_the_same_wins(name, monkeypatch):
 
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
-    """What licenses to drop a pair: no bound is above the value at which `sinkhorn` stops, for any pair."""
-    (costs, x_spans, y_spans, eps), matrix, iterations = problem(name)  # below, values are in units of eps
+    """What licenses to drop a pair: no bound is above the value at which `sinkhorn` stops, for any
+    pair.
+    """
+    (costs, x_spans, y_spans, eps), matrix, iterations = problem(
+        name
+    )  # below, values are in units of eps
     values, iterations = matrix.flatten() / eps, iterations.flatten()
     blocks = module.lay_out(costs, x_spans.tokens, *y_spans, eps)
     k = torch.arange(len(x_spans.mass)).repeat_interleave(len(y_spans.mass))
     l = torch.arange(len(y_spans.mass)).repeat(len(x_spans.mass))  # noqa: E741
     bound = module.first_bounds(costs, x_spans, y_spans, eps, 2**19).flatten()
-    g, taken, done = torch.zeros(len(k), 8), torch.zeros_like(k), torch.zeros_like(k, dtype=torch.bool)
+    g, taken, done = (
+        torch.zeros(len(k), 8),
+        torch.zeros_like(k),
+        torch.zeros_like(k, dtype=torch.bool),
+    )
     slack = 1e-5 * values + 1e-5
     assert (bound <= values + slack).all()
     while not done.all():
         left = LIMITS["max_iters"] - taken
-        found = advance(blocks.of(k, l), x_spans.mass[k], y_spans.mass[l], g, left, steps=3, tol=LIMITS["tol"])
+        found = advance(
+            blocks.of(k, l), x_spans.mass[k], y_spans.mass[l], g, left, steps=3, tol=LIMITS["tol"]
+        )
         value, g, error, more, stopped = found
         going = ~done
-        assert (value[going] >= bound[going] - slack[going]).all() and (value <= values + slack)[going].all()
+        assert (value[going] >= bound[going] - slack[going]).all() and (value <= values + slack)[
+            going
+        ].all()
         taken, bound = taken + more * going, torch.where(going, value, bound)
         assert (error[going & stopped & (taken < 100)] <= LIMITS["tol"]).all()
         done |= stopped
     torch.testing.assert_close(bound, values, rtol=1e-5, atol=1e-5)
-    if name not in ("outliers", "huge"):  # an error that rounding puts on the other side of tol moves a stop
+    if name not in (
+        "outliers",
+        "huge",
+    ):  # an error that rounding puts on the other side of tol moves a stop
         assert ((taken - iterations).abs() <= 1).float().mean() > 0.99
 
 
 def test_most_pairs_never_move():
-    """The point of it: among spans that differ, few pairs are solved and the mean pair takes few iterations."""
+    """The point of it: among spans that differ, few pairs are solved and the mean pair takes few
+    iterations.
+    """
     group, _, iterations = problem("text", 3, 12, 4)
     stats = defaultdict(list)
     of_rows, of_columns = race(*group, **LIMITS, stats=stats)
@@ -141,27 +182,40 @@ def test_most_pairs_never_move():
 
 @pytest.mark.parametrize("size, eps", [(2, 1e-6), (30, 1e-1), (30, 1e-6), (150, 1e-3)])
 def test_scalings_stay_in_range_at_any_eps(eps, size):
-    """The product form must not overflow where potentials move far: sharp problems of points at all scales."""
+    """The product form must not overflow where potentials move far: sharp problems of points at all
+    scales.
+    """
     generator = torch.Generator().manual_seed(size)
-    x, y = (torch.randn(5, size, 3, generator=generator) * 10 ** torch.linspace(-3, 2, size)[:, None] for _ in "xy")
+    x, y = (
+        torch.randn(5, size, 3, generator=generator) * 10 ** torch.linspace(-3, 2, size)[:, None]
+        for _ in "xy"
+    )
     y[:, : size // 2] += 50
     costs = torch.cdist(x, y)
     mass = torch.full((5, size), 1 / size)
     reference = sinkhorn(costs, eps=eps, max_iters=60, tol=1e-3)
-    spans, spread = torch.arange(5 * size).view(5, size), torch.full((5 * size, 5 * size), 1e4 * eps + 200)
+    spans, spread = (
+        torch.arange(5 * size).view(5, size),
+        torch.full((5 * size, 5 * size), 1e4 * eps + 200),
+    )
     for points, cost in zip(spans, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
     of_rows, _ = race(spread, Spans(spans, mass), Spans(spans, mass), eps, max_iters=60, tol=1e-3)
     torch.testing.assert_close(of_rows, reference.value, rtol=1e-4, atol=0)
 
 
-REFUSED = [(1.0, *pair, "eps must be positive and max_iters at least 1") for pair in ((0.0, 5), (-1.0, 5), (1.0, 0))]
+REFUSED = [
+    (1.0, *pair, "eps must be positive and max_iters at least 1")
+    for pair in ((0.0, 5), (-1.0, 5), (1.0, 0))
+]
 REFUSED += [(cost, 1e-30, 5, "not finite") for cost in (1e30, math.nan, math.inf, -math.inf)]
 
 
 @pytest.mark.parametrize(("cost", "eps", "max_iters", "message"), REFUSED)
 def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_iters, message):
-    """As in `sinkhorn`; one cost of many: an overflow in units of eps must not pass for a distance."""
+    """As in `sinkhorn`; one cost of many: an overflow in units of eps must not pass for a
+    distance.
+    """
     spans, costs = Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)), torch.zeros(4, 4)
     costs[1, 2] = cost
     with pytest.raises(ValueError, match=message):
@@ -196,7 +250,9 @@ def test_near_points_are_taken_by_differences_or_all_are(monkeypatch):
     """Both ways out of cancellation give the same; few near points do not pay for all."""
     x = torch.randn(50, 16, generator=torch.Generator().manual_seed(5))
     calls, cdist = [], torch.cdist
-    monkeypatch.setattr(torch, "cdist", lambda *points, **options: calls.append(1) or cdist(*points, **options))
+    monkeypatch.setattr(
+        torch, "cdist", lambda *points, **options: calls.append(1) or cdist(*points, **options)
+    )
     some = token_distances(x, x)  # 50 of 2,500
     assert not calls
     monkeypatch.setattr(distances, "MANY", 0.0)

@@ -22,11 +22,28 @@ from tasks import benchmarks, problems
 from tasks.benchmarks import BENCHMARKS
 
 # What changes no number of a run on one machine, or has no value before a user gives one.
-PLAIN = "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over recompute threads "
+PLAIN = (
+    "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over "
+    "recompute threads "
+)
 PLAIN += "generate_batch toy_lines warmup_steps track force method_option toy_width"
-SETS = dict(  # samples a problem, avg@k of Sec. 5.2, and seconds to grade one; the embedded set is ours
-    **dict(aime24=(32, 5), aime25=(32, 5), amc23=(8, 5), math500=(1, 5), olympiadbench=(1, 5), mbpp=(4, 10)),
-    **{"humaneval": (4, 10), "humaneval+": (4, 30), "mbpp+": (4, 30), "livecodebench": (4, 60), "embedded": (4, 5)},
+# samples a problem, avg@k of Sec. 5.2, and seconds to grade one; the embedded set is ours
+SETS = dict(
+    **dict(
+        aime24=(32, 5),
+        aime25=(32, 5),
+        amc23=(8, 5),
+        math500=(1, 5),
+        olympiadbench=(1, 5),
+        mbpp=(4, 10),
+    ),
+    **{
+        "humaneval": (4, 10),
+        "humaneval+": (4, 30),
+        "mbpp+": (4, 30),
+        "livecodebench": (4, 60),
+        "embedded": (4, 5),
+    },
 )
 
 
@@ -37,9 +54,15 @@ def settings(*argv: str) -> dict:
 
 
 def test_the_table_of_the_recipe_is_true():
-    """docs/recipe.md has every default of the paper's run, and what the tasks that make their problems replace."""
+    """docs/recipe.md has every default of the paper's run, and what the tasks that make their
+    problems replace.
+    """
     text = (Path(__file__).parents[1] / "docs" / "recipe.md").read_text()
-    run, own, words = settings("--model", "M"), settings(), settings("--model", "M", "--task", "words")
+    run, own, words = (
+        settings("--model", "M"),
+        settings(),
+        settings("--model", "M", "--task", "words"),
+    )
     replaced = [{name for name in run if run[name] != task[name]} for task in (own, words)]
     parts = re.split("## The embedded task|## The word problems", text)
     for part, expected, needed in zip(parts, (run, own, words), (run, *replaced), strict=True):
@@ -52,7 +75,8 @@ def test_the_table_of_the_recipe_is_true():
 
 
 def test_every_default_of_the_evaluation():
-    """Temperature .1 and 3,000 tokens, each set at the paper's k, with the window of its LiveCodeBench.
+    """Temperature .1 and 3,000 tokens, each set at the paper's k, with the window of its
+    LiveCodeBench.
 
     Training asks so, too, but with the flags of its own run.
     """
@@ -69,24 +93,36 @@ def test_every_default_of_the_evaluation():
 
 
 def test_functions_for_other_trainers_have_the_same_defaults():
-    """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs, but eps, which is in nbar there."""
+    """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs, but eps, which
+    is in nbar there.
+    """
     own = settings("--model", "M") | options_of("shear") | dict(eps=0.05, eps_unit="nbar")
     defaults = dataclasses.asdict(Settings())
     assert defaults == {name: own[name] for name in defaults}
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
-    for function, names in (named | dict.fromkeys((race_matrix, sinkhorn), "max_iters tol")).items():
+    for function, names in (
+        named | dict.fromkeys((race_matrix, sinkhorn), "max_iters tol")
+    ).items():
         parameters = inspect.signature(function).parameters
-        assert {name: parameters[name].default for name in names.split()} == {name: own[name] for name in names.split()}
+        assert {name: parameters[name].default for name in names.split()} == {
+            name: own[name] for name in names.split()
+        }
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6
 
 
 def test_methods_and_their_options_are_those_of_the_table():
-    """docs/methods.md has every method, docs/recipe.md every option with its default; others are refused by name."""
+    """docs/methods.md has every method, docs/recipe.md every option with its default; others are
+    refused by name.
+    """
     docs = Path(__file__).parents[1] / "docs"
-    rows = re.findall(r"^\| `(\S+)` \|", (docs / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\S+)` \|", (docs / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert set(METHODS) <= set(rows)
     written = re.findall(r"`(\w+)=(\S+?)`", (docs / "recipe.md").read_text(encoding="utf-8"))
-    defaults = [(name, str(value)) for method in METHODS for name, value in options_of(method).items()]
+    defaults = [
+        (name, str(value)) for method in METHODS for name, value in options_of(method).items()
+    ]
     assert set(written) == set(defaults)
     for words, message in (
         ("--method rsi --method-option mix=1", "mix=1: rsi has low, high"),
@@ -114,24 +150,36 @@ except SystemExit as end:
 
 
 def said(command: str, words: str) -> str:
-    """What a command prints that ends with status 0, or with 2 for a mistake, before it imports what is heavy."""
+    """What a command prints that ends with status 0, or with 2 for a mistake, before it imports
+    what is heavy.
+    """
     code = RUN.format(argv=[command, *words.split()])
-    options = dict(cwd=Path(__file__).parents[1], env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
+    options = dict(
+        cwd=Path(__file__).parents[1], env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
     assert f"status {2 if 'modell' in words else 0} set()" in ended.stdout, ended
     return ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize("command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)])
+@pytest.mark.parametrize(
+    "command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)]
+)
 def test_mistakes_are_answered_without_torch(command):
     """By one sentence with the nearest flag, and of a study's own flags, too."""
     for own in {"studies/compare.py": ["rows"], "studies/diagnose.py": ["groups"]}.get(command, []):
-        assert f"--{own}z 3 --modell M; did you mean --{own}?" in said(command, f"--{own}z 3 --modell M")
-    assert "unrecognized arguments: --modell M; did you mean --model?" in said(command, "--modell M")
+        assert f"--{own}z 3 --modell M; did you mean --{own}?" in said(
+            command, f"--{own}z 3 --modell M"
+        )
+    assert "unrecognized arguments: --modell M; did you mean --model?" in said(
+        command, "--modell M"
+    )
 
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
-def test_help_shows_the_usual_flags_with_the_defaults_of_the_embedded_task_and_of_the_paper(command):
+def test_help_shows_the_usual_flags_with_the_defaults_of_the_embedded_task_and_of_the_paper(
+    command,
+):
     """And --help-all all of them; within 80 columns, without torch."""
     short, full = said(command, "--help"), said(command, "--help-all")
     assert max(len(line) for line in short.splitlines()) <= 80
@@ -142,15 +190,31 @@ def test_help_shows_the_usual_flags_with_the_defaults_of_the_embedded_task_and_o
 
 
 def test_every_number_has_bounds():
-    """All flags refuse what is no number or no choice and what is too large; some of them, what is too small."""
+    """All flags refuse what is no number or no choice and what is too large; some of them, what is
+    too small.
+    """
     for action in config.train_parser()._actions:
         numbers = ("nan", "1e3x", "9" * 40, "-" + "9" * 40) if action.type else ()
         for value in ["no such choice"] if action.choices else numbers:
             with pytest.raises(problems.BadInput, match=action.option_strings[0]):
                 config.parse_train([f"{action.option_strings[0]}={value}"])
     for flag in (
-        *("--window 0", "--eps 0", "--rollouts-per-prompt 1", "--toy-lines -1", "--warmup-steps -1", "--ranks -1"),
-        *("--save-every 0", "--keep 0", "--seed -1", "--threads -1", "--clip-low -1", "--grade-timeout 0"),
+        *(
+            "--window 0",
+            "--eps 0",
+            "--rollouts-per-prompt 1",
+            "--toy-lines -1",
+            "--warmup-steps -1",
+            "--ranks -1",
+        ),
+        *(
+            "--save-every 0",
+            "--keep 0",
+            "--seed -1",
+            "--threads -1",
+            "--clip-low -1",
+            "--grade-timeout 0",
+        ),
         *("--negative-scale -1", "--temperature 1e-300"),
     ):
         with pytest.raises(problems.BadInput, match=f"{flag}: must be"):

@@ -1,4 +1,6 @@
-"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user reads."""
+"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user
+reads.
+"""
 
 import dataclasses
 import math
@@ -19,7 +21,12 @@ from tasks.problems import Task
 
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"
-BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512), "localisation": None, "length": 13.5}
+BEFORE = {
+    "greedy": (0.344, 0.021, 512),
+    "sampled": (0.379, math.nan, 512),
+    "localisation": None,
+    "length": 13.5,
+}
 
 
 @pytest.fixture
@@ -43,11 +50,14 @@ def step():
 
 
 def test_step_metrics_are_those_of_the_batch(step):
-    """Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers pass; sides of
-    the first error are the mixed group's alone, and none where the task does not know it.
+    """Weights count where A is not 0; a problem is solved by one right rollout; a method's own
+    numbers pass; sides of the first error are the mixed group's alone, and none where the task does
+    not know it.
     """
     tokenizer, task, batch, weights = step
-    task = dataclasses.replace(task, first_error=lambda problem, text: toy.FirstError(12, "final", 16))
+    task = dataclasses.replace(
+        task, first_error=lambda problem, text: toy.FirstError(12, "final", 16)
+    )
     metrics = report.step_metrics(batch, task, tokenizer)
     assert metrics["reward"] == 0.25 and metrics["solved"] == 0.5 and metrics["equal_groups"] == 0.5
     assert metrics["length"] == 16 and metrics["truncated"] == 0.25 and metrics["entropy"] == 0.25
@@ -57,7 +67,9 @@ def test_step_metrics_are_those_of_the_batch(step):
     assert 0.5 < metrics["ess"] < 1 and metrics["sign_changes"] == 0
     assert metrics["sinkhorn_error"] == 0.5
     rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
-    one = dataclasses.replace(batch, rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
+    one = dataclasses.replace(
+        batch, rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4
+    )
     one.problems = batch.problems[:1]
     metrics_of_one = report.step_metrics(one, task, tokenizer)
     assert metrics_of_one["reward"] == pytest.approx(1 / 3) and metrics_of_one["equal_groups"] == 0
@@ -74,15 +86,26 @@ def test_samples_are_of_the_first_mixed_group(step):
     right, wrong = report.sample_rows(6, tokenizer, task, batch, args, {"shear": weights})
     assert report.sample_rows(6, tokenizer, task, batch, args) == [right, wrong]
     assert (right["response"], right["reason"], right["first_error"]) == (RIGHT, "correct", None)
-    assert (wrong["response"], wrong["score"], wrong["first_error"]) == (WRONG, 0.0, (0, "arith", 12))
+    assert (wrong["response"], wrong["score"], wrong["first_error"]) == (
+        WRONG,
+        0.0,
+        (0, "arith", 12),
+    )
     assert wrong["step"] == 7 and "".join(wrong["tokens"]) == WRONG + "<eos>"
-    assert wrong["weights"]["shear"] == pytest.approx([0.1] * 12 + [0.9] * 4) and wrong["advantage"] < 0
-    assert [row["response"] for row in report.sample_rows(6, tokenizer, task, batch, args, group=0)] == [WRONG] * 2
+    assert (
+        wrong["weights"]["shear"] == pytest.approx([0.1] * 12 + [0.9] * 4)
+        and wrong["advantage"] < 0
+    )
+    assert [
+        row["response"] for row in report.sample_rows(6, tokenizer, task, batch, args, group=0)
+    ] == [WRONG] * 2
     assert len(report.credit_vs_first_error(tokenizer, task, batch, args)["samples"]) == 2
 
 
 def test_example_marks_the_line_of_the_first_error(step):
-    """Mean weight of each line; a rollout whose error is its first token has no "before" and is not shown."""
+    """Mean weight of each line; a rollout whose error is its first token has no "before" and is not
+    shown.
+    """
     tokenizer, _, batch, weights = step
     lines = report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, 13]))
     assert lines == ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
@@ -90,15 +113,32 @@ def test_example_marks_the_line_of_the_first_error(step):
 
 
 METRICS = {
-    **dict(step=1, reward=0.43, solved=1.0, equal_groups=0.0625, length=64.2, truncated=0.018, skipped=0),
-    **dict(infra_errors=0, entropy=0.0361, weight_mean=0.264, weight_std=0.17, ess=0.75, sign_changes=0.0),
+    **dict(
+        step=1,
+        reward=0.43,
+        solved=1.0,
+        equal_groups=0.0625,
+        length=64.2,
+        truncated=0.018,
+        skipped=0,
+    ),
+    **dict(
+        infra_errors=0,
+        entropy=0.0361,
+        weight_mean=0.264,
+        weight_std=0.17,
+        ess=0.75,
+        sign_changes=0.0,
+    ),
     **dict(grad_norm=0.0512),
     "seconds": {"generate": 1.2, "train": 0.9},
 }
 
 
 def test_a_row_a_step_under_a_header_that_repeats():
-    """Numbers written out; what is rare has a row of its own where it is not 0, and so have benchmarks."""
+    """Numbers written out; what is rare has a row of its own where it is not 0, and so have
+    benchmarks.
+    """
     table = report.StepTable(40)
     assert table.row(METRICS).split("\n") == [
         "",
@@ -111,16 +151,21 @@ def test_a_row_a_step_under_a_header_that_repeats():
     texts = [table.row({**METRICS, "step": step}) for step in range(3, 22)]
     assert ["reward" in text for text in texts] == [False] * 18 + [True]
     short = {"embedded": {"mean": 0.5, "error": 0.125}}
-    assert table.row({**METRICS, "bench": short}).endswith("\n  on benchmarks: embedded 50.0 ± 12.5")
+    assert table.row({**METRICS, "bench": short}).endswith(
+        "\n  on benchmarks: embedded 50.0 ± 12.5"
+    )
 
 
 def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
-    """Steps logged without them leave a gap; where no step has them, the mean of all weights is drawn; from 0 up.
+    """Steps logged without them leave a gap; where no step has them, the mean of all weights is
+    drawn; from 0 up.
 
     The floor is there if eps is known; what is of another unit has axes of its own.
     """
     drawn = []
-    monkeypatch.setattr(report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes))
+    monkeypatch.setattr(
+        report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes)
+    )
     known = METRICS | {"step": 2, "weight_before": 0.1, "weight_after": 0.3}
     known["eps_over_nbar"] = 0.05
     unknown = METRICS | {"step": 2, "weight_before": math.nan, "weight_after": math.nan}
@@ -133,11 +178,15 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     assert floor == pytest.approx([0.05 * math.log(12)] * 2)
     assert no_signal.lines[0].get_ydata().tolist() == [0.0625] * 2
     for axes in (axes for figure in drawn for axes in figure):
-        assert axes.get_ylim()[0] == 0 and axes.get_title() and axes.get_xlabel() and axes.get_ylabel()
+        assert (
+            axes.get_ylim()[0] == 0 and axes.get_title() and axes.get_xlabel() and axes.get_ylabel()
+        )
 
 
 def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsys):
-    """The plan wraps its notes and leaves the settings to config.json; the end compares, and names the next command."""
+    """The plan wraps its notes and leaves the settings to config.json; the end compares, and names
+    the next command.
+    """
     monkeypatch.chdir(tmp_path)
     args = parse_args([])
     folder = Path("runs/embedded-shear-1")
@@ -145,8 +194,15 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     report.print_plan(args, folder, ["a note of many words " * 6])
     place = {"auc": 0.984, "auc_position": 0.855}
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
-    after = {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512), "localisation": place, "example": example}
-    rows = [{"step": 1, "problem": "1+1?", "tokens": ["2"], "weights": {"shear": [1]}, "advantage": 1.0}]
+    after = {
+        "greedy": (0.893, 0.014, 512),
+        "sampled": (0.666, 0.029, 512),
+        "localisation": place,
+        "example": example,
+    }
+    rows = [
+        {"step": 1, "problem": "1+1?", "tokens": ["2"], "weights": {"shear": [1]}, "advantage": 1.0}
+    ]
     files.append_rows(folder / "samples.jsonl", rows)
     report.start(args, folder, BEFORE | {"samples": rows})
     report.conclude(args, folder, BEFORE, after | {"samples": rows}, [METRICS | {"peak_gb": 10.0}])
@@ -155,7 +211,8 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()
     for line in (
         "shear on the embedded task; everything goes to runs/embedded-shear-1/",
-        f"  40 steps x 16 prompts x 8 rollouts of up to {args.max_tokens} tokens; 4 update(s) a step",
+        f"  40 steps x 16 prompts x 8 rollouts of up to {args.max_tokens} tokens; 4 update(s) a "
+        "step",
         "  settings: config.json; all metrics: metrics.jsonl",
         "held-out accuracy before: greedy 34.4 ± 2.1%, sampled 37.9 ± -%",
         "held out                           before         after",
@@ -178,8 +235,13 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     report.start(parse_args(["--window", "14"]), folder, BEFORE)
     report.conclude(args, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "nothing was learned: no mixed groups; change --warmup-steps or --model held out" in printed
-    assert "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a response get one weight" in printed
+    assert (
+        "nothing was learned: no mixed groups; change --warmup-steps or --model held out" in printed
+    )
+    assert (
+        "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a response get one "
+        "weight" in printed
+    )
 
 
 def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys):
@@ -196,7 +258,12 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("reward", "truncated", "no_answer", "words"),
     [
-        (0.0, 0.9, 0.1, "learnt: 90% of responses are cut off, 10% have no answer; raise --max-tokens"),
+        (
+            0.0,
+            0.9,
+            0.1,
+            "learnt: 90% of responses are cut off, 10% have no answer; raise --max-tokens",
+        ),
         (0.0, 0.1, 0.8, "80% have no answer; change --template"),
         (0.0, 0.0, 0.0, "give easier problems with --data"),
         (1.0, 0.0, 0.0, "give harder problems with --data"),

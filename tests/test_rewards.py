@@ -1,4 +1,6 @@
-"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see test_programs.py."""
+"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see
+test_programs.py.
+"""
 
 import functools
 import json
@@ -11,7 +13,16 @@ import pytest
 import rewards
 from grading import sandbox, workers
 from grading.sandbox import SandboxError
-from rewards import Verdict, code_blocks, grade_all, grade_code, grade_math, last_box, program_of, same_output
+from rewards import (
+    Verdict,
+    code_blocks,
+    grade_all,
+    grade_code,
+    grade_math,
+    last_box,
+    program_of,
+    same_output,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +40,9 @@ from rewards import Verdict, code_blocks, grade_all, grade_code, grade_math, las
 )  # fmt: skip
 def test_math_verdicts(answer, gold, reason):
     """The score is 1 exactly for `correct`, and an endless comparison ends at the limit."""
-    verdict = grade_math(rf"We find \boxed{{{answer}}}.", gold, timeout_s=0.5 if reason == "timeout" else 30.0)
+    verdict = grade_math(
+        rf"We find \boxed{{{answer}}}.", gold, timeout_s=0.5 if reason == "timeout" else 30.0
+    )
     assert verdict == (1.0 if reason == "correct" else 0.0, reason)
 
 
@@ -60,8 +73,14 @@ def test_workers_serve_many_threads_and_are_replaced_when_they_die():
     """Killed while idle or at work, a worker costs no verdict."""
     golds = [rf"\sqrt{{{n}}}" for n in range(2, 8)]
     texts = [rf"\boxed{{{n}^{{1/2}}}}" for n in range(2, 8)]
-    results, patient = [], functools.partial(grade_math, timeout_s=60.0)  # also where the machine is busy
-    threads = [threading.Thread(target=lambda: results.append(grade_all(patient, texts, golds))) for _ in range(2)]
+    results, patient = (
+        [],
+        functools.partial(grade_math, timeout_s=60.0),
+    )  # also where the machine is busy
+    threads = [
+        threading.Thread(target=lambda: results.append(grade_all(patient, texts, golds)))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -74,7 +93,9 @@ def test_workers_serve_many_threads_and_are_replaced_when_they_die():
 
 
 def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
-    """Nobody kills it then. What counts the towers of powers holds the interpreter's lock, so that no thread could."""
+    """Nobody kills it then. What counts the towers of powers holds the interpreter's lock, so that
+    no thread could.
+    """
     worker = workers.Worker()
     worker.listen(workers.START)
     worker.process.stdin.write(json.dumps([r"9^{9^{9^{9}}}", "5", -1.0]).encode() + b"\n")
@@ -164,7 +185,9 @@ def test_hostile_fences_are_read_in_linear_time(text, blocks):
     ],
 )  # fmt: skip
 def test_outputs_are_compared_line_by_line(text, expected, equal):
-    """White space around a line does not count, nor how an integer is written, as in LiveCodeBench's own checker."""
+    """White space around a line does not count, nor how an integer is written, as in
+    LiveCodeBench's own checker.
+    """
     assert same_output(text, expected) is equal
 
 
@@ -182,7 +205,13 @@ def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
 
 def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
     """Programs that sleep or crash change nothing for honest ones between them."""
-    programs = ["print(2)", "import time; time.sleep(60)", "print(int(input()) + 1)", "1 / 0", "bytearray(2**31)"] * 2
+    programs = [
+        "print(2)",
+        "import time; time.sleep(60)",
+        "print(int(input()) + 1)",
+        "1 / 0",
+        "bytearray(2**31)",
+    ] * 2
     texts = [f"```python\n{program}\n```" for program in programs]
     verdicts = grade_all(functools.partial(grade_code, timeout_s=2.0), texts, [STDIO] * len(texts))
     right, *wrong = (1.0, "correct"), (0.0, "timeout"), (0.0, "crashed"), (0.0, "memory")
@@ -197,9 +226,14 @@ def test_tests_that_cannot_be_run_are_no_verdict():
     for tests in (*empty, *({"inputs": ["1"], "outputs": outputs} for outputs in ([], [5]))):
         with pytest.warns(RuntimeWarning, match="no verdict"):
             assert grade_code(response, tests) == (None, "infra_error")
-    uncalled = "import unittest\nclass T(unittest.TestCase): pass\ndef test():\n    assert f(3) == 5"
+    uncalled = (
+        "import unittest\nclass T(unittest.TestCase): pass\ndef test():\n    assert f(3) == 5"
+    )
     with pytest.warns(RuntimeWarning, match="check nothing"):
-        assert grade_code(response, {"asserts": [uncalled], "entry_point": None}) == (None, "infra_error")
+        assert grade_code(response, {"asserts": [uncalled], "entry_point": None}) == (
+            None,
+            "infra_error",
+        )
     with pytest.warns(RuntimeWarning, match="cannot be read"):
         assert grade_code(response, {"asserts": ["assert f(1 == 2"]}) == (None, "infra_error")
 

@@ -1,4 +1,6 @@
-"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token at a time."""
+"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token
+at a time.
+"""
 
 import copy
 import math
@@ -19,7 +21,9 @@ TEXTS = [
 
 @pytest.fixture
 def asked(tiny):
-    """A tiny model and responses of several lengths: with a box, without, with two digits, nothing but a box."""
+    """A tiny model and responses of several lengths: with a box, without, with two digits, nothing
+    but a box.
+    """
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
     return Policy(model), tokenizer, with_a_stop(tokenizer, prompts[:5], TEXTS)
@@ -38,17 +42,27 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
     return torch.cat([prompt, rollouts.ids[row][rollouts.mask[row]]]), len(prompt)
 
 
-# ---- where the answer stands ----------------------------------------------------------------------------------
+# ---- where the answer stands ---------------------------------------------------------------------
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """24 tokens of work, the box, the digits after it; a box with nothing before or in it was not worked out."""
+    """24 tokens of work, the box, the digits after it; a box with nothing before or in it was not
+    worked out.
+    """
     _, tokenizer, rollouts = asked
-    assert answer_places(tokenizer, rollouts) == [Answer(24, 25, 26), None, Answer(8, 9, 11), None, None]
+    assert answer_places(tokenizer, rollouts) == [
+        Answer(24, 25, 26),
+        None,
+        Answer(8, 9, 11),
+        None,
+        None,
+    ]
 
 
 def test_answer_places_where_tokens_hold_more_than_the_answer():
-    """Tokens that end in the box's brace, or begin in the answer and run past it, belong to the answer."""
+    """Tokens that end in the box's brace, or begin in the answer and run past it, belong to the
+    answer.
+    """
     tokenizer = byte_tokenizer(more=("{\\", "}}"), merges=[("{", "\\"), ("}", "}")])
     text = "So é: \\boxed{7} no, \\boxed{\\pi{2}}"
     ids = tokenizer(text)["input_ids"]
@@ -59,13 +73,18 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
 
 
 def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
-    """All tokens of the character that it starts with; the first ANSWER_TOKENS of a box that holds a whole solution."""
+    """All tokens of the character that it starts with; the first ANSWER_TOKENS of a box that holds
+    a whole solution.
+    """
     tokenizer = byte_tokenizer()
     for inside, answer in (("π", "π"), ("12" * 90, "12" * (salience.ANSWER_TOKENS // 2))):
         text = f"So \\boxed{{{inside}}}"
         ids = tokenizer(text)["input_ids"]
         ((reasoning, start, end),) = answer_places(tokenizer, encoded(tokenizer, text))
-        assert tokenizer.decode(ids[:reasoning]) == "So " and tokenizer.decode(ids[start:end]) == answer
+        assert (
+            tokenizer.decode(ids[:reasoning]) == "So "
+            and tokenizer.decode(ids[start:end]) == answer
+        )
 
 
 def test_char_starts_of_characters_in_several_tokens():
@@ -73,11 +92,20 @@ def test_char_starts_of_characters_in_several_tokens():
     tokenizer = byte_tokenizer()
     ids = tokenizer("aé😀 b\n中x")["input_ids"]
     assert char_starts(tokenizer, ids) == [0, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 6, 6, 7]
-    broken = ids[:2] + ids[7:]  # é without its second byte: one replacement character, then the space
-    assert tokenizer.decode(broken)[2] == " " and char_starts(tokenizer, broken)[-6:] == [3, 4, 5, 5, 5, 6]
+    broken = (
+        ids[:2] + ids[7:]
+    )  # é without its second byte: one replacement character, then the space
+    assert tokenizer.decode(broken)[2] == " " and char_starts(tokenizer, broken)[-6:] == [
+        3,
+        4,
+        5,
+        5,
+        5,
+        6,
+    ]
 
 
-# ---- importance for the answer --------------------------------------------------------------------------------
+# ---- importance for the answer -------------------------------------------------------------------
 
 
 def kl_of(logits, others) -> float:
@@ -96,10 +124,14 @@ def slow_importance(policy, rollouts, row, answer, pad, probe) -> list[float]:
         masked[offset + token] = pad
         other = model(masked[None]).logits[0].log_softmax(-1)
         if probe == "kl":
-            mean, changed = (sum(logits[place] for place in places) / len(places) for logits in (clean, other))
+            mean, changed = (
+                sum(logits[place] for place in places) / len(places) for logits in (clean, other)
+            )
             change = kl_of(mean, changed)
         else:
-            change = sum((clean[place] - other[place])[ids[place + 1]].item() for place in places) / len(places)
+            change = sum(
+                (clean[place] - other[place])[ids[place + 1]].item() for place in places
+            ) / len(places)
         importance.append(max(0.0, change))
     return importance
 
@@ -110,7 +142,9 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
     policy, tokenizer, rollouts = asked
     answers = answer_places(tokenizer, rollouts)
     for micro_tokens in (100, 100_000):
-        ours = salience.importance_by_masking(policy, rollouts, answers, pad=0, probe=probe, micro_tokens=micro_tokens)
+        ours = salience.importance_by_masking(
+            policy, rollouts, answers, pad=0, probe=probe, micro_tokens=micro_tokens
+        )
         for row, answer in enumerate(answers):
             expected = torch.zeros(ours.shape[1])
             if answer:
@@ -121,7 +155,9 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
 
 @pytest.mark.parametrize("probe", ("kl", "logp"))
 def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked, probe):
-    """|<dJ/de, e>| by central differences of J(e + noise + step * e_t) in float64, one token at a time."""
+    """|<dJ/de, e>| by central differences of J(e + noise + step * e_t) in float64, one token at a
+    time.
+    """
     policy, tokenizer, rollouts = asked
     answers = answer_places(tokenizer, rollouts)
     noise, limits = 1e-2, dict(probe=probe, micro_tokens=100)
@@ -143,10 +179,15 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
                 if probe == "kl":
                     changes.append(kl_of(clean.mean(0), other.mean(0)))
                 else:
-                    changes.append((clean - other).gather(-1, ids[places + 1][:, None]).mean().item())
+                    changes.append(
+                        (clean - other).gather(-1, ids[places + 1][:, None]).mean().item()
+                    )
             slope = abs(changes[0] - changes[1]) / 2e-2
             assert ours[row, token].item() == pytest.approx(slope, rel=2e-2, abs=1e-6)
-        assert ours[row, : answer.reasoning].min() > 0 and ours[row, answer.reasoning :].abs().max() == 0
+        assert (
+            ours[row, : answer.reasoning].min() > 0
+            and ours[row, answer.reasoning :].abs().max() == 0
+        )
     assert ours[1].abs().max() == 0
 
 
@@ -157,7 +198,7 @@ def test_noise_of_a_token_does_not_depend_on_what_follows():
     assert salience._fixed_noise(400, like, 0).std().item() == pytest.approx(1, abs=0.05)
 
 
-# ---- other passes ---------------------------------------------------------------------------------------------
+# ---- other passes --------------------------------------------------------------------------------
 
 
 def test_adapter_residual_is_the_distance_of_two_models(asked):
@@ -173,25 +214,39 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
     ours = salience.adapter_residual(policy, rollouts, hidden, **limits)
     for row in range(5):
         ids, offset = whole(rollouts, row)
-        states = [model.base_model(ids[None]).last_hidden_state[0, offset:] for model in (policy.model, plain)]
+        states = [
+            model.base_model(ids[None]).last_hidden_state[0, offset:]
+            for model in (policy.model, plain)
+        ]
         inside = rollouts.mask[row]
-        torch.testing.assert_close(ours[row][inside], (states[0] - states[1]).norm(dim=-1), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            ours[row][inside], (states[0] - states[1]).norm(dim=-1), atol=1e-4, rtol=1e-4
+        )
         assert ours[row][inside].min() > 0 and ours[row][~inside].sum() == 0
 
 
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
-    """Against the weights that transformers hands out, row by row; afterwards attention is as it was."""
+    """Against the weights that transformers hands out, row by row; afterwards attention is as it
+    was.
+    """
     policy, _, rollouts = asked
     config = copy.deepcopy(policy.model.config)
     config.update({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})
-    model = type(policy.model)(config).eval()  # three layers: the middle one is neither first nor last
+    model = type(policy.model)(
+        config
+    ).eval()  # three layers: the middle one is neither first nor last
     ours = salience.attention_entropy(Policy(model), rollouts, micro_tokens=150)
-    assert model.config._attn_implementation == "sdpa" and not model.model.layers[1].self_attn._forward_hooks
+    assert (
+        model.config._attn_implementation == "sdpa"
+        and not model.model.layers[1].self_attn._forward_hooks
+    )
     plain = copy.deepcopy(model)
     plain.set_attn_implementation("eager")
     for row in range(5):
         ids, offset = whole(rollouts, row)
-        weights = plain(ids[None], output_attentions=True).attentions[1][0].double()  # (heads, S, S)
+        weights = (
+            plain(ids[None], output_attentions=True).attentions[1][0].double()
+        )  # (heads, S, S)
         for token in range(int(rollouts.mask[row].sum())):
             looks = weights[:, offset + token, : offset + token + 1]
             entropy = -(looks * looks.clamp_min(1e-300).log()).sum(-1).mean()

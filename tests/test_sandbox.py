@@ -1,4 +1,6 @@
-"""grading/sandbox.py at every level that works here: limits, what a program reaches and leaves. Bombs are bounded."""
+"""grading/sandbox.py at every level that works here: limits, what a program reaches and leaves.
+Bombs are bounded.
+"""
 
 import os
 import signal
@@ -37,7 +39,9 @@ def run(program: str, level: str, *inputs: str, timeout_s: float = 5) -> list[Ou
 
 
 def supervisors() -> list[int]:
-    """The processes of this process's sandboxes: all that are forked keep their supervisor's command line."""
+    """The processes of this process's sandboxes: all that are forked keep their supervisor's
+    command line.
+    """
     pids = []
     mark = f"import jail; jail.main()\0{os.getpid()}\0".encode()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
@@ -53,7 +57,10 @@ def test_a_program_gets_its_input_and_gives_its_output(level):
     """One fresh process an input, in order; no input follows a failed one."""
     outputs = run("print(int(input()) + 1)", level, "1", "2\n", "3\r\n")
     assert outputs == [Output("ok", "2\n"), Output("ok", "3\n"), Output("ok", "4\n")]
-    assert [output.reason for output in run("print(1 / int(input()))", level, "1", "0", "1")] == ["ok", "crashed"]
+    assert [output.reason for output in run("print(1 / int(input()))", level, "1", "0", "1")] == [
+        "ok",
+        "crashed",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,10 +86,14 @@ def test_how_a_program_ends(program, reason, level):
 
 def test_files_and_processes_are_limited(level):
     """Files to 16 MB, processes to 64."""
-    program = "n = 0\nwith open('f', 'wb') as file:\n for _ in range(30): n += file.write(bytes(2**20)); file.flush()"
+    program = (
+        "n = 0\nwith open('f', 'wb') as file:\n for _ in range(30): n += "
+        "file.write(bytes(2**20)); file.flush()"
+    )
     assert run(program, level)[0].reason == "crashed"
     program = (
-        "import os, time\nn = 0\ntry:\n while n < 100:\n  if os.fork() == 0: time.sleep(2); os._exit(0)\n  n += 1\n"
+        "import os, time\nn = 0\ntry:\n while n < 100:\n  if os.fork() == 0: time.sleep(2); "
+        "os._exit(0)\n  n += 1\n"
         "except OSError: pass\nprint(n)"
     )
     assert int(run(program, level)[0].text) < 70
@@ -91,7 +102,10 @@ def test_files_and_processes_are_limited(level):
 def test_the_environment_is_empty_and_the_user_powerless(level, monkeypatch):
     """A program has no secret of the parent, lacks its rights and cannot regain them."""
     monkeypatch.setenv("TOKEN", "secret")
-    program = "import os; print('TOKEN' in os.environ, b'secret' in open('/proc/self/environ', 'rb').read())"
+    program = (
+        "import os; print('TOKEN' in os.environ, b'secret' in open('/proc/self/environ', "
+        "'rb').read())"
+    )
     assert run(program, level) == [Output("ok", "False False\n")]
     if os.geteuid() == 0:
         assert int(run("import os; print(os.getuid())", level)[0].text) >= 10**9
@@ -121,12 +135,19 @@ print(libc.mount(b"none", b"/", None, 32 | 4096, None), libc.umount2(b"/tmp", 2)
 
 
 def test_a_program_has_its_own_group_and_keys(level):
-    """`kill(0)` reaches its own processes, whoever runs it, and no session keyring is used twice."""
+    """`kill(0)` reaches its own processes, whoever runs it, and no session keyring is used
+    twice.
+    """
     keyring = f"libc.syscall({namespaces.KEYCTL}, 0, -3, 0)"  # KEYCTL_GET_KEYRING_ID
-    program = f"import ctypes, os; libc = ctypes.CDLL(None); print(os.getpgrp() in (1, os.getpid()), {keyring})"
+    program = (
+        "import ctypes, os; libc = ctypes.CDLL(None); print(os.getpgrp() in (1, os.getpid()), "
+        f"{keyring})"
+    )
     outputs = [output.text.split() for output in run(program, level, "", "")]
     assert [group for group, _ in outputs] == ["True", "True"]
-    keyrings = [int(keyring) for _, keyring in outputs] + [namespaces.libc.syscall(namespaces.KEYCTL, 0, -3, 0)]
+    keyrings = [int(keyring) for _, keyring in outputs] + [
+        namespaces.libc.syscall(namespaces.KEYCTL, 0, -3, 0)
+    ]
     assert max(keyrings) < 0 or len(set(keyrings)) == 3
 
 
@@ -134,20 +155,31 @@ def test_a_program_has_its_own_group_and_keys(level):
 def test_a_strict_program_has_no_system_v_objects(strict):
     """Neither memory, nor messages, nor semaphores, which no limit counts."""
     calls = "libc.shmget(0, 4096, 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)"
-    assert run(f"import ctypes; libc = ctypes.CDLL(None); print({calls})", strict) == [Output("ok", "-1 -1 -1\n")]
+    assert run(f"import ctypes; libc = ctypes.CDLL(None); print({calls})", strict) == [
+        Output("ok", "-1 -1 -1\n")
+    ]
 
 
 def test_inputs_share_nothing(level):
     """A file or a daemon of one run is gone in the next."""
-    program = "import os\nprint(os.listdir())\nopen('left', 'w')\nif os.fork() == 0:\n import time\n time.sleep(60)"
+    program = (
+        "import os\nprint(os.listdir())\nopen('left', 'w')\nif os.fork() == 0:\n import time\n "
+        "time.sleep(60)"
+    )
     assert [output.text for output in run(program, level, "", "")] == ["['program.py']\n"] * 2
 
 
 def test_nothing_is_left(level):
     """No daemon, no process that ignores signals, and no file that forbids its removal."""
     before = set(Path("/tmp").glob("program-*"))
-    daemon = "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n os.setsid()\n"
-    daemon += " if os.fork() == 0: time.sleep(60)\n os._exit(0)\nos.makedirs('a/b'); os.chmod('a', 0)\nprint(1)"
+    daemon = (
+        "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n "
+        "os.setsid()\n"
+    )
+    daemon += (
+        " if os.fork() == 0: time.sleep(60)\n os._exit(0)\nos.makedirs('a/b'); os.chmod('a', "
+        "0)\nprint(1)"
+    )
     assert run(daemon, level) == [Output("ok", "1\n")]
     assert run(daemon + "\ntime.sleep(60)", level, timeout_s=0.5)[0].reason == "timeout"
     assert not supervisors()
@@ -157,15 +189,21 @@ def test_nothing_is_left(level):
 
 def test_closing_the_iterator_ends_the_program(level):
     """The rest of the program does not run."""
-    outputs = run_program("import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level)
+    outputs = run_program(
+        "import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level
+    )
     assert next(outputs) == Output("ok", "1\n")
     outputs.close()
     assert not supervisors()
 
 
 def test_the_end_of_the_supervisor_ends_the_program(level):
-    """A supervisor killed from outside gives no verdict (strict) or a failure, and nothing outlives it."""
-    outputs = run_program("import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level)
+    """A supervisor killed from outside gives no verdict (strict) or a failure, and nothing outlives
+    it.
+    """
+    outputs = run_program(
+        "import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level
+    )
     next(outputs)
     os.kill(min(supervisors()), signal.SIGKILL)
     if level == "strict":
@@ -182,13 +220,16 @@ def test_the_end_of_the_supervisor_ends_the_program(level):
 def test_a_program_cannot_end_its_supervisor(strict):
     """Neither its parent, nor its group, nor all processes that it can see."""
     for target in ("os.getppid()", "0", "-1", "1"):
-        program = f"import os\nassert os.getpid() < 9\nos.kill({target}, 9)\nprint(1)"  # bounded if the sandbox fails
+        # bounded if the sandbox fails
+        program = f"import os\nassert os.getpid() < 9\nos.kill({target}, 9)\nprint(1)"
         outputs = run(program, strict, "", "")
         assert [output.reason for output in outputs] in (["crashed"], ["ok", "ok"])
 
 
 def test_the_weaker_level_is_announced_and_strict_refuses(monkeypatch, capsys):
-    """Where name spaces are forbidden, `auto` says what is not covered and `strict` does not run."""
+    """Where name spaces are forbidden, `auto` says what is not covered and `strict` does
+    not run.
+    """
 
     def supervise(job, tests=None):
         if job["level"] == "strict":

@@ -1,4 +1,6 @@
-"""What depends on --seed, the step and the rank: problems, weights, updates, noise (a sampler's next random number)."""
+"""What depends on --seed, the step and the rank: problems, weights, updates, noise (a sampler's
+next random number).
+"""
 
 import argparse
 import json
@@ -20,8 +22,13 @@ from harness.run import prepared
 from tasks import toy
 from tasks.benchmarks import Loaded
 
-FLAGS = "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --eval-every 1 --bench embedded --temperature .7 "
-FLAGS += "--prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 --dynamic-sampling 2 "
+FLAGS = (
+    "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --eval-every 1 --bench embedded "
+    "--temperature .7 "
+)
+FLAGS += (
+    "--prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 --dynamic-sampling 2 "
+)
 FLAGS += "--method prm --lora-rank 2"
 
 
@@ -39,7 +46,9 @@ def texts(problems: list[dict]) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory):
-    """For seeds 0, 0 and 1: the run, its benchmarks, and what its lessons, which teach nothing, forbid and show."""
+    """For seeds 0, 0 and 1: the run, its benchmarks, and what its lessons, which teach nothing,
+    forbid and show.
+    """
     made, lessons, plain = [], [], toy.demonstrations
 
     def demonstrations(lines, forbidden, rng):
@@ -50,7 +59,9 @@ def starts(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for module in (toy, teacher):
             patch.setattr(module, "demonstrations", demonstrations)
-            patch.setattr(module, "teach", lambda model, batch_loss, steps, name: batch_loss().item())
+            patch.setattr(
+                module, "teach", lambda model, batch_loss, steps, name: batch_loss().item()
+            )
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             out = str(tmp_path_factory.mktemp("runs"))
             args = parse_args([*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name])
@@ -61,7 +72,9 @@ def starts(tmp_path_factory):
 
 
 def test_what_a_run_starts_from_depends_on_its_seed(starts):
-    """And on nothing else: problems, weights, adapter, what is demonstrated. No lesson shows what is held out."""
+    """And on nothing else: problems, weights, adapter, what is demonstrated. No lesson shows what
+    is held out.
+    """
     facts = []
     for run, sets, lessons in starts:
         weights = dict(run.trained.model.named_parameters())
@@ -79,8 +92,22 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
 def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
     """On nothing else."""
     path = tmp_path / "problems.jsonl"
-    path.write_text("".join(json.dumps({"problem": str(number), "answer": "1"}) + "\n" for number in range(40)))
-    words = ["--model", qwen_folder, "--data", path, "--heldout", 8, "--eval-groups", 8, "--max-tokens", 9, "--seed"]
+    path.write_text(
+        "".join(json.dumps({"problem": str(number), "answer": "1"}) + "\n" for number in range(40))
+    )
+    words = [
+        "--model",
+        qwen_folder,
+        "--data",
+        path,
+        "--heldout",
+        8,
+        "--eval-groups",
+        8,
+        "--max-tokens",
+        9,
+        "--seed",
+    ]
     tokenizer, heldout = AutoTokenizer.from_pretrained(qwen_folder), []
     for seed in (0, 0, 1):
         task, _ = prepare.make_task(parse_args([*map(str, words), str(seed)]), tokenizer, 512)
@@ -90,7 +117,9 @@ def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
 
 @pytest.fixture
 def asked(starts, monkeypatch):
-    """What a part of a run asks the sampler, given the seed and the rank of two, and which rollouts it learns from."""
+    """What a part of a run asks the sampler, given the seed and the rank of two, and which rollouts
+    it learns from.
+    """
     calls, orders, (first, sets, _) = [], [], starts[0]
 
     def rollout(model, tokenizer, prompts, count, *, temperature, **options):
@@ -109,8 +138,12 @@ def asked(starts, monkeypatch):
     monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
     monkeypatch.setattr(parallel, "total", lambda sums, ranks: sums)
 
-    def ask(part, *inputs, seed: int = 0, rank: int = 0, sets=sets) -> tuple[list[Asked], list[list[int]]]:
-        """Of this part of seed 0's run, as if it had been given another seed: its problems are the same."""
+    def ask(
+        part, *inputs, seed: int = 0, rank: int = 0, sets=sets
+    ) -> tuple[list[Asked], list[list[int]]]:
+        """Of this part of seed 0's run, as if it had been given another seed: its problems are the
+        same.
+        """
         torch.manual_seed(99)  # what was drawn before must not matter
         calls.clear()
         orders.clear()
@@ -123,18 +156,31 @@ def asked(starts, monkeypatch):
 
 
 def test_steps_differ_by_seed_step_and_rank(asked):
-    """Noise by all three; problems, also those that replace others, by seed, step and round; updates by two."""
+    """Noise by all three; problems, also those that replace others, by seed, step and round;
+    updates by two.
+    """
     places = [(seed, step, rank) for seed in (0, 1) for step in (2, 1, 0) for rank in (0, 1)]
     seen = {}
     for seed, step, rank in places:
         seen[seed, step, rank] = asked(train.train_step, step, seed=seed, rank=rank)
     rounds = [calls for calls, _ in seen.values()]
-    assert {len(calls) for calls in rounds} == {3} and {call.temperature for calls in rounds for call in calls} == {0.7}
+    assert {len(calls) for calls in rounds} == {3} and {
+        call.temperature for calls in rounds for call in calls
+    } == {0.7}
     for part in ("prompts", "noise"):
-        assert len({getattr(call, part) for calls in rounds for call in calls}) == 3 * len(places), part
+        assert len({getattr(call, part) for calls in rounds for call in calls}) == 3 * len(
+            places
+        ), part
     for seed in (0, 1):
-        drawn = [prompt for step in range(3) for rank in (0, 1) for prompt in seen[seed, step, rank][0][0].prompts]
-        assert len(drawn) == 36 and len(set(drawn)) > 30  # of one epoch, in which a prompt may stand twice
+        drawn = [
+            prompt
+            for step in range(3)
+            for rank in (0, 1)
+            for prompt in seen[seed, step, rank][0][0].prompts
+        ]
+        assert (
+            len(drawn) == 36 and len(set(drawn)) > 30
+        )  # of one epoch, in which a prompt may stand twice
     assert seen[0, 1, 0] == asked(train.train_step, 1)
     orders = [seen[place][1] for place in places]
     assert orders[::2] == orders[1::2] and len({str(order) for order in orders}) == len(places) / 2
@@ -147,12 +193,16 @@ def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
         calls, _ = asked(train.evaluate, 0, seed=seed, rank=rank)
         assert (calls, []) == asked(train.evaluate, 40, seed=seed, rank=rank)
         assert [call.temperature for call in calls] == [0.0, 0.7]
-        noises |= {call.noise for call in calls} | {asked(train.train_step, 0, seed=seed, rank=rank)[0][0].noise}
+        noises |= {call.noise for call in calls} | {
+            asked(train.train_step, 0, seed=seed, rank=rank)[0][0].noise
+        }
     assert len(noises) == 12
 
 
 def test_benchmarks_differ_by_seed_and_name_alone(asked):
-    """Not by the step, so that a model's score moves with its weights; nor by what was asked before."""
+    """Not by the step, so that a model's score moves with its weights; nor by what was asked
+    before.
+    """
     (loaded,) = asked.sets
     other = replace(loaded, benchmark=replace(loaded.benchmark, name="another"))
 

@@ -1,4 +1,6 @@
-"""shear.py and its settings against a slow loop that calls POT; the hooks; the invariances of Algorithm 1."""
+"""shear.py and its settings against a slow loop that calls POT; the hooks; the invariances of
+Algorithm 1.
+"""
 
 import functools
 import math
@@ -13,14 +15,24 @@ import torch
 from credit import ablations
 from credit.ablations import evened_out
 from credit.shear_settings import Settings, closest_by_rollout, group_weights, pair_distances
-from shear import closest_spans, shear_advantages, shear_weights, span_bounds, token_distances, token_weights, two_sides
+from shear import (
+    closest_spans,
+    shear_advantages,
+    shear_weights,
+    span_bounds,
+    token_distances,
+    token_weights,
+    two_sides,
+)
 
 SMALL = dict(window=6, stride=3)
 EXACT = dict(tol=1e-7, max_iters=5000)  # what float32 reaches
 
 
 def group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int = 0):
-    """Hidden states (G, T, d), mask (G, T), correct (G,): rollouts 1, 3 are right; the first `shared` states equal."""
+    """Hidden states (G, T, d), mask (G, T), correct (G,): rollouts 1, 3 are right; the first
+    `shared` states equal.
+    """
     generator = torch.Generator().manual_seed(seed)
     hidden = 3 * torch.randn(len(lengths), max(lengths), dim, generator=generator)
     hidden[:, :shared] = hidden[:1, :shared]
@@ -34,7 +46,8 @@ def weights(hidden, mask, correct, **options):
     return group_weights(hidden, mask, correct, Settings(**options))
 
 
-# ---- Algorithm 1 in float64, token by token, with POT for each pair: written to be read beside the paper ------
+# ---- Algorithm 1 in float64, token by token, with POT for each pair: written to be read beside the
+# paper ------
 
 
 def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
@@ -49,19 +62,34 @@ def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
         k += 1
 
 
-def slow_closest(hidden, mask, correct, name: str, eps: float, window: int, stride: int) -> list[list[tuple]]:
-    """Of each rollout the spans, each with its distance over nbar to the closest opposing one and where this stands."""
+def slow_closest(
+    hidden, mask, correct, name: str, eps: float, window: int, stride: int
+) -> list[list[tuple]]:
+    """Of each rollout the spans, each with its distance over nbar to the closest opposing one and
+    where this stands.
+    """
     states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
-    spans = [paper_spans(len(rollout), window, stride) if len(rollout) else [] for rollout in states]
+    spans = [
+        paper_spans(len(rollout), window, stride) if len(rollout) else [] for rollout in states
+    ]
     nbar = np.mean([np.linalg.norm(h) for rollout in states for h in rollout])
-    right, wrong = (np.concatenate([s for s, c in zip(states, correct, strict=True) if c == side]) for side in (1, 0))
-    width = np.sort(ot.dist(right, wrong, metric="euclidean").ravel())[(len(right) * len(wrong) - 1) // 2]
+    right, wrong = (
+        np.concatenate([s for s, c in zip(states, correct, strict=True) if c == side])
+        for side in (1, 0)
+    )
+    width = np.sort(ot.dist(right, wrong, metric="euclidean").ravel())[
+        (len(right) * len(wrong) - 1) // 2
+    ]
     measure = dict(
         value=lambda x, y: by_pot(x, y, eps * nbar)[0],
         cost=lambda x, y: by_pot(x, y, eps * nbar)[1],
-        cosine=lambda x, y: 1 - x.mean(0) @ y.mean(0) / np.linalg.norm(x.mean(0)) / np.linalg.norm(y.mean(0)),
+        cosine=lambda x, y: (
+            1 - x.mean(0) @ y.mean(0) / np.linalg.norm(x.mean(0)) / np.linalg.norm(y.mean(0))
+        ),
         chamfer=lambda x, y: (nearest(x, y) + nearest(y, x)) / 2,
-        mmd=lambda x, y: math.sqrt(max(0.0, kernel(x, x, width) + kernel(y, y, width) - 2 * kernel(x, y, width))),
+        mmd=lambda x, y: math.sqrt(
+            max(0.0, kernel(x, x, width) + kernel(y, y, width) - 2 * kernel(x, y, width))
+        ),
     )[name]
     found = []
     for i in range(len(states)):
@@ -70,7 +98,9 @@ def slow_closest(hidden, mask, correct, name: str, eps: float, window: int, stri
             distances = []
             for j in range(len(states)):
                 for s, e in spans[j] if correct[j] != correct[i] else ():
-                    distances.append((measure(states[i][start:end], states[j][s:e]) / nbar, j, s, e))
+                    distances.append(
+                        (measure(states[i][start:end], states[j][s:e]) / nbar, j, s, e)
+                    )
             found[i].append((start, end, *min(distances)))
     return found
 
@@ -106,7 +136,9 @@ def kernel(x, y, width: float) -> float:
     ],
 )  # fmt: skip
 def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
-    """All four steps, both readings and the ablations of Fig. 5; one rollout is empty and one below the window."""
+    """All four steps, both readings and the ablations of Fig. 5; one rollout is empty and one below
+    the window.
+    """
     hidden, mask, correct = group(lengths=(17, 12, 4, 14, 9, 0))
     slow = slow_closest(hidden, mask, correct, name, eps=0.5, **SMALL)
     pool = np.mean if options.get("pool") else np.max
@@ -115,9 +147,13 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
         covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
         expected[row, token] = pool(covering)
     stats = defaultdict(list)
-    ours = group_weights(hidden, mask, correct, Settings(eps=0.5, **options, **SMALL, **EXACT), stats)
+    ours = group_weights(
+        hidden, mask, correct, Settings(eps=0.5, **options, **SMALL, **EXACT), stats
+    )
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours.double(), expected, atol=1e-5 if name == "mmd" else 2e-6, rtol=0)
+    torch.testing.assert_close(
+        ours.double(), expected, atol=1e-5 if name == "mmd" else 2e-6, rtol=0
+    )
     if not options:  # and shear.py and sinkhorn.py alone
         closest = functools.partial(closest_spans, **EXACT)
         plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SMALL)
@@ -149,7 +185,9 @@ def test_default_tolerance_is_close_to_the_limit():
 
 
 def test_scale_and_order_and_padding_change_nothing():
-    """h -> c h (eps is in units of nbar), tokens inside a span, columns of padding, rollouts: to 1e-5."""
+    """h -> c h (eps is in units of nbar), tokens inside a span, columns of padding, rollouts: to
+    1e-5.
+    """
     hidden, mask, correct = group(3, lengths=(6, 6, 6, 6, 6))
     options = dict(window=6, stride=6, tol=1e-6, max_iters=2000)
     omega = weights(hidden, mask, correct, **options)
@@ -159,7 +197,9 @@ def test_scale_and_order_and_padding_change_nothing():
 
     close(weights(1000 * hidden, mask, correct, **options))
     close(weights(hidden[:, torch.randperm(6)], mask, correct, **options))
-    padded = torch.cat([torch.full((5, 2, 5), math.nan), hidden, torch.full((5, 3, 5), math.nan)], 1)
+    padded = torch.cat(
+        [torch.full((5, 2, 5), math.nan), hidden, torch.full((5, 3, 5), math.nan)], 1
+    )
     inside = torch.cat([torch.zeros(5, 2), mask.float(), torch.zeros(5, 3)], 1)
     before = inside.clone()
     wide = weights(padded, inside, correct, **options)
@@ -176,11 +216,15 @@ def test_chunking_changes_nothing(monkeypatch):
     hidden, mask, correct = group(4, lengths=(9, 12, 4, 7), shared=3)
     whole = weights(hidden, mask, correct, reading="cost", **SMALL)
     monkeypatch.setitem(ablations.TILE_ENTRIES, "cpu", 300)
-    torch.testing.assert_close(weights(hidden, mask, correct, reading="cost", **SMALL), whole, atol=2e-6, rtol=0)
+    torch.testing.assert_close(
+        weights(hidden, mask, correct, reading="cost", **SMALL), whole, atol=2e-6, rtol=0
+    )
 
 
 def test_no_opposing_set_means_weight_one():
-    """Alg. 1 line 16: all right or all wrong gives ones on the mask; an empty rollout is in neither set."""
+    """Alg. 1 line 16: all right or all wrong gives ones on the mask; an empty rollout is in neither
+    set.
+    """
     hidden, mask, correct = group(5)
     for verdicts in (torch.ones(5), torch.zeros(5)):
         assert torch.equal(weights(hidden, mask, verdicts, **SMALL), mask.float())
@@ -189,7 +233,9 @@ def test_no_opposing_set_means_weight_one():
 
 
 def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused():
-    """nbar = 0 must not divide 0 by 0; a NaN on a response token would spread silently into the group's credit."""
+    """nbar = 0 must not divide 0 by 0; a NaN on a response token would spread silently into the
+    group's credit.
+    """
     hidden, mask, correct = group(8)
     assert weights(0 * hidden, mask, correct, **SMALL).abs().max() == 0
     for value in (math.nan, math.inf):
@@ -209,7 +255,9 @@ def test_rollout_normalisation_evens_out_the_means():
 
 
 def test_rollout_normalisation_leaves_dust_alone():
-    """A rollout whose distances are float32's rounding of 0 has no profile to scale up: weights 0, not the mean."""
+    """A rollout whose distances are float32's rounding of 0 has no profile to scale up: weights 0,
+    not the mean.
+    """
     omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
     even = evened_out(omega, torch.ones(3, 12).bool())
     assert even[:2].abs().max() == 0
@@ -225,13 +273,19 @@ def test_advantages_are_rollout_advantages_times_weights():
     assert (ours.sign() == advantages.sign()[:, None] * mask).all()
 
 
-KINDS = [dict(lengths=(30,) * 5, shared=18), dict(lengths=(23, 1, 7, 20, 6), dim=64), dict(lengths=(5, 4, 3, 2, 5))]
+KINDS = [
+    dict(lengths=(30,) * 5, shared=18),
+    dict(lengths=(23, 1, 7, 20, 6), dim=64),
+    dict(lengths=(5, 4, 3, 2, 5)),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
-    """The race and the matrix product against every pair solved and differences of states, to 1e-5 of the weights."""
+    """The race and the matrix product against every pair solved and differences of states, to 1e-5
+    of the weights.
+    """
     hidden, mask, correct = group(13, **kind)
     hidden = hidden.to(dtype)
     plain = shear_weights(hidden, mask, correct, **SMALL)
@@ -243,12 +297,17 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
 
 
 def test_statistics_are_of_every_solved_group_and_reading():
-    """The reading "cost" solves all pairs to the end; other distances and groups of one verdict solve nothing.
+    """The reading "cost" solves all pairs to the end; other distances and groups of one verdict
+    solve nothing.
 
     They show that training races with the iterations and the tolerance of the settings.
     """
     hidden, mask, correct = group(14)
-    for options, count in ((dict(reading="cost"), 1), (dict(distance="chamfer"), 0), (dict(pool="mean"), 1)):
+    for options, count in (
+        (dict(reading="cost"), 1),
+        (dict(distance="chamfer"), 0),
+        (dict(pool="mean"), 1),
+    ):
         stats = defaultdict(list)
         group_weights(hidden, mask, correct, Settings(**SMALL, **options), stats)
         assert len(stats["sinkhorn_error"]) == count and len(stats["nbar"]) == 1
@@ -266,21 +325,31 @@ def test_statistics_are_of_every_solved_group_and_reading():
 
 @pytest.mark.parametrize("options", [dict(), dict(reading="cost")])
 def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
-    """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit, and both are reported."""
+    """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit, and both
+    are reported.
+    """
     hidden, mask, correct = group(15)
     nbar = hidden[mask].norm(dim=-1).mean().item()
     stats = defaultdict(list)
     raw = Settings(eps=0.7, eps_unit="raw", **SMALL, **options)
     ours = group_weights(hidden, mask, correct, raw, stats)
-    torch.testing.assert_close(ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SMALL, **options))
+    torch.testing.assert_close(
+        ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SMALL, **options)
+    )
     assert stats["nbar"][0].item() == pytest.approx(nbar) and abs(nbar - 1) > 0.5
     assert stats["eps_over_nbar"][0].item() == pytest.approx(0.7 / nbar)
-    scaled = group_weights(3 * hidden, mask, correct, replace(raw, eps=2.1))  # eps in the unit of the distances
+    scaled = group_weights(
+        3 * hidden, mask, correct, replace(raw, eps=2.1)
+    )  # eps in the unit of the distances
     torch.testing.assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
     right, wrong = two_sides(hidden, mask, correct, **SMALL)
     costs = token_distances(right.states, wrong.states)
-    solved = pair_distances(hidden, mask, correct, raw)(costs, right.spans, wrong.spans, 0.7).amin(1)
-    torch.testing.assert_close(ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)
+    solved = pair_distances(hidden, mask, correct, raw)(costs, right.spans, wrong.spans, 0.7).amin(
+        1
+    )
+    torch.testing.assert_close(
+        ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(

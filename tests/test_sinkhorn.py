@@ -25,16 +25,22 @@ def clouds(seed: int, n: int, m: int, batch: tuple = ()) -> torch.Tensor:
 
 def random_masses(seed: int, *shape: int) -> torch.Tensor:
     """Masses (*shape) float64 that sum to 1."""
-    mass = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+    mass = (
+        torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+    )
     return mass / mass.sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("eps", [0.1, 0.5, 2.0])
 def test_value_cost_and_plan_agree_with_pot(eps):
-    """Eq. (10) is POT's `solve` with KL regularisation, <P, C> its `sinkhorn2`: both to 1e-6, with any masses."""
+    """Eq. (10) is POT's `solve` with KL regularisation, <P, C> its `sinkhorn2`: both to 1e-6, with
+    any masses.
+    """
     cost, a, b = clouds(0, 12, 9), random_masses(1, 12), random_masses(2, 9)
     ours = sinkhorn(cost, a, b, eps=eps, **EXACT)
-    theirs = ot.solve(cost.numpy(), a.numpy(), b.numpy(), reg=eps, reg_type="KL", max_iter=100_000, tol=1e-13)
+    theirs = ot.solve(
+        cost.numpy(), a.numpy(), b.numpy(), reg=eps, reg_type="KL", max_iter=100_000, tol=1e-13
+    )
     sharp = ot.sinkhorn2(a, b, cost, eps, method="sinkhorn_log", numItermax=100_000, stopThr=1e-13)
     assert ours.value.item() == pytest.approx(float(theirs.value), abs=1e-6)
     assert ours.value_linear.item() == pytest.approx(float(sharp), abs=1e-6)
@@ -42,9 +48,13 @@ def test_value_cost_and_plan_agree_with_pot(eps):
 
 
 def test_value_is_a_lower_bound_that_only_grows():
-    """After every g-update <a, f> + <b, g> is below W_eps and not below its last value; that certifies bounds."""
+    """After every g-update <a, f> + <b, g> is below W_eps and not below its last value; that
+    certifies bounds.
+    """
     cost = clouds(4, 10, 8)
-    values = [sinkhorn(cost, eps=0.05, max_iters=k, tol=0.0).value.item() for k in (1, 2, 3, 10, 100, 500)]
+    values = [
+        sinkhorn(cost, eps=0.05, max_iters=k, tol=0.0).value.item() for k in (1, 2, 3, 10, 100, 500)
+    ]
     assert all(low <= high + 1e-12 for low, high in itertools.pairwise(values))
     assert values[0] < values[-1]
 
@@ -64,7 +74,9 @@ def test_a_batch_equals_a_loop():
 
 @pytest.mark.parametrize("fill", [0.0, 1e9, math.inf, math.nan])
 def test_points_without_mass_contribute_nothing(fill):
-    """A padded problem is the unpadded one to rounding, whatever stands in the padding; the plan is 0 there."""
+    """A padded problem is the unpadded one to rounding, whatever stands in the padding; the plan is
+    0 there.
+    """
     for dtype, atol in ((torch.float64, 1e-12), (torch.float32, 3e-6)):
         cost = clouds(8, 5, 4).to(dtype)
         padded = torch.full((8, 9), fill, dtype=dtype)
@@ -85,16 +97,23 @@ def test_symmetry_permutation_and_scale():
     torch.testing.assert_close(sinkhorn(cost.T, eps=0.2, **EXACT).value, value, atol=1e-9, rtol=0)
     shuffled = cost[torch.randperm(9)][:, torch.randperm(7)]
     torch.testing.assert_close(sinkhorn(shuffled, eps=0.2, **EXACT).value, value, atol=1e-9, rtol=0)
-    torch.testing.assert_close(sinkhorn(30 * cost, eps=6.0, **EXACT).value, 30 * value, atol=1e-8, rtol=0)
+    torch.testing.assert_close(
+        sinkhorn(30 * cost, eps=6.0, **EXACT).value, 30 * value, atol=1e-8, rtol=0
+    )
 
 
 def test_closed_forms():
-    """Two Diracs: their distance. Equal costs c: value and cost are c. Points on a line: sorted matching."""
+    """Two Diracs: their distance. Equal costs c: value and cost are c. Points on a line: sorted
+    matching.
+    """
     assert sinkhorn(torch.tensor([[2.5]]), eps=0.01).value.item() == pytest.approx(2.5, abs=1e-6)
     flat = sinkhorn(torch.full((4, 6), 1.5), eps=0.1)
     assert (flat.value.item(), flat.value_linear.item()) == pytest.approx((1.5, 1.5), abs=1e-6)
     generator = torch.Generator().manual_seed(10)
-    x, y = torch.rand(8, generator=generator).double(), torch.rand(8, generator=generator).double() + 0.3
+    x, y = (
+        torch.rand(8, generator=generator).double(),
+        torch.rand(8, generator=generator).double() + 0.3,
+    )
     exact = (x.sort().values - y.sort().values).abs().mean()
     near = sinkhorn((x[:, None] - y[None]).abs(), eps=1e-3, max_iters=50_000, tol=1e-6).value_linear
     assert near.item() == pytest.approx(exact.item(), abs=1e-3 * math.log(8))
@@ -102,7 +121,9 @@ def test_closed_forms():
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-6, 1e-12, 1e-30])
 def test_a_tiny_eps_gives_no_nan(eps):
-    """Log domain: all stays finite, also beside padding, and the value stays below the exact distance."""
+    """Log domain: all stays finite, also beside padding, and the value stays below the exact
+    distance.
+    """
     cost = clouds(11, 6, 5).float()
     a = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
     for ours, points in ((sinkhorn(cost, eps=eps), 6), (sinkhorn(cost, a, eps=eps), 5)):
@@ -113,12 +134,16 @@ def test_a_tiny_eps_gives_no_nan(eps):
 
 
 def test_reported_error_and_iterations_are_the_plan_s():
-    """`error` is the L1 distance of the row sums, columns are exact, `tol` is met unless the cap was hit."""
+    """`error` is the L1 distance of the row sums, columns are exact, `tol` is met unless the cap
+    was hit.
+    """
     cost = clouds(12, 10, 10, batch=(6,))
     ours = sinkhorn(cost, eps=0.05, max_iters=30, tol=1e-2)
     plan = ours.plan
     torch.testing.assert_close(plan.sum(-2), ours.b, atol=1e-12, rtol=0)
-    torch.testing.assert_close((plan.sum(-1) - ours.a).abs().sum(-1), ours.error, atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        (plan.sum(-1) - ours.a).abs().sum(-1), ours.error, atol=1e-12, rtol=0
+    )
     assert ((ours.error <= 1e-2) | (ours.iterations == 30)).all()
     assert (ours.iterations < 30).any() and (ours.iterations == 30).any()
 

@@ -1,4 +1,6 @@
-"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of problems, verdicts."""
+"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of
+problems, verdicts.
+"""
 
 import csv
 import gzip
@@ -21,7 +23,16 @@ from integrations.trl_rewards import without_bos
 from rewards import grade_math
 from tasks import toy
 from tasks.benchmarks import load_benchmark
-from tasks.problems import HUB, INSTRUCTIONS, BadInput, Task, choose_template, load_problems, render, text_task
+from tasks.problems import (
+    HUB,
+    INSTRUCTIONS,
+    BadInput,
+    Task,
+    choose_template,
+    load_problems,
+    render,
+    text_task,
+)
 
 MATH = INSTRUCTIONS["math"]
 
@@ -44,7 +55,9 @@ def numbered(count: int) -> list[dict]:
 
 
 def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
-    """Steps that straddle an epoch's end lose and repeat nothing; a step depends on (step, seed) alone."""
+    """Steps that straddle an epoch's end lose and repeat nothing; a step depends on (step, seed)
+    alone.
+    """
     task = Task("t", numbered(10), [], None, grade_math)
     steps = [task.draw(step, 4, seed=0) for step in range(5)]
     flat = [problem["answer"] for step in steps for problem in step]
@@ -54,18 +67,35 @@ def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
 
 
 def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
-    """G rollouts per problem, adjacent; a response without an end is wrong even with the right box in it."""
+    """G rollouts per problem, adjacent; a response without an end is wrong even with the right box
+    in it.
+    """
     task = Task("t", [], [], None, grade_math)
     texts = [r"\boxed{0}", *[r"\boxed{1}"] * 3]
     cut = torch.tensor([False, False, False, True])
     verdicts = task.verdicts(numbered(2), Rollouts(None, None, None, None, cut, texts))
-    assert [tuple(v) for v in verdicts] == [(1, "correct"), (0, "wrong"), (1, "correct"), (0, "truncated")]
+    assert [tuple(v) for v in verdicts] == [
+        (1, "correct"),
+        (0, "wrong"),
+        (1, "correct"),
+        (0, "truncated"),
+    ]
 
 
-@pytest.mark.parametrize("method, context, dropped", [("grpo", 259, 1), ("rlsd", 259, 2), ("hsd", 268, 2)])
-def test_prompts_that_leave_no_room_are_dropped_and_counted(method, context, dropped, qwen, tmp_path):
-    """Of over 250 tokens, a byte each: one of 300 letters, or of 100 where its answer of 60 is told; hsd tells more."""
-    rows = [*numbered(5), {"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
+@pytest.mark.parametrize(
+    "method, context, dropped", [("grpo", 259, 1), ("rlsd", 259, 2), ("hsd", 268, 2)]
+)
+def test_prompts_that_leave_no_room_are_dropped_and_counted(
+    method, context, dropped, qwen, tmp_path
+):
+    """Of over 250 tokens, a byte each: one of 300 letters, or of 100 where its answer of 60 is
+    told; hsd tells more.
+    """
+    rows = [
+        *numbered(5),
+        {"problem": "x" * 300, "answer": "1"},
+        {"problem": "x" * 100, "answer": "1" * 60},
+    ]
     append_rows(tmp_path / "x.jsonl", rows)
     words = "--model M --max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method".split()
     args = parse_args([*words, method, "--data", str(tmp_path / "x.jsonl")])
@@ -75,7 +105,9 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(method, context, dro
 
 
 def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(qwen, tmp_path):
-    """And the plan says so; given ones stay, or are refused; sets that are large enough change nothing."""
+    """And the plan says so; given ones stay, or are refused; sets that are large enough change
+    nothing.
+    """
     append_rows(tmp_path / "x.jsonl", numbered(38))
     for words, sizes in (
         ("", (7, 31, 31, 256)),
@@ -87,7 +119,12 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(qwen, tmp_
     ):
         args = parse_args(["--model", "M", "--data", str(tmp_path / "x.jsonl"), *words.split()])
         task, notes = make_task(args, qwen, 512)
-        assert (args.heldout, args.prompts_per_step, args.prompts_per_update, args.max_tokens) == sizes
+        assert (
+            args.heldout,
+            args.prompts_per_step,
+            args.prompts_per_update,
+            args.max_tokens,
+        ) == sizes
         assert (len(task.train), len(task.heldout)) == (38 - sizes[0], sizes[0])
         assert ("--heldout 7, not 64: there are 38 problems" in notes) == ("--heldout" not in words)
     args = parse_args(["--model", "M", "--data", str(tmp_path / "x.jsonl"), "--heldout", "38"])
@@ -95,11 +132,13 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(qwen, tmp_
         make_task(args, qwen, 512)
     append_rows(tmp_path / "many.jsonl", numbered(800))
     args = parse_args(["--model", "M", "--data", str(tmp_path / "many.jsonl")])
-    assert not any(", not " in note for note in make_task(args, qwen, 4096)[1])  # that of Qwen2.5-Math-7B
+    assert not any(
+        ", not " in note for note in make_task(args, qwen, 4096)[1]
+    )  # that of Qwen2.5-Math-7B
     assert (args.heldout, args.prompts_per_step, args.max_tokens) == (64, 512, 3000)
 
 
-# ---- templates ------------------------------------------------------------------------------------------------
+# ---- templates -----------------------------------------------------------------------------------
 
 
 def test_prompts_of_every_template(qwen):
@@ -113,12 +152,16 @@ def test_prompts_of_every_template(qwen):
 
 
 def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
-    """With the token that begins texts where the tokenizer puts one, as Llama's does; encoding adds none."""
+    """With the token that begins texts where the tokenizer puts one, as Llama's does; encoding adds
+    none.
+    """
     tokenizer = toy.make_tokenizer()
     assert render("plain", "1", "2", tokenizer) == "1\n2\n"
     symbol, index = tokenizer.convert_ids_to_tokens(1), 1
     tokenizer.bos_token = symbol
-    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"{symbol} $A", special_tokens=[(symbol, index)])
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{symbol} $A", special_tokens=[(symbol, index)]
+    )
     assert render("plain", "1", "2", tokenizer) == f"{symbol}1\n2\n"
     assert without_bos(tokenizer, [f"{symbol}1\n", "2\n"]) == ["1\n", "2\n"]
 
@@ -140,26 +183,37 @@ def test_auto_goes_by_the_name_then_by_the_tokenizer(name, has_turns, has_chat, 
     assert choose_template("auto", name, tokenizer) == template
 
 
-@pytest.mark.parametrize("template, lacks", [("qwen-math", r"<\|im_end\|>"), ("chat", "chat template"), ("plain", "")])
+@pytest.mark.parametrize(
+    "template, lacks", [("qwen-math", r"<\|im_end\|>"), ("chat", "chat template"), ("plain", "")]
+)
 def test_a_template_that_is_asked_for_is_used_whatever_the_name(template, lacks, qwen):
-    """With the instruction of the kind of problems; refused where its marks would be read as letters."""
+    """With the instruction of the kind of problems; refused where its marks would be read as
+    letters.
+    """
     assert choose_template(template, "qwen-math", qwen) == template
     for kind in INSTRUCTIONS:
         task = text_task(kind, template, qwen, grade_math)
-        assert task.prompt({"problem": "Print 0."}) == render(template, "Print 0.", INSTRUCTIONS[kind], qwen)
+        assert task.prompt({"problem": "Print 0."}) == render(
+            template, "Print 0.", INSTRUCTIONS[kind], qwen
+        )
     if lacks:
-        with pytest.raises(BadInput, match=f"--template {template}: .* of some/model has no {lacks}; use "):
+        with pytest.raises(
+            BadInput, match=f"--template {template}: .* of some/model has no {lacks}; use "
+        ):
             choose_template(template, "some/model", toy.make_tokenizer())
 
 
-# ---- JSON lines -----------------------------------------------------------------------------------------------
+# ---- JSON lines ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
         ('{"problem": "a", "answer": "1"}\n{"problem": \n', "line 2: not JSON"),
-        ('{"problem": "a", "solution": "1"}\n', 'line 1: needs "answer", .*found: problem, solution'),
+        (
+            '{"problem": "a", "solution": "1"}\n',
+            'line 1: needs "answer", .*found: problem, solution',
+        ),
         ('{"problem": "a", "answer": " "}\n', "line 1: needs"),
         ('{"problem": "\\ud800", "answer": "1"}\n', "line 1: needs"),
         ('{"a":' * 100_000 + "\n", "line 1: not JSON"),
@@ -181,7 +235,10 @@ def test_a_bad_file_is_refused_with_its_line(content, message, tmp_path):
 
 def test_json_lines_in_our_own_form_are_taken_as_they_are(tmp_path):
     """With every column, whatever its level; compressed or not."""
-    rows = [{"problem": "a", "answer": "1", "level": 1}, {"problem": "b", "answer": "2", "source": "here"}]
+    rows = [
+        {"problem": "a", "answer": "1", "level": 1},
+        {"problem": "b", "answer": "2", "source": "here"},
+    ]
     text = "\n".join(map(json.dumps, rows))
     (tmp_path / "x.jsonl").write_text(text)
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(text.encode()))
@@ -206,7 +263,7 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
         load_problems("code", str(path))
 
 
-# ---- tables, folders ------------------------------------------------------------------------------------------
+# ---- tables, folders -----------------------------------------------------------------------------
 
 
 OTHERS = Dataset.from_list(numbered(9))
@@ -230,20 +287,26 @@ WRITERS = {
     "x.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
     "x.csv": write_csv,
     "saved": lambda path, rows: Dataset.from_list(rows).save_to_disk(path),
-    "splits": lambda path, rows: DatasetDict(eval=OTHERS, train=Dataset.from_list(rows)).save_to_disk(path),
+    "splits": lambda path, rows: DatasetDict(
+        eval=OTHERS, train=Dataset.from_list(rows)
+    ).save_to_disk(path),
     "folder": write_folder,
 }
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, monkeypatch):
-    """Of several splits the training one; answers stay the text they are. A file needs no home to be copied into."""
+    """Of several splits the training one; answers stay the text they are. A file needs no home to
+    be copied into.
+    """
     if name != "folder":
         monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/no-home")
     rows = [{"problem": "a", "answer": "007"}, {"problem": "b", "answer": "1.50"}]
     WRITERS[name](tmp_path / name, rows)
     problems, notes = load_problems("math", str(tmp_path / name))
-    assert problems == rows and notes == [f"data {tmp_path / name}: 2 of 2 rows of levels 3 to 5, or of none"]
+    assert problems == rows and notes == [
+        f"data {tmp_path / name}: 2 of 2 rows of levels 3 to 5, or of none"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -251,17 +314,40 @@ def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, m
     [
         ({"question": "q", "answer": "1", "gt_answer": "2"}, "2"),
         ({"question": "q", "ground_truth_answer": "3", "input": "<|im_start|>..."}, "3"),
-        ({"problem": "q", "solution": r"first \boxed{3}, so \boxed{\frac{1}{2}}.", "level": "Level 4"}, r"\frac{1}{2}"),
+        (
+            {
+                "problem": "q",
+                "solution": r"first \boxed{3}, so \boxed{\frac{1}{2}}.",
+                "level": "Level 4",
+            },
+            r"\frac{1}{2}",
+        ),
         ({"problem": "q", "answer": 12}, "12"),
-        ({"question": "q", "prompt": [{"role": "user", "content": "<|im_start|>"}], "gt_answer": "4"}, "4"),
+        (
+            {
+                "question": "q",
+                "prompt": [{"role": "user", "content": "<|im_start|>"}],
+                "gt_answer": "4",
+            },
+            "4",
+        ),
         ({"extra_info": {"question": "q", "answer": "5"}}, "5"),
-        ({"prompt": [{"role": "user", "content": "q"}], "ability": "math", "reward_model": {"ground_truth": "6"}}, "6"),
+        (
+            {
+                "prompt": [{"role": "user", "content": "q"}],
+                "ability": "math",
+                "reward_model": {"ground_truth": "6"},
+            },
+            "6",
+        ),
     ],
 )
 def test_rows_of_the_known_layouts_become_problems(row, answer, tmp_path):
     """Column names of MATH, SimpleRL-Zoo and Eurus."""
     (tmp_path / "x.json").write_text(json.dumps([row]))
-    assert load_problems("math", str(tmp_path / "x.json"))[0] == [{"problem": "q", "answer": answer}]
+    assert load_problems("math", str(tmp_path / "x.json"))[0] == [
+        {"problem": "q", "answer": answer}
+    ]
 
 
 def test_levels_and_abilities_of_others_are_left_out(tmp_path):
@@ -280,16 +366,23 @@ def test_levels_and_abilities_of_others_are_left_out(tmp_path):
 
 
 def test_own_tests_survive_a_table(tmp_path):
-    """In parquet each row has every other row's keys, empty; in csv they are JSON text. One style is not another."""
+    """In parquet each row has every other row's keys, empty; in csv they are JSON text. One style
+    is not another.
+    """
     script = {"inputs": ["1"], "outputs": ["2"]}
     all_tests = [script, {"asserts": ["assert f(1) == 2"], "setup": ""}, {"fn_name": "f", **script}]
     expected = [{"problem": "a", "tests": tests} for tests in all_tests]
     WRITERS["x[1].parquet"](tmp_path / "x.parquet", expected[:2])
     assert load_problems("code", str(tmp_path / "x.parquet"))[0] == expected[:2]
-    write_csv(tmp_path / "x.csv", [{"problem": "a", "tests": json.dumps(tests)} for tests in all_tests[:2]])
+    write_csv(
+        tmp_path / "x.csv",
+        [{"problem": "a", "tests": json.dumps(tests)} for tests in all_tests[:2]],
+    )
     assert load_problems("code", str(tmp_path / "x.csv"))[0] == expected[:2]
     WRITERS["x[1].parquet"](tmp_path / "y.parquet", expected)
-    with pytest.raises(BadInput, match=r'y\.parquet, row 3: "tests": needs fn_name, a list of argument lists'):
+    with pytest.raises(
+        BadInput, match=r'y\.parquet, row 3: "tests": needs fn_name, a list of argument lists'
+    ):
         load_problems("code", str(tmp_path / "y.parquet"))
 
 
@@ -298,19 +391,43 @@ def test_own_tests_survive_a_table(tmp_path):
     [
         ("x.json", '[{"problem": "a", "answer": "1"}, 3]', 'row 2: needs "problem" or "question"'),
         ("x.json", '[{"problem": "<|im_start|>user", "answer": "1"}]', "row 1: holds a template"),
-        ("x.json", '[{"problem": "a", "answer": true}]', 'row 1: needs "answer".*found: problem, answer'),
+        (
+            "x.json",
+            '[{"problem": "a", "answer": true}]',
+            'row 1: needs "answer".*found: problem, answer',
+        ),
         ("x.json", '[{"problem": "a", "solution": "none"}]', r"row 1: .*solution\" with a \\boxed"),
-        ("x.json", '[{"problem": "a", "answer": "1", "level": 2}]', "none of 1 rows can be used .0 of levels 3 to 5"),
-        ("x.json", '[{"question": "a", "gt_answer": ""}]', "none of 1 rows can be used .the first dropped: row 1"),
+        (
+            "x.json",
+            '[{"problem": "a", "answer": "1", "level": 2}]',
+            "none of 1 rows can be used .0 of levels 3 to 5",
+        ),
+        (
+            "x.json",
+            '[{"question": "a", "gt_answer": ""}]',
+            "none of 1 rows can be used .the first dropped: row 1",
+        ),
         ("x.json", "[]", "none of 0 rows"),
         ("x.json", "[" * 100_000, "cannot be read .* give a file"),
         ("x.jsonl", "[1]", 'row 1: needs "problem" or "question"'),
         ("x.csv", b"\xff", "cannot be read .*utf-8"),
         ("x.parquet", "junk", "cannot be read .*Parquet file size is 4 bytes"),
-        ("cut", {"train.jsonl": '{"problem": "a"}\n{"problem": '}, "cannot be read .JSON parse error"),
+        (
+            "cut",
+            {"train.jsonl": '{"problem": "a"}\n{"problem": '},
+            "cannot be read .JSON parse error",
+        ),
         ("empty", {}, "cannot be read .*any data files"),
-        ("test-only", {"test.csv": "problem,answer\n1,1\n"}, 'cannot be read .Unknown split "train"'),
-        ("saved-test", {"dataset_dict.json": '{"splits": []}'}, "cannot be read .its splits are .*, not train"),
+        (
+            "test-only",
+            {"test.csv": "problem,answer\n1,1\n"},
+            'cannot be read .Unknown split "train"',
+        ),
+        (
+            "saved-test",
+            {"dataset_dict.json": '{"splits": []}'},
+            "cannot be read .its splits are .*, not train",
+        ),
     ],
 )
 def test_bad_tables_are_one_sentence(name, content, message, tmp_path, capfd):
@@ -328,7 +445,7 @@ def test_bad_tables_are_one_sentence(name, content, message, tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-# ---- the hub --------------------------------------------------------------------------------------------------
+# ---- the hub -------------------------------------------------------------------------------------
 
 
 def eurus(truth, ability="code") -> dict:
@@ -350,9 +467,13 @@ EURUS = [
 
 @pytest.mark.parametrize("truth, tests", EURUS)
 def test_published_tests_become_ours(truth, tests, tmp_path):
-    """Scripts by text or by lines; calls by JSON lines, or by lists whose values stand in lists of one, or do not."""
+    """Scripts by text or by lines; calls by JSON lines, or by lists whose values stand in lists of
+    one, or do not.
+    """
     Dataset.from_list([eurus("1", "math"), eurus(truth)]).to_parquet(tmp_path / "x.parquet")
-    assert load_problems("code", str(tmp_path / "x.parquet"))[0] == [{"problem": "Do it.", "tests": tests}]
+    assert load_problems("code", str(tmp_path / "x.parquet"))[0] == [
+        {"problem": "Do it.", "tests": tests}
+    ]
 
 
 @pytest.fixture
@@ -377,30 +498,55 @@ def test_math_comes_from_the_hub(fake_hub):
     """One file of the set; a row without an answer is dropped, and the count is the paper's."""
     fake_hub.rows = [*ZOO, {"question": "?", "gt_answer": "", "answer": "", "level": 5}]
     problems, notes = load_problems("math", None)
-    assert fake_hub.calls == [("hkust-nlp/SimpleRL-Zoo-Data", ["simplelr_qwen_level3to5/train.parquet"], "dataset")]
+    assert fake_hub.calls == [
+        ("hkust-nlp/SimpleRL-Zoo-Data", ["simplelr_qwen_level3to5/train.parquet"], "dataset")
+    ]
     assert len(problems) == 8_522 and problems[7] == {"problem": "7", "answer": "7"}
-    assert notes[0] == "data hkust-nlp/SimpleRL-Zoo-Data (hub): 8,523 of 8,523 rows of levels 3 to 5, or of none"
+    assert (
+        notes[0]
+        == "data hkust-nlp/SimpleRL-Zoo-Data (hub): 8,523 of 8,523 rows of levels 3 to 5, or of "
+        "none"
+    )
     assert notes[1].startswith("1 problems dropped: without a usable answer (first: row 8523 needs")
     assert len(notes) == 2
     fake_hub.rows = [{"question": "a", "level": 1}]
-    with pytest.raises(BadInput, match="--task math without --data: hkust-nlp/SimpleRL-Zoo-Data: none of 1 rows"):
+    with pytest.raises(
+        BadInput, match="--task math without --data: hkust-nlp/SimpleRL-Zoo-Data: none of 1 rows"
+    ):
         load_problems("math", None)
 
 
 def test_code_comes_from_the_hub(fake_hub):
-    """Other abilities are left out, unusable tests dropped: text that is no JSON, or too deep, or decides nothing."""
-    bad = [{"inputs": [], "outputs": []}, {"fn_name": "f", "inputs": ["f(1)"], "outputs": ["1"]}, None, [1]]
+    """Other abilities are left out, unusable tests dropped: text that is no JSON, or too deep, or
+    decides nothing.
+    """
+    bad = [
+        {"inputs": [], "outputs": []},
+        {"fn_name": "f", "inputs": ["f(1)"], "outputs": ["1"]},
+        None,
+        [1],
+    ]
     deep = {**eurus(0), "reward_model": {"ground_truth": "[" * 100_000}}
-    fake_hub.rows = [eurus("7", "math"), *map(eurus, bad), deep, {**eurus(0), "reward_model": None}, eurus(CALLS)]
+    fake_hub.rows = [
+        eurus("7", "math"),
+        *map(eurus, bad),
+        deep,
+        {**eurus(0), "reward_model": None},
+        eurus(CALLS),
+    ]
     problems, notes = load_problems("code", None)
     assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", ["train.parquet"], "dataset")]
     assert problems == [{"problem": "Do it.", "tests": CALLS}]
     assert '7 of 8 rows of ability "code"' in notes[0]
     assert notes[1].startswith("WARNING: 7 problems") and "25,276 expected" in notes[1]
-    assert notes[2].startswith('6 problems dropped: without a usable tests (first: row 2 "tests": needs inputs')
+    assert notes[2].startswith(
+        '6 problems dropped: without a usable tests (first: row 2 "tests": needs inputs'
+    )
 
 
-@pytest.mark.parametrize("kind, error", [("math", ConnectionError("Couldn't reach it.\nMore.")), ("code", OSError())])
+@pytest.mark.parametrize(
+    "kind, error", [("math", ConnectionError("Couldn't reach it.\nMore.")), ("code", OSError())]
+)
 def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     """What was tried, the first line of why, and what to do."""
 
@@ -411,9 +557,14 @@ def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     with pytest.raises(BadInput) as raised:
         load_problems(kind, None)
     reason = str(error).split("\n")[0].rstrip(".") or "OSError"
-    tried = f"{'/'.join(HUB[kind][:2])} cannot be loaded from the hub ({reason}); give a local file or folder"
+    tried = (
+        f"{'/'.join(HUB[kind][:2])} cannot be loaded from the hub ({reason}); give a local file "
+        "or folder"
+    )
     assert str(raised.value) == f"--task {kind} without --data: {tried} with --data"
-    with pytest.raises(BadInput, match=r"--bench amc23: math-ai/amc23 cannot .*; give .* --bench-data amc23=FILE"):
+    with pytest.raises(
+        BadInput, match=r"--bench amc23: math-ai/amc23 cannot .*; give .* --bench-data amc23=FILE"
+    ):
         load_benchmark("amc23", flag="--bench-data")
 
 

@@ -1,11 +1,13 @@
-"""The paper's theorems (arXiv 2604.23318, whose numbering is cited), on data that meets their assumptions.
+"""The paper's theorems (arXiv 2604.23318, whose numbering is cited), on data that meets their
+assumptions.
 
-A test states a theorem as claims about what the solver or Algorithm 1 returns, at a small eps whose floor eps log n
-(Lemma 1) is granted. `sharp` shows that a claim holds and that its false twins fail: another constant, minimum, side,
-pooling, reading or unit. So the data is tight: coins, Diracs, few points.
+A test states a theorem as claims about what the solver or Algorithm 1 returns, at a small eps whose
+floor eps log n (Lemma 1) is granted. `sharp` shows that a claim holds and that its false twins
+fail: another constant, minimum, side, pooling, reading or unit. So the data is tight: coins,
+Diracs, few points.
 
-The noise floor eta is exact, 2 E W1(Phat_n, Pbar_n), in the place of Eq. (5)'s unknown constant. The theorems are
-tested in low dimension: at n = 100, d = 3584 their rate n^(-1/d) is 0.9987.
+The noise floor eta is exact, 2 E W1(Phat_n, Pbar_n), in the place of Eq. (5)'s unknown constant.
+The theorems are tested in low dimension: at n = 100, d = 3584 their rate n^(-1/d) is 0.9987.
 """
 
 import functools
@@ -32,7 +34,9 @@ SIDES = pytest.mark.parametrize("side", ["wrong", "right"])  # of the span: Theo
 
 
 def sharp(claim, *twins):
-    """The claim holds, and none of its false twins does, each of which changes some of its parts."""
+    """The claim holds, and none of its false twins does, each of which changes some of its
+    parts.
+    """
     assert claim()
     for twin in twins:
         assert not claim(**twin), f"holds with {twin}, too"
@@ -51,8 +55,14 @@ def coin(heads):
     return {LEFT: 1 - heads, RIGHT: heads}
 
 
-# EARLY's tokens, of two laws, rarely stray: E W1(Phat, Phat') is .98 eta. Of two fair coins it is .75 eta.
-EARLY, LATE, OPPOSITE, FAIR = [coin(0.05), coin(0.95)], [coin(0.02)] * 2, [coin(0.98)] * 2, [coin(0.5)]
+# EARLY's tokens, of two laws, rarely stray: E W1(Phat, Phat') is .98 eta. Of two fair coins it is
+# .75 eta.
+EARLY, LATE, OPPOSITE, FAIR = (
+    [coin(0.05), coin(0.95)],
+    [coin(0.02)] * 2,
+    [coin(0.98)] * 2,
+    [coin(0.5)],
+)
 
 
 def mixture(laws):
@@ -71,7 +81,9 @@ def population_distance(laws, others):
 
 
 def eta_of(laws):
-    """2 E W1(Phat_n, Pbar_n) of a span of coins: it is 2 |k / n - p|, k the number of heads and p their mean chance."""
+    """2 E W1(Phat_n, Pbar_n) of a span of coins: it is 2 |k / n - p|, k the number of heads and p
+    their mean chance.
+    """
     chances = np.ones(1)
     for law in laws:
         chances = np.convolve(chances, [law[LEFT], law[RIGHT]])
@@ -88,7 +100,9 @@ def as_group(rollouts):
 
 
 def distances(side, window, own, *opposing):
-    """nbar omega_t of the rollout `own`, alone on its side: d_k, Eq. (8), on the tokens of its spans, stride w."""
+    """nbar omega_t of the rollout `own`, alone on its side: d_k, Eq. (8), on the tokens of its
+    spans, stride w.
+    """
     hidden, mask, nbar = as_group([own, *opposing])
     correct = torch.tensor([side == "right"] + [side != "right"] * len(opposing))
     options = dict(window=window, stride=window, eps=EPS)
@@ -109,12 +123,15 @@ def expected(side, own, *opposing):
 
 
 def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
-    """W1 <= W_eps <= W1 + eps log n: attained below by Diracs, above by a span and itself, where <P, C> = W1.
+    """W1 <= W_eps <= W1 + eps log n: attained below by Diracs, above by a span and itself, where
+    <P, C> = W1.
 
     And W_eps = <P, C> + eps KL(P || P x Q), not the entropy form.
     """
     rng, eps, apart = np.random.default_rng(0), 0.1, np.arange(9)[:, None] * 5
-    pairs = [(rng.normal(size=(n, 3)), rng.normal(size=(m, 3))) for n, m in ((12, 12), (9, 20), (20, 9))]
+    pairs = [
+        (rng.normal(size=(n, 3)), rng.normal(size=(m, 3))) for n, m in ((12, 12), (9, 20), (20, 9))
+    ]
     pairs += [(apart, apart), (np.zeros((9, 1)), np.full((9, 1), 2))]
     rows = []
     for x, y in pairs:
@@ -127,7 +144,9 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
     sharp(lambda factor=1.0: (factor * exact - 1e-6 <= values).all(), dict(factor=1.2))
     sharp(lambda factor=1.0: (values <= exact + factor * floors + 1e-6).all(), dict(factor=0.8))
     sharp(lambda reading=values: abs(reading[3] - floors[3]) < 1e-6, dict(reading=costs))
-    sharp(lambda kl=divergences: np.allclose(values, costs + eps * kl, atol=1e-6), dict(kl=entropies))
+    sharp(
+        lambda kl=divergences: np.allclose(values, costs + eps * kl, atol=1e-6), dict(kl=entropies)
+    )
 
 
 def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_nbar():
@@ -135,7 +154,9 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
     hidden, mask = 7 * torch.eye(16).expand(2, 16, 16), torch.ones(2, 16)
 
     def claim(factor=1.0, **settings):
-        omega = group_weights(hidden, mask, torch.tensor([1, 0]), Settings(window=16, stride=16, **settings))
+        omega = group_weights(
+            hidden, mask, torch.tensor([1, 0]), Settings(window=16, stride=16, **settings)
+        )
         return np.allclose(omega, factor * 0.05 * math.log(16), atol=1e-4)
 
     sharp(claim, dict(factor=1.2), dict(factor=0.8), dict(reading="cost"), dict(eps_unit="raw"))
@@ -144,9 +165,11 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
 
 
 def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
-    """A gap of W1 above eps log n is a gap of W_eps; of .8 eps log n it need not be (for the plan's cost it is).
+    """A gap of W1 above eps log n is a gap of W_eps; of .8 eps log n it need not be (for the plan's
+    cost it is).
 
-    The near span is 16 tokens far apart, W1 = 0, with the whole floor; the far one has Diracs, W1 = gap, and no floor.
+    The near span is 16 tokens far apart, W1 = 0, with the whole floor; the far one has Diracs, W1 =
+    gap, and no floor.
     """
     n, eps, axes = 16, 0.35, np.eye(18)
 
@@ -164,59 +187,95 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
 def test_assumption_a3_rate_holds_at_three_dimensions_and_not_at_two_or_one():
     """E W1(Phat_n, Pbar_n) <= C_d M n^(-1/d) for independent tokens of two laws in turn, if d >= 3.
 
-    n^(1/d) E W1 stays within a tenth from n = 8 to 512 at d = 3; at d = 2 it grows with a logarithm, at d = 1 as
-    sqrt(n). An assumption on data, so no code of ours: W1 of two samples, at most twice that of one, by matching.
+    n^(1/d) E W1 stays within a tenth from n = 8 to 512 at d = 3; at d = 2 it grows with a
+    logarithm, at d = 1 as sqrt(n). An assumption on data, so no code of ours: W1 of two samples, at
+    most twice that of one, by matching.
     """
     rng = np.random.default_rng(1)
 
     def distance(n, d):
         samples = rng.random((2, n, d))
-        samples[..., 0] = (samples[..., 0] + np.arange(n) % 2) / 2  # even tokens in one half, odd ones in the other
+        samples[..., 0] = (
+            samples[..., 0] + np.arange(n) % 2
+        ) / 2  # even tokens in one half, odd ones in the other
         cost = euclidean(*samples)
         return cost[linear_sum_assignment(cost)].mean()
 
-    mean = {(n, d): np.mean([distance(n, d) for _ in range(6 * 512 // n)]) for n in (8, 512) for d in (1, 2, 3)}
+    mean = {
+        (n, d): np.mean([distance(n, d) for _ in range(6 * 512 // n)])
+        for n in (8, 512)
+        for d in (1, 2, 3)
+    }
     false = dict(d=2, rate=1 / 2), dict(d=1, rate=1), dict(rate=1 / 2), dict(rate=1 / 4)
     sharp(lambda d=3, rate=1 / 3: 0.9 < 64**rate * mean[512, d] / mean[8, d] < 1.1, *false)
 
 
 def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_tail_is_sub_gaussian():
-    """The first is attained by one that crosses the ball; P(|W1 - E W1| >= u) <= 2 exp(-n u^2 / (2 M^2)).
+    """The first is attained by one that crosses the ball; P(|W1 - E W1| >= u) <= 2 exp(-n u^2 / (2
+    M^2)).
 
     If one token moved it by M / n the exponent would be 4 times this.
     """
     n, cost = 10, torch.tensor([[0.0, 2], [2, 0]])
-    spans = torch.tensor([[k / n, 1 - k / n] for k in range(n + 1)])  # (n + 1, 2), k tokens at one of two places
+    spans = torch.tensor(
+        [[k / n, 1 - k / n] for k in range(n + 1)]
+    )  # (n + 1, 2), k tokens at one of two places
     for pbar in (torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])):
-        solved = sinkhorn(cost.expand(n + 1, 2, 2), spans, pbar.expand(n + 1, 2), eps=EPS, max_iters=3000, tol=1e-6)
+        solved = sinkhorn(
+            cost.expand(n + 1, 2, 2),
+            spans,
+            pbar.expand(n + 1, 2),
+            eps=EPS,
+            max_iters=3000,
+            tol=1e-6,
+        )
         moved = solved.value.diff().abs().max()
-        sharp(lambda f=1.0, moved=moved: moved <= f * 2 * RADIUS / n + FLOOR, dict(f=0.8), dict(f=0.5))
+        sharp(
+            lambda f=1.0, moved=moved: moved <= f * 2 * RADIUS / n + FLOOR, dict(f=0.8), dict(f=0.5)
+        )
     n = 10_000  # fair coins
-    mean, u = eta_of(FAIR * n) / 2, np.arange(1, 21) / math.sqrt(n)  # mean < u: W1 is never that far below
+    mean, u = (
+        eta_of(FAIR * n) / 2,
+        np.arange(1, 21) / math.sqrt(n),
+    )  # mean < u: W1 is never that far below
     heads = np.ceil(n * (1 + mean + u) / 2 - 1e-9)  # from here on W1 = 2 k / n - 1 >= mean + u
     log_tail = math.log(2) + stats.binom.logsf(heads - 1, n, 0.5)
-    sharp(lambda f=1.0: (log_tail <= math.log(2) - f * n * u**2 / (2 * RADIUS**2)).all(), dict(f=1.2), dict(f=4))
+    sharp(
+        lambda f=1.0: (log_tail <= math.log(2) - f * n * u**2 / (2 * RADIUS**2)).all(),
+        dict(f=1.2),
+        dict(f=4),
+    )
 
 
 def test_theorem_1_pairwise_separation():
-    """(i) E W1 <= eta before the divergence, (ii) >= D(S) - eta after it, (iii) so it grows by D(S) - 2 eta > 0.
+    """(i) E W1 <= eta before the divergence, (ii) >= D(S) - eta after it, (iii) so it grows by D(S)
+    - 2 eta > 0.
 
-    In one line |E W1 - D(S)| <= eta for any span. (i) needs eta, not one span's noise; (iii) is false without eta.
+    In one line |E W1 - D(S)| <= eta for any span. (i) needs eta, not one span's noise; (iii) is
+    false without eta.
     """
-    pairs = (EARLY, EARLY), (LATE, OPPOSITE), (LATE, [LATE[0], OPPOSITE[0]])  # before, after, across
+    pairs = (
+        (EARLY, EARLY),
+        (LATE, OPPOSITE),
+        (LATE, [LATE[0], OPPOSITE[0]]),
+    )  # before, after, across
     before, after, across = (expected("wrong", *pair) for pair in pairs)
     none, drift, half = (population_distance(*pair) for pair in pairs)
     eta, late_eta, half_eta = (max(eta_of(laws) for laws in pair) for pair in pairs)
     assert none < 1e-9
     sharp(lambda f=1.0: before <= f * eta + FLOOR, dict(f=0.8), dict(f=0.5))
-    sharp(lambda f=1.0, g=2: after - before >= f * drift - g * eta - FLOOR > 0, dict(f=1.2), dict(g=0))
+    sharp(
+        lambda f=1.0, g=2: after - before >= f * drift - g * eta - FLOOR > 0, dict(f=1.2), dict(g=0)
+    )
     for w, d, noise in ((after, drift, late_eta), (across, half, half_eta)):
         sharp(lambda f=1.0, w=w, d=d, noise=noise: w >= f * d - noise, dict(f=1.2))
         sharp(lambda f=1.0, w=w, d=d, noise=noise: w <= f * d + noise + FLOOR, dict(f=0.8))
 
 
 def test_remark_c1_drifts_that_cancel_leave_no_distance():
-    """D(S) = 0 where two sides swap laws halfway, though every token drifted: W1 is no mean over positions."""
+    """D(S) = 0 where two sides swap laws halfway, though every token drifted: W1 is no mean over
+    positions.
+    """
     wrong, right = [LEFT] * 5 + [RIGHT] * 5, [RIGHT] * 5 + [LEFT] * 5
     distance = distances("wrong", 10, wrong, right)[0]
     sharp(lambda d=0.0: d - 1e-3 <= distance <= d + FLOOR + 1e-3, dict(d=2.0))
@@ -232,7 +291,9 @@ def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side):
 
 @SIDES
 def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side):
-    """The footnote. A shorter rollout of the same laws has one short span: of other laws if they turn, else noisier."""
+    """The footnote. A shorter rollout of the same laws has one short span: of other laws if they
+    turn, else noisier.
+    """
     whole = [LEFT, LEFT, RIGHT, RIGHT]  # Diracs: eta = 0
     sharp(lambda n=4: distances(side, 4, whole, whole[:n])[0] <= FLOOR + 1e-3, dict(n=3), dict(n=2))
     noisy = expected(side, FAIR * 5, FAIR)
@@ -240,16 +301,20 @@ def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side):
 
 
 def union_slack(spans, n):
-    """M sqrt(2 ln J / n): the largest of J spans' W1(Phat, Pbar) exceeds their expectation by this at most, by (18)."""
+    """M sqrt(2 ln J / n): the largest of J spans' W1(Phat, Pbar) exceeds their expectation by this
+    at most, by (18).
+    """
     return RADIUS * np.sqrt(2 * np.log(spans) / n)
 
 
 @SIDES
 def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side):
-    """E d_min >= D* - eta - M sqrt(2 ln J / n) after tau*, so it grows by that less eta. It is at most D* + eta.
+    """E d_min >= D* - eta - M sqrt(2 ln J / n) after tau*, so it grows by that less eta. It is at
+    most D* + eta.
 
-    D* is over all opposing spans. Here both sides are at RIGHT for n tokens, then one goes LEFT; another rollout of the
-    other side was closer to LEFT before than any is at the same place. At LEFT it leaves nothing (Remark E.1).
+    D* is over all opposing spans. Here both sides are at RIGHT for n tokens, then one goes LEFT;
+    another rollout of the other side was closer to LEFT before than any is at the same place. At
+    LEFT it leaves nothing (Remark E.1).
     """
     n, rng, law = 400, np.random.default_rng(2), coin(0.02)
     opposing, draws = [[RIGHT] * 2 * n, [LEAN] * n + [RIGHT] * n], []
@@ -264,20 +329,33 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side):
     sharp(lambda d=star: after <= d + eta, dict(d=0.8 * star))
     sharp(lambda d=star: after - before >= d - 2 * eta - slack > 0, *false)
     own = [RIGHT] * 4 + [LEFT] * 4
-    sharp(lambda at=LEAN: distances(side, 4, own, [RIGHT] * 8, [at] * 4 + [RIGHT] * 4)[4] > 1.49, dict(at=LEFT))
+    sharp(
+        lambda at=LEAN: distances(side, 4, own, [RIGHT] * 8, [at] * 4 + [RIGHT] * 4)[4] > 1.49,
+        dict(at=LEFT),
+    )
 
 
 def coin_minimum(spans, n):
-    """E d_min of a span at LEFT over `spans` spans of n fair coins, exactly: each W1 is 2 / n times the heads."""
-    return 2 / n * np.exp(spans * np.log1p(-np.minimum(stats.binom.cdf(np.arange(n), n, 0.5), 1 - 1e-15))).sum()
+    """E d_min of a span at LEFT over `spans` spans of n fair coins, exactly: each W1 is 2 / n times
+    the heads.
+    """
+    return (
+        2
+        / n
+        * np.exp(
+            spans * np.log1p(-np.minimum(stats.binom.cdf(np.arange(n), n, 0.5), 1 - 1e-15))
+        ).sum()
+    )
 
 
 @SIDES
 def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample(side):
-    """E d_min >= D* - eta is false for many opposing spans: its proof needs E max_j X_j, and (A3) bounds E X_j.
+    """E d_min >= D* - eta is false for many opposing spans: its proof needs E max_j X_j, and (A3)
+    bounds E X_j.
 
-    D* = 1: a span at LEFT, and J opposing ones of n fair coins. The repair takes off M sqrt(2 ln J / n), and nothing
-    less. Nor does D* > 2 eta separate: before, with other coins far away, the distance is that of two spans of coins.
+    D* = 1: a span at LEFT, and J opposing ones of n fair coins. The repair takes off M sqrt(2 ln J
+    / n), and nothing less. Nor does D* > 2 eta separate: before, with other coins far away, the
+    distance is that of two spans of coins.
     """
     rng = np.random.default_rng(6)
     for spans, n in ((10, 4), (20, 40)):  # Algorithm 1 finds what the closed form says
@@ -285,46 +363,70 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample
         for heads in rng.random((30, spans, n, 1)) < 0.5:
             opposing = np.where(heads, RIGHT, LEFT)
             draws.append(distances(side, n, [LEFT] * n, *opposing)[0])
-        assert abs(np.mean(draws) - coin_minimum(spans, n)) <= 4 * np.std(draws) / math.sqrt(30) + 1e-3
+        assert (
+            abs(np.mean(draws) - coin_minimum(spans, n)) <= 4 * np.std(draws) / math.sqrt(30) + 1e-3
+        )
     n, spans = np.array([100, 100, 1600, 10_000]), np.array([100, 1e6, 1e6, 1e40])
-    etas, minima = np.array([[eta_of(FAIR * k), coin_minimum(j, k)] for j, k in zip(spans, n, strict=True)]).T
-    sharp(lambda f=1.0: (minima >= 1 - etas - f * union_slack(spans, n)).all(), dict(f=0.8), dict(f=0))
+    etas, minima = np.array(
+        [[eta_of(FAIR * k), coin_minimum(j, k)] for j, k in zip(spans, n, strict=True)]
+    ).T
+    sharp(
+        lambda f=1.0: (minima >= 1 - etas - f * union_slack(spans, n)).all(), dict(f=0.8), dict(f=0)
+    )
     spans, n = 1000, 12
-    two = stats.binom.pmf(np.arange(2 * n + 1), 2 * n, 0.5) @ np.abs(np.arange(2 * n + 1) - n) * 2 / n
+    two = (
+        stats.binom.pmf(np.arange(2 * n + 1), 2 * n, 0.5) @ np.abs(np.arange(2 * n + 1) - n) * 2 / n
+    )
     gap = 1 - 2 * eta_of(FAIR * n)
-    sharp(lambda f=1: coin_minimum(spans, n) > two or gap - f * union_slack(spans, n) <= 0, dict(f=0))
+    sharp(
+        lambda f=1: coin_minimum(spans, n) > two or gap - f * union_slack(spans, n) <= 0, dict(f=0)
+    )
 
 
 def test_proposition_d1_bounds_of_the_population_distance():
-    """(a) D >= ||difference of means||, attained by a translation; (b) D >= |E_Q ||h - c|| - E_P ||h - c||| for any c,
-    attained at equal means; (c) D = sup of E_P f - E_Q f over 1-Lipschitz f; (d) D <= 2 M TV, by opposite Diracs.
+    """(a) D >= ||difference of means||, attained by a translation; (b) D >= |E_Q ||h - c|| - E_P
+    ||h - c||| for any c, attained at equal means; (c) D = sup of E_P f - E_Q f over 1-Lipschitz f;
+    (d) D <= 2 M TV, by opposite Diracs.
     """
     rng, eps = np.random.default_rng(9), 0.01
-    points = np.array([(math.cos(3 * k), math.sin(3 * k)) for k in range(8)]) * np.linspace(0.2, 1, 8)[:, None]
+    points = (
+        np.array([(math.cos(3 * k), math.sin(3 * k)) for k in range(8)])
+        * np.linspace(0.2, 1, 8)[:, None]
+    )
     pairs = [(points, *rng.dirichlet(np.full(8, 0.5), 2)) for _ in range(4)]
     halves = np.array([0.5, 0.5, 0, 0]), np.array([0, 0, 0.5, 0.5])
     pairs.append((np.array([[0, 0], [0, 0.5], [0.6, 0], [0.6, 0.5]]), *halves))  # a translation
-    pairs.append((np.array([LEFT, RIGHT, (-0.2, 0), (0.2, 0)]), *halves))  # wide and narrow, of one mean
+    pairs.append(
+        (np.array([LEFT, RIGHT, (-0.2, 0), (0.2, 0)]), *halves)
+    )  # wide and narrow, of one mean
     pairs.append((np.array([LEFT, RIGHT]), np.array([1.0, 0]), np.array([0, 1.0])))
     centres = np.stack(np.meshgrid(np.linspace(-2, 2, 9), np.linspace(-2, 2, 9)), -1).reshape(-1, 2)
     bounds = []
     for x, p, q in pairs:
         cost, n = torch.tensor(euclidean(x, x)), min((p > 0).sum(), (q > 0).sum())
-        solved = sinkhorn(cost, torch.tensor(p), torch.tensor(q), eps=eps, max_iters=20_000, tol=1e-6)
+        solved = sinkhorn(
+            cost, torch.tensor(p), torch.tensor(q), eps=eps, max_iters=20_000, tol=1e-6
+        )
         spread = np.abs((p - q) @ euclidean(x, centres)).max()
         mean, variation = np.linalg.norm((p - q) @ x), np.abs(p - q).sum() / 2
         bounds.append([solved.value.item(), eps * math.log(n) + 1e-6, mean, spread, variation])
     values, floors, means, spreads, variations = np.array(bounds).T
     sharp(lambda factor=1.0: (values + 1e-6 >= factor * means).all(), dict(factor=1.2))
     sharp(lambda factor=1.0: (values + 1e-6 >= factor * spreads).all(), dict(factor=1.2))
-    sharp(lambda factor=2.0: (values - floors <= factor * RADIUS * variations).all(), dict(factor=1.6), dict(factor=1))
+    sharp(
+        lambda factor=2.0: (values - floors <= factor * RADIUS * variations).all(),
+        dict(factor=1.6),
+        dict(factor=1),
+    )
 
     def duality(lipschitz=1.0, power=1):
         suprema = []
         for x, p, q in pairs:
             i, j = np.where(~np.eye(len(x), dtype=bool))
             limits = lipschitz * euclidean(x, x)[i, j] ** power  # of f_i - f_j
-            suprema.append(-linprog(q - p, np.eye(len(x))[i] - np.eye(len(x))[j], limits, bounds=(-9, 9)).fun)
+            suprema.append(
+                -linprog(q - p, np.eye(len(x))[i] - np.eye(len(x))[j], limits, bounds=(-9, 9)).fun
+            )
         return (suprema <= values + 1e-6).all() and (values <= suprema + floors).all()
 
     sharp(duality, dict(lipschitz=1.2), dict(lipschitz=0.8), dict(power=2))
@@ -332,66 +434,96 @@ def test_proposition_d1_bounds_of_the_population_distance():
 
 @SIDES
 def test_proposition_g1_distances_of_a_whole_group_follow_the_regimes(side):
-    """0 inside an aligned regime, the regime's own D* inside a drifted one, on a border the drifted share of it.
+    """0 inside an aligned regime, the regime's own D* inside a drifted one, on a border the drifted
+    share of it.
 
-    Diracs, eta = 0, in spans of 5; drifts by .6 over tokens 10 to 21 and by 1.2 from 32 on. On a border it holds while
-    no opposing rollout has visited where the drift went: a span can be close to that.
+    Diracs, eta = 0, in spans of 5; drifts by .6 over tokens 10 to 21 and by 1.2 from 32 on. On a
+    border it holds while no opposing rollout has visited where the drift went: a span can be close
+    to that.
     """
     drift = np.repeat([0, 0.6, 0, 1.2], [10, 12, 10, 8])
 
     def claim(factor=1.0, first=0.6, recovers=True, share=np.mean, visited=(0.0, 2.0)):
-        shifts = factor * np.where(drift == 0.6, first, drift if recovers else np.maximum.accumulate(drift))
+        shifts = factor * np.where(
+            drift == 0.6, first, drift if recovers else np.maximum.accumulate(drift)
+        )
         others = [[place] * 40 for place in ((0.0, 0.0), (0.0, -2.0), visited)]
         measured = distances(side, 5, [(shift, 0.0) for shift in drift], *others)
         return np.allclose(measured[::5], share(shifts.reshape(8, 5), axis=1), atol=1e-3)
 
-    false = dict(factor=1.2), dict(first=1.2), dict(recovers=False), dict(share=np.max), dict(visited=(0.6, 0.0))
+    false = (
+        dict(factor=1.2),
+        dict(first=1.2),
+        dict(recovers=False),
+        dict(share=np.max),
+        dict(visited=(0.6, 0.0)),
+    )
     sharp(claim, *false)
 
 
 def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilutes_it():
     """The first drifted token has the full distance under max, (w + 1) / (2 w) of it under mean.
 
-    No token is in a span before and in one after the divergence, as App. H.1 words it: the other spans of a boundary
-    token straddle it. So max pooling also reaches w - 1 tokens back (w - s with stride s). All exact, against Diracs.
+    No token is in a span before and in one after the divergence, as App. H.1 words it: the other
+    spans of a boundary token straddle it. So max pooling also reaches w - 1 tokens back (w - s with
+    stride s). All exact, against Diracs.
     """
     window, tau, length = 10, 30, 60
     hidden = torch.eye(2)[torch.stack([torch.zeros(length), torch.arange(length) >= tau]).long()]
 
     def weights(**settings):
         settings = Settings(window=window, **settings)
-        return group_weights(hidden, torch.ones(2, length), torch.tensor([1, 0]), settings)[1] / math.sqrt(2)
+        return group_weights(hidden, torch.ones(2, length), torch.tensor([1, 0]), settings)[
+            1
+        ] / math.sqrt(2)
 
     def reach(stride=1, pool="max", back=window - 1):
-        starts = torch.arange(length) // stride * stride  # of the last span that covers a token, the most drifted one
-        measured, shares = weights(stride=stride, pool=pool), ((starts + window - tau) / window).clamp(0, 1)
-        return np.allclose(measured, shares, atol=1e-4) and (measured > 1e-4).nonzero()[0] == tau - back
+        starts = (
+            torch.arange(length) // stride * stride
+        )  # of the last span that covers a token, the most drifted one
+        measured, shares = (
+            weights(stride=stride, pool=pool),
+            ((starts + window - tau) / window).clamp(0, 1),
+        )
+        return (
+            np.allclose(measured, shares, atol=1e-4)
+            and (measured > 1e-4).nonzero()[0] == tau - back
+        )
 
     first = {pool: weights(stride=1, pool=pool)[tau].item() for pool in ("max", "mean")}
     assert first["mean"] == pytest.approx((window + 1) / (2 * window), rel=1e-4)
-    sharp(lambda pool="max", share=1.0: abs(first[pool] - share) < 1e-4, dict(pool="mean"), dict(share=0.8))
+    sharp(
+        lambda pool="max", share=1.0: abs(first[pool] - share) < 1e-4,
+        dict(pool="mean"),
+        dict(share=0.8),
+    )
     sharp(reach, dict(back=window), dict(pool="mean"), dict(stride=5))
     assert reach(stride=5, back=5)
 
 
 def test_h2_distances_increase_while_one_witness_serves_all_later_spans():
-    """Not proved in the paper. True of a drift along a line that no opposing rollout crosses; false of one that is
-    crossed, and of one whose tokens alternate with their counterparts.
+    """Not proved in the paper. True of a drift along a line that no opposing rollout crosses; false
+    of one that is crossed, and of one whose tokens alternate with their counterparts.
     """
     drift = np.stack([np.zeros(30), np.arange(-10, 20).clip(0) / 20], -1)  # (30, 2), tau = 10
 
     def claim(other=(0.0, -9.0), signs=1.0, opposite=0.0):
         own = signs * drift
-        return (np.diff(distances("wrong", 10, own, opposite * own, [other] * 30)[::10]) > 0.1).all()
+        return (
+            np.diff(distances("wrong", 10, own, opposite * own, [other] * 30)[::10]) > 0.1
+        ).all()
 
-    sharp(claim, dict(other=(0.0, 0.75)), dict(signs=(-1.0) ** np.arange(30)[:, None], opposite=-1.0))
+    sharp(
+        claim, dict(other=(0.0, 0.75)), dict(signs=(-1.0) ** np.arange(30)[:, None], opposite=-1.0)
+    )
 
 
 def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_either_sign():
-    """omega tracks 1 - V in wrong rollouts, V the chance of a right end: 1 / 2 on track, 0 in errors, which mend here.
+    """omega tracks 1 - V in wrong rollouts, V the chance of a right end: 1 / 2 on track, 0 in
+    errors, which mend here.
 
-    In right rollouts it tracks V, 1 where they leave the wrong ones. |A omega| grows there, and the sign of A stays.
-    Spans that reach into an error blur it by w - 1 tokens.
+    In right rollouts it tracks V, 1 where they leave the wrong ones. |A omega| grows there, and the
+    sign of A stays. Spans that reach into an error blur it by w - 1 tokens.
     """
     window, off = 5, np.zeros(60, dtype=bool)
     off[20:32] = off[47:] = True
@@ -399,7 +531,10 @@ def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_
     near = np.convolve(off, np.ones(2 * window - 1), "same") > 0
 
     def claim(side="wrong", of="1 - V", blurred=True):
-        correct, value = torch.tensor([side == "right", side != "right"]), np.where(off, side == "right", 0.5)
+        correct, value = (
+            torch.tensor([side == "right", side != "right"]),
+            np.where(off, side == "right", 0.5),
+        )
         advantage = 1.0 if side == "right" else -1.0
         given = torch.tensor([advantage, -advantage]), hidden, mask, correct
         omega = shear_advantages(*given, window=window, stride=1)[0].numpy() / advantage
@@ -412,19 +547,31 @@ def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_
 
 
 def test_theorems_carry_over_to_the_weights_of_algorithm_1():
-    """nbar omega is the largest d_min of Eq. (8) over covering spans, up to eps log w, for right and wrong rollouts.
+    """nbar omega is the largest d_min of Eq. (8) over covering spans, up to eps log w, for right
+    and wrong rollouts.
 
     Its false twins: other minima, one side's nbar, distances in raw units, mean pooling.
     """
-    rng, window, correct, lengths = np.random.default_rng(13), 8, torch.tensor([1, 0, 1, 0]), [24, 30, 19, 24]
+    rng, window, correct, lengths = (
+        np.random.default_rng(13),
+        8,
+        torch.tensor([1, 0, 1, 0]),
+        [24, 30, 19, 24],
+    )
     rollouts = []
     for length, side in zip(lengths, correct.tolist(), strict=True):
-        rollouts.append(rng.normal(size=(length, 3)) * np.linspace(0.2, 3, length)[:, None] + [3 * side, 1, 0])
+        rollouts.append(
+            rng.normal(size=(length, 3)) * np.linspace(0.2, 3, length)[:, None] + [3 * side, 1, 0]
+        )
     hidden, mask, nbar = as_group(rollouts)
     closest = functools.partial(closest_spans, max_iters=3000)
-    weights = shear_weights(hidden, mask, correct, window=window, stride=4, eps=EPS, closest=closest).numpy()[mask > 0]
+    weights = shear_weights(
+        hidden, mask, correct, window=window, stride=4, eps=EPS, closest=closest
+    ).numpy()[mask > 0]
     of_token, at = mask.nonzero().T.numpy()[:, :, None]  # (N, 1) rollouts and places of tokens
-    row, start, end = np.array([(k, *ab) for k in range(4) for ab in span_bounds(lengths[k], window, 4)]).T  # (K,)
+    row, start, end = np.array(
+        [(k, *ab) for k in range(4) for ab in span_bounds(lengths[k], window, 4)]
+    ).T  # (K,)
     covers = (of_token == row) & (start <= at) & (at < end)  # (N, K)
     points = [rollouts[row[k]][start[k] : end[k]] for k in range(len(row))]
     exact = np.array([[w1(x, y) for y in points] for x in points])  # (K, K)
@@ -435,8 +582,12 @@ def test_theorems_carry_over_to_the_weights_of_algorithm_1():
     def claim(among="opposing", norm=nbar, pool=np.nanmax):
         minima = np.where(sets[among], exact, np.inf).min(1) / norm  # (K,)
         pooled = pool(np.where(covers, minima, np.nan), axis=1)  # (N,)
-        return ((pooled - 1e-3 <= weights) & (weights <= pooled + EPS * math.log(window) + 1e-3)).all()
+        return (
+            (pooled - 1e-3 <= weights) & (weights <= pooled + EPS * math.log(window) + 1e-3)
+        ).all()
 
     norms = [np.linalg.norm(np.concatenate(rollouts[side::2]), axis=1).mean() for side in (0, 1)]
-    false = [dict(norm=norm) for norm in (*norms, 1.0)] + [dict(among=name) for name in sets if name != "opposing"]
+    false = [dict(norm=norm) for norm in (*norms, 1.0)] + [
+        dict(among=name) for name in sets if name != "opposing"
+    ]
     sharp(claim, *false, dict(pool=np.nanmean))

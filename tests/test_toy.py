@@ -1,4 +1,6 @@
-"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact verifier."""
+"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact
+verifier.
+"""
 
 import random
 
@@ -18,7 +20,9 @@ def problems() -> list[dict]:
 
 
 def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_verifier_says():
-    """No error without a wrong line, no wrong answer without an error; both kinds of demonstration occur."""
+    """No error without a wrong line, no wrong answer without an error; both kinds of demonstration
+    occur.
+    """
     rng = random.Random(0)
     wrong, found, starts = 0, 0, set()
     for problem in problems():
@@ -38,7 +42,9 @@ def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_veri
 
 
 def test_answers_are_those_of_an_independent_evaluation():
-    """Python's own arithmetic on the substituted definitions, mod 10; `*` has a literal factor 3, 7 or 9."""
+    """Python's own arithmetic on the substituted definitions, mod 10; `*` has a literal factor 3, 7
+    or 9.
+    """
     for problem in problems():
         *definitions, query = problem["problem"].strip().split(";")
         values = {}
@@ -48,7 +54,12 @@ def test_answers_are_those_of_an_independent_evaluation():
                 assert expression[2] in "379"
             values[label] = eval(expression, {}, values)
         assert str(values[query[0]] % 10) == problem["answer"]
-        used = [symbol for definition in definitions for symbol in definition[2:] if symbol in toy.LABELS]
+        used = [
+            symbol
+            for definition in definitions
+            for symbol in definition[2:]
+            if symbol in toy.LABELS
+        ]
         assert sorted(used) == sorted(values)[:-1]  # every value but the last is used exactly once
         assert used == sorted(used)
 
@@ -71,14 +82,20 @@ def test_answers_are_those_of_an_independent_evaluation():
     ],
 )
 def test_first_error_names_kind_and_tokens(old, new, token, kind, end):
-    """One change to a right response a row; the tokens are the first of the changed step and the one after its last."""
+    """One change to a right response a row; the tokens are the first of the changed step and the
+    one after its last.
+    """
     assert toy.first_error(PROBLEM, RIGHT) is None and old in RIGHT
-    assert toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None  # a line without work, by its value
+    assert (
+        toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None
+    )  # a line without work, by its value
     assert toy.first_error(PROBLEM, RIGHT.replace(old, new)) == (token, kind, end)
 
 
 def test_steps_after_an_error_are_judged_by_the_response_s_own_values():
-    """A consistent continuation adds no second error; another mistake before it moves the first one."""
+    """A consistent continuation adds no second error; another mistake before it moves the first
+    one.
+    """
     consistent = "a=3-6=3-6=5\nb=3+a=3+5=8\nc=b*7=8*7=6\n\\boxed{6}"
     assert toy.first_error(PROBLEM, consistent)[:2] == (0, "arith")
     later = "a=3-6=3-6=7\nb=3+a=3+7=1\nc=b*7=1*7=7\n\\boxed{7}"
@@ -95,14 +112,19 @@ def test_held_out_problems_are_not_trained_on():
     """No prompt on both sides; too small a space gives fewer held-out problems."""
     train, heldout = toy.make_problems(2000, 100, 2, seed=4)
     asked = {problem["problem"] for problem in heldout}
-    assert len(asked) == len(heldout) == 100 and not asked & {problem["problem"] for problem in train}
+    assert len(asked) == len(heldout) == 100 and not asked & {
+        problem["problem"] for problem in train
+    }
     train, heldout = toy.make_problems(1, 1000, 1, seed=0)
     assert len(heldout) == 10 * (10 + 10 + 3) and not train
 
 
 def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
     """AutoTokenizer loads the folder and gives the same ids."""
-    tokenizer, loaded = toy.make_tokenizer(), AutoTokenizer.from_pretrained(saved(tmp_path, toy.make_model(3, seed=0)))
+    tokenizer, loaded = (
+        toy.make_tokenizer(),
+        AutoTokenizer.from_pretrained(saved(tmp_path, toy.make_model(3, seed=0))),
+    )
     text = PROBLEM["problem"] + RIGHT
     for one in (tokenizer, loaded):
         ids = one(text)["input_ids"]
@@ -113,7 +135,9 @@ def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
 
 
 def test_warm_up_teaches_the_format_and_leaves_no_gradient():
-    """A few steps bring the loss down; a gradient left behind would leak into the first policy update."""
+    """A few steps bring the loss down; a gradient left behind would leak into the first policy
+    update.
+    """
     model = toy.make_model(2, seed=0)
     first = toy.warm_up(model, 2, set(), steps=1, seed=0)
     last = toy.warm_up(model, 2, set(), steps=25, seed=1)

@@ -13,7 +13,12 @@ from harness.parallel import Ranks, leave
 from harness.track import tracker
 
 OTHER = Ranks(1, 1, None)
-ROW = {"step": 2, "reward": 0.5, "seconds": {"generate": 1.5}, "bench": {"aime24": {"mean": 0.25, "note": "no number"}}}
+ROW = {
+    "step": 2,
+    "reward": 0.5,
+    "seconds": {"generate": 1.5},
+    "bench": {"aime24": {"mean": 0.25, "note": "no number"}},
+}
 
 
 def flags(track: str | None) -> argparse.Namespace:
@@ -31,12 +36,17 @@ def test_nothing_is_tracked_without_the_flag_or_on_other_ranks(tmp_path):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_wandb_gets_flat_numbers(grouped, tmp_path, monkeypatch):
-    """Our process group stays. A run that fails is not finished: wandb does that as Python ends, with its status."""
+    """Our process group stays. A run that fails is not finished: wandb does that as Python ends,
+    with its status.
+    """
     started, logged, finished = [], [], []
 
     def init(**options):
         started.append(options)
-        run = dict(log=lambda values, step: logged.append((step, values)), finish=lambda: finished.append(len(logged)))
+        run = dict(
+            log=lambda values, step: logged.append((step, values)),
+            finish=lambda: finished.append(len(logged)),
+        )
         return SimpleNamespace(**run)
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))

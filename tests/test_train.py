@@ -1,4 +1,6 @@
-"""train.py, run in process as a user would run it: it learns, it writes what it says, it refuses bad input."""
+"""train.py, run in process as a user would run it: it learns, it writes what it says, it refuses
+bad input.
+"""
 
 import contextlib
 import copy
@@ -38,15 +40,21 @@ from tasks import toy
 
 # Of little.py's task, which a small model learns in eight steps of a third of a second.
 LEARN = "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2"
-LEARN += " --heldout 64 --eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
+LEARN += (
+    " --heldout 64 --eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
+)
 PLOT = harness.run.report.plot  # which other runs here do without
-QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()  # for what has nothing to learn
+QUICK = (
+    "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()
+)  # for what has nothing to learn
 pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
-    """The folder of an untrained model of the embedded task: enough to run the loop, not to learn."""
+    """The folder of an untrained model of the embedded task: enough to run the loop, not to
+    learn.
+    """
     return saved(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
 
 
@@ -71,10 +79,14 @@ def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     return train.with_credit(run, batch, 0, train.report.Clock(torch.device("cpu"))).log_probs
 
 
-def credited(run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: torch.Tensor) -> batches.Batch:
+def credited(
+    run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: torch.Tensor
+) -> batches.Batch:
     """What `train.update` takes, with rewards of 0."""
     size = run.args.rollouts_per_prompt
-    return made_batch(torch.zeros(len(old)), rollouts, size, log_probs=old, token_advantages=token_advantages)
+    return made_batch(
+        torch.zeros(len(old)), rollouts, size, log_probs=old, token_advantages=token_advantages
+    )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +104,8 @@ def learning(tmp_path_factory):
 
 
 def test_shear_learns_the_embedded_task(learning):
-    """From a warm-up to a better policy: held-out accuracy up by .20, and weights that find the error.
+    """From a warm-up to a better policy: held-out accuracy up by .20, and weights that find the
+    error.
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
@@ -100,40 +113,70 @@ def test_shear_learns_the_embedded_task(learning):
     before, after = first["before"], last["after"]
     assert after["greedy"][0] >= before["greedy"][0] + 0.20
     assert after["sampled"][0] >= before["sampled"][0] + 0.20
-    assert after["localisation"]["auc"] > 0.85 and after["localisation"]["auc"] > after["localisation"]["auc_position"]
+    assert (
+        after["localisation"]["auc"] > 0.85
+        and after["localisation"]["auc"] > after["localisation"]["auc_position"]
+    )
     printed = (learning / "printed").read_text()
     assert max(len(line) for line in printed.splitlines()) <= 88
     assert "greedy accuracy" in printed
 
 
 def test_a_run_leaves_what_it_promises(learning):
-    """config, metrics, samples with token weights, a picture, and a folder that transformers loads."""
+    """config, metrics, samples with token weights, a picture, and a folder that
+    transformers loads.
+    """
     folder = learning / "embedded-shear-1"
     config = json.loads((folder / "config.json").read_text())
     assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
     before, *metrics, after = rows(folder / "metrics.jsonl")
-    assert before["before"] and after["after"] and [row["step"] for row in metrics] == list(range(1, 9))
+    assert (
+        before["before"]
+        and after["after"]
+        and [row["step"] for row in metrics] == list(range(1, 9))
+    )
     assert metrics[0]["abs_log_ratio"] < 1e-5 and metrics[0]["nbar"] > 0
     assert metrics[0]["eps_over_nbar"] == pytest.approx(0.05)
     assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
     samples = rows(folder / "samples.jsonl")
-    assert len(samples) == 64 and all(len(row["tokens"]) == len(row["weights"]["shear"]) for row in samples)
+    assert len(samples) == 64 and all(
+        len(row["tokens"]) == len(row["weights"]["shear"]) for row in samples
+    )
     assert {"response", "reason", "first_error", "advantage"} <= set(samples[0])
-    for row in samples:  # a token's weight is the largest distance of its spans, where right opposes wrong
+    for row in (
+        samples
+    ):  # a token's weight is the largest distance of its spans, where right opposes wrong
         for place, weight in enumerate(row["weights"]["shear"]):
             covering = [far for begin, end, far, *_ in row.get("spans", []) if begin <= place < end]
             assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
         assert bool(row.get("spans")) == (row["advantage"] != 0)
     assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
-    model, tokenizer = (kind.from_pretrained(folder / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
-    assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(toy.SYMBOLS)
+    model, tokenizer = (
+        kind.from_pretrained(folder / "model") for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(
+        toy.SYMBOLS
+    )
     printed = (learning / "printed").read_text()
     assert "\n 2/8 " in printed and "8 prompts x 8 rollouts" in printed
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, capsys):
-    """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint and a model."""
-    flags = ["--task", "embedded", "--model", start, *QUICK, "--smoke", "--steps", "1", "--eval-groups", "2"]
+    """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint
+    and a model.
+    """
+    flags = [
+        "--task",
+        "embedded",
+        "--model",
+        start,
+        *QUICK,
+        "--smoke",
+        "--steps",
+        "1",
+        "--eval-groups",
+        "2",
+    ]
     assert run(tmp_path, *flags) == 0
     before, step, _ = rows(tmp_path / "smoke-1" / "metrics.jsonl")
     assert before["before"]["sampled"][0] == 0 and step["reward"] == 0.5 and step["grad_norm"] > 0
@@ -145,27 +188,50 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, capsys):
 
 
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
-    """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place only."""
-    monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-    monkeypatch.setattr(shear_settings, "shear_weights", lambda hidden, mask, correct, **options: mask.float())
-    flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4", "--steps", "2"]
+    """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place
+    only.
+    """
+    monkeypatch.setattr(
+        batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards))
+    )
+    monkeypatch.setattr(
+        shear_settings, "shear_weights", lambda hidden, mask, correct, **options: mask.float()
+    )
+    flags = [
+        "--task",
+        "embedded",
+        "--model",
+        start,
+        *QUICK,
+        "--prompts-per-step",
+        "4",
+        "--steps",
+        "2",
+    ]
     for method in ("grpo", "shear"):
         assert run(tmp_path, *flags, "--name", method, "--method", method) == 0
     one, other = (rows(tmp_path / method / "metrics.jsonl")[1:3] for method in ("grpo", "shear"))
     for name in ("loss", "grad_norm", "clip_share", "reward", "entropy"):
         assert [row[name] for row in one] == [row[name] for row in other]
     assert one[0]["grad_norm"] > 0
-    same, again = (AutoModelForCausalLM.from_pretrained(tmp_path / m / "model").state_dict() for m in ("grpo", "shear"))
+    same, again = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / m / "model").state_dict()
+        for m in ("grpo", "shear")
+    )
     assert all(torch.equal(same[name], again[name]) for name in same)
 
 
 def test_updates_are_those_of_a_written_out_loop(start):
-    """Three off-policy mini-batches of ragged rollouts in float64, a rollout at a time: every weight to 1e-6.
+    """Three off-policy mini-batches of ragged rollouts in float64, a rollout at a time: every
+    weight to 1e-6.
 
-    Clips .1 and .4, temperature .7, a norm that is cut, AdamW without decay. Its eps is raised on both sides, or Adam
-    would make whole steps of what rounding leaves in gradients near 0.
+    Clips .1 and .4, temperature .7, a norm that is cut, AdamW without decay. Its eps is raised on
+    both sides, or Adam would make whole steps of what rounding leaves in gradients near 0.
     """
-    flags = "--prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 2 --temperature .7 --lr 1e-2"
+    flags = (
+        "--prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 2 --temperature .7 "
+        "--lr 1e-2"
+    )
     flags += " --clip-low .1 --clip-high .4 --max-grad-norm .05"
     run = assembled(["--task", "embedded", "--model", start, *QUICK, *flags.split()])
     run.args.micro_tokens = 150  # several passes a mini-batch
@@ -176,7 +242,9 @@ def test_updates_are_those_of_a_written_out_loop(start):
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
     old_logp = old_log_probs(run, rollouts)
-    torch.testing.assert_close(old_logp, run.trained(rollouts, 0.7), atol=1e-4, rtol=0)  # scored as it is trained
+    torch.testing.assert_close(
+        old_logp, run.trained(rollouts, 0.7), atol=1e-4, rtol=0
+    )  # scored as it is trained
     old_logp += 0.4 * torch.randn(mask.shape, generator=generator)
     token_advantages = torch.randn(mask.shape, generator=generator) * mask
     token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
@@ -197,7 +265,10 @@ def test_updates_are_those_of_a_written_out_loop(start):
             logp = (logits / 0.7).log_softmax(-1)[torch.arange(len(response)), response]
             loss = 0.0
             for t in range(len(response)):
-                ratio, advantage = (logp[t] - old_logp[row, t]).exp(), token_advantages[row, t].double()
+                ratio, advantage = (
+                    (logp[t] - old_logp[row, t]).exp(),
+                    token_advantages[row, t].double(),
+                )
                 loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
             (loss / n_tokens).backward()
         norms.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
@@ -214,8 +285,12 @@ def test_updates_are_those_of_a_written_out_loop(start):
 
 
 def test_updates_that_are_not_finite_are_skipped(start):
-    """One of two: counted, and the other's metrics are the step's. Both: weights and moments stay; the run ends."""
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-update", "2", "--lr", "1"])
+    """One of two: counted, and the other's metrics are the step's. Both: weights and moments stay;
+    the run ends.
+    """
+    run = assembled(
+        ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-update", "2", "--lr", "1"]
+    )
     rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     before = {name: value.clone() for name, value in run.trained.state_dict().items()}
     old, ones = old_log_probs(run, rollouts), torch.ones(rollouts.ids.shape)
@@ -226,44 +301,77 @@ def test_updates_that_are_not_finite_are_skipped(start):
     old[3] = torch.nan
     metrics = train.update(run, credited(run, rollouts, old, ones), 0)
     assert metrics["skipped"] == 1 and metrics["grad_norm"] > 0
-    assert all(weight.isfinite().all() for weight in run.trained.parameters()) and run.optimizer.state
+    assert (
+        all(weight.isfinite().all() for weight in run.trained.parameters()) and run.optimizer.state
+    )
 
 
 def test_rollouts_without_advantage_cost_no_pass(start):
-    """Groups of equal rewards leave forward and backward, not the token count; the gradient is the same."""
+    """Groups of equal rewards leave forward and backward, not the token count; the gradient is the
+    same.
+    """
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
     rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     old_logp = old_log_probs(run, rollouts) - 0.1
     some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
     seen = []
-    run.trained.register_forward_hook(lambda policy, inputs, output: seen.append(len(inputs[0].texts)))
+    run.trained.register_forward_hook(
+        lambda policy, inputs, output: seen.append(len(inputs[0].texts))
+    )
     first = train.update(run, credited(run, rollouts, old_logp, some), 0)
     assert seen == [16]
     again = train.update(run, credited(run, rollouts, old_logp, some + 1e-30), 0)
     assert seen == [16, 32] and first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
-    assert first["abs_log_ratio"] == pytest.approx(0.1, rel=1e-4) == pytest.approx(again["abs_log_ratio"], rel=1e-4)
+    assert (
+        first["abs_log_ratio"]
+        == pytest.approx(0.1, rel=1e-4)
+        == pytest.approx(again["abs_log_ratio"], rel=1e-4)
+    )
     assert train.update(run, credited(run, rollouts, old_logp, 0 * some), 0)["grad_norm"] == 0
 
 
 def test_a_filler_row_counts_for_nothing(start, monkeypatch):
-    """What a rank runs beside the others when it has no work left: neither gradients nor metrics change."""
+    """What a rank runs beside the others when it has no work left: neither gradients nor metrics
+    change.
+    """
     run = assembled(["--task", "embedded", "--model", start, *QUICK])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
     rollouts = harness.run.sample(run, run.task.train[:2], 8, 1.0)
-    batch = credited(run, rollouts, old_log_probs(run, rollouts) - 0.1, torch.ones(rollouts.ids.shape))
+    batch = credited(
+        run, rollouts, old_log_probs(run, rollouts) - 0.1, torch.ones(rollouts.ids.shape)
+    )
     plain, deal = train.update(run, batch, 0), train.parallel.deal
     filler = (torch.tensor([3]), 0.0)
-    monkeypatch.setattr(train.parallel, "deal", lambda *inputs, **options: [*deal(*inputs, **options), filler])
+    monkeypatch.setattr(
+        train.parallel, "deal", lambda *inputs, **options: [*deal(*inputs, **options), filler]
+    )
     assert train.update(run, batch, 0) == plain and plain["grad_norm"] > 0
 
 
 def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
-    """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered by problem."""
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--eval-groups", "3", "--temperature", ".7"])
+    """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered
+    by problem.
+    """
+    run = assembled(
+        [
+            "--task",
+            "embedded",
+            "--model",
+            start,
+            *QUICK,
+            "--eval-groups",
+            "3",
+            "--temperature",
+            ".7",
+        ]
+    )
     run.task = dataclasses.replace(run.task, first_error=None)
     masks = [SimpleNamespace(mask=torch.ones(1, length)) for length in (9, 14)]
-    asked, scores = [], [[1.0, 0.0, None, 1.0], [1, 1, 0, None, None, None, None, None] + [0] * 8 + [None] * 8]
+    asked, scores = (
+        [],
+        [[1.0, 0.0, None, 1.0], [1, 1, 0, None, None, None, None, None] + [0] * 8 + [None] * 8],
+    )
 
     def sample_and_grade(run, problems, count, temperature, clock):
         asked.append((problems, count, temperature))
@@ -276,8 +384,11 @@ def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
     assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11)) and result["length"] == 14
 
 
-def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder, monkeypatch, capsys):
-    """A verdict that cannot be had shows below the step's row and in the metrics, and does not stop the run.
+def test_code_problems_train_and_infra_errors_are_counted(
+    tmp_path, qwen_folder, monkeypatch, capsys
+):
+    """A verdict that cannot be had shows below the step's row and in the metrics, and does not stop
+    the run.
 
     Of a model's folder and a file of JSON lines; prompts that are too long are dropped and counted.
     """
@@ -291,7 +402,15 @@ def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder,
     monkeypatch.setattr("tasks.problems.grade_code", grade)
     sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 1 --max-tokens 60".split()
     sizes += "--heldout 2 --eval-groups 2".split()
-    flags = ("--model", str(qwen_folder), "--task", "code", "--data", str(tmp_path / "code.jsonl"), *sizes)
+    flags = (
+        "--model",
+        str(qwen_folder),
+        "--task",
+        "code",
+        "--data",
+        str(tmp_path / "code.jsonl"),
+        *sizes,
+    )
     assert run(tmp_path, *flags) == 0
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
@@ -313,9 +432,16 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(monkeypatch, as
 
 
 def test_a_rollout_without_a_verdict_counts_for_nothing():
-    """Score None: no advantage, no mask, in neither of SHEAR's sets; the others are as in a group without it."""
+    """Score None: no advantage, no mask, in neither of SHEAR's sets; the others are as in a group
+    without it.
+    """
     mask, hidden = torch.ones(4, 6).bool(), torch.randn(4, 6, 3)
-    verdicts = [Verdict(1.0, "correct"), Verdict(0.0, "wrong"), Verdict(None, "infra_error"), Verdict(0.0, "wrong")]
+    verdicts = [
+        Verdict(1.0, "correct"),
+        Verdict(0.0, "wrong"),
+        Verdict(None, "infra_error"),
+        Verdict(0.0, "wrong"),
+    ]
     batch = batches.Batch.of(without_text(mask), verdicts, [{}])
     batch.hidden = hidden[[0, 1, 3]].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
@@ -327,14 +453,22 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
 
 
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
-    """A group, two, or all together: the same token advantages and log-probabilities; states never leave a block."""
+    """A group, two, or all together: the same token advantages and log-probabilities; states never
+    leave a block.
+    """
     flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "5"]
-    monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    monkeypatch.setattr(
+        batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards))
+    )
     seen, found = [], []
 
     def noted(policy, rollouts, **options):
         scored = log_probs(policy, rollouts, **options)
-        assert len(scored.hidden) == rollouts.mask.sum() <= max(batches.BLOCK_TOKENS, 8 * run.args.max_tokens)
+        assert (
+            len(scored.hidden)
+            == rollouts.mask.sum()
+            <= max(batches.BLOCK_TOKENS, 8 * run.args.max_tokens)
+        )
         seen.append(len(rollouts.texts))
         return scored
 
@@ -350,23 +484,31 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
         assert batch.hidden is None and batch.source is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
     for batch in found[1:]:
-        torch.testing.assert_close(batch.token_advantages, found[0].token_advantages, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            batch.token_advantages, found[0].token_advantages, atol=2e-5, rtol=1e-4
+        )
         torch.testing.assert_close(batch.log_probs, found[0].log_probs, atol=1e-5, rtol=0)
         assert batch.rollouts.texts == found[0].rollouts.texts
     assert found[0].token_advantages.abs().max() > 0.01
 
 
 def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
-    """And no others; the problems that come in are others, each with its own rollouts and verdicts; N bounds it."""
+    """And no others; the problems that come in are others, each with its own rollouts and verdicts;
+    N bounds it.
+    """
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--rollouts-per-prompt", "4"])
     drawn = []
 
     def verdicts(task, problems, rollouts):
-        """Of equal rewards in the groups 1 and 3 of what is sampled at once, with one verdict alone in 5."""
+        """Of equal rewards in the groups 1 and 3 of what is sampled at once, with one verdict alone
+        in 5.
+        """
         drawn.append((problems, rollouts.texts))
         scores = [1.0, 0.0, 1.0, 0.0] * len(problems)
         for group, score in ((1, 1.0), (3, 0.0), (5, None)):
-            scores[4 * group : 4 * group + 4] = [score, score, score, score or 0.0][: len(scores) - 4 * group]
+            scores[4 * group : 4 * group + 4] = [score, score, score, score or 0.0][
+                : len(scores) - 4 * group
+            ]
         return [Verdict(score, "drawn") for score in scores]
 
     monkeypatch.setattr(type(run.task), "verdicts", verdicts)
@@ -375,15 +517,31 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
         run.args.dynamic_sampling, clock = most, train.report.Clock(torch.device("cpu"))
         problems = run.task.draw(2, 8, 0)
         sampled = train.sample_and_grade(run, problems, 4, 1.0, clock)
-        problems, rollouts, graded, replaced = train.resample_equal(run, 2, problems, *sampled, clock)
+        problems, rollouts, graded, replaced = train.resample_equal(
+            run, 2, problems, *sampled, clock
+        )
         assert replaced == expected
     first, second, third = drawn
-    come_from = [(first, 0), (second, 0), (first, 2), (third, 0), (first, 4), (second, 2), (first, 6), (first, 7)]
+    come_from = [
+        (first, 0),
+        (second, 0),
+        (first, 2),
+        (third, 0),
+        (first, 4),
+        (second, 2),
+        (first, 6),
+        (first, 7),
+    ]
     for group, ((of_problems, texts), place) in enumerate(come_from):
         rows = slice(4 * group, 4 * group + 4)
-        assert problems[group] == of_problems[place] and rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
+        assert (
+            problems[group] == of_problems[place]
+            and rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
+        )
         assert [verdict.reward for verdict in graded[rows]] == [1.0, 0.0, 1.0, 0.0]
-        for ids, mask, text in zip(rollouts.ids[rows], rollouts.mask[rows], rollouts.texts[rows], strict=True):
+        for ids, mask, text in zip(
+            rollouts.ids[rows], rollouts.mask[rows], rollouts.texts[rows], strict=True
+        ):
             assert run.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
 
 
@@ -395,7 +553,12 @@ def surprisal(batch, args, *, floor: float):
     mask = batch.rollouts.mask  # (B, T)
     salience = (floor - batch.log_probs) * mask  # (B, T)
     batch.log("salience", salience[mask])
-    return batch.advantages[:, None] * salience * mask.sum(1, keepdim=True) / salience.sum(1, keepdim=True)
+    return (
+        batch.advantages[:, None]
+        * salience
+        * mask.sum(1, keepdim=True)
+        / salience.sum(1, keepdim=True)
+    )
 
 
 def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, assert_refused):
@@ -403,16 +566,35 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
     option = Option(0.01, "added to every token's -log-probability", 0, 100)
     entry = Method("more on unlikely tokens", options={"floor": option}, module=__name__)
     monkeypatch.setitem(METHODS, "surprisal", entry)
-    flags = ["--task", "embedded", "--model", start, *QUICK, "--smoke", "--method", "surprisal", "--steps", "2"]
+    flags = [
+        "--task",
+        "embedded",
+        "--model",
+        start,
+        *QUICK,
+        "--smoke",
+        "--method",
+        "surprisal",
+        "--steps",
+        "2",
+    ]
     assert run(tmp_path, *flags, "--method-option", "floor=2", "--name", "mine") == 0
     _, *steps, _ = rows(tmp_path / "mine" / "metrics.jsonl")
     assert [step["grad_norm"] > 0 and step["salience"] > 2 for step in steps] == [True, True]
-    assert_refused(train.main, [*flags, "--method-option", "floor=-1"], "--method-option floor=-1: must be from 0")
+    assert_refused(
+        train.main,
+        [*flags, "--method-option", "floor=-1"],
+        "--method-option floor=-1: must be from 0",
+    )
 
 
 @pytest.mark.parametrize("method", ["sdpo", "grpo"])
-def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(start, monkeypatch, method):
-    """Two groups of four, the second without credit: the mean is over all tokens, but for sdpo over the first's."""
+def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
+    start, monkeypatch, method
+):
+    """Two groups of four, the second without credit: the mean is over all tokens, but for sdpo over
+    the first's.
+    """
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--method", method])
     rollouts, counts = harness.run.sample(run, run.task.train[:2], 4, 1.0), []
     token_advantages = 1.0 * rollouts.mask
@@ -430,7 +612,9 @@ def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_starts_with_the_defaults(method):
-    """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's context, too."""
+    """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's
+    context, too.
+    """
     flags = ["--method", method, *NEEDS.get(method, "").split()]
     assert prepare.set_up(parse_args(flags), ALONE).task.heldout
 
@@ -438,7 +622,11 @@ def test_every_method_starts_with_the_defaults(method):
 def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
     """At the paper's sizes they are 11 GB that nothing would read."""
     kept = []
-    monkeypatch.setattr(train, "log_probs", lambda *_, keep_hidden, **limits: kept.append(keep_hidden) or interrupt())
+    monkeypatch.setattr(
+        train,
+        "log_probs",
+        lambda *_, keep_hidden, **limits: kept.append(keep_hidden) or interrupt(),
+    )
     for method in ("grpo", "shear"):
         run = assembled(["--task", "embedded", "--model", start, *QUICK, "--method", method])
         with pytest.raises(KeyboardInterrupt):
@@ -450,18 +638,24 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     """On `meta` they can have been nowhere else before."""
     meta = torch.device("meta")
     tokenizer = models.load_tokenizer("--model", str(qwen_folder))
-    model = models.load_weights("--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta, tokenizer)
+    model = models.load_weights(
+        "--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta, tokenizer
+    )
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
 
 def test_a_loaded_model_is_the_plain_one(start):
-    """The folder's weights to the bit, tied ones tied, without hooks that copies, sharding or adapters would meet."""
+    """The folder's weights to the bit, tied ones tied, without hooks that copies, sharding or
+    adapters would meet.
+    """
     device = torch.device("cpu")
     model = models.load_model(start, device, models.load_tokenizer("--model", start))
     for name, value in load_file(f"{start}/model.safetensors").items():
         assert torch.equal(model.state_dict()[name], value)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert not hasattr(model, "hf_device_map") and not any(hasattr(part, "_hf_hook") for part in model.modules())
+    assert not hasattr(model, "hf_device_map") and not any(
+        hasattr(part, "_hf_hook") for part in model.modules()
+    )
 
 
 def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(start, tmp_path, monkeypatch, capsys):
@@ -476,14 +670,27 @@ def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(start, tmp_path, mon
     assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
 
 
-def test_a_model_that_never_fits_is_refused_before_it_is_read(qwen_folder, tmp_path, monkeypatch, assert_refused):
+def test_a_model_that_never_fits_is_refused_before_it_is_read(
+    qwen_folder, tmp_path, monkeypatch, assert_refused
+):
     """Status 2, the need, and no folder; --force goes on to the weights."""
     monkeypatch.setattr(harness.run.memory, "room_gb", lambda device: 0.0001)
     monkeypatch.setattr(models, "load_model", lambda *inputs: interrupt())
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 9)
-    flags = ["--model", str(qwen_folder), "--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9"]
+    flags = [
+        "--model",
+        str(qwen_folder),
+        "--data",
+        str(tmp_path / "data.jsonl"),
+        "--max-tokens",
+        "9",
+    ]
     flags += ["--heldout", "1", "--eval-groups", "1", "--name", "small"]
-    assert_refused(train.main, [*flags, "--out", tmp_path], "more GPUs or a smaller model, or continue with --force")
+    assert_refused(
+        train.main,
+        [*flags, "--out", tmp_path],
+        "more GPUs or a smaller model, or continue with --force",
+    )
     assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
 
 
@@ -536,34 +743,57 @@ def other(family, sizes=SMALL, **more):
         (configured(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
         (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
         (piped_weights, "(its model.safetensors is no file)"),
-        (written('{"eos_token_id": ["</s>"]}', "generation_config.json"), "its eos_token_id is no number"),
+        (
+            written('{"eos_token_id": ["</s>"]}', "generation_config.json"),
+            "its eos_token_id is no number",
+        ),
         (written("{{ raise_exception('no') }}"), "--template chat: the model's own one fails (no)"),
         (written("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
-        (written("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"), "does not end"),
+        (
+            written("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"),
+            "does not end",
+        ),
         (missing_tokenizer, "its tokenizer is missing"),
         (other("granite", logits_scaling=4), "not head(last hidden state)"),
-        (other("falcon_h1", mamba_d_ssm=64, mamba_n_heads=4), "rank 2: [PEFT:PeftType.LORA] Module 'out_proj' is"),
+        (
+            other("falcon_h1", mamba_d_ssm=64, mamba_n_heads=4),
+            "rank 2: [PEFT:PeftType.LORA] Module 'out_proj' is",
+        ),
         (other("mamba", dict(hidden_size=32, num_hidden_layers=1)), "mamba has no attention"),
     ],
 )
-def test_a_folder_that_would_train_wrongly_is_refused(harm, words, qwen_folder, tmp_path, monkeypatch, assert_refused):
+def test_a_folder_that_would_train_wrongly_is_refused(
+    harm, words, qwen_folder, tmp_path, monkeypatch, assert_refused
+):
     """Weights, tokenizer, template, config, architecture: one sentence, status 2."""
     monkeypatch.setattr(models, "TEMPLATE_SECONDS", 0.2)
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 40)
-    flags = ["--data", str(tmp_path / "data.jsonl"), "--max-tokens", "9", "--heldout", "1", "--eval-groups", "1"]
+    flags = [
+        "--data",
+        str(tmp_path / "data.jsonl"),
+        "--max-tokens",
+        "9",
+        "--heldout",
+        "1",
+        "--eval-groups",
+        "1",
+    ]
     flags += ["--lora-rank", "2", "--out", str(tmp_path)]
     assert_refused(train.main, ["--model", folder, *flags], "error: --", words)
 
 
 def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
-    """A real signal during an update: the step's row is written, its weights are saved; the second time, they are not.
+    """A real signal during an update: the step's row is written, its weights are saved; the second
+    time, they are not.
 
     The first is SIGTERM, as Slurm sends it. Status 130, and the command that goes on.
     """
-    monkeypatch.setattr(batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+    monkeypatch.setattr(
+        batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards))
+    )
     plain, pressed = train.backward, []
 
     def press(*inputs):
@@ -571,15 +801,34 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
         return plain(*inputs)
 
     monkeypatch.setattr(train, "backward", press)
-    flags = ["--task", "embedded", "--model", start, *QUICK, "--method", "grpo", "--eval-groups", "1", "--heldout", "1"]
-    assert run(tmp_path, *flags, "--prompts-per-update", "8", "--steps", "5", "--name", "once") == 130
+    flags = [
+        "--task",
+        "embedded",
+        "--model",
+        start,
+        *QUICK,
+        "--method",
+        "grpo",
+        "--eval-groups",
+        "1",
+        "--heldout",
+        "1",
+    ]
+    assert (
+        run(tmp_path, *flags, "--prompts-per-update", "8", "--steps", "5", "--name", "once") == 130
+    )
     before, *steps = rows(tmp_path / "once" / "metrics.jsonl")
     assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
     path, step = checkpoint.find(tmp_path / "once")
     trained = load_file(path / "model" / "model.safetensors")["model.norm.weight"]
-    assert step == 1 and not torch.equal(trained, load_file(f"{start}/model.safetensors")["model.norm.weight"])
+    assert step == 1 and not torch.equal(
+        trained, load_file(f"{start}/model.safetensors")["model.norm.weight"]
+    )
     folder = shlex.quote(str(tmp_path / "once"))
-    said = f"a checkpoint holds 1 of 5 steps; resume with: python train.py --resume {folder}\ninterrupted\n"
+    said = (
+        "a checkpoint holds 1 of 5 steps; resume with: python train.py --resume "
+        f"{folder}\ninterrupted\n"
+    )
     assert capsys.readouterr().err.endswith(said)
     assert run(tmp_path, *flags, "--prompts-per-update", "2", "--name", "twice") == 130
     assert len(pressed) == 2 and not (tmp_path / "twice").exists()
@@ -587,7 +836,9 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
 
 
 def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
-    """During the warm-up nothing is worth saving: a message, and the folder's name is free again."""
+    """During the warm-up nothing is worth saving: a message, and the folder's name is free
+    again.
+    """
 
     monkeypatch.setattr(toy, "warm_up", interrupt)
     assert run(tmp_path, *QUICK) == 130
@@ -599,10 +850,19 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
     [
         ("--stride 13", "--stride 13: exceeds --window"),
         ("--prompts-per-step 10", "--prompts-per-step 10: no multiple of --prompts-per-update"),
-        ("--max-tokens 140", "--max-tokens 140: with a prompt of 33 tokens it exceeds the model's context of 165"),
+        (
+            "--max-tokens 140",
+            "--max-tokens 140: with a prompt of 33 tokens it exceeds the model's context of 165",
+        ),
         ("--max-tokens 65 --method hsd", "--max-tokens 65: with a prompt of 37 tokens it exceeds"),
-        ("--shard-over 2 --model START --toy-lines 2 --task embedded", "--shard-over 2: does not divide 1 ranks"),
-        ("--toy-lines 1 --heldout 300", "--toy-lines 1: too few different problems for --heldout 300"),
+        (
+            "--shard-over 2 --model START --toy-lines 2 --task embedded",
+            "--shard-over 2: does not divide 1 ranks",
+        ),
+        (
+            "--toy-lines 1 --heldout 300",
+            "--toy-lines 1: too few different problems for --heldout 300",
+        ),
         ("--data x.jsonl", "--data x.jsonl: the task makes its own; give --task math and --model"),
         ("--task math", "--task math: needs --model"),
         ("--task code --model QWEN --data DATA --max-tokens 9", "--data DATA, line 1: "),
@@ -612,32 +872,50 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
         ("--task embedded --model QWEN", "--model QWEN: not a model of the embedded task"),
         ("--name taken", "--name taken: OUT/taken exists already"),
         ("--method arca", "--method arca: needs a LoRA adapter; give --lora-rank"),
-        ("--method prm --model QWEN --max-tokens 9", "--method prm: needs a process reward model; give --prm"),
+        (
+            "--method prm --model QWEN --max-tokens 9",
+            "--method prm: needs a process reward model; give --prm",
+        ),
         ("--prm FOLDER", "--prm FOLDER: --method shear uses none"),
         ("--method oar-g --task code --model QWEN", "; programs have none; choose another method"),
-        ("--method oracle --model QWEN", "--method oracle: needs the true first error; only --task"),
+        (
+            "--method oracle --model QWEN",
+            "--method oracle: needs the true first error; only --task",
+        ),
         ("--method pure --rescale mean1", "--rescale mean1: the method has no weights"),
         ("--method entropy --method-option kappa=1", "--method-option kappa=1: must be"),
         ("--out DATA", "--out DATA/embedded-shear-1: cannot be made"),
         ("--model QWEN --max-tokens 0", "--max-tokens 0: only --task embedded knows"),
         ("--bench math500", "--eval-every 0: needs --bench, which needs it"),
-        ("--eval-every 1 --bench x --model START --task embedded --toy-lines 2", "--bench x: no such"),
+        (
+            "--eval-every 1 --bench x --model START --task embedded --toy-lines 2",
+            "--bench x: no such",
+        ),
         ("--track nowhere_at_all", "--track: invalid choice"),
         ("--track tensorboard", "--track tensorboard: this package is not installed"),
         ("--method sheer", "did you mean shear?"),
         ("--model=", "--model: is empty"),
     ],
 )
-def test_bad_input_is_one_sentence(flags, words, tmp_path, qwen_folder, start, monkeypatch, assert_refused):
-    """Status 2; names the flag, its value and the remedy; no traceback, nothing written or overwritten."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # or the hub is asked again and again
+def test_bad_input_is_one_sentence(
+    flags, words, tmp_path, qwen_folder, start, monkeypatch, assert_refused
+):
+    """Status 2; names the flag, its value and the remedy; no traceback, nothing written or
+    overwritten.
+    """
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HF_HUB_OFFLINE", True
+    )  # or the hub is asked again and again
     monkeypatch.setattr(config, "find_spec", lambda name: None)
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
     (tmp_path / "bad.jsonl").write_text('{"problem": "1", "answer": "1"}\n{"problem"\n')
     (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n')
     places = {"FOLDER": "empty", "BAD": "bad.jsonl", "DATA": "data.jsonl"}
-    places = {name: tmp_path / place for name, place in places.items()} | {"QWEN": qwen_folder, "START": start}
+    places = {name: tmp_path / place for name, place in places.items()} | {
+        "QWEN": qwen_folder,
+        "START": start,
+    }
     there = sorted(tmp_path.rglob("*"))
     argv = ["--out", tmp_path, *(filled(flag, places) for flag in flags.split())]
     assert_refused(train.main, argv, filled(words, places | {"OUT": tmp_path}))

@@ -1,4 +1,6 @@
-"""integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO. All: trl_runs.py."""
+"""integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO.
+All: trl_runs.py.
+"""
 
 import json
 import re
@@ -39,7 +41,9 @@ def test_omega_is_that_of_credit(on_two):
 
 @pytest.mark.parametrize("case, passes", [({}, (0, 1)), ({"steps_per_generation": 2}, (1, 1))])
 def test_states_cost_a_pass_only_where_trl_scores_nothing(case, passes, monkeypatch):
-    """Passes of TRL's trainer and of ours; with several updates a generation, TRL needs the old log-probabilities."""
+    """Passes of TRL's trainer and of ours; with several updates a generation, TRL needs the old
+    log-probabilities.
+    """
     calls = []
     forward = GRPOTrainer._get_per_token_logps_and_entropies
 
@@ -82,9 +86,18 @@ def parallel(**enabled) -> SimpleNamespace:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(importance_sampling_level="sequence"), "importance_sampling_level='sequence' gives all tokens"),
-        (dict(accelerator=parallel(cp_enabled=True, sp_enabled=False)), "cp_size and sp_size must be 1"),
-        (dict(accelerator=parallel(cp_enabled=False, sp_enabled=True)), "cp_size and sp_size must be 1"),
+        (
+            dict(importance_sampling_level="sequence"),
+            "importance_sampling_level='sequence' gives all tokens",
+        ),
+        (
+            dict(accelerator=parallel(cp_enabled=True, sp_enabled=False)),
+            "cp_size and sp_size must be 1",
+        ),
+        (
+            dict(accelerator=parallel(cp_enabled=False, sp_enabled=True)),
+            "cp_size and sp_size must be 1",
+        ),
         (dict(_is_vlm=True), "a model of text alone"),
     ],
 )
@@ -92,7 +105,9 @@ def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
     """One ratio a sequence, a rollout's states on several processes, images: in one sentence."""
 
     def init(self, *args, **kwargs):
-        usual = dict(importance_sampling_level="token", accelerator=SimpleNamespace(parallelism_config=None))
+        usual = dict(
+            importance_sampling_level="token", accelerator=SimpleNamespace(parallelism_config=None)
+        )
         vars(self).update({**usual, "_is_vlm": False, **changes})
 
     monkeypatch.setattr(GRPOTrainer, "__init__", init)
@@ -107,12 +122,16 @@ def test_a_stride_that_leaves_tokens_out_is_refused():
 
 
 def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
-    """docs/scaling.md's, a step of it; it warns where a response is one span, and not where it is several."""
+    """docs/scaling.md's, a step of it; it warns where a response is one span, and not where it is
+    several.
+    """
     text = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(from datasets.*?)```", text, re.S)
     assert sum(map(bool, program.split("\n"))) <= 12
     program = program.replace("Qwen/Qwen2.5-0.5B", taught).replace("shear_credit", "integrations")
-    program = program.replace("report_to", "max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to")
+    program = program.replace(
+        "report_to", "max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to"
+    )
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="is one span"):
         exec(program.replace("window=12", "window=64"), {})
@@ -127,17 +146,38 @@ def test_graders_are_reward_functions():
     assert math_reward([r"\boxed{4}", messages], answer=["4", "4"], prompts=[]) == [1.0, 0.0]
     program = "```python\nprint(int(input()) + 1)\n```"
     with pytest.warns(RuntimeWarning, match="no verdict"):
-        rewards = code_reward([program] * 2, tests=[json.dumps({"inputs": ["1"], "outputs": ["2"]}), "{}"])
+        rewards = code_reward(
+            [program] * 2, tests=[json.dumps({"inputs": ["1"], "outputs": ["2"]}), "{}"]
+        )
     assert rewards == [1.0, None]
 
 
 @pytest.mark.parametrize("method", ["shear", "grpo"])
 def test_steps_are_measured_beside_trl_s(method, taught, capsys):
-    """By turns: phases that both have get a ratio; each trains a model of its own, on the same prompts."""
-    sizes = "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16 --eval-groups 16"
-    words = ["--task", "embedded", "--model", taught, "--method", method, "--device", "cpu", *sizes.split()]
+    """By turns: phases that both have get a ratio; each trains a model of its own, on the same
+    prompts.
+    """
+    sizes = (
+        "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16 "
+        "--eval-groups 16"
+    )
+    words = [
+        "--task",
+        "embedded",
+        "--model",
+        taught,
+        "--method",
+        method,
+        "--device",
+        "cpu",
+        *sizes.split(),
+    ]
     assert loops.main(words) == 0
-    rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines() if line[:1] == "|"}
+    rows = {
+        line.split("|")[1].strip(): line
+        for line in capsys.readouterr().out.splitlines()
+        if line[:1] == "|"
+    }
     ratio = re.compile(r"\d\.\d\d \(.+-.+\)")
     for name in ("generate", "update", "a step", "tokens"):
         assert ratio.search(rows[name])
@@ -146,4 +186,8 @@ def test_steps_are_measured_beside_trl_s(method, taught, capsys):
 
 def test_other_methods_are_not_timed(taught, assert_refused):
     """TRL has none of them."""
-    assert_refused(loops.main, ["--task", "embedded", "--model", taught, "--method", "kgae"], "give a model, and shear")
+    assert_refused(
+        loops.main,
+        ["--task", "embedded", "--model", taught, "--method", "kgae"],
+        "give a model, and shear",
+    )

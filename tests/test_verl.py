@@ -1,7 +1,8 @@
-"""integrations/verl_shear.py: verl's engine makes the weights of Algorithm 1, and its trainer multiplies by them.
+"""integrations/verl_shear.py: verl's engine makes the weights of Algorithm 1, and its trainer
+multiplies by them.
 
-Where verl is not installed, which needs older transformers than this project, all of this is skipped; `bash .ci/verl`
-makes an environment that has it.
+Where verl is not installed, which needs older transformers than this project, all of this is
+skipped; `bash .ci/verl` makes an environment that has it.
 """
 
 import os
@@ -17,7 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-pytest.importorskip("verl", reason="verl is not installed: pip install -r integrations/requirements-verl.txt")
+pytest.importorskip(
+    "verl", reason="verl is not installed: pip install -r integrations/requirements-verl.txt"
+)
 os.environ["VERL_PLATFORM"] = "cpu"
 import ray
 import transfer_queue as tq
@@ -47,7 +50,9 @@ FLOAT32 = dict(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")
 LORA = dict(lora_rank=2, lora_alpha=8, target_modules="all-linear")
 MICRO_BATCHES = {
     "groups are split": dict(use_dynamic_bsz=True, max_token_len_per_gpu=220),
-    "groups are whole": dict(use_dynamic_bsz=True, max_token_len_per_gpu=420, force_group_size=GROUP),
+    "groups are whole": dict(
+        use_dynamic_bsz=True, max_token_len_per_gpu=420, force_group_size=GROUP
+    ),
     "of a size": dict(use_dynamic_bsz=False, micro_batch_size_per_gpu=2),
 }
 
@@ -57,7 +62,12 @@ def make_engine(packed: bool, **options):
     with tempfile.TemporaryDirectory() as folder:
         toy.make_model(8, seed=0).save_pretrained(folder)
         model = HFModelConfig(
-            **dict(path=folder, load_tokenizer=False, use_remove_padding=packed, enable_gradient_checkpointing=False),
+            **dict(
+                path=folder,
+                load_tokenizer=False,
+                use_remove_padding=packed,
+                enable_gradient_checkpointing=False,
+            ),
             **dict(model_type=MODEL_TYPE, override_config={"attn_implementation": "sdpa"}),
             **options,
         )
@@ -65,7 +75,9 @@ def make_engine(packed: bool, **options):
             model_type=MODEL_TYPE,
             backend="fsdp2",
             model_config=model,
-            engine_config=FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False, mixed_precision=FLOAT32),
+            engine_config=FSDPEngineConfig(
+                strategy="fsdp2", use_torch_compile=False, mixed_precision=FLOAT32
+            ),
             optimizer_config=FSDPOptimizerConfig(lr=1e-6, total_training_steps=10),
             checkpoint_config=CheckpointConfig(),
         )
@@ -77,8 +89,13 @@ def make_engine(packed: bool, **options):
 
 
 def make_rollouts() -> TensorDict:
-    """verl's, of uneven lengths: all of the first prompt are right, tools wrote a part of one, two are cut off."""
-    columns = {name: [] for name in "prompts responses input_ids position_ids response_mask rm_scores".split()}
+    """verl's, of uneven lengths: all of the first prompt are right, tools wrote a part of one, two
+    are cut off.
+    """
+    columns = {
+        name: []
+        for name in "prompts responses input_ids position_ids response_mask rm_scores".split()
+    }
     draw = random.Random(0)
     for i in range(PROMPTS * GROUP):
         ids = torch.randint(len(toy.SYMBOLS), (draw.randint(25, 90),))
@@ -89,7 +106,9 @@ def make_rollouts() -> TensorDict:
             mask[::3] = 0
         if i % 7 == 6:
             mask[:] = 0
-        for name, row in zip(columns, (prompt, response, ids, torch.arange(len(ids)), mask, scores), strict=True):
+        for name, row in zip(
+            columns, (prompt, response, ids, torch.arange(len(ids)), mask, scores), strict=True
+        ):
             columns[name].append(row)
     data = tu.get_tensordict({name: nested(rows) for name, rows in columns.items()})
     data["loss_mask"] = data["response_mask"]
@@ -99,11 +118,17 @@ def make_rollouts() -> TensorDict:
     return data
 
 
-def scored(engine, data: TensorDict, packed: bool, micro_batches: dict, verdict: str | None = None) -> tuple:
+def scored(
+    engine, data: TensorDict, packed: bool, micro_batches: dict, verdict: str | None = None
+) -> tuple:
     """The engine's omega of each rollout."""
-    options = dict(use_fused_kernels=False, temperature=1.0, calculate_entropy=True, compute_loss=False)
+    options = dict(
+        use_fused_kernels=False, temperature=1.0, calculate_entropy=True, compute_loss=False
+    )
     settings = dict(verdict=verdict, **SIZES)
-    tu.assign_non_tensor(data, use_remove_padding=packed, shear=settings, **options, **micro_batches)
+    tu.assign_non_tensor(
+        data, use_remove_padding=packed, shear=settings, **options, **micro_batches
+    )
     with engine.eval_mode():
         return engine.infer_batch(data)["model_output"]["shear_weights"].unbind()
 
@@ -112,14 +137,23 @@ def expected(module, data: TensorDict) -> list[torch.Tensor]:
     """omega of each rollout, from the states that transformers returns for it alone."""
     states, right = [], []
     masks = data["response_mask"].unbind()
-    for ids, mask, scores in zip(data["input_ids"].unbind(), masks, data["rm_scores"].unbind(), strict=True):
+    for ids, mask, scores in zip(
+        data["input_ids"].unbind(), masks, data["rm_scores"].unbind(), strict=True
+    ):
         with torch.no_grad():
-            states.append(module(input_ids=ids[None], output_hidden_states=True).hidden_states[-1][0, -len(mask) :])
+            states.append(
+                module(input_ids=ids[None], output_hidden_states=True).hidden_states[-1][
+                    0, -len(mask) :
+                ]
+            )
         right.append(scores.sum() > 0.5)
     omega = []
     for start in range(0, len(masks), GROUP):
         group = slice(start, start + GROUP)
-        hidden, mask = pad_sequence(states[group], batch_first=True), pad_sequence(masks[group], batch_first=True)
+        hidden, mask = (
+            pad_sequence(states[group], batch_first=True),
+            pad_sequence(masks[group], batch_first=True),
+        )
         weights = shear_weights(hidden, mask, torch.tensor(right[group]), closest=race, **SIZES)
         omega += [row[: len(own)] for row, own in zip(weights, masks[group], strict=True)]
     return omega
@@ -137,9 +171,13 @@ def alone():
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("packed, options", [(False, {}), (True, {}), (True, LORA)], ids=["padded", "packed", "LoRA"])
+@pytest.mark.parametrize(
+    "packed, options", [(False, {}), (True, {}), (True, LORA)], ids=["padded", "packed", "LoRA"]
+)
 def test_the_engine_s_weights_are_those_of_algorithm_1(packed, options, alone):
-    """However rollouts are laid out and cut into micro-batches; a group whose verdicts are equal has weights of 1."""
+    """However rollouts are laid out and cut into micro-batches; a group whose verdicts are equal
+    has weights of 1.
+    """
     engine, data = make_engine(packed, **options), make_rollouts()
     theirs = expected(engine.module, data)
     for micro_batches in MICRO_BATCHES.values():
@@ -163,7 +201,9 @@ def on_two_ranks(folder: str) -> None:
     dist.init_process_group("gloo")
     rank, half = dist.get_rank(), PROMPTS // 2 * GROUP
     torch.manual_seed(0)
-    data = tu.index_select_tensor_dict(make_rollouts(), list(range(rank * half, rank * half + half)))
+    data = tu.index_select_tensor_dict(
+        make_rollouts(), list(range(rank * half, rank * half + half))
+    )
     errors = []
     for packed in (False, True):
         engine = make_engine(packed)
@@ -175,7 +215,9 @@ def on_two_ranks(folder: str) -> None:
 
 
 def test_the_verdict_is_a_field_of_the_reward(alone):
-    """Right and wrong change places, and the weights stay; an unknown field is named with those that there are."""
+    """Right and wrong change places, and the weights stay; an unknown field is named with those
+    that there are.
+    """
     engine, data = make_engine(packed=True), make_rollouts()
     whole = MICRO_BATCHES["groups are whole"]
     omega = scored(engine, data.copy(), True, whole)
@@ -187,7 +229,10 @@ def test_the_verdict_is_a_field_of_the_reward(alone):
 def make_config(*overrides: str):
     folder = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer", ["algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=shear", *overrides])
+        return compose(
+            "ppo_trainer",
+            ["algorithm.adv_estimator=grpo", "trainer.v1.trainer_mode=shear", *overrides],
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,8 +240,14 @@ def make_config(*overrides: str):
     [
         ("algorithm.adv_estimator=gae", "adv_estimator=gae: SHEAR multiplies GRPO's advantages"),
         ("algorithm.rollout_correction.bypass_mode=true", "bypass_mode=true skips the pass"),
-        ("actor_rollout_ref.actor.strategy=megatron", "strategy=megatron: SHEAR is for fsdp and fsdp2"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "geo_mean averages a rollout's advantages"),
+        (
+            "actor_rollout_ref.actor.strategy=megatron",
+            "strategy=megatron: SHEAR is for fsdp and fsdp2",
+        ),
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",
+            "geo_mean averages a rollout's advantages",
+        ),
         ("+trainer.v1.shear.stride=101", "stride must be between 1 and the window"),
         ("+trainer.v1.shear.windw=50", "windw"),
     ],
@@ -239,7 +290,9 @@ def queue():
 
 
 def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
-    """Ranks get whole prompts, in whatever order rollouts come; passes after that for the weights are verl's own."""
+    """Ranks get whole prompts, in whatever order rollouts come; passes after that for the weights
+    are verl's own.
+    """
     data = make_rollouts()
     keys = [f"{uid}_{i % GROUP}_0" for i, uid in enumerate(data["uid"])]
     tags = [dict(seq_len=length) for length in data["input_ids"].offsets().diff().tolist()]
@@ -249,11 +302,21 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
     rollout = dict(n=GROUP, calculate_log_probs="false", log_prob_max_token_len_per_gpu=420)
     trainer.config = make_config(
         *(f"actor_rollout_ref.rollout.{name}={value}" for name, value in rollout.items()),
-        *("actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.use_dynamic_bsz=true"),
-        *(f"+trainer.v1.shear.{name}={value}" for name, value in dict(verdict="null", **SIZES).items()),
+        *(
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.actor.use_dynamic_bsz=true",
+        ),
+        *(
+            f"+trainer.v1.shear.{name}={value}"
+            for name, value in dict(verdict="null", **SIZES).items()
+        ),
     )
     engine = make_engine(packed=True)
-    trainer.use_critic, trainer.global_steps, trainer.tokenizer = False, 1, SimpleNamespace(eos_token_id=0)
+    trainer.use_critic, trainer.global_steps, trainer.tokenizer = (
+        False,
+        1,
+        SimpleNamespace(eos_token_id=0),
+    )
     trainer.actor_rollout_wg = ranks = Ranks(engine)
 
     def steps(order):
@@ -265,9 +328,13 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
 
     steps(order)
     assert sorted(map(len, ranks.prompts)) == [2, 2]
-    ours = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])["advantages"].unbind()
+    ours = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])[
+        "advantages"
+    ].unbind()
     rewards = torch.stack([scores.sum() for scores in data["rm_scores"].unbind()]).view(-1, GROUP)
-    advantages = ((rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)).flatten()
+    advantages = (
+        (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
+    ).flatten()
     omega, masks = expected(engine.module, data), data["response_mask"].unbind()
     theirs = [a * w * mask for a, w, mask in zip(advantages, omega, masks, strict=True)]
     assert largest_error(ours, theirs) < 1e-5 and torch.cat(ours).any()
@@ -299,25 +366,39 @@ REWARD = "def score(solution_str, **others):\n    return float(len(solution_str)
 
 
 def test_main_ppo_takes_two_steps(tmp_path):
-    """verl's whole program with transformers' `generate`: weights change with each step, omega is logged."""
+    """verl's whole program with transformers' `generate`: weights change with each step, omega is
+    logged.
+    """
     toy.make_model(2, seed=0).save_pretrained(tmp_path / "model")
     tokenizer = toy.make_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path / "model")
     usual = {"data_source": "made", "reward_model": {"style": "rule", "ground_truth": ""}}
     problems, _ = toy.make_problems(16, 0, 2, seed=0)
-    rows = [usual | {"prompt": [{"role": "user", "content": problem["problem"]}]} for problem in problems]
+    rows = [
+        usual | {"prompt": [{"role": "user", "content": problem["problem"]}]}
+        for problem in problems
+    ]
     Dataset.from_list(rows).to_parquet(tmp_path / "problems.parquet")
     (tmp_path / "reward.py").write_text(REWARD)
     here = Path(__file__).parent
     modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,integrations.verl_shear"}
-    environment = {**os.environ, **modules, "PYTHONPATH": f"{here.parent}:{here}", "HYDRA_FULL_ERROR": "1"}
+    environment = {
+        **os.environ,
+        **modules,
+        "PYTHONPATH": f"{here.parent}:{here}",
+        "HYDRA_FULL_ERROR": "1",
+    }
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *MAIN.split()]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
+    )
     assert ended.returncode == 0, ended.stderr[-2000:]
     omega = re.findall(r"step:[12] .*shear/weight:([\d.]+)", ended.stdout)
     assert len(omega) == 2 and all(0 < float(weight) < 1 for weight in omega)
-    assert len(set(re.findall(r"weights [\d.]+", ended.stdout))) == 3  # of the start and after each step
+    assert (
+        len(set(re.findall(r"weights [\d.]+", ended.stdout))) == 3
+    )  # of the start and after each step
 
 
 if __name__ == "__main__":

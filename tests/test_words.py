@@ -1,4 +1,6 @@
-"""The word problems: what a first error is, held against responses written by hand; and their lessons."""
+"""The word problems: what a first error is, held against responses written by hand; and their
+lessons.
+"""
 
 import json
 import math
@@ -20,14 +22,18 @@ from rewards import grade_math
 from tasks import words
 
 PROBLEM = {
-    "problem": "Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia have now?",
+    "problem": "Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia "
+    "have now?",
     "answer": "10",
     "steps": [[14, "+", 5, 19], [19, "-", 9, 10]],
     "name": "Mia",
     "things": "shells",
 }
 TIMES = PROBLEM | {"answer": "36", "steps": [[12, "*", 3, 36]]}
-RIGHT = "Mia then has 14 + 5 = 19 shells.\nNow there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}."
+RIGHT = (
+    "Mia then has 14 + 5 = 19 shells.\nNow there are 19 - 9 = 10 shells.\nThe answer is "
+    "\\boxed{10}."
+)
 # What a response is changed to; the kind of its first error, what it begins with and ends before.
 WRONG = [
     ("= 19 shells.\nNow there are 19", "= 18 shells.\nNow there are 18", "result", "8 shells"),
@@ -49,8 +55,18 @@ WRONG = [
         "missing",
         "The answer",
     ),
-    (".\nNow there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}", ", so \\boxed{19}", "missing", " shells, so"),
-    ("The answer is \\boxed{10}", "That makes 10 + 1 = 11 shells.\nThe answer: \\boxed{11}", "extra", "10 + 1"),
+    (
+        ".\nNow there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}",
+        ", so \\boxed{19}",
+        "missing",
+        " shells, so",
+    ),
+    (
+        "The answer is \\boxed{10}",
+        "That makes 10 + 1 = 11 shells.\nThe answer: \\boxed{11}",
+        "extra",
+        "10 + 1",
+    ),
     ("19 - 9 = 10", "10 / 1 = 10", "operand", "0 / 1"),
     ("boxed{10}", "boxed{11}", "final", "1}"),
     ("boxed{10}", "boxed{9}", "final", "9}"),
@@ -86,7 +102,11 @@ def test_a_wrong_response_is_wrong_from_its_first_error_on(old, new, kind, begin
     assert old in RIGHT
     text = RIGHT.replace(old, new)
     error = words.first_error(PROBLEM, list(text))
-    assert error.kind == kind and text[error.token :].startswith(begins) and error.token < error.end <= len(text)
+    assert (
+        error.kind == kind
+        and text[error.token :].startswith(begins)
+        and error.token < error.end <= len(text)
+    )
     for size in (2, 3, 7):
         tokens = [text[start : start + size] for start in range(0, len(text), size)]
         of_tokens = words.first_error(PROBLEM, tokens)
@@ -109,9 +129,13 @@ def test_no_first_error_of_a_right_response_nor_of_one_that_cannot_be_read(text)
 
 
 def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise():
-    """A character of several tokens is its last one's; Llama's decoder drops the space that a text begins with."""
+    """A character of several tokens is its last one's; Llama's decoder drops the space that a text
+    begins with.
+    """
     bytes_alone, as_llama = byte_tokenizer(), byte_tokenizer()
-    as_llama.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    as_llama.backend_tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
+    )
     text = "4 \u00d7 3 = 12, 12 - 8 = 4 \\boxed{4}"
     problem = PROBLEM | {"answer": "5", "steps": [[4, "*", 3, 12], [12, "-", 7, 5]]}
     for tokenizer in (bytes_alone, as_llama):
@@ -129,7 +153,9 @@ def test_factors_may_swap_and_the_sign_may_be_another(sign):
 
 
 def test_a_problem_is_told_in_other_words():
-    """The same beginning, question, numbers and answer; other events, and in most problems not all ways alike."""
+    """The same beginning, question, numbers and answer; other events, and in most problems not all
+    ways alike.
+    """
     several = 0
     for problem in words.make_problems(400, seed=0):
         ways = [words.rephrase(problem, k)[0] for k in range(4)]
@@ -144,11 +170,19 @@ def test_a_problem_is_told_in_other_words():
 
 
 def test_demonstrations_are_right_but_for_their_slips():
-    """A careful one is right and has no error. A careless one that is wrong has one; of the right ones 2% at most."""
+    """A careful one is right and has no error. A careless one that is wrong has one; of the right
+    ones 2% at most.
+    """
     rng, wrong, lucky = random.Random(0), 0, 0
     for problem in words.make_problems(1000, seed=0):
-        careful, careless = words.demonstrate(problem, rng, careless=False), words.demonstrate(problem, rng)
-        assert words.first_error(problem, list(careful)) is None and grade_math(careful, problem["answer"]).reward == 1
+        careful, careless = (
+            words.demonstrate(problem, rng, careless=False),
+            words.demonstrate(problem, rng),
+        )
+        assert (
+            words.first_error(problem, list(careful)) is None
+            and grade_math(careful, problem["answer"]).reward == 1
+        )
         is_right = f"boxed{{{problem['answer']}}}" in careless
         error = words.first_error(problem, list(careless))
         assert is_right or error
@@ -159,12 +193,16 @@ def test_demonstrations_are_right_but_for_their_slips():
 def test_problems_are_different_and_of_whole_numbers():
     """Two to five steps, each of which goes on from the one before, as the text says them."""
     problems = words.make_problems(700, seed=1)
-    assert len({problem["problem"] for problem in problems}) == 700 and problems == words.make_problems(700, seed=1)
+    assert len(
+        {problem["problem"] for problem in problems}
+    ) == 700 and problems == words.make_problems(700, seed=1)
     assert problems != words.make_problems(700, seed=2)
     for problem in problems:
         steps = problem["steps"]
         said = [int(number) for number in re.findall(r"\d+", problem["problem"])]
-        assert said == [steps[0][0], *[number for _, _, number, _ in steps]] and 2 <= len(steps) <= 5
+        assert (
+            said == [steps[0][0], *[number for _, _, number, _ in steps]] and 2 <= len(steps) <= 5
+        )
         value = said[0]
         for left, op, number, result in steps:
             assert left == value and result == words.result_of(op, left, number) >= 0
@@ -173,8 +211,8 @@ def test_problems_are_different_and_of_whole_numbers():
 
 
 def test_warm_up_teaches_the_form():
-    """A model of random weights and a tokenizer of bytes: a lesson is better known after some steps; no forbidden one
-    is shown.
+    """A model of random weights and a tokenizer of bytes: a lesson is better known after some
+    steps; no forbidden one is shown.
     """
     tokenizer = byte_tokenizer()
     torch.manual_seed(0)
@@ -197,25 +235,43 @@ def test_warm_up_teaches_the_form():
 def test_lessons_are_copied_to_ranks_whose_model_is_stored_in_another_dtype(tmp_path, monkeypatch):
     """Rank 0 teaches in float32, so that is what all other ranks have."""
     copied = []
-    monkeypatch.setattr(prepare.parallel, "broadcast", lambda model, ranks: copied.append(model.dtype))
+    monkeypatch.setattr(
+        prepare.parallel, "broadcast", lambda model, ranks: copied.append(model.dtype)
+    )
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **SMALL)).bfloat16()
     prepare.make_start(model, None, None, None, tmp_path, Ranks(1, 2, torch.device("cpu")))
     assert copied == [torch.float32]
 
 
 def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no_curve, capsys):
-    """From a folder that knows nothing of the task; the start is a model of its own, and so is paid for once."""
+    """From a folder that knows nothing of the task; the start is a model of its own, and so is paid
+    for once.
+    """
     tokenizer = byte_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SMALL)
     model = saved(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
-    sizes = "--smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2 --prompts-per-step 2 --prompts-per-update 2"
-    common = ["--task", "words", *sizes.split(), "--rollouts-per-prompt", "2", "--out", str(tmp_path)]
+    sizes = (
+        "--smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2 --prompts-per-step 2 "
+        "--prompts-per-update 2"
+    )
+    common = [
+        "--task",
+        "words",
+        *sizes.split(),
+        "--rollouts-per-prompt",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
     assert train.main([*common, "--model", model, "--name", "one"]) == 0
     assert "warm-up: 1 steps" in capsys.readouterr().out
     start = tmp_path / "one" / "start"
     assert (start / "config.json").exists() and config_of(tmp_path / "one")["template"] == "plain"
     assert train.main([*common, "--model", str(start), "--name", "two"]) == 0
     assert "warm-up" not in capsys.readouterr().out and not (tmp_path / "two" / "start").exists()
-    one, two = (json.loads((tmp_path / name / "metrics.jsonl").read_text().split("\n")[0]) for name in ("one", "two"))
+    one, two = (
+        json.loads((tmp_path / name / "metrics.jsonl").read_text().split("\n")[0])
+        for name in ("one", "two")
+    )
     assert one == two  # the evaluation before training is the same start's

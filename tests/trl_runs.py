@@ -1,9 +1,11 @@
-"""Runs of TRL's trainer and of ours, on one process and on two. `tests/test_trl.py` has a few of them; all, on CPUs:
+"""Runs of TRL's trainer and of ours, on one process and on two. `tests/test_trl.py` has a few of
+them; all, on CPUs:
 
     PYTHONPATH=. python tests/trl_runs.py
 
-prints, for each case, what differs to the bit between TRL's trainer and ours with weights of 1, and between SHEAR's
-weights in TRL and those of `credit`. DeepSpeed's ZeRO-3 is among the cases if DeepSpeed is installed.
+prints, for each case, what differs to the bit between TRL's trainer and ours with weights of 1, and
+between SHEAR's weights in TRL and those of `credit`. DeepSpeed's ZeRO-3 is among the cases if
+DeepSpeed is installed.
 """
 
 import importlib.util
@@ -34,10 +36,17 @@ from tasks import toy
 
 constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub that it was made
 GROUP = 4
-# Two processes hold 8 rollouts each, whole groups of 4, or 6 each, and the second of three groups is split.
+# Two processes hold 8 rollouts each, whole groups of 4, or 6 each, and the second of three groups
+# is split.
 WHOLE, SPLIT = 8, 6
 SIZES = dict(window=6, stride=3)  # tokens
-ON_TWO = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]  # `accelerate` would start one
+ON_TWO = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc_per_node",
+    "2",
+]  # `accelerate` would start one
 CASES = {
     "one update a generation": dict(),
     "accumulation": dict(gradient_accumulation_steps=2),
@@ -51,13 +60,18 @@ CASES = {
     "bfloat16": dict(bf16=True),
     "loss_type grpo": dict(loss_type="grpo"),
     "loss_type cispo": dict(loss_type="cispo", epsilon_high=5.0),
-    "together": dict(gradient_accumulation_steps=2, num_iterations=2, mask_truncated_completions=True, nones=True),
+    "together": dict(
+        gradient_accumulation_steps=2, num_iterations=2, mask_truncated_completions=True, nones=True
+    ),
 }
 LEFT_OUT = dict(nones=True, mask_truncated_completions=True)  # rollouts that are on neither side
 ZERO3 = {
     "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
     "zero_allow_untested_optimizer": True,
-    **dict.fromkeys(["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"], "auto"),
+    **dict.fromkeys(
+        ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"],
+        "auto",
+    ),
     "gradient_clipping": "auto",
 }
 
@@ -69,7 +83,10 @@ def parity(completions: list[str], **columns) -> list[float]:
 
 def parity_or_none(completions: list[str], **columns) -> list[float | None]:
     """Some have no verdict."""
-    return [None if len(text) % 5 == 0 else score for text, score in zip(completions, parity(completions), strict=True)]
+    return [
+        None if len(text) % 5 == 0 else score
+        for text, score in zip(completions, parity(completions), strict=True)
+    ]
 
 
 def praise(completions: list[str], **columns) -> list[float | None]:
@@ -83,11 +100,21 @@ def tools(batch: dict) -> dict:
     return batch | {"tool_mask": ours.long().expand_as(batch["completion_mask"])}
 
 
-def make_trainer(kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bool = False, **changes):
-    """A trainer of three steps of an untrained model of the embedded task; `rows` rollouts a pass and process."""
+def make_trainer(
+    kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bool = False, **changes
+):
+    """A trainer of three steps of an untrained model of the embedded task; `rows` rollouts a pass
+    and process.
+    """
     problems, _ = toy.make_problems(60, 0, 2, seed=0)
     config = GRPOConfig(
-        **dict(output_dir=tempfile.gettempdir(), use_cpu=True, report_to="none", save_strategy="no", logging_steps=1),
+        **dict(
+            output_dir=tempfile.gettempdir(),
+            use_cpu=True,
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1,
+        ),
         **dict(per_device_train_batch_size=rows, num_generations=GROUP, max_completion_length=24),
         **dict(disable_tqdm=True, log_level="error"),
         **{"bf16": False, "learning_rate": 1e-3, "max_steps": 3, **changes},
@@ -106,12 +133,16 @@ def make_trainer(kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bo
 
 
 def trained(kind: type, rows: int, **case) -> tuple[dict[str, torch.Tensor], list[dict]]:
-    """The weights after training, whole (with ZeRO-3 on rank 0 alone), and the logged numbers without times."""
+    """The weights after training, whole (with ZeRO-3 on rank 0 alone), and the logged numbers
+    without times.
+    """
     trainer = make_trainer(kind, rows, **case)
     trainer.train()
     logged = []
     for entry in trainer.state.log_history[:-1]:
-        logged.append({name: entry[name] for name in entry if name not in ("step_time", "shear/weight")})
+        logged.append(
+            {name: entry[name] for name in entry if name not in ("step_time", "shear/weight")}
+        )
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}, logged
 
 
@@ -126,11 +157,15 @@ def differences(rows: int, **case) -> list[str]:
         trl_shear.shear_weights = kept
     assert logged and any(entry["grad_norm"] > 0 for entry in logged)  # or nothing is compared
     names = [name for name in weights if not torch.equal(weights[name], our_weights[name])]
-    return names + [f"step {i}" for i in range(len(logged)) if str(logged[i]) != str(our_logged[i])]  # nan is "nan"
+    return names + [
+        f"step {i}" for i in range(len(logged)) if str(logged[i]) != str(our_logged[i])
+    ]  # nan is "nan"
 
 
 def first_batch(rows: int, **case) -> dict:
-    """What ours makes of the first generation, for TRL's loss, with "omega" and "verdicts" of its rollouts."""
+    """What ours makes of the first generation, for TRL's loss, with "omega" and "verdicts" of its
+    rollouts.
+    """
     batches = []
 
     class WithTools(GRPOTrainer):
@@ -163,7 +198,9 @@ def trl_advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def check_omega(batches: list[dict]) -> float:
-    """The largest error of omega against that of `credit` on the same token ids, and of the loss's advantages."""
+    """The largest error of omega against that of `credit` on the same token ids, and of the loss's
+    advantages.
+    """
 
     def joined(name: str, left: bool = False) -> torch.Tensor:
         return cat_padded([batch[name] for batch in batches], left=left)
@@ -172,12 +209,20 @@ def check_omega(batches: list[dict]) -> float:
     completions = joined("completion_mask").bool()  # (B, T)
     mask = completions & joined("tool_mask").bool()  # (B, T)
     inside = mask & ~verdicts.isnan()[:, None]
-    assert (~mask).all(1).any() and verdicts.isnan().any()  # a truncated one, and one without a verdict
+    assert (~mask).all(
+        1
+    ).any() and verdicts.isnan().any()  # a truncated one, and one without a verdict
     prompts = joined("prompt_ids", left=True), joined("prompt_mask", left=True).bool()
-    rollouts = Rollouts(*prompts, joined("completion_ids"), completions, verdicts.isnan(), [""] * len(verdicts))
-    scored = log_probs(Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000)
+    rollouts = Rollouts(
+        *prompts, joined("completion_ids"), completions, verdicts.isnan(), [""] * len(verdicts)
+    )
+    scored = log_probs(
+        Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000
+    )
     ones, groups = torch.ones_like(verdicts), len(verdicts) // GROUP
-    batch = Batch(replace(rollouts, mask=inside), verdicts, ones, GROUP, [{}] * groups, [""] * len(verdicts))
+    batch = Batch(
+        replace(rollouts, mask=inside), verdicts, ones, GROUP, [{}] * groups, [""] * len(verdicts)
+    )
     batch.hidden = scored.hidden[inside[completions]]
     options = parse_args(["--window", str(SIZES["window"]), "--stride", str(SIZES["stride"])])
     expected = assign_credit("shear", batch, options)
@@ -185,7 +230,10 @@ def check_omega(batches: list[dict]) -> float:
     omega = joined("omega")
     assert (omega[mask & ~inside] == 1).all()  # no verdict, no weight
     advantages = trl_advantages(verdicts)[:, None] * omega
-    errors = [(omega - expected)[inside].abs().max(), (joined("advantages") - advantages)[mask].abs().max()]
+    errors = [
+        (omega - expected)[inside].abs().max(),
+        (joined("advantages") - advantages)[mask].abs().max(),
+    ]
     return max(errors).item()
 
 
@@ -202,7 +250,9 @@ def print_all(where: str, rows: int, cases: dict) -> None:
 
 
 def main() -> None:
-    """On one process all cases, and it starts two; there, a folder as the only word gets what test_trl.py wants."""
+    """On one process all cases, and it starts two; there, a folder as the only word gets what
+    test_trl.py wants.
+    """
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")

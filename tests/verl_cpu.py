@@ -8,7 +8,10 @@ import verl.utils.distributed
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
-LACKING = "memory_allocated memory_reserved max_memory_allocated max_memory_reserved empty_cache set_device"
+LACKING = (
+    "memory_allocated memory_reserved max_memory_allocated max_memory_reserved empty_cache "
+    "set_device"
+)
 LACKING = dict.fromkeys(LACKING.split(), lambda *inputs: 0)  # of torch.cpu
 LACKING["mem_get_info"] = lambda *inputs: (0, 1)
 LACKING["get_device_name"] = lambda *inputs: "cpu"

@@ -1,4 +1,6 @@
-"""transformers' `generate` as a rollout server of verl's, which itself has vLLM, SGLang and TensorRT: `name=hf`."""
+"""transformers' `generate` as a rollout server of verl's, which itself has vLLM, SGLang and
+TensorRT: `name=hf`.
+"""
 
 import ray
 import torch
@@ -15,10 +17,17 @@ class Server:
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **others) -> TokenOutput:
         ids = torch.tensor([prompt_ids])
-        sampled = dict(do_sample=True, top_k=0, temperature=sampling_params["temperature"], max_new_tokens=self.most)
+        sampled = dict(
+            do_sample=True,
+            top_k=0,
+            temperature=sampling_params["temperature"],
+            max_new_tokens=self.most,
+        )
         output = self.model.generate(ids, **sampled, pad_token_id=0)
         step = {"global_steps": self.step}  # of training, whose weights these are
-        return TokenOutput(token_ids=output[0, ids.shape[1] :].tolist(), stop_reason="completed", extra_fields=step)
+        return TokenOutput(
+            token_ids=output[0, ids.shape[1] :].tolist(), stop_reason="completed", extra_fields=step
+        )
 
     async def load(self, weights: dict, step: int) -> None:
         size = sum(weight.double().abs().sum() for weight in weights.values())
@@ -45,9 +54,13 @@ class Replica(RolloutReplica):
 class Adapter(base.BaseRollout):
     """Each rank has a replica, to which it sends the weights."""
 
-    async def update_weights(self, weights, wire_format="named_tensors", global_steps=0, **others) -> None:
+    async def update_weights(
+        self, weights, wire_format="named_tensors", global_steps=0, **others
+    ) -> None:
         server = ray.get_actor(f"hf-{torch.distributed.get_rank()}")
-        await server.load.remote({name: weight.detach().cpu() for name, weight in weights}, global_steps)
+        await server.load.remote(
+            {name: weight.detach().cpu() for name, weight in weights}, global_steps
+        )
 
     async def resume(self, tags) -> None:
         pass
