@@ -39,9 +39,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
 AT_ONCE = 512  # rollouts generated at a time, if nothing else is asked for
-HEAD_CHUNK = (
-    2048  # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
-)
+# tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
+HEAD_CHUNK = 2048
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,8 @@ class Batch:
     source: Source | None = None
     log_probs: Tensor | None = None  # (B, T) float32, of the policy that sampled
     entropies: Tensor | None = None  # (B, T) float32, nats
-    hidden: Tensor | None = (
-        None  # (N, d) of a block's N response tokens, end to end; None: not kept
-    )
+    # (N, d) of a block's N response tokens, end to end; None: not kept
+    hidden: Tensor | None = None
     token_advantages: Tensor | None = None  # (B, T) float32
     stats: dict = field(
         default_factory=dict

@@ -63,16 +63,13 @@ class Method:
 
     about: str
     needs: tuple[str, ...] = ()  # of NEEDS
-    weighs: bool = (
-        True  # it multiplies A; else it has advantages of its own, which may change its sign
-    )
-    drops_uncredited: bool = (
-        False  # the loss is a mean over the rollouts that it gives credit, not over all
-    )
+    # it multiplies A; else it has advantages of its own, which may change its sign
+    weighs: bool = True
+    # the loss is a mean over the rollouts that it gives credit, not over all
+    drops_uncredited: bool = False
     options: dict[str, Option] = field(default_factory=dict)
-    ascending: tuple[str, str] | None = (
-        None  # two options, the first of which must be less than the second
-    )
+    # two options, the first of which must be less than the second
+    ascending: tuple[str, str] | None = None
     module: str = "credit.methods"  # where its function stands
 
 

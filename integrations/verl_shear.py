@@ -51,9 +51,8 @@ class VerlSettings:
     window: int = WINDOW  # tokens
     stride: int = STRIDE  # tokens
     eps: float = EPS  # in units of nbar
-    verdict: str | None = (
-        None  # a field of the reward function's dict, such as acc; the reward itself if None
-    )
+    # a field of the reward function's dict, such as acc; the reward itself if None
+    verdict: str | None = None
 
 
 @EngineRegistry.register(
