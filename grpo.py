@@ -165,18 +165,28 @@ def stop_ids(model, tokenizer) -> list[int]:
 
 
 def hf_generate(
-    model, prompt_ids, prompt_mask, *, max_tokens, temperature, stops, pad, **known
+    model,
+    prompt_ids,
+    prompt_mask,
+    *,
+    max_tokens,
+    temperature,
+    stops,
+    pad,
+    loop: Callable[..., Tensor] | None = None,
+    **known,
 ) -> Tensor:
-    """transformers' own loop, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop
+    """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop
     token.
 
-    `rollout` takes any function of this signature; `fast.prefill` gives what is `known` of the
-    prompts already.
+    `loop` replaces its decoding loop, see `fast.decode`. `rollout` takes any function of this
+    signature; `fast.prefill` gives what is `known` of the prompts already.
     """
-    greedy = dict(do_sample=False, top_k=None, top_p=None)
-    sampled = dict(do_sample=True, temperature=temperature, top_k=0, top_p=1.0)
     config = GenerationConfig(
-        **(sampled if temperature else greedy),
+        do_sample=temperature > 0,
+        temperature=temperature or None,
+        top_k=0 if temperature else None,
+        top_p=1.0 if temperature else None,
         repetition_penalty=1.0,
         num_beams=1,
         max_new_tokens=max_tokens,
@@ -194,6 +204,7 @@ def hf_generate(
             attention_mask=prompt_mask.long(),
             generation_config=config,
             logits_processor=processors,
+            custom_generate=loop,
             **known,
         )
     finally:
@@ -240,14 +251,20 @@ def rollout(
         batch_size = batch_size(prompt_ids.shape[1], max_tokens)
     lengths = prompt_mask.sum(1)  # (B,)
     order = lengths.argsort(stable=True)  # prompts of like length together
-    limits = dict(max_tokens=max_tokens, temperature=temperature, stops=stops, pad=pad)
     responses = []
     bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
     for rows in order.split(batch_size):
         first = prompt_ids.shape[1] - int(lengths[rows].max())
-        responses.append(
-            generate(model, prompt_ids[rows, first:], prompt_mask[rows, first:], **limits)
-        )  # (b, t)
+        response = generate(  # (b, t)
+            model,
+            prompt_ids[rows, first:],
+            prompt_mask[rows, first:],
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stops=stops,
+            pad=pad,
+        )
+        responses.append(response)
         bar.update(len(rows))
     bar.close()
     ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)

@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
+from fast.decode import live_rows
 from fast.prefill import shared_prefill
 from grpo import hf_generate, stop_ids
 from harness.files import config_of, settings_in
@@ -285,7 +286,7 @@ def sampling_of(args: argparse.Namespace, model) -> dict:
     """The options of `grpo.rollout` that change speed, and no chance: by what, and how many at a
     time, it generates.
     """
-    options = {"generate": partial(shared_prefill, hf_generate)}
+    options = {"generate": partial(shared_prefill, partial(hf_generate, loop=live_rows))}
     if args.generate_batch:
         options["batch_size"] = args.generate_batch
     elif model.device.type == "cuda":

@@ -269,9 +269,15 @@ def sample_and_grade(
 def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
     """`count` rollouts of each problem."""
     prompts = [run.task.prompt(problem) for problem in problems]
-    limits = dict(max_tokens=run.args.max_tokens, **sampling_of(run.args, run.frozen.model))
+    model = run.frozen.model
     return rollout(
-        run.frozen.model, run.tokenizer, prompts, count, temperature=temperature, **limits
+        model,
+        run.tokenizer,
+        prompts,
+        count,
+        max_tokens=run.args.max_tokens,
+        temperature=temperature,
+        **sampling_of(run.args, model),
     )
 
 

@@ -45,7 +45,7 @@ def make(family="qwen2", spread=0.5, **options):
         | SMALL
         | dict(intermediate_size=48)
     )
-    config = AutoConfig.for_model(family, **{**shape, **FAMILIES[family], **options})
+    config = AutoConfig.for_model(family, **shape | FAMILIES.get(family, {}) | options)
     return AutoModelForCausalLM.from_config(config).eval()
 
 

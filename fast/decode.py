@@ -1,0 +1,87 @@
+"""Sampling that computes unfinished rows alone: a decoding loop for the hook `loop` of
+`grpo.hf_generate`.
+
+    rollout(..., generate=partial(hf_generate, loop=live_rows))
+
+transformers' own loop computes every row until the last one has ended. Here rows that have ended
+leave the batch, and their keys and values the cache, as soon as they are an eighth of it. All else
+is `generate`'s: preparation, processors, stopping criteria. Greedy output is the same; sampled
+tokens are the same until rows leave, and afterwards other draws from the same softmax.
+
+Left out: caches that cannot drop rows, such as the states of linear attention, for which
+transformers' loop runs; refilling the batch with other prompts.
+"""
+
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer
+
+LEAVING = 8  # rows leave when one of so many has ended: each time the whole cache is copied
+
+
+@torch.no_grad()
+def live_rows(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    **kwargs,
+) -> Tensor:
+    """What `generate(custom_generate=...)` calls: prompts (b, P) -> prompts and responses (b, P +
+    T), padded after a stop token.
+    """
+    if not can_drop_rows(kwargs.get("past_key_values")):
+        return type(model)._sample(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+        )
+    pad = generation_config.pad_token_id
+    rows = torch.arange(len(input_ids), device=input_ids.device)  # (live,) those still computed
+    ended = torch.zeros_like(rows, dtype=torch.bool)  # (live,)
+    ids = input_ids  # (live, P + t)
+    columns = []  # of the responses, (b,) each
+    outputs = model._prefill(input_ids, generation_config, kwargs)
+    while True:
+        kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
+        scores = logits_processor(ids, outputs.logits[:, -1].float())  # (live, V)
+        if generation_config.do_sample:
+            drawn = torch.multinomial(scores.softmax(-1), 1).squeeze(1)  # (live,)
+        else:
+            drawn = scores.argmax(-1)  # (live,)
+        drawn = drawn.masked_fill(ended, pad)
+        columns.append(drawn.new_full((len(input_ids),), pad).index_copy(0, rows, drawn))
+        ids = torch.cat([ids, drawn[:, None]], 1)
+        ended = ended | stopping_criteria(ids, None)
+        if ended.all():
+            return torch.cat([input_ids, torch.stack(columns, 1)], 1)
+        if LEAVING * ended.sum() >= len(ended):
+            live = (~ended).nonzero().flatten()
+            rows = rows[live]
+            ids = ids[live]
+            ended = ended[live]
+            keep_rows(kwargs, live)
+        inputs = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
+        del outputs  # logits of the prompt may be large
+        outputs = model(**inputs, return_dict=True)
+
+
+def can_drop_rows(cache: object) -> bool:
+    """Whether every layer of a cache holds keys and values by row."""
+    return isinstance(cache, DynamicCache) and all(
+        isinstance(layer, DynamicLayer) for layer in cache.layers
+    )
+
+
+def keep_rows(kwargs: dict, live: Tensor) -> None:
+    """Take all but the live rows (indices) out of the cache and of what else has a row for each."""
+    kwargs["past_key_values"].batch_select_indices(live)
+    for name in ("attention_mask", "position_ids", "token_type_ids"):
+        if kwargs.get(name) is not None:
+            kwargs[name] = kwargs[name][live]

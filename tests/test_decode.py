@@ -1,0 +1,90 @@
+"""fast/decode.py: what rows that leave the batch change, which is time alone."""
+
+from functools import partial
+
+import pytest
+import torch
+from scipy.stats import chi2_contingency
+from test_packing import make, prompts
+
+from fast import prefill
+from fast.decode import live_rows
+from grpo import hf_generate
+
+LIMITS = dict(max_tokens=30, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
+WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
+HYBRID = dict(sliding_window=8, head_dim=16, tie_word_embeddings=False)
+HYBRID["layer_types"] = ["sliding_attention", "full_attention"]
+CONVOLUTION = dict(layer_types=["conv", "full_attention"])
+
+
+def counted(model) -> list[int]:
+    """The rows of each forward pass from now on."""
+    rows = []
+    model.register_forward_pre_hook(
+        lambda module, inputs, options: rows.append(len(options["input_ids"])), with_kwargs=True
+    )
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "leaves"),
+    [
+        ("qwen2", {}, True),
+        ("qwen2", WINDOW, True),
+        ("llama", {}, True),
+        ("mistral", dict(sliding_window=8), True),
+        ("gemma3_text", HYBRID, True),
+        ("lfm2", CONVOLUTION, False),
+    ],
+)
+def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatch):
+    """Of prompts of unlike lengths, of one row alone, without stop ids, and of prompts that are
+    read once; a cache that cannot drop rows takes transformers' loop.
+    """
+    monkeypatch.setattr(prefill, "SHORT", 0)
+    torch.manual_seed(0)
+    model = make(family, **options)
+    inputs = [part[torch.arange(4).repeat_interleave(3)] for part in prompts([3, 9, 1, 6])]
+    inputs[0][:, -1] = torch.arange(6, 18)  # the same prompt but for its last token
+    shared = [part[:, :-1].contiguous() for part in inputs]
+    alone = [part[:1] for part in inputs]
+    for given, changes in (inputs, {}), (alone, {}), (inputs, dict(stops=[])), (shared, {}):
+        limits = LIMITS | changes
+        theirs = hf_generate(model, *given, **limits)
+        ours = hf_generate(model, *given, **limits, loop=live_rows)
+        assert torch.equal(ours, theirs)
+    read_once = prefill.shared_prefill(
+        partial(hf_generate, loop=live_rows), model, *shared, **LIMITS
+    )
+    assert torch.equal(read_once, hf_generate(model, *shared, **LIMITS))
+    rows = counted(model)
+    found = hf_generate(model, *inputs, **LIMITS, loop=live_rows)
+    ends = torch.isin(found, torch.tensor(LIMITS["stops"])).int().argmax(1)
+    assert ends.unique().numel() > 2  # rows end at unlike steps
+    assert (rows[-1] < len(found)) == leaves
+
+
+def test_sampled_tokens_are_of_the_same_distribution():
+    """The same for a seed while no row has ended. After that: of 4,096 responses of at most three
+    of four tokens, as many of each kind as transformers' loop draws, by a chi-square test.
+    """
+    torch.manual_seed(0)
+    model = make(vocab_size=4, spread=0.3)
+    inputs = torch.tensor([[1, 2]]).expand(4096, 2), torch.ones(4096, 2, dtype=torch.bool)
+    limits = LIMITS | dict(max_tokens=3, temperature=1.0, stops=[2, 3])
+    counts = []
+    first = []
+    for loop in (None, live_rows):
+        torch.manual_seed(1)
+        found = hf_generate(model, *inputs, **limits, loop=loop)
+        first.append(found[:, 0])
+        kinds = (found * torch.tensor([16, 4, 1])).sum(1)
+        counts.append(kinds.bincount(minlength=64))
+    assert torch.equal(*first)
+    table = torch.stack(counts)
+    table = table[:, table.sum(0) >= 20]  # kinds too rare to be tested
+    assert table.shape[1] > 8 and chi2_contingency(table).pvalue > 0.01
+    biased = table.clone()
+    biased[0, table[0].argmin()] += 100  # which such a table would show
+    assert chi2_contingency(biased).pvalue < 0.01
