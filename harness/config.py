@@ -7,7 +7,7 @@ standard library alone.
                                           and mistakes
     Parser, number                        what the studies make their own flags of
 
-Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318; eps: App. B) and its
+Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its
 protocol. `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is
 silent. `--task embedded`, the default without `--model`, replaces those in EMBEDDED; `--smoke`
 those in SMOKE. `--resume` restores all flags from the checkpoint; the flags in MAY_CHANGE can be
@@ -29,7 +29,7 @@ from pathlib import Path
 from credit.table import METHODS, NEEDS, options_of
 from grading import sandbox
 from harness.paper_tables import PAPER
-from tasks.rows import BadInput
+from tasks.rows import SURROGATE, BadInput, printable
 
 TEMPLATES = ("auto", "qwen-math", "chat", "plain")
 # The flags that `--help` shows.
@@ -39,14 +39,11 @@ TRAIN = (
 )
 TRAIN += "smoke resume out device"
 EVAL = "model bench data out saved runs greedy samples max_tokens seeds select device"
-# App. B of the paper prints eps log n = 20.8 in raw units of distance; n is the window, 100 tokens.
-PAPER_EPS = 4.52
 # What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is
-# 12 tokens; the scoring forward takes micro-batches above a mini-batch. eps is in units of nbar,
-# which is small here.
+# 12 tokens; the scoring forward takes micro-batches above a mini-batch.
 EMBEDDED = dict(
     **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
-    **dict(window=12, stride=6, eps=0.05, eps_unit="nbar", threads=1, recompute=False),
+    **dict(window=12, stride=6, threads=1, recompute=False),
 )
 # What the word problems replace: sizes for a model of 135 million parameters on two CPU cores.
 # Responses have 30 to 80 tokens, a step about 16; spans of 12 in steps of 4 compare less than one.
@@ -64,8 +61,6 @@ WORDS = dict(
     **dict(
         window=12,
         stride=4,
-        eps=0.05,
-        eps_unit="nbar",
         template="plain",
         warmup_steps=40,
         recompute=False,
@@ -131,6 +126,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         words = sys.argv[1:] if args is None else args
         for before, word in itertools.pairwise(["", *words]):
+            if SURROGATE.search(word):
+                raise BadInput(f"{word}: is not UTF-8, which files of a run hold; rename it")
             if not word or re.fullmatch(
                 "--[a-z-]+=", word
             ):  # most often a shell's variable that is not set
@@ -265,10 +262,14 @@ def answer(name: str, parse: Callable) -> None:
     if name != "__main__":
         return
     try:
+        os.getcwd()
         parse()
+    except FileNotFoundError:
+        print("error: the working directory is gone; change to another one", file=sys.stderr)
+        sys.exit(2)
     except BadInput as error:
         if os.environ.get("RANK", "0") == "0":  # all ranks were given the same
-            print(f"error: {error}", file=sys.stderr)
+            print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
 
 
@@ -407,13 +408,13 @@ def train_parser() -> Parser:
     add(
         "--eps",
         type=positive,
-        default=PAPER_EPS,
+        default=0.05,
         help="entropic regularisation, in the unit of --eps-unit",
     )
     add(
         "--eps-unit",
         choices=("nbar", "raw"),
-        default="raw",
+        default="nbar",
         help="nbar: the group's mean hidden-state norm",
     )
     add("--max-iters", type=positive_int, default=100, help="Sinkhorn iterations at most")
@@ -606,6 +607,11 @@ def check(args: argparse.Namespace) -> None:
             "no multiple of --prompts-per-update",
         ),
         ("stride", args.stride > args.window, "exceeds --window, so tokens go uncovered; lower it"),
+        (
+            "eps",
+            args.eps > 1 and args.eps_unit == "nbar" and "eps_unit" not in args.given,
+            "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar",
+        ),
         (
             "task",
             not embedded and not args.model,

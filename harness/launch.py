@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 import torch
 import transformers
@@ -29,7 +30,7 @@ from harness import parallel
 from harness.config import parse_train
 from tasks import toy
 from tasks.benchmarks import check_sandbox
-from tasks.problems import BadInput
+from tasks.rows import BadInput, printable
 
 # As torch says it on a CPU, C++, the kernel, and Python of threads.
 NO_MEMORY = (
@@ -94,6 +95,9 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                 status, sentence = 2 if isinstance(error, BadInput) else 1, f"error: {error}"
             except KeyboardInterrupt:  # the launcher ends all ranks with the first that fails
                 status, sentence = 130 if rank == "0" else 0, interrupted
+            except BrokenPipeError:  # as of `| head -1`: whoever read the output is gone
+                silence(sys.stdout)
+                return 1
             except Exception as error:  # of one rank, perhaps: nothing can be left together
                 said = (
                     f"rank {rank}: out of memory; {memory}"
@@ -101,7 +105,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                     else known_trouble(error)
                 )
                 if said:
-                    print(f"error: {said}", file=sys.stderr)
+                    print(printable(f"error: {said}"), file=sys.stderr)
                     return 1
                 if "RANK" in os.environ:  # whose traceback this is
                     print(
@@ -110,8 +114,8 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                         flush=True,
                     )
                 raise
-            if sentence and rank == "0":
-                print(sentence, file=sys.stderr)
+            if sentence and (rank == "0" or not rank.isdecimal()):
+                print(printable(sentence), file=sys.stderr)
             parallel.leave()
             return status
 
@@ -125,11 +129,19 @@ def set_up_process(rank: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     if rank == "0" and sys.stderr.isatty():
         enable_progress_bars()  # of downloads alone, which may take an hour
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
     # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
     sys.stdout.reconfigure(line_buffering=True, errors="replace")
     # SIGTERM as Ctrl-C; but a rank's launcher may end it so, and a parent may have had it ignored.
     if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def silence(stream: TextIO) -> None:
+    """Let what a stream still holds go nowhere, so that closing it at the end cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -44,6 +44,7 @@ from fast.packing import packing_of
 from grpo import Policy, layers_of
 from tasks.problems import BadInput
 
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as a process alone has them
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
 
@@ -64,9 +65,14 @@ class Ranks:
 
 def join(device: str, threads: int = 0) -> Ranks:
     """Take this process's place, as torchrun's environment names it; alone without it. End with
-    `leave`.
+    `leave`. Raises BadInput.
     """
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    given = {name: os.environ.get(name, usual) for name, usual in TORCHRUN.items()}
+    if not all(value.isdecimal() for value in given.values()):
+        values = " ".join(f"{name}={value}" for name, value in given.items())
+        raise BadInput(f"{values}: not as torchrun sets them; start with torchrun, or unset them")
+    rank = int(given["RANK"])
+    world = int(given["WORLD_SIZE"])
     if rank:  # bars of rank 0 alone, whatever a bar asks for
         init = tqdm.__init__
         tqdm.__init__ = lambda bar, *words, **options: init(
@@ -74,7 +80,7 @@ def join(device: str, threads: int = 0) -> Ranks:
         )
     if threads:
         torch.set_num_threads(threads)
-    place = torch.device(device, int(os.environ.get("LOCAL_RANK", 0)) if device == "cuda" else None)
+    place = torch.device(device, int(given["LOCAL_RANK"]) if device == "cuda" else None)
     if device == "cuda":
         torch.cuda.set_device(place)
         # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are

@@ -75,6 +75,12 @@ def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
     size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {context_of(model)}"
     notes += [*about, f"model {args.model or 'made here'}: {type(model).__name__}, {size}"]
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
+    if args.data:
+        steps = -(-len(task.train) // args.prompts_per_step)
+        notes.append(
+            f"a pass over --data takes {steps} step(s); --lr is {args.lr:g}, and models below 1B "
+            "need 1e-5 to 1e-4"
+        )
     sets = load_benchmarks(args, tokenizer)
     notes += [note for loaded in sets for note in loaded.notes]
     if args.smoke:

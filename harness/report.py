@@ -26,7 +26,7 @@ from credit.batch import Batch, tokens_of
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
 from credit.methods import true_error, true_errors
 from credit.shear_settings import Closest, closest_by_rollout
-from credit.table import METHODS
+from credit.table import METHODS, options_of
 from grpo import Rollouts
 from harness import files
 from harness.config import TASKS
@@ -36,7 +36,9 @@ from harness.parallel import Ranks
 from harness.tables import percent
 from harness.track import tracker
 from shear import span_bounds
+from tasks.lessons import SILENCE
 from tasks.problems import Task
+from tasks.rows import printable
 
 RIGHT, WRONG, INK, FAINT = (
     "#0072B2",
@@ -46,7 +48,7 @@ RIGHT, WRONG, INK, FAINT = (
 )  # of figures: blue and orange, as on the page
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
-SILENCE = 30  # seconds of an evaluation between two lines of a log
+ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
 # A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and
 # standard deviation.
 COLUMNS = " reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step"
@@ -90,14 +92,41 @@ def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None
     )
     updates = args.prompts_per_step // args.prompts_per_update
     size += f" of up to {args.max_tokens} tokens; {updates} update(s) a step"
-    for line in (*notes, size, "settings: config.json; all metrics: metrics.jsonl"):
+    notes = [*notes, size]
+    if has_floor(args):
+        floor = args.eps * math.log(args.window)
+        notes.append(
+            f"spans of {args.window} tokens, eps {args.eps:g} {args.eps_unit}: even equal spans "
+            f"are up to {floor:.2g} {args.eps_unit} apart (the floor)"
+        )
+    for line in (*notes, "settings: config.json; all metrics: metrics.jsonl"):
         print(wrapped(line), flush=True)
+
+
+def has_floor(args: argparse.Namespace) -> bool:
+    """Whether the method's weights are values of Eq. (10), at least eps ln(window) or about it."""
+    options = options_of(args.method, args.method_option)
+    return (options.get("reading"), options.get("distance")) == ("value", "w1")
+
+
+def floor_note(metrics: dict, args: argparse.Namespace) -> str:
+    """nbar and the floor of the first step's weights, and what to lower where nearly all are
+    alike.
+    """
+    floor = metrics["eps_over_nbar"] * math.log(args.window)
+    note = f"nbar {metrics['nbar']:.3g}: the floor is {floor:.2f} of it"
+    if args.rescale == "none" and floor > ALIKE * metrics["weight_mean"]:
+        note += f", the mean weight {metrics['weight_mean']:.2f}: nearly all tokens weigh alike; "
+        note += "lower --eps, or --window"
+    return note
 
 
 def wrapped(text: str) -> str:
     """Indented lines of at most WIDTH columns, but for longer words such as paths."""
     indents = dict(initial_indent="  ", subsequent_indent="    ")
-    return textwrap.fill(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        printable(text), WIDTH, **indents, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def step_metrics(batch: Batch, task: Task, tokenizer) -> dict[str, float]:
@@ -248,7 +277,7 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
         if end == len(tokens) or "\n" in tokens[end - 1]:
             mark = "  <- first error" if start <= first_error[row] < end else ""
             weight = weights[row, start:end].mean().item()
-            lines.append(f"  {weight:.2f}  {''.join(tokens[start:end]).strip()}{mark}")
+            lines.append(f"  {weight:.2f}  {printable(''.join(tokens[start:end]).strip())}{mark}")
             start = end
     return lines
 
@@ -354,6 +383,8 @@ def step_log(
             files.append_rows(folder / "samples.jsonl", samples)
             tqdm.write(table.row(metrics))
             rewards.append(metrics["reward"])
+            if metrics["step"] == 1 and has_floor(args):
+                tqdm.write(wrapped(floor_note(metrics, args)))
             if metrics["step"] == 2 and len(set(rewards)) == 1:
                 print_no_signal(metrics["reward"], metrics, args)
             track(metrics)

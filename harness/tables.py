@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.evaluation import average
 from harness.paper_tables import PAPER, backbone_of, suite_of
+from tasks.rows import printable
 
 SURE = 1.96  # standard errors from which a difference is marked
 
@@ -31,6 +32,10 @@ def percent(value: float, error: float | None = None) -> str:
 
 def markdown(rows: list[dict[str, str]]) -> list[str]:
     """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
+    shown = []
+    for row in rows:
+        shown.append({name: printable(cell) for name, cell in row.items()})
+    rows = shown
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     lines = [
         {name: name for name in widths},
@@ -77,7 +82,7 @@ def print_tables(
         about = settings["models"].get(model, {"origin": model, "template": "unknown"})
         templates.add(about["template"])
         table = result_table(result, data, paper or backbone_of(about["origin"]))
-        print("\n".join([f"{model} (template {about['template']})", "", *table]))
+        print("\n".join([printable(f"{model} (template {about['template']})"), "", *table]))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")
     if differences and same_benchmarks(results.values()):

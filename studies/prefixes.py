@@ -47,7 +47,7 @@ from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds
 from tasks.problems import SURROGATE, BadInput, Task
-from tasks.rows import json_lines, reading
+from tasks.rows import json_lines, reading, regular
 
 SPANS = (
     "rollout",
@@ -100,8 +100,8 @@ def collect(args, task: Task, model, tokenizer) -> list[Prefixes]:
                 group = continued(group, args.continuations, args, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
-            groups.append(Prefixes(**json.loads(path.read_text())))
-        except (ValueError, TypeError, RecursionError) as error:
+            groups.append(Prefixes(**json.loads(regular(path).read_text())))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise BadInput(
                 f"--out {args.out}: {path.name} is damaged ({error}); delete it"
             ) from error

@@ -9,11 +9,14 @@ lessons on them.
 Left out: several ranks (one teaches, the others get its weights), demonstrations from files.
 """
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
+
+SILENCE = 30  # seconds between two lines of a log while nothing else is printed
 
 
 class FirstError(NamedTuple):
@@ -71,7 +74,12 @@ def teach(
         optimizer,
         lambda step: min(1.0, (step + 1) / rise, max(1, steps - step) / max(1, steps // 5)),
     )
-    for _ in (bar := tqdm(range(steps), desc=name, leave=False, disable=None)):
+    bar = tqdm(range(steps), desc=name, leave=False, disable=None)
+    shown = time.perf_counter()
+    for step in bar:
+        if bar.disable and time.perf_counter() - shown >= SILENCE:  # off a terminal
+            shown = time.perf_counter()
+            print(f"  {name}: {step} of {steps} steps", flush=True)
         loss = batch_loss()
         optimizer.zero_grad()
         loss.backward()

@@ -43,10 +43,15 @@ import json
 import math
 import random
 import re
+import textwrap
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
 
 from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
@@ -170,6 +175,23 @@ def text_task(kind: str, template: str, tokenizer, grade: Callable) -> Task:
     return Task(kind, [], [], prompt, grade, REFERENCES[kind])
 
 
+def refuse_unreadable(text: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raise BadInput for a problem of which the model would not see a tenth of the characters.
+
+    Tokenizers may normalise letters and add or drop spaces, so these are not counted.
+    """
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    written = Counter("".join(unicodedata.normalize("NFKC", text).split()))
+    read = Counter("".join(unicodedata.normalize("NFKC", tokenizer.decode(ids)).split()))
+    lost = (written - read).total()
+    if lost >= max(1, 0.1 * written.total()):
+        problem = textwrap.shorten(text, 40, placeholder=" ...")
+        raise BadInput(
+            f"--task {name}: the model's tokenizer cannot write {lost} of the {written.total()} "
+            f"characters of {problem!r}; give another --model"
+        )
+
+
 def split(
     task: Task,
     problems: list[dict],
@@ -186,6 +208,8 @@ def split(
     A problem is dropped if its prompt, with the answer told if `told`, exceeds `max_prompt_tokens`.
     The notes say how many were. Raises BadInput if no problem is left to train on.
     """
+    for problem in problems:
+        refuse_unreadable(problem["problem"], tokenizer, task.name)
     longest = [task.informed(problem) for problem in problems] if told else problems
     ids = tokenizer([task.prompt(problem) for problem in longest], add_special_tokens=False)[
         "input_ids"

@@ -21,6 +21,7 @@ import os
 import re
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,16 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 class BadInput(ValueError):
     """A user's mistake, in one sentence that names the flag or file, the value and the remedy."""
+
+
+def printable(text: str) -> str:
+    r"""Others' text for a terminal: characters that would move its cursor, colour it, end its line
+    or turn its direction are spelt out, as \x1b.
+    """
+    return "".join(
+        ascii(character)[1:-1] if unicodedata.category(character).startswith("C") else character
+        for character in text
+    )
 
 
 def cause(error: BaseException) -> str:

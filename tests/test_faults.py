@@ -384,3 +384,49 @@ def test_workers_start_below_a_hard_limit_of_memory():
         words, cwd=Path(train.__file__).parent, capture_output=True, text=True, timeout=300
     )
     assert done.stdout == "correct\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "words"),
+    [
+        ({"RANK": "x"}, [], "RANK=x WORLD_SIZE=1 LOCAL_RANK=0: not as torchrun sets them"),
+        ({}, ["--out", b"x\xff"], r"x\udcff: is not UTF-8"),
+        ({}, ["--eps", "4.52"], "--eps 4.52: is large in units of nbar; add --eps-unit raw"),
+    ],
+)
+def test_odd_surroundings_are_one_sentence(environment, flags, words, tmp_path):
+    """What is around a command: the environment, the encoding of names, units that were others."""
+    argv = [sys.executable, str(Path(__file__).parents[1] / "train.py"), *flags]
+    ended = subprocess.run(
+        argv, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 2 and words in ended.stderr and ended.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
+    """As `python train.py | head -1` does; the checkpoint that there is by then is named."""
+    argv = [sys.executable, "train.py", *SIZES, "--model", taught, "--out", str(tmp_path)]
+    command = subprocess.Popen(
+        [*argv, "--steps", "500"],
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for line in command.stdout:
+        if "2/500" in line:
+            break
+    command.stdout.close()
+    message = command.stderr.read()
+    assert command.wait() == 1
+    assert message.startswith("a checkpoint holds ") and message.count("\n") == 1
+
+
+def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, capsys):
+    """The embedded model has no letters of English words."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"problem": "What is 7 * 8?", "answer": "56"}\n' * 9)
+    argv = ["--task", "math", "--model", taught, "--data", rows, "--max-tokens", "9"]
+    words = "the model's tokenizer cannot write 4 of the 10 characters of 'What is 7 * 8?'"
+    assert_says(train, [*argv, "--out", tmp_path / "new"], words, tmp_path, capsys)

@@ -28,12 +28,12 @@ ROOMS = dict(
     root=7630,
     fast=2660,
     grading=9860,
-    tasks=6870,
+    tasks=7150,
     credit=9730,
-    harness=17880,
+    harness=18400,
     integrations=2600,
     studies=12140,
-    tests=80000,
+    tests=80500,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {

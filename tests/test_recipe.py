@@ -93,10 +93,8 @@ def test_every_default_of_the_evaluation():
 
 
 def test_functions_for_other_trainers_have_the_same_defaults():
-    """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs, but eps, which
-    is in nbar there.
-    """
-    own = settings("--model", "M") | options_of("shear") | dict(eps=0.05, eps_unit="nbar")
+    """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs."""
+    own = settings("--model", "M") | options_of("shear")
     defaults = dataclasses.asdict(Settings())
     assert defaults == {name: own[name] for name in defaults}
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}

@@ -191,7 +191,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     args = parse_args([])
     folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
-    report.print_plan(args, folder, ["a note of many words " * 6])
+    report.print_plan(args, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
     place = {"auc": 0.984, "auc_position": 0.855}
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     after = {
@@ -211,6 +211,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()
     for line in (
         "shear on the embedded task; everything goes to runs/embedded-shear-1/",
+        r"  a key \x1b[31m\u202e",  # which would colour the terminal and turn its lines
         f"  40 steps x 16 prompts x 8 rollouts of up to {args.max_tokens} tokens; 4 update(s) a "
         "step",
         "  settings: config.json; all metrics: metrics.jsonl",
