@@ -8,24 +8,28 @@ embedded task's terms.
                The answer is \boxed{10}.
 
 A problem has two to five steps, each of which uses the number before it. `first_error` compares
-equation k of a response with step k of the problem: the first operand, operation or result that
-differs is the error, and it begins where the text does. Operands of + and * may swap. What follows
-consistently from a wrong number is not looked at, as the first error has been found. A response
-that comes to the right answer by equations which hold, each beginning with the number before it,
-has no error, in whatever order it takes the steps. Of a wrong response that cannot be read so, no
-first error is known.
+each equation of a response with the problem's next step: the first operand, operation or result
+that differs is the error, and it begins where the text does. Operands of + and * may swap. What
+follows consistently from a wrong number is not looked at, as the first error has been found. A
+response that comes to the right answer by equations which hold, each beginning with the number
+before it, has no error, in whatever order it takes the steps.
+
+An equation may have units, `\times` or "plus", and "is" for =. A step that is not an equation is
+skipped if the next equation is a later step's; if not, no first error is known from there on. The
+answer is that of the last box, as in grading.
 
 `warm_up` teaches a model the form, by demonstrations with slips, which go on from the wrong number:
 it then makes slips of the same kinds where it samples, and reinforcement learning has something to
 mend.
 
-Left out: several steps in one equation, division, which are errors here.
+Left out: several operations before one =, which are not read; division, which is an error here.
 """
 
 import random
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from itertools import accumulate, pairwise
 
 import torch
@@ -33,6 +37,7 @@ from torch import Tensor
 
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, pad_left
+from rewards import box_place
 from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
@@ -50,10 +55,27 @@ WORK = [
     "Now there are {work} {things}.",
     "That makes {work} {things}.",
 ]
-NUMBER = r"-?\d+(?:[.,]\d+)*"
-EQUATION = re.compile(rf"({NUMBER})\s*([-+*x\u00d7/])\s*({NUMBER})\s*=\s*({NUMBER})")
-BOX = re.compile(rf"\\boxed\{{\s*({NUMBER})")
-TIMES = "*x\u00d7"  # as responses may write it
+SIGNS = {  # and the forms that responses may give them
+    "+": r"\bplus\b",
+    "-": r"[\u2212\u2013]|\bminus\b",
+    "*": r"[\u00d7\u00b7]|\\times|\\cdot|\btimes\b|(?<![a-z])x(?![a-z])",
+    "/": r"\u00f7|\\div",
+    "=": r"\u2192|->|\b(?:is|are|equals?|makes?|gives?|leaves?)\b",
+    " ": r"\$",
+}
+NUMBER = r"-?\d++(?:,\d++(?!\s*[-+*/]))*+(?:\.\d++)?+"
+NUMERAL = re.compile(
+    rf"({NUMBER})|\b(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+    r"|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b",
+    re.I,
+)
+OPERAND = rf"({NUMBER})(?:\s+[a-z]+){{0,3}}\s*"  # with its unit
+EQUATION = re.compile(  # of one operation, up to its result, with which the next may begin
+    rf"(?<![-+*/\w])(?<![-+*/]\s){OPERAND}([-+*/])\s*{OPERAND}=\s*"
+    rf"(?=(?:\\boxed\s*{{\s*)?({NUMBER}))",
+    re.I,
+)
+IN_BOX = re.compile(rf"\D*?({NUMBER})\D*")
 KINDS = "operand", "operator", "operand", "result"  # of the mistakes in an equation's four parts
 
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps of a problem
@@ -64,7 +86,7 @@ LR = 1e-4  # of a pretrained model's lessons
 
 def result_of(op: str, left: int, right: int) -> int:
     """left op right."""
-    return {"+": left + right, "-": left - right, "*": left * right}[op]
+    return {"+": left + right, "-": left - right, "*": left * right, "/": Decimal("NaN")}[op]
 
 
 def make_problem(rng: random.Random) -> dict:
@@ -143,8 +165,8 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     r"""The first wrong step of a response, given as the texts of its tokens.
 
     Its kind is operand, operator, result, missing (a step), extra (an equation) or final (another
-    number in the box). None if there is none, or if the response cannot be read so far: it has no
-    equation, or ends without a box.
+    number in the box). None if there is none, or if the response cannot be read so far: a number
+    stands outside of equations, there is no equation, or no box at the end.
     """
     text = "".join(tokens)
     found = _first_fault(problem, text)
@@ -158,49 +180,75 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
     """The kind of the first mistake, and the characters from where it begins to the end of its
-    step; None if none.
+    step; None if none is known.
     """
-    box = BOX.search(text)
-    equations = list(EQUATION.finditer(text, 0, box.start() if box else len(text)))
-    chained = all(later[1] == before[4] for before, later in pairwise(equations))
-    if box and box[1] == problem["answer"] and chained and all(map(_holds, equations)):
+    box = box_place(text)
+    for sign, forms in SIGNS.items():  # the text keeps its length
+        text = re.sub(forms, lambda form, sign=sign: sign.ljust(len(form[0])), text, flags=re.I)
+    equations = list(EQUATION.finditer(text, 0, box[2] if box else len(text)))
+    boxed = box and IN_BOX.fullmatch(text, box[1], box[2])
+    answer = int(problem["answer"])
+    is_right = boxed and _number(boxed[1]) == answer
+    chained = all(_number(later[1]) == _number(before[4]) for before, later in pairwise(equations))
+    if is_right and chained and all(map(_holds, equations)):
         return None
-    for equation, step in zip(equations, problem["steps"], strict=False):
-        left, op, right, result = map(str, step)
-        if op in "+*" and equation[1] == right:
-            left, right = right, left
-        expected = left, TIMES if op == "*" else op, right, result
-        for group, kind in enumerate(KINDS, 1):
-            said, due = equation[group], expected[group - 1]
-            if said not in due if kind == "operator" else said != due:
-                return kind, equation.start(group) + _common(said, due), equation.end()
-    if not equations or not box:
+    steps = [*problem["steps"], [answer, "", "", ""]]  # the last: there is none
+    read = done = 0  # characters, steps
+
+    def is_read(end: int) -> bool:
+        """Whether the only numbers between the last equation and `end` are the next step's."""
+        numerals = NUMERAL.finditer(text, read, end)
+        return all(numeral[1] and _number(numeral[1]) in steps[done][::2] for numeral in numerals)
+
+    for equation in equations:
+        later = range(done, len(steps))  # a step may be left unsaid
+        step = next((k for k in later if _first_difference(equation, steps[k])[0] > 2), done)
+        part, start = _first_difference(equation, steps[step])
+        if part == 0 and not is_read(equation.start()):
+            return None
+        if not steps[step][1]:
+            return "extra", equation.start(), equation.end(4)
+        if part < 4:
+            return KINDS[part], start, equation.end(4)
+        done = step + 1
+        read = equation.end(4)
+    if not equations or not boxed or is_right or not is_read(box[0]):
         return None
-    done, steps = len(equations), len(problem["steps"])
-    if done < steps:  # the sentence of the box comes too soon
-        return "missing", max(equations[-1].end(), text.rfind("\n", 0, box.start()) + 1), box.end()
-    if done > steps:
-        return "extra", equations[steps].start(), equations[steps].end()
-    if box[1] != problem["answer"]:
-        return "final", box.start(1) + _common(box[1], problem["answer"]), box.end()
-    return None
+    if not steps[done][1]:
+        return "final", boxed.start(1) + _common(_number(boxed[1]), answer), box[2]
+    # the sentence of the box comes too soon
+    return "missing", max(read, text.rfind("\n", 0, box[0]) + 1), box[2]
+
+
+def _number(text: str) -> Decimal:
+    """10 for 010 and 10.0."""
+    return Decimal(text.replace(",", ""))
 
 
 def _holds(equation: re.Match) -> bool:
-    """Whether an equation between integers is true; false for others."""
-    op = "*" if equation[2] in TIMES else equation[2]
-    try:
-        return result_of(op, int(equation[1]), int(equation[3])) == int(equation[4])
-    except (KeyError, ValueError):  # a division, a fraction
-        return False
+    """Whether an equation is true; false for a division."""
+    left, right, result = map(_number, equation.group(1, 3, 4))
+    return result_of(equation[2], left, right) == result
 
 
-def _common(said: str, expected: str) -> int:
+def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
+    """The first of an equation's four parts that differs from the step's, and where it does; 4 if
+    none. Operands of + and * may swap.
+    """
+    left, op, right, result = step
+    if op in "+*" and _number(equation[1]) == right:
+        left, right = right, left
+    for part, due in enumerate((left, op, right, result)):
+        said = equation[2] if part == 1 else _number(equation[part + 1])
+        if said != due:
+            return part, equation.start(part + 1) + _common(said, due)
+    return 4, equation.end(4)
+
+
+def _common(said: Decimal | str, due: int | str) -> int:
     """How many characters two texts begin with alike."""
-    count = 0
-    while count < min(len(said), len(expected)) and said[count] == expected[count]:
-        count += 1
-    return count
+    alike = [one == other for one, other in zip(str(said), str(due), strict=False)]
+    return [*alike, False].index(False)
 
 
 def warm_up(
