@@ -7,8 +7,8 @@
     from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
 
 A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
-folder holds such files, or `datasets` saved it; of several splits "train" is read. A JSON value
-that is no object becomes an empty row, which lacks whatever a reader of rows asks for.
+folder holds such files, all of one kind, or `datasets` saved it; of several splits "train" is read.
+A JSON value that is no object becomes an empty row, which lacks whatever a reader of rows asks for.
 """
 
 import csv
@@ -17,9 +17,7 @@ import gzip
 import hashlib
 import itertools
 import json
-import os
 import re
-import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +27,8 @@ from pathlib import Path
 # Half a pair, which JSON can spell and no tokenizer reads; a byte of the command line that is not
 # UTF-8.
 SURROGATE = re.compile("[\ud800-\udfff]")
+
+TABLES = (".parquet", ".csv")
 
 
 class BadInput(ValueError):
@@ -86,12 +86,15 @@ def regular(path: Path) -> Path:
 def read_rows(path: Path) -> Iterable[dict]:
     """The rows of a local file or folder. Errors of the libraries are not caught."""
     regular(path)
-    if path.is_dir() or path.suffix == ".parquet":
-        return _by_datasets(path)
-    if path.suffix == ".csv":  # not by `datasets`, which guesses types: an answer of 007 would be 7
-        csv.field_size_limit(2**31 - 1)
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return list(csv.DictReader(file))
+    if path.is_dir():
+        return _folder_rows(path)
+    if path.suffix == ".parquet":
+        from pyarrow import parquet  # here, as it takes long, which the embedded task saves
+
+        table = parquet.read_table(path, partitioning=None)  # a folder "level=3" is no column
+        return itertools.chain.from_iterable(batch.to_pylist() for batch in table.to_batches(1000))
+    if path.suffix == ".csv":
+        return _csv_rows(path)
     if is_json_lines(path):
         return [row for _, row in json_lines(path)]
     return [value if isinstance(value, dict) else {} for value in json.loads(_text_of(path))]
@@ -100,9 +103,7 @@ def read_rows(path: Path) -> Iterable[dict]:
 def is_json_lines(path: Path) -> bool:
     """Whether a path is neither a folder nor a table nor a JSON list."""
     return (
-        path.is_file()
-        and path.suffix not in (".parquet", ".csv")
-        and not _text_of(path).lstrip().startswith("[")
+        path.is_file() and path.suffix not in TABLES and not _text_of(path).lstrip().startswith("[")
     )
 
 
@@ -131,33 +132,65 @@ def _text_of(path: Path) -> str:
         return file.read()
 
 
-def _by_datasets(path: Path) -> Iterable[dict]:
-    """The rows of a .parquet file or of a folder, read by `datasets`."""
-    import datasets  # here, as it takes a second, which the embedded task saves
-    from pyarrow import parquet
+def _csv_rows(path: Path) -> list[dict]:
+    """The rows of a CSV file; raises ValueError for a line that would lose cells.
 
-    datasets.logging.set_verbosity(
-        datasets.logging.CRITICAL
-    )  # it would print beside our one sentence
-    if os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    if (
-        not path.is_dir()
-    ):  # not by `load_dataset`, which copies it into the home; a folder "level=3" is no column
-        table = parquet.read_table(path, partitioning=None)
-        return datasets.Dataset(
-            table, fingerprint=str(path)
-        )  # any: to make one it would pickle the table
-    if not (path / "dataset_dict.json").exists() and not (path / "state.json").exists():
-        return datasets.load_dataset(
-            str(path), split="train"
-        )  # names of files tell training from test
-    saved = datasets.load_from_disk(str(path))
-    if not isinstance(saved, datasets.DatasetDict):
-        return saved
-    if "train" not in saved:
-        raise ValueError(f"its splits are {', '.join(saved)}, not train")
-    return saved["train"]
+    Not by `datasets`, which guesses types: an answer of 007 would be 7.
+    """
+    csv.field_size_limit(2**31 - 1)
+    rows = []
+    start = 1  # the line on which a row starts: a cell in quotes may hold several
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            names = reader.fieldnames or []
+            for name in filter(None, names):
+                if names.count(name) > 1:
+                    raise ValueError(f"line 1: two columns are named {name}")
+            start = reader.line_num + 1
+            for row in reader:
+                if None in row:
+                    raise csv.Error("more cells than the header has")
+                rows.append(row)
+                start = reader.line_num + 1
+        except csv.Error as error:
+            remedy = "put quotes around a cell with commas, and double the quotes in it"
+            raise ValueError(f"line {start}: {error}; {remedy}") from None
+    return rows
+
+
+def _folder_rows(folder: Path) -> Iterable[dict]:
+    """The rows of a folder that `datasets` saved, or of a folder's files, each read as a single one
+    is. Raises ValueError where the files are of several kinds.
+    """
+    import datasets  # here, as it takes a second, which the embedded task saves
+
+    datasets.disable_progress_bars()
+    if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
+        saved = datasets.load_from_disk(str(folder))
+        return _training(saved) if isinstance(saved, datasets.DatasetDict) else saved
+    # names of files tell training from test
+    patterns = {"all": ["**"]} | datasets.data_files.get_data_patterns(str(folder))
+    extensions = [*TABLES, ".json", ".jsonl"]
+    splits = datasets.data_files.DataFilesDict.from_patterns(patterns, str(folder), extensions)
+    paths = map(Path, splits.pop("all"))
+    kinds = {path.suffix if path.suffix in TABLES else ".json" for path in paths}
+    if len(kinds) != 1:
+        raise ValueError(f"needs files of one kind, found {', '.join(sorted(kinds)) or 'none'}")
+    tables = []
+    for path in map(Path, _training(splits)):
+        try:
+            tables.append(read_rows(path))
+        except ValueError as error:
+            raise ValueError(f"{path.name}, {error}") from None
+    return itertools.chain.from_iterable(tables)
+
+
+def _training(splits: dict[str, Iterable]) -> Iterable:
+    """The split "train"; raises ValueError where there is none."""
+    if "train" not in splits:
+        raise ValueError(f"its splits are {', '.join(map(str, splits))}, not train")
+    return splits["train"]
 
 
 def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dict]]:

@@ -282,6 +282,11 @@ def write_folder(path, rows):
     OTHERS.to_parquet(path / "test.parquet")
 
 
+def write_csv_folder(path, rows):
+    path.mkdir()
+    write_csv(path / "x.csv", rows)
+
+
 WRITERS = {
     "x[1].parquet": lambda path, rows: Dataset.from_list(rows).to_parquet(path),
     "x.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
@@ -291,16 +296,16 @@ WRITERS = {
         eval=OTHERS, train=Dataset.from_list(rows)
     ).save_to_disk(path),
     "folder": write_folder,
+    "folder of csv": write_csv_folder,
 }
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, monkeypatch):
-    """Of several splits the training one; answers stay the text they are. A file needs no home to
-    be copied into.
+    """Of several splits the training one; answers stay the text they are. None needs a home to be
+    copied into.
     """
-    if name != "folder":
-        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/no-home")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/no-home")
     rows = [{"problem": "a", "answer": "007"}, {"problem": "b", "answer": "1.50"}]
     WRITERS[name](tmp_path / name, rows)
     problems, notes = load_problems("math", str(tmp_path / name))
@@ -411,17 +416,27 @@ def test_own_tests_survive_a_table(tmp_path):
         ("x.json", "[" * 100_000, "cannot be read .* give a file"),
         ("x.jsonl", "[1]", 'row 1: needs "problem" or "question"'),
         ("x.csv", b"\xff", "cannot be read .*utf-8"),
+        ("x.csv", "problem,answer,answer\n1,1,2\n", "read .line 1: two columns are named answer.;"),
+        ("x.csv", 'problem,answer\n"1\n1",2\n20, 0+1?,21\n', "line 4: more cells than the header"),
+        ("x.csv", 'problem,answer\n1,1\n"2,2\n3,3\n', "line 3: unexpected end of data; put quotes"),
+        ("x.csv", 'problem,answer\n"2,2\n"3",3\n', "line 2: ',' expected after"),
         ("x.parquet", "junk", "cannot be read .*Parquet file size is 4 bytes"),
         (
             "cut",
             {"train.jsonl": '{"problem": "a"}\n{"problem": '},
-            "cannot be read .JSON parse error",
+            "cannot be read .train.jsonl, line 2: not JSON",
         ),
+        (
+            "kinds",
+            {"x.jsonl": "", "x.csv": "problem,answer\n1,1\n"},
+            "cannot be read .needs files of one kind, found .csv, .json.;",
+        ),
+        ("text", {"x.txt": ""}, "cannot be read .needs files of one kind, found none"),
         ("empty", {}, "cannot be read .*any data files"),
         (
             "test-only",
             {"test.csv": "problem,answer\n1,1\n"},
-            'cannot be read .Unknown split "train"',
+            "read .its splits are test, not train",
         ),
         (
             "saved-test",
