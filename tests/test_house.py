@@ -28,12 +28,12 @@ ROOMS = dict(
     root=7630,
     fast=2660,
     grading=9860,
-    tasks=7150,
+    tasks=7450,
     credit=9730,
     harness=18400,
     integrations=2600,
     studies=12140,
-    tests=80500,
+    tests=80800,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {
