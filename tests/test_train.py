@@ -392,15 +392,17 @@ def test_code_problems_train_and_infra_errors_are_counted(
 
     Of a model's folder and a file of JSON lines; prompts that are too long are dropped and counted.
     """
+    graded = []
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
     files.append_rows(tmp_path / "code.jsonl", [problem] * 6 + [{**problem, "problem": "x" * 490}])
 
     def grade(response, tests, **options):
         assert options["level"] == "auto" and tests == problem["tests"]
-        return Verdict(None, "infra_error") if len(response) % 2 else Verdict(0.0, "wrong")
+        graded.append(response)
+        return Verdict(None, "infra_error") if len(graded) % 2 else Verdict(0.0, "wrong")
 
     monkeypatch.setattr("tasks.problems.grade_code", grade)
-    sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 1 --max-tokens 60".split()
+    sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 16 --prompts-per-update 1 --max-tokens 60".split()
     sizes += "--heldout 2 --eval-groups 2".split()
     flags = (
         "--model",
@@ -413,7 +415,7 @@ def test_code_problems_train_and_infra_errors_are_counted(
     )
     assert run(tmp_path, *flags) == 0
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
-    assert 0 < metrics["infra_errors"] < 8 and metrics["reward"] == 0
+    assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"infra {metrics['infra_errors']}" in printed and "1 problems dropped" in printed
     assert "all rewards are 0, so nothing can be learnt" in printed
