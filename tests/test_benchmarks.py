@@ -9,6 +9,7 @@ import json
 import math
 import pickle
 import zlib
+from dataclasses import replace
 
 import huggingface_hub
 import pytest
@@ -127,7 +128,8 @@ def stand_in(monkeypatch, answers, truncated=()) -> list:
             texts += [next(text for key, text in answers.items() if key in prompt)] * group_size
             cut += [any(key in prompt for key in truncated)] * group_size
         ids = torch.ones(len(texts), 3, dtype=torch.long)
-        calls.append(dict(prompts=prompts, max_tokens=max_tokens, draw=torch.rand(1).item()))
+        draw = torch.rand(1).item()
+        calls.append(dict(prompts=prompts, asked=(max_tokens, temperature), draw=draw))
         return Rollouts(ids, ids > 0, ids, ids > 0, torch.tensor(cut), texts)
 
     monkeypatch.setattr(evaluation, "rollout", rollout)
@@ -164,11 +166,12 @@ def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
 
     pass@k is 1 - C(n-c, k) / C(n, k), the mean over all draws of k without putting back.
     """
-    result = summarise(rows_of({"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4}), passes=(1, 2))
+    result = summarise(rows_of({"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4}), passes=(1, 2, 4))
     assert result["mean"] == 0.5 and result["error"] == pytest.approx(0.5 / math.sqrt(3))
     assert (result["problems"], result["samples"], result["right"]) == (3, 12, 6)
     assert result["pass@1"] == pytest.approx(0.5)
     assert result["pass@2"] == pytest.approx((1 + (1 - 1 / 6) + 0) / 3)
+    assert result["pass@4"] == pytest.approx(2 / 3)
     assert [pass_at_k(*counts) for counts in ((1, 4, 2), (2, 5, 3), (0, 5, 3), (3, 5, 3))] == [
         0.5,
         0.9,
@@ -513,17 +516,24 @@ def test_ranks_make_together_what_one_makes(monkeypatch, tiny):
 
 
 def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
-    """A long problem gets what its prompt leaves of the context, and none is left out."""
+    """A long problem gets what its prompt leaves of the context, and none is left out. The lowest
+    limit holds: the set's own, or the protocol's.
+    """
     model, tokenizer = tiny
     context = evaluation.context_of(model)
     long = Loaded(BENCHMARKS["embedded"], toy.make_problems(0, 2, 2, 0)[1], "made", "0")
     problems = [{"id": str(i), **p} for i, p in enumerate(long.problems)]
     problems.append({"id": "2", "problem": "1" * context, "answer": "1"})
     calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
-    rows = ask(Loaded(BENCHMARKS["embedded"], problems, "made", "0"), tiny, Protocol(samples=1))
+    loaded = Loaded(BENCHMARKS["embedded"], problems, "made", "0")
+    rows = ask(loaded, tiny, Protocol(samples=1))
     lengths = {len(tokenizer(p["problem"])["input_ids"]) for p in problems[:2]}
-    assert {call["max_tokens"] for call in calls} == {context - length for length in lengths}
+    assert {call["asked"] for call in calls} == {(context - length, 0.1) for length in lengths}
     assert [row["reason"] for row in rows if row["problem"] == "2"] == ["truncated"]
+    calls.clear()
+    ask(replace(loaded, max_tokens=5), tiny, Protocol(samples=1))
+    ask(loaded, tiny, Protocol(samples=1, max_tokens=4, temperature=0.9))
+    assert [call["asked"] for call in calls] == [(5, 0.1), (4, 0.9)]
 
 
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():

@@ -28,7 +28,6 @@ from sinkhorn import sinkhorn
 from tasks import toy
 from tasks.problems import BadInput, Task
 
-FLAGS = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
 OPTIONS = {
     "shear": dict(window=6, stride=3),
     "first": dict(window=6, stride=3),
@@ -76,13 +75,21 @@ def told(scored_once) -> Batch:
 
 @pytest.fixture(scope="module")
 def scored_once() -> Batch:
+    """Of problems of two lines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(methods.reward_model, "score_steps", score_lines)
+        yield worked_responses(2)
+
+
+def worked_responses(lines: int) -> Batch:
     """Two groups of four worked responses, the second all wrong, scored by a tiny model with a
     trained adapter.
     """
     model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
     torch.manual_seed(0)
     adapted(model, std=0.1)
-    task = embedded_task(parse_args(FLAGS), tokenizer)
+    words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
+    task = embedded_task(parse_args(words), tokenizer)
     problems = [task.train[0], task.train[1]]
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(4)]
@@ -94,9 +101,7 @@ def scored_once() -> Batch:
     policy = Policy(model)
     scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
     source = Source(policy, tokenizer, task, 3, prm=())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods.reward_model, "score_steps", score_lines)
-        yield made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
+    return made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
 
 
 def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_tokens=0):
@@ -255,12 +260,16 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
 
 
 def test_a_metric_is_the_mean_over_all_that_it_is_of():
-    """Of two blocks or ranks, three values: not the mean of two means."""
+    """Of two blocks or ranks, three values: not the mean of two means. Spans are those of the first
+    group, which is shown.
+    """
     one, other = drawn_batch([[1, 0]]), drawn_batch([[1, 0]])
     one.log("iterations", torch.tensor([1.0, 2.0]))
     other.log("iterations", torch.tensor([6.0]))
+    one.stats["closest"] = "of the first block"
+    other.stats["closest"] = "of the second"
     add_stats(one.stats, other.stats)
-    assert one.metrics == {"iterations": 3.0}
+    assert one.metrics == {"iterations": 3.0} and one.stats["closest"] == "of the first block"
 
 
 # ---- the door ------------------------------------------------------------------------------------
@@ -546,11 +555,12 @@ def test_cliff(prefix):
     """One token at a time: two of five right, one without a verdict, one wrong whose error is not
     known (it keeps A).
 
-    A group of equal verdicts gets nothing. The mean over the tokens of the first group is 0.
+    A second group has another share of right ones and a b of its own; one of equal verdicts gets
+    nothing. The mean over a group's tokens is 0.
     """
     errors = {"a": 3, "b": 0, "?": None}
-    texts = ["right", "a", "?", "b", "right", "none", *["a"] * 6]
-    batch = drawn_batch([[1, 0, 0, 0, 1, math.nan], [0] * 6])
+    texts = ["right", "a", "?", "b", "right", "none", "b", *["right"] * 4, *["a"] * 7]
+    batch = drawn_batch([[1, 0, 0, 0, 1, math.nan], [0, 1, 1, 1, 1, 0], [0] * 6])
 
     def first_error(problem, tokens):
         place = errors[texts[int(tokens[0])]]
@@ -559,26 +569,31 @@ def test_cliff(prefix):
     task = Task("embedded", [], [], None, None, first_error=first_error)
     batch = replace(batch, source=Source(None, Numbers(), task, 0))
     ours = assign_credit("cliff", batch, flags(method_option=[f"prefix={prefix}"]))
-    mu, credit = 2 / 5, {}
-    for i, t in tokens(batch):
-        if i < 6 and texts[i] == "right":
-            credit[i, t] = (1 - mu) / math.sqrt(mu * (1 - mu))
-        elif i < 6 and texts[i] != "?":
-            early = t < errors[texts[i]]
-            credit[i, t] = prefix * credit[0, 0] if early else -mu / math.sqrt(mu * (1 - mu))
-    kept = {(i, t): batch.advantages[i].item() for i, t in tokens(batch) if texts[i] == "?"}
-    shift = (sum(credit.values()) + sum(kept.values())) / len(credit)
     expected = torch.zeros(ours.shape)
-    for (i, t), value in credit.items():
-        expected[i, t] = value - shift
-    for (i, t), value in kept.items():
-        expected[i, t] = value
+    for first, mu in ((0, 2 / 5), (6, 4 / 6)):
+        sigma, moved = math.sqrt(mu * (1 - mu)), []
+        for i, t in tokens(batch):
+            if not first <= i < first + 6:
+                continue
+            if texts[i] == "?":
+                expected[i, t] = batch.advantages[i]
+                continue
+            moved.append((i, t))
+            good = texts[i] == "right"
+            early = not good and t < errors[texts[i]]
+            expected[i, t] = ((1 - mu) * (prefix if early else 1) if good or early else -mu) / sigma
+        shift = expected[first : first + 6].sum() / len(moved)
+        for i, t in moved:
+            expected[i, t] -= shift
+        assert abs(ours[first : first + 6].sum()) < 1e-4
     torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-5)
-    assert abs(ours[:6].sum()) < 1e-4 and kept and ours[6:].abs().max() == 0
 
 
-def test_scapo(told):
-    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols."""
+def test_scapo():
+    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols. Of
+    problems of three lines, as two lines have one phrasing.
+    """
+    told = worked_responses(3)
     tokenizer, model = told.source.tokenizer, told.source.policy.model
     ours = assign_credit("scapo", told, flags(method_option=["strength=0.5", "phrasings=3"]))
 

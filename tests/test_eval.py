@@ -30,10 +30,10 @@ def models(tmp_path_factory):
 
 def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monkeypatch, capsys):
     """The printed numbers are those of the file, and of results.json; from these, without a model,
-    they come again.
+    they come again; and by the same command for fewer seeds, those of these seeds.
     """
     out = tmp_path / "out"
-    flags = ["--out", str(out), "--seeds", "0", "3", "--pass-at", "1", "2"]
+    flags = ["--out", str(out), "--seeds", "0", "3", "--pass-at", "1", "4"]
     assert command.main(["--model", *models, *SMALL, *flags]) == 0
     printed = capsys.readouterr().out
     made = rows(out / "generations.jsonl")
@@ -50,13 +50,21 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
         found["mean"] == pytest.approx(sum(row["score"] for row in mine) / 80)
         and found["samples"] == 80
     )
-    assert found["pass@1"] == pytest.approx(found["mean"]) and found["pass@2"] >= found["pass@1"]
+    assert found["pass@1"] == pytest.approx(found["mean"]) and found["pass@4"] >= found["pass@1"]
     assert set(found["seeds"]) == {"0", "3"} and found["missing"] == 0
     assert results["differences"][second]["embedded"]["problems"] == 20
-    assert results["data"]["embedded"]["revision"] == "chain-1-0" and "side by side" in printed
+    assert (
+        results["data"]["embedded"]["revision"] == "chain-1-0"
+        and "side by side" in printed
+        and "NOTE" not in printed
+    )
     assert f"| embedded  | @2  | {100 * found['mean']:.1f} ± " in printed
+    assert command.main(["--model", *models, *SMALL, *flags[:3], "3"]) == 0
+    of_one = json.loads((out / "results.json").read_text())["results"][first]["embedded"]
+    assert of_one["mean"] == found["seeds"]["3"] and of_one["samples"] == 40
+    capsys.readouterr()
     monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
-    assert command.main(["--from", str(out), "--pass-at", "1", "2"]) == 0
+    assert command.main(["--from", str(out), "--pass-at", "1", "4"]) == 0
     assert (out / "results.json").read_text() == written and capsys.readouterr().out == printed
     lines = (out / "generations.jsonl").read_text().splitlines(keepends=True)
     (out / "generations.jsonl").write_text("".join(lines[:-3]))
@@ -87,6 +95,9 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     monkeypatch.setattr(evaluation, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
     assert command.main([*flags, str(tmp_path / "part")]) == 0
     assert path.read_text() == whole and len(made) == 2
+    path.write_text(whole + "".join(whole.splitlines(keepends=True)[32:]))  # a block twice
+    assert command.main([*flags, str(tmp_path / "part")]) == 0
+    assert path.read_text() == whole and len(made) == 3
     monkeypatch.setattr(evaluation, "rollout", None)  # nothing may be sampled
     assert command.main([*flags, str(tmp_path / "part")]) == 0
 
@@ -113,7 +124,7 @@ def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_r
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289. The same
-    again is no other.
+    again is no other. Another model is right where this one is right half of the time.
     """
     program = {"response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}}
     lines = [
@@ -123,15 +134,17 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
         {"problem": 1, "response": "7", "answer": 7},
         {"problem": 2, **program},
     ]
+    other = {"model": "other", "problem": 0, "response": r"\boxed{7}", "answer": "7"}
+    lines += [other, other, other | {"seed": 1}]  # k is a seed's
     files.append_rows(tmp_path / "r.jsonl", lines)
     for _ in range(2):
         assert (
             command.main(["--replay", str(tmp_path / "r.jsonl"), "--out", str(tmp_path / "out")])
             == 0
         )
-    (found,) = json.loads((tmp_path / "out" / "results.json").read_text())["results"][
-        "replay"
-    ].values()
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    found = results["results"]["replay"]["replay"]
+    assert results["differences"]["other"]["replay"]["difference"] == 0.5
     assert (found["mean"], found["samples"], found["right"]) == (0.5, 5, 2)
     assert found["error"] == pytest.approx(0.5 / math.sqrt(3))
     assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 5)

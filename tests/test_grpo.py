@@ -351,13 +351,15 @@ def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
 
 def test_the_loss_is_the_sum_over_all_tokens_by_their_number():
     """The same tokens in one batch, a padded one among them: the mean over the `n_tokens` of the
-    optimizer step.
+    optimizer step. A ratio beyond float32 leaves it finite.
     """
     ratios, advantages, losses, _ = torch.tensor(CLIPPED).T.reshape(4, 2, 4)
     mask = torch.arange(8).view(2, 4) != 3
     loss, metrics = policy_loss(ratios.log(), torch.zeros(2, 4), advantages, mask, n_tokens=21)
     assert loss.item() == pytest.approx(losses[mask].sum().item() / 21, abs=1e-6)
     assert metrics["clip_share"] == pytest.approx(3 / 21)
+    far = torch.full((2, 4), 100.0), torch.zeros(2, 4), torch.tensor([-1.0, -1.0])
+    assert policy_loss(*far, mask, 7)[0].item() == pytest.approx(math.exp(20))
     of_rollouts = torch.tensor([2.0, -1.0])
     of_tokens = of_rollouts[:, None].expand(2, 4)
     both = [

@@ -33,14 +33,14 @@ def test_concentration_against_written_out_numbers():
 
 
 def test_uniform_credit_is_not_concentrated_and_one_token_is_wholly():
-    """The ends of each scale, in a rollout of 20 tokens; an advantage that replaces A = 0 counts as
-    well.
+    """The ends of each scale, in a rollout of 25 tokens, of which 3 are a tenth; an advantage that
+    replaces A = 0 counts as well.
     """
-    mask = torch.ones(1, 20).bool()
-    flat = concentration(torch.full((1, 20), -0.7), torch.tensor([0.0]), mask)
-    assert (flat["ess"], flat["gini"], flat["top_tenth"]) == pytest.approx((1, 0, 0.1))
-    one = concentration(torch.eye(20)[:1], torch.tensor([1.0]), mask)
-    assert (one["ess"], one["gini"], one["top_tenth"]) == pytest.approx((1 / 20, 19 / 20, 1))
+    mask = torch.ones(1, 25).bool()
+    flat = concentration(torch.full((1, 25), -0.7), torch.tensor([0.0]), mask)
+    assert (flat["ess"], flat["gini"], flat["top_tenth"]) == pytest.approx((1, 0, 3 / 25))
+    one = concentration(torch.eye(25)[:1], torch.tensor([1.0]), mask)
+    assert (one["ess"], one["gini"], one["top_tenth"]) == pytest.approx((1 / 25, 24 / 25, 1))
 
 
 def test_a_step_without_advantages_has_no_concentration():

@@ -203,6 +203,7 @@ def test_a_prompt_that_is_read_once_is_continued_as_before(family, monkeypatch):
 
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
 ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64)
+LONG = dict(rope_type="longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,7 @@ ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64
         (True, "qwen2", dict(sliding_window=8, use_sliding_window=False)),
         (True, "llama", dict(rope_parameters=ROPE | dict(rope_type="yarn"))),
         (False, "llama", dict(rope_parameters=ROPE | dict(rope_type="dynamic"))),
+        (False, "llama", dict(rope_parameters=ROPE | LONG)),
         (False, "qwen2", dict(layer_types=["full_attention", "chunked_attention"])),
         (False, "mistral", dict(sliding_window=8)),
         (False, "qwen2", WINDOW),
@@ -219,9 +221,14 @@ ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64
 )
 def test_only_full_attention_packs(packs, family, options):
     """The loop over rollouts knows no window, nor positions that depend on the longest row, nor
-    other families.
+    other families. Nor is a prompt of those read once.
     """
-    assert bool(packing_of(make(family, **options))) == packs
+    model, inputs = make(family, **options), prompts([60, 60])
+    alike = [part[[0, 0]] for part in inputs]
+    given = []
+    prefill.shared_prefill(lambda *inputs, **limits: given.append(limits), model, *alike)
+    assert [bool(limits) for limits in given] == [packs]
+    assert bool(packing_of(model)) == packs
     other = small_gpt2()
     assert not packing_of(other) and other.config._attn_implementation == "sdpa"
 

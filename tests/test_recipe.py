@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from credit.shear_settings import Settings
+from credit.shear_settings import Settings, settings_of
 from credit.table import METHODS, options_of
 from fast.race import race_matrix
-from grpo import group_advantages, policy_loss
+from grpo import AT_ONCE, group_advantages, policy_loss
 from harness import config, evaluation
 from harness.config import Protocol
 from harness.launch import parse_args
+from rewards import grade_code, grade_math
 from shear import shear_weights
 from sinkhorn import sinkhorn
-from tasks import benchmarks, problems
-from tasks.benchmarks import BENCHMARKS
+from tasks import benchmarks, problems, toy
+from tasks.benchmarks import BENCHMARKS, Loaded
 
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = (
@@ -86,7 +87,13 @@ def test_every_default_of_the_evaluation():
     assert dataclasses.asdict(Protocol()) == expected
     assert {name: getattr(args, name) for name in expected} == expected
     assert args.seeds == [0] and benchmarks.LCB_WINDOW == ("2025-02-01", "2025-05-31")
-    assert {name: (each.k, each.timeout_s) for name, each in BENCHMARKS.items()} == SETS
+    found = {}
+    for name, each in BENCHMARKS.items():
+        task = evaluation.as_task(Loaded(each, [], "", ""), Protocol(), toy.make_tokenizer(), "M")
+        found[name] = (each.k, task.grade.keywords["timeout_s"])
+    assert found == SETS
+    greedy = config.parse_eval(["--model", "M", "--greedy"])
+    assert (greedy.temperature, greedy.samples) == (0.0, 1)
     own = dict(max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process")
     words = "--model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
     assert evaluation.protocol_of(parse_args(words.split())) == Protocol(**own)
@@ -97,6 +104,10 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     own = settings("--model", "M") | options_of("shear")
     defaults = dataclasses.asdict(Settings())
     assert defaults == {name: own[name] for name in defaults}
+    words = "--window 7 --stride 3 --eps .2 --eps-unit raw --max-iters 9 --tol .1"
+    assert settings_of(parse_args(words.split())) == Settings(
+        7, 3, 0.2, "raw", max_iters=9, tol=0.1
+    )
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
     for function, names in (
         named | dict.fromkeys((race_matrix, sinkhorn), "max_iters tol")
@@ -106,6 +117,10 @@ def test_functions_for_other_trainers_have_the_same_defaults():
             name: own[name] for name in names.split()
         }
     assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6
+    limits = [
+        inspect.signature(grade).parameters["timeout_s"] for grade in (grade_math, grade_code)
+    ]
+    assert [limit.default for limit in limits] == [5, 10]
 
 
 def test_methods_and_their_options_are_those_of_the_table():
@@ -130,7 +145,7 @@ def test_methods_and_their_options_are_those_of_the_table():
         ("--method rlsd --method-option steps=1.5", "steps=1.5: must be of type int"),
         ("--method-option distance=w2", "distance=w2: must be one of w1, cosine"),
         ("--method rsi --method-option low=nan", "low=nan: must be from"),
-        ("--method hapo --method-option phi=.1", "alpha=0.2: must be less than phi, 0.1"),
+        ("--method hapo --method-option phi=.2", "alpha=0.2: must be less than phi, 0.2"),
     ):
         with pytest.raises(problems.BadInput, match=f"--method-option {message}"):
             config.parse_train(words.split())
@@ -185,6 +200,8 @@ def test_help_shows_the_usual_flags_with_the_defaults_of_the_embedded_task_and_o
     assert 10 < len(flags[0]) < 20 and flags[0] < flags[1]
     if command == "train.py":
         assert "(default: 40 | 300)" in short and "(default: 16 | 512)" in short
+        full = " ".join(full.split())
+        assert f"{AT_ONCE} on CPU" in full and "if not given: 5 (math), 10 (code)" in full
 
 
 def test_every_number_has_bounds():

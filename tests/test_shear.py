@@ -265,12 +265,13 @@ def test_rollout_normalisation_leaves_dust_alone():
 
 
 def test_advantages_are_rollout_advantages_times_weights():
-    """Alg. 1 line 18: the sign of A stays; 0 outside of the mask."""
+    """Alg. 1 line 18: the sign of A stays; 0 outside of the mask; a constant for autograd."""
     hidden, mask, correct = group(12)
+    hidden.requires_grad_()
     advantages = torch.linspace(-1, 1, 5)
     ours = shear_advantages(advantages, hidden, mask, correct, **SMALL)
     assert torch.equal(ours, advantages[:, None] * shear_weights(hidden, mask, correct, **SMALL))
-    assert (ours.sign() == advantages.sign()[:, None] * mask).all()
+    assert (ours.sign() == advantages.sign()[:, None] * mask).all() and not ours.requires_grad
 
 
 KINDS = [
@@ -284,7 +285,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     """The race and the matrix product against every pair solved and differences of states, to 1e-5
-    of the weights.
+    of the weights; nbar in float32.
     """
     hidden, mask, correct = group(13, **kind)
     hidden = hidden.to(dtype)
@@ -293,6 +294,7 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     ours = group_weights(hidden, mask, correct, Settings(**SMALL), stats)
     torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
+    assert stats["nbar"][0].item() == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
     assert (stats["sinkhorn_iterations"][0] >= 1).all() and (stats["sinkhorn_error"][0] >= 0).all()
 
 

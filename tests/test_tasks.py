@@ -29,6 +29,7 @@ from tasks.problems import (
     BadInput,
     Task,
     choose_template,
+    digest_of,
     load_problems,
     render,
     text_task,
@@ -56,7 +57,7 @@ def numbered(count: int) -> list[dict]:
 
 def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
     """Steps that straddle an epoch's end lose and repeat nothing; a step depends on (step, seed)
-    alone.
+    alone. Other problems, or other answers to them, have another digest.
     """
     task = Task("t", numbered(10), [], None, grade_math)
     steps = [task.draw(step, 4, seed=0) for step in range(5)]
@@ -64,6 +65,9 @@ def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
     assert sorted(flat[:10]) == sorted(flat[10:]) == sorted(str(i) for i in range(10))
     assert flat[:10] != flat[10:]
     assert task.draw(3, 4, seed=0) == steps[3] and task.draw(3, 4, seed=1) != steps[3]
+    for column in ("problem", "answer"):
+        others = [*numbered(9), numbered(10)[9] | {column: "?"}]
+        assert digest_of(others) != digest_of(numbered(10)) == digest_of(task.train)
 
 
 def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
@@ -159,6 +163,7 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
     assert render("plain", "1", "2", tokenizer) == "1\n2\n"
     symbol, index = tokenizer.convert_ids_to_tokens(1), 1
     tokenizer.bos_token = symbol
+    assert without_bos(tokenizer, [f"{symbol}1\n"]) == [f"{symbol}1\n"]
     tokenizer._tokenizer.post_processor = TemplateProcessing(
         single=f"{symbol} $A", special_tokens=[(symbol, index)]
     )
@@ -339,7 +344,7 @@ def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, m
         ({"extra_info": {"question": "q", "answer": "5"}}, "5"),
         (
             {
-                "prompt": [{"role": "user", "content": "q"}],
+                "prompt": [{"role": "user", "content": text} for text in ("first", "q")],
                 "ability": "math",
                 "reward_model": {"ground_truth": "6"},
             },

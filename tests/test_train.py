@@ -285,8 +285,8 @@ def test_updates_are_those_of_a_written_out_loop(start):
 
 
 def test_updates_that_are_not_finite_are_skipped(start):
-    """One of two: counted, and the other's metrics are the step's. Both: weights and moments stay;
-    the run ends.
+    """One of two, whose loss is NaN: counted, and the other's metrics are the step's. Both, whose
+    gradients are infinite: weights and moments stay; the run ends.
     """
     run = assembled(
         ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-update", "2", "--lr", "1"]
@@ -294,8 +294,10 @@ def test_updates_that_are_not_finite_are_skipped(start):
     rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
     before = {name: value.clone() for name, value in run.trained.state_dict().items()}
     old, ones = old_log_probs(run, rollouts), torch.ones(rollouts.ids.shape)
+    overflow = next(run.trained.parameters()).register_hook(lambda gradient: gradient / 0)
     with pytest.raises(RunFailed, match="step 1: no update had a finite loss"):
-        train.update(run, credited(run, rollouts, torch.nan * ones, ones), 0)
+        train.update(run, credited(run, rollouts, old, ones), 0)
+    overflow.remove()
     assert all(torch.equal(value, before[name]) for name, value in run.trained.state_dict().items())
     assert not run.optimizer.state
     old[3] = torch.nan
@@ -418,6 +420,7 @@ def test_code_problems_train_and_infra_errors_are_counted(
     assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert f"infra {metrics['infra_errors']}" in printed and "1 problems dropped" in printed
+    assert "WARNING: 1 problem(s) held out are trained on, too" in printed
     assert "all rewards are 0, so nothing can be learnt" in printed
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
@@ -548,10 +551,12 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
 
 
 NEEDS = {"arca": "--lora-rank 2"}
+STEPS = []  # of each call of `surprisal`
 
 
 def surprisal(batch, args, *, floor: float):
     """A method of a user's: more on tokens that the policy itself finds unlikely."""
+    STEPS.append(batch.source.step)
     mask = batch.rollouts.mask  # (B, T)
     salience = (floor - batch.log_probs) * mask  # (B, T)
     batch.log("salience", salience[mask])
@@ -564,7 +569,9 @@ def surprisal(batch, args, *, floor: float):
 
 
 def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, assert_refused):
-    """It trains two steps, its metric is logged, its option is checked."""
+    """It trains two steps, its metric is logged, its option is checked; it is told the steps done,
+    also in the evaluations before and after.
+    """
     option = Option(0.01, "added to every token's -log-probability", 0, 100)
     entry = Method("more on unlikely tokens", options={"floor": option}, module=__name__)
     monkeypatch.setitem(METHODS, "surprisal", entry)
@@ -583,6 +590,7 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
     assert run(tmp_path, *flags, "--method-option", "floor=2", "--name", "mine") == 0
     _, *steps, _ = rows(tmp_path / "mine" / "metrics.jsonl")
     assert [step["grad_norm"] > 0 and step["salience"] > 2 for step in steps] == [True, True]
+    assert STEPS == [0, 0, 1, 2]
     assert_refused(
         train.main,
         [*flags, "--method-option", "floor=-1"],
