@@ -25,12 +25,14 @@ from tasks.rows import reading, regular
 
 @contextmanager
 def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
-    """The folder of --out, made and locked by rank 0 for all; it goes again if it stays empty.
+    """The folder of --out, made and locked by rank 0 for all; it goes again if it stays empty, and
+    so do its new parents.
 
     Raises BadInput where it cannot be made, or another process writes there, or it holds files of
     others: the command's `settings` are not among them.
     """
     handle = None
+    new_parents = [parent for parent in folder.parents if not os.path.lexists(parent)]
     with together(ranks):
         if ranks.main:
             try:
@@ -54,8 +56,9 @@ def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
     finally:
         if ranks.main:
             os.close(handle)
-            with suppress(OSError):  # not empty
-                folder.rmdir()
+            for path in (folder, *new_parents):
+                with suppress(OSError):  # not empty
+                    path.rmdir()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ processes(args), launch(...)  one process per GPU, by torch's own launcher, wher
 """
 
 import argparse
+import errno
 import functools
 import logging
 import os
@@ -32,6 +33,8 @@ from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.rows import BadInput, printable
 
+# As safetensors and Linux say it; the last two are of a quota and of `ulimit -f`.
+DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 # As torch says it on a CPU, C++, the kernel, and Python of threads.
 NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
@@ -39,6 +42,8 @@ NO_MEMORY = (
     "Cannot allocate memory",
     "can't start new thread",
 )
+# What is wrong with a path that was given: a file in a folder's place, a name that is too long.
+BAD_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
 
@@ -106,7 +111,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                 )
                 if said:
                     print(printable(f"error: {said}"), file=sys.stderr)
-                    return 1
+                    return 2 if getattr(error, "errno", None) in BAD_PATH else 1
                 if "RANK" in os.environ:  # whose traceback this is
                     print(
                         f"rank {rank} fails: {type(error).__name__}: {error}",
@@ -154,8 +159,8 @@ def known_trouble(error: Exception) -> str | None:
     """A sentence for a full disk, an unusable file and a ruined model; None for any other error."""
     if "probability tensor contains" in str(error):  # torch's multinomial
         return "the model's probabilities are not finite; lower --lr, or give another model"
-    if "No space left on device" in str(error):  # as safetensors and Linux say it
-        return "the disk is full; free space, then continue"
+    if any(mark in str(error) for mark in DISK_FULL):
+        return "the disk is full, or a quota or `ulimit -f` is reached; free space, then continue"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; choose a place that can be read and written"
     return None

@@ -205,10 +205,12 @@ def load_weights(
 
 
 def check_finite(option: str, name: str, model) -> None:
-    """Refuse weights that are not finite, also those of tokens that no check's prompt has; raises
-    BadInput.
+    """Refuse weights that are not finite, also those of tokens that no check's prompt has, and
+    buffers, which config.json may spoil (rope_theta 0); raises BadInput.
     """
-    for key, weight in model.named_parameters():
+    for key, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if not weight.is_floating_point():
+            continue
         if not all(value.isfinite() for value in weight.aminmax()):  # NaN if there is one
             raise BadInput(
                 f"{option} {name}: its weights are not finite ({key}); give another model"

@@ -108,8 +108,8 @@ def write_config(args: argparse.Namespace, folder: Path) -> None:
 
 @contextmanager
 def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Says how to resume from the last checkpoint, whatever ended the run; Ctrl-C before a step
-    leaves nothing.
+    """Says how to resume from the last checkpoint, or to start from the taught model, whatever
+    ended the run; Ctrl-C before either leaves nothing.
     """
     try:
         yield
@@ -126,6 +126,9 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
                 f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}",
                 file=sys.stderr,
             )
+        elif (folder / "start").exists():
+            words = shlex.join(["--task", args.task, "--model", str(folder / "start")])
+            print(f"the taught model is kept; to start from it, add: {words}", file=sys.stderr)
         elif isinstance(error, KeyboardInterrupt) and not (folder / "samples.jsonl").exists():
             shutil.rmtree(folder)
             print("no step was done: nothing is left; run the same command again", file=sys.stderr)
@@ -346,6 +349,8 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         kept = {
             name: rows_until(run.folder / name, step) for name in ("metrics.jsonl", "samples.jsonl")
         }
+        if (run.folder / "before.jsonl").exists():  # which the page reads when all steps are done
+            files.rows(run.folder / "before.jsonl")
         first, *history = kept["metrics.jsonl"] or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(

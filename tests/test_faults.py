@@ -322,6 +322,7 @@ def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatc
             "of memory; less",
         ),
         (MemoryError(), "out of memory; less"),
+        (OSError(errno.EFBIG, "File too large", "x"), "`ulimit -f` is reached; free space"),
     ],
 )
 def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
@@ -430,3 +431,28 @@ def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, c
     argv = ["--task", "math", "--model", taught, "--data", rows, "--max-tokens", "9"]
     words = "the model's tokenizer cannot write 4 of the 10 characters of 'What is 7 * 8?'"
     assert_says(train, [*argv, "--out", tmp_path / "new"], words, tmp_path, capsys)
+
+
+def test_a_refusal_leaves_no_new_folder(taught, tmp_path, capsys):
+    """Nor its parents; a name that no file system takes is bad input."""
+    out = tmp_path / "new" / "runs"
+    argv = [*SIZES, "--model", taught, "--out", out, "--bench", "math500", "--eval-every", "1"]
+    argv += ["--bench-data", "math500=/no"]
+    assert_says(train, argv, "/no: cannot be read", tmp_path, capsys)
+    assert not (tmp_path / "new").exists()
+    long = [*SIZES, "--model", taught, "--out", tmp_path, "--name", "x" * 5000]
+    assert_says(train, long, "File name too long", tmp_path, capsys)
+
+
+def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
+    """Before the first step; the message says how to begin from it."""
+
+    def interrupt(run, step):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "evaluate", interrupt)
+    argv = [*SIZES, "--warmup-steps", "2", "--out", str(tmp_path), "--name", "run"]
+    assert train.main(argv) == 130
+    start = shlex.quote(str(tmp_path / "run" / "start"))
+    assert f"add: --task embedded --model {start}\n" in capsys.readouterr().err
+    assert (tmp_path / "run" / "start" / "model.safetensors").exists()
