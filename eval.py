@@ -54,7 +54,7 @@ from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, choose_template
 
-SETTINGS = {"protocol": dict, "data": dict, "models": dict}  # of settings.json
+KINDS = "protocol", "data", "models"  # of settings.json
 
 
 @run_command(memory="lower --generate-batch or --max-tokens")
@@ -219,8 +219,8 @@ def add_settings(folder: Path, settings: dict) -> None:
     Raises BadInput where one differs from what the generations there were made with.
     """
     path = folder / "settings.json"
-    saved = files.settings_in(path, SETTINGS) if path.exists() else settings
-    for kind in SETTINGS:
+    saved = files.settings_in(path) if path.exists() else settings
+    for kind in KINDS:
         for name, value in settings[kind].items():
             had = saved[kind].get(name, None if kind == "protocol" else value)
             if value != had:
@@ -228,7 +228,7 @@ def add_settings(folder: Path, settings: dict) -> None:
                     f"{kind}: {name} is {value}; {folder} has generations of {had}; choose another "
                     "--out"
                 )
-    merged = {kind: {**saved[kind], **settings[kind]} for kind in SETTINGS}
+    merged = {kind: {**saved[kind], **settings[kind]} for kind in KINDS}
     files.write_json(path, {**settings, **merged})
 
 
@@ -242,10 +242,10 @@ def show(
 
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
-    settings = files.settings_in(folder / "settings.json", SETTINGS)
+    settings = files.settings_in(folder / "settings.json")
     data = settings["data"]
     generations = {}  # model -> benchmark -> rows
-    for row in files.rows(folder / "generations.jsonl"):
+    for row in files.rows(folder / "generations.jsonl", apart=files.SAMPLE):
         if row["benchmark"] in (names or data) and (not args.model or row["seed"] in args.seeds):
             generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
     generations = {model: generations[model] for model in models or generations}
@@ -301,9 +301,8 @@ def show_runs(args: argparse.Namespace) -> None:
     """
     runs = {}
     for run in args.runs:
-        rows = [
-            files.with_nan(row) for row in files.rows(Path(run) / "metrics.jsonl") if "bench" in row
-        ]
+        steps = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
+        rows = [files.with_nan(row) for row in steps if "bench" in row]
         if not rows:
             raise BadInput(
                 f"--runs {run}: has no benchmarks in metrics.jsonl; train with --eval-every and "

@@ -378,7 +378,14 @@ def train_parser() -> Parser:
         help="who gets credit: " + ", ".join(METHODS),
     )
     options = "an option of the method, repeatable; --help-all lists them"
-    add("--method-option", action="append", default=[], metavar="NAME=VALUE", help=options)
+    add(
+        "--method-option",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        help=options,
+    )
     add(
         "--negative-scale",
         type=not_negative,
@@ -567,6 +574,18 @@ def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def refuse_damaged(saved: dict, parser: Parser, place: str) -> None:
+    """Raises BadInput where a saved setting is none that its flag takes."""
+    for name, default in parser.defaults().items():
+        value = saved.get(name, default)
+        try:
+            taken = parser.given(spelled(name, value)).get(name, default)
+        except BadInput:
+            taken = ...
+        if value != taken:
+            raise BadInput(f"{place}: {name} is {value}; restore it, or give another checkpoint")
+
+
 def resumed(given: dict, parser: Parser) -> argparse.Namespace:
     """The run to resume, as its checkpoint has it; `resume` is then that checkpoint's folder.
     Raises BadInput.
@@ -577,7 +596,9 @@ def resumed(given: dict, parser: Parser) -> argparse.Namespace:
     run = path.resolve().parent.parent
     if Path.cwd() in run.parents:
         run = run.relative_to(Path.cwd())  # as a person would type it
-    saved = {**checkpoint.report_of(path)["settings"], "out": str(run.parent), "name": run.name}
+    settings = checkpoint.report_of(path)["settings"]
+    refuse_damaged(settings, parser, f"{path}/complete.json")
+    saved = {**settings, "out": str(run.parent), "name": run.name}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
     refuse_other_settings(
         fixed, saved, f"the run in --resume {given['resume']} has", "leave the flag out"

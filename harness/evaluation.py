@@ -30,11 +30,12 @@ half-finished blocks, bootstrap, corrections for many comparisons.
 
 import argparse
 import itertools
+import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -47,8 +48,28 @@ from harness.parallel import Ranks
 from rewards import Verdict, grade_all
 from tasks import toy
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput, Task, choose_template, digest_of, grader, text_task
-from tasks.rows import from_files
+from tasks.problems import (
+    BadInput,
+    Task,
+    check_tests,
+    choose_template,
+    digest_of,
+    grader,
+    text_task,
+)
+from tasks.rows import from_files, reading
+
+
+class Response(TypedDict):
+    """A row of --replay, which has "tests" or "answer"."""
+
+    problem: str | int
+    response: str
+    answer: NotRequired[str | int | float]
+    model: NotRequired[str]
+    benchmark: NotRequired[str]
+    seed: NotRequired[int]
+    truncated: NotRequired[bool]
 
 
 class Sampler(NamedTuple):
@@ -243,11 +264,11 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
     source, revision, lines = from_files([path], f"--replay {path}")
     lines = [{name: value for name, value in line.items() if value is not None} for line in lines]
     for number, line in enumerate(lines, 1):
-        if not {"problem", "response"} <= line.keys() or not line.keys() & {"answer", "tests"}:
-            raise BadInput(
-                f'--replay {path}, row {number}: needs "problem", "response", and "answer" or '
-                '"tests"'
-            )
+        needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
+        with reading(f"--replay {path}, row {number}", needed):
+            files.object_of(json.dumps(line), [Response])
+            if "tests" in line or "answer" not in line:
+                check_tests(line, line.get("tests"))
     usual = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = [{**usual, **line, "problem": str(line["problem"])} for line in lines]
 
@@ -259,14 +280,18 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
     rows, sets = [], {}
+    counts = Counter()  # samples of a problem so far
     for line, verdict in zip(lines, verdicts, strict=True):
         reward, reason = (0.0, "truncated") if line["truncated"] else verdict
         row = {name: line[name] for name in ("model", "benchmark", "seed", "problem", "response")}
-        rows.append({**row, "score": reward, "reason": reason})
+        key = (row["model"], row["benchmark"], row["seed"], row["problem"])
+        row |= {"block": 0, "sample": counts[key], "score": reward, "reason": reason}
+        counts[key] += 1
+        rows.append(row)
         sets.setdefault(row["benchmark"], []).append(row)
     data = {}
     for name, of_set in sets.items():
-        k = max(Counter((row["model"], row["seed"], row["problem"]) for row in of_set).values())
+        k = 1 + max(row["sample"] for row in of_set)
         problems = len({row["problem"] for row in of_set})
         data[name] = dict(k=k, problems=problems, source=source, revision=revision, window=None)
     return rows, data

@@ -14,13 +14,155 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import UnionType
+from typing import (
+    Literal,
+    NotRequired,
+    TypedDict,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from harness.parallel import Ranks, together
 from tasks.problems import BadInput
 from tasks.rows import reading, regular
+
+RESTORE = "restore it, or choose another folder"
+
+
+class Share(float):
+    """A number from 0 to 1."""
+
+
+class RunSettings(TypedDict):
+    """What is read again of the config.json of a run."""
+
+    toy_lines: Literal[1, 2, 3, 4, 5, 6, 7, 8]
+    heldout: NotRequired[int]
+    seed: NotRequired[int]
+    task: NotRequired[str]
+    model: NotRequired[str | None]
+
+
+class Checkpoint(TypedDict):
+    """complete.json: steps done, ranks, the run's settings, and each file's size."""
+
+    step: int
+    ranks: int
+    settings: dict
+    files: dict[str, int]
+
+
+class SetSettings(TypedDict):
+    """A benchmark in settings.json."""
+
+    k: int
+    problems: int
+    limit: NotRequired[int]
+    revision: str | None
+    window: str | None
+
+
+class ModelSettings(TypedDict):
+    """A model in settings.json."""
+
+    origin: str
+    template: str
+
+
+class EvalSettings(TypedDict):
+    """settings.json of an evaluation."""
+
+    protocol: dict
+    data: dict[str, SetSettings]
+    models: dict[str, ModelSettings]
+
+
+class Generation(TypedDict):
+    """A row of generations.jsonl."""
+
+    model: str
+    benchmark: str
+    seed: int
+    block: int
+    problem: str
+    sample: int
+    score: Share | None
+    reason: str
+    limit: NotRequired[int]
+
+
+class Result(TypedDict):
+    """What the row of a step has of a benchmark."""
+
+    mean: Share | None
+    error: float | None
+
+
+class Step(TypedDict):
+    """The row of a step in metrics.jsonl; null is NaN."""
+
+    step: int
+    reward: Share | None
+    equal_groups: Share | None
+    grad_norm: float | None
+    weight_mean: NotRequired[float | None]
+    weight_before: NotRequired[float | None]
+    weight_after: NotRequired[float | None]
+    eps_over_nbar: NotRequired[float | None]
+    peak_gb: NotRequired[float | None]
+    bench: NotRequired[dict[str, Result]]
+
+
+class HeldOut(TypedDict):
+    """Mean, standard error and number of verdicts, each."""
+
+    greedy: tuple[float | None, float | None, int]
+    sampled: tuple[float | None, float | None, int]
+    localisation: NotRequired[dict | None]
+
+
+class Before(TypedDict):
+    """The row before training in metrics.jsonl."""
+
+    before: HeldOut
+
+
+class After(TypedDict):
+    """The row after training in metrics.jsonl."""
+
+    after: HeldOut
+
+
+class Rollout(TypedDict):
+    """A row of samples.jsonl, before.jsonl and after.jsonl."""
+
+    problem: str
+    tokens: list[str]
+    weights: dict[str, list[float | None]]
+    step: NotRequired[int]
+    score: NotRequired[Share | None]
+    advantage: NotRequired[float | None]
+    first_error: NotRequired[tuple[int, str, int] | None]
+    spans: NotRequired[list[tuple[int, int, float, int, int, int]]]
+
+
+# What is read again, by the names of files: the forms that it may have.
+FORMS = {
+    "settings.json": [EvalSettings],
+    "complete.json": [Checkpoint],
+    "generations.jsonl": [Generation],
+    "metrics.jsonl": [Step, Before, After],
+    "samples.jsonl": [Rollout],
+    "before.jsonl": [Rollout],
+    "after.jsonl": [Rollout],
+}
+SAMPLE = "model", "benchmark", "seed", "problem", "sample"  # what tells generations apart
 
 
 @contextmanager
@@ -108,43 +250,92 @@ def with_nan(value):
     return math.nan if value is None else value
 
 
-def rows(path: Path, forms: dict[str, type] | None = None) -> list[dict]:
+def rows(path: Path, forms: Sequence[type] = (), apart: Sequence[str] = ()) -> list[dict]:
     """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput,
     naming the line.
 
-    Every object must have values of these `forms`.
+    Every object has one of the `forms`, if not given those of the file's name, and no two have the
+    same values of `apart` (those that have none of them are not compared).
     """
     found = []
-    with reading(str(path), "restore it, or choose another folder"):
+    line_of = {}
+    with reading(str(path), RESTORE):
         lines = regular(path).read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines[:-1], 1):
         with reading(f"{path}, line {number}", "restore or remove the file"):
-            found.append(object_of(line, forms or {}))
+            row = object_of(line, forms or FORMS.get(path.name, ()))
+            key = tuple(row.get(name) for name in apart)
+            if any(key) and line_of.setdefault(key, number) != number:
+                raise ValueError(f"it repeats line {line_of[key]}")
+        found.append(row)
     return found
 
 
-def settings_in(path: Path, forms: dict[str, type] | None = None) -> dict:
-    """The object in a JSON file, which must have values of these `forms`; raises BadInput."""
-    with reading(str(path), "restore it, or choose another folder"):
-        return object_of(regular(path).read_text(encoding="utf-8"), forms or {})
+def settings_in(path: Path, forms: Sequence[type] = ()) -> dict:
+    """The object in a JSON file, which has one of the `forms`, if not given those of the file's
+    name; raises BadInput.
+    """
+    with reading(str(path), RESTORE):
+        text = regular(path).read_text(encoding="utf-8")
+        return object_of(text, forms or FORMS.get(path.name, ()))
 
 
-def object_of(text: str, forms: dict[str, type]) -> dict:
-    """The object in a JSON text; raises ValueError unless it has values of these `forms`."""
+def object_of(text: str, forms: Sequence[type]) -> dict:
+    """The object in a JSON text; raises ValueError unless it has one of the `forms`, by the nearest
+    of them.
+    """
     value = json.loads(text)
-    if not isinstance(value, dict) or not all(
-        isinstance(value.get(name, ...), forms[name]) for name in forms
-    ):
-        raise ValueError(f"not an object with {', '.join(forms) or 'keys'}")
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    wrong = min((misfits(value, form) for form in forms), key=len, default=[])
+    if wrong:
+        raise ValueError(wrong[0])
     return value
 
 
+def misfits(value: dict, form: type) -> list[str]:
+    """What keeps an object from having a form, a TypedDict; it may have other names, too."""
+    found = []
+    for name, kind in get_type_hints(form).items():
+        if name in value and not fits(value[name], kind):
+            found.append(f'"{name}" is {json.dumps(value[name])[:60]}')
+        elif name in form.__required_keys__ - value.keys():
+            found.append(f'"{name}" is missing')
+    return found
+
+
+def fits(value: object, form: type) -> bool:
+    """Whether a value read from JSON has a type; tuple[X, Y] is a list of these two."""
+    parts = get_args(form)
+    kind = get_origin(form) or form
+    if kind is UnionType:
+        return any(fits(value, part) for part in parts)
+    if kind is Literal:
+        return value in parts
+    if kind is Share:
+        return fits(value, float) and 0 <= value <= 1
+    if kind is float:
+        return type(value) in (int, float) and abs(value) < math.inf
+    if is_typeddict(kind):
+        return type(value) is dict and not misfits(value, kind)
+    if type(value) is not (list if kind is tuple else kind):  # isinstance takes true for an int
+        return False
+    if kind is tuple:
+        return len(value) == len(parts) and all(map(fits, value, parts))
+    items = value.values() if kind is dict else value
+    return not parts or all(fits(item, parts[-1]) for item in items)
+
+
 def config_of(folder: Path) -> dict | None:
-    """The configuration of a run of train.py; None for any other folder."""
+    """The configuration of a run of train.py; None for any other folder. Raises BadInput for one
+    that is damaged.
+    """
+    path = folder / "config.json"
     try:
-        return settings_in(folder / "config.json", {"toy_lines": int})
+        settings = settings_in(path)
     except BadInput:  # no folder, or one whose loading will say what is wrong with it
         return None
+    return settings_in(path, [RunSettings]) if "toy_lines" in settings else None
 
 
 def run_of(path: str) -> dict:

@@ -32,21 +32,10 @@ import itertools
 import re
 from pathlib import Path
 
-from harness.files import as_json, rows, settings_in, write_whole
+from harness.files import Rollout, as_json, config_of, rows, write_whole
 from tasks.problems import BadInput
 
-REQUIRED = {"problem": str, "tokens": list, "weights": dict}
-SHOWN = [
-    *REQUIRED,
-    "step",
-    "when",
-    "score",
-    "reason",
-    "advantage",
-    "answer",
-    "first_error",
-    "spans",
-]
+SHOWN = [*Rollout.__annotations__, "when", "reason", "answer"]
 TASKS = {
     "embedded": "The task: little programs, worked out line by line; all arithmetic is mod 10, so "
     "7*4=8.",
@@ -59,11 +48,7 @@ def write_page(folder: Path) -> str:
     BadInput.
     """
     groups, path = read_groups(folder), folder / "credit.html"
-    task = (
-        settings_in(folder / "config.json").get("task")
-        if (folder / "config.json").exists()
-        else None
-    )
+    task = (config_of(folder) or {}).get("task")
     page = as_html(groups, str(folder), TASKS.get(task, ""))
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"
@@ -76,7 +61,7 @@ def read_groups(folder: Path) -> list[list[dict]]:
     A last line that is cut off is left out, as the run may still write it. Raises BadInput for a
     file of something else.
     """
-    samples = rows(folder / "samples.jsonl", REQUIRED)
+    samples = rows(folder / "samples.jsonl")
     if not samples:
         raise BadInput(f"{folder / 'samples.jsonl'}: no rollouts to show; give the folder of a run")
     groups = [
@@ -91,9 +76,9 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
     """The rollouts of both as one group; each says when it was sampled, and spans count the
     rollouts of both.
     """
-    group = rows(before, REQUIRED)
+    group = rows(before)
     size = len(group)
-    group += rows(after, REQUIRED)
+    group += rows(after)
     for number, row in enumerate(group):
         row["when"] = "before training" if number < size else "after training"
         if number >= size and "spans" in row:

@@ -49,7 +49,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 from credit.table import METHODS, needing
 from harness.config import Parser, answer, check_flags, number, positive_int, random_seed, spelled
@@ -170,13 +170,64 @@ TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the
 GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
 TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
-FORMS = {
-    "stage": str,
-    "cell": str,
-    "seed": int,
-    "rule": str,
-    "lr": float | int,
-}  # of any trial's line in --rows
+
+
+class Row(TypedDict):
+    """A trial's line in --rows."""
+
+    cell: str
+    seed: int
+    rule: str
+    lr: float
+    code: NotRequired[str | None]
+    seconds: NotRequired[float]
+
+
+class Tuned(Row):
+    """Of the stage `tune`."""
+
+    stage: Literal["tune"]
+    rewards: list[files.Share | None]
+
+
+class Located(TypedDict):
+    """Where credit went."""
+
+    auc: NotRequired[float | None]
+    auc_step: NotRequired[float | None]
+
+
+class Confirmed(Row):
+    """Of the stage `confirm`."""
+
+    stage: Literal["confirm"]
+    rewards: list[files.Share | None]
+    sampled: files.Share | None
+    weight_mean: float | None
+    ess: float | None
+    before: Located | None
+    after: Located | None
+
+
+class Timed(Row):
+    """Of the stage `cost`."""
+
+    stage: Literal["cost"]
+    step: float
+    of_grpo: float
+
+
+class Advantages(TypedDict):
+    """What `studies.advantages` measures."""
+
+    methods: dict[str, dict]
+
+
+class Continued(Row):
+    """Of the stage `advantages`."""
+
+    stage: Literal["advantages"]
+    advantages: Advantages
 
 
 class Cell(NamedTuple):
@@ -256,15 +307,18 @@ def draw(runs: list[str]) -> None:
     """The training rewards of these runs, step by step; raises BadInput."""
     path, curves = Path(runs[0]).parent / "compare.png", {}
     for run in runs:
-        rows = files.rows(Path(run) / "metrics.jsonl")
-        curves[run] = np.array([[row["reward"] for row in rows if "step" in row]])  # (1, steps)
+        rows = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
+        rewards = [row["reward"] for row in rows if "step" in row]
+        curves[run] = np.array([rewards], dtype=float)  # (1, steps), null as NaN
     figures.reward_curves(curves, path)
     print(f"wrote {path}")
 
 
 def rows_in(path: Path) -> list[dict]:
     """The trials that have run; raises BadInput for a file of something else."""
-    return files.rows(path, FORMS) if os.path.lexists(path) else []
+    apart = ["stage", "seconds", *Trial._fields]  # a trial may have been measured twice
+    forms = Confirmed, Tuned, Timed, Continued
+    return files.rows(path, forms, apart) if os.path.lexists(path) else []
 
 
 def code_of_training() -> str:
@@ -341,12 +395,17 @@ def mean_curves(cell: Cell, rule: str, rows: list[dict]) -> dict[float, float]:
     curves = {}
     for row in trials_of(rows, "tune", cell.flags, rule):
         if row["seed"] in cell.tuning and row["lr"] in (cell.rates or [row["lr"]]):
-            curves.setdefault(row["lr"], []).append(statistics.mean(row["rewards"]))
+            curves.setdefault(row["lr"], []).append(mean_reward(row))
     return {
         lr: statistics.mean(of_seeds)
         for lr, of_seeds in curves.items()
         if len(of_seeds) == len(cell.tuning)
     }
+
+
+def mean_reward(trial: dict) -> float:
+    """The mean over a trial's steps, without those in which nothing could be graded."""
+    return float(np.nanmean(np.array(trial["rewards"], dtype=float)))
 
 
 def chosen_rate(cell: Cell, rule: str, rows: list[dict]) -> float:
@@ -500,7 +559,7 @@ def outcome_by_seed(rows: list[dict], cell: str, rule: str, outcome: str) -> dic
     """Seed -> the `curve` or another outcome of the trials that are compared."""
     trials = trials_of(rows, "confirm", cell, rule)
     return {
-        row["seed"]: statistics.mean(row["rewards"]) if outcome == "curve" else row[outcome]
+        row["seed"]: mean_reward(row) if outcome == "curve" else files.with_nan(row[outcome])
         for row in trials
     }
 

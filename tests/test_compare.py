@@ -238,9 +238,14 @@ def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
     names = "abcde"
     for length, name in enumerate(names, 1):
         (tmp_path / name).mkdir()
-        steps = [{"step": step, "reward": step / 10} for step in range(1, length + 1)]
+        steps = [
+            {"step": step, "reward": step / 10, "equal_groups": 0, "grad_norm": 0}
+            for step in range(1, length + 1)
+        ]
+        steps[2:] = [step | {"reward": None} for step in steps[2:]]  # nothing could be graded
+        held_out = {"greedy": [0.5, 0.1, 8], "sampled": [0.5, None, 8]}
         files.append_rows(
-            tmp_path / name / "metrics.jsonl", [{"before": {}}, *steps, {"after": {}}]
+            tmp_path / name / "metrics.jsonl", [{"before": held_out}, *steps, {"after": held_out}]
         )
     assert compare.main([str(tmp_path / name) for name in names]) == 0
     ((axes, path),) = drawn
@@ -267,7 +272,7 @@ def test_the_table_is_of_rows_paired_by_seed():
         for seed, curve in ((0, 0.4), (1, 0.6)):
             auc = {"auc": 0.5 + more, "auc_step": 0.5 - more}
             numbers = {
-                "rewards": [curve + more],
+                "rewards": [curve + more, None],
                 "sampled": curve - more,
                 "weight_mean": 1.0,
                 "ess": 0.25,

@@ -72,7 +72,7 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     assert "embedded: 3 samples are missing" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypatch):
+def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypatch, assert_refused):
     """Also where the last line was cut off; what is whole is not made again, and then
     nothing is.
     """
@@ -96,6 +96,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     assert command.main([*flags, str(tmp_path / "part")]) == 0
     assert path.read_text() == whole and len(made) == 2
     path.write_text(whole + "".join(whole.splitlines(keepends=True)[32:]))  # a block twice
+    assert_refused(command.main, ["--from", path.parent], "line 41: cannot be read (it repeats")
     assert command.main([*flags, str(tmp_path / "part")]) == 0
     assert path.read_text() == whole and len(made) == 3
     monkeypatch.setattr(evaluation, "rollout", None)  # nothing may be sampled
@@ -212,7 +213,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert "last" in capsys.readouterr().out
     assert train.main(["--resume", twin, "--steps", "4", "--eval-every", "0"]) == 0
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # as `--resume --bench` would
-        file.write(json.dumps({"step": 4, "bench": {"aime24": found}}) + "\n")
+        file.write(json.dumps(steps[0] | {"step": 5, "bench": {"aime24": found}}) + "\n")
     assert_refused(command.main, ["--runs", run], "were asked different --bench")
 
 
@@ -294,7 +295,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--from", "/no/folder"], "/no/folder/settings.json: cannot be read"),
         (["--runs", "/no/run"], "/no/run/metrics.jsonl: cannot be read"),
         (["--replay", "/no/file"], "--replay /no/file: cannot be read"),
-        (["--replay", "r.jsonl"], 'row 1: needs "problem", "response"'),
+        (["--replay", "r.jsonl"], 'a row has "problem", "response", and "answer" or "tests"'),
         (["--runs", "run"], "--runs run: has no benchmarks in metrics.jsonl"),
     ],
 )
@@ -303,5 +304,8 @@ def test_bad_input_is_one_sentence(flags, words, models, tmp_path, monkeypatch, 
     (tmp_path / "M").symlink_to(models[0])
     files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r", "answer": None}])
     (tmp_path / "run").mkdir()
-    files.append_rows(tmp_path / "run" / "metrics.jsonl", [{"before": {}}])
+    files.append_rows(
+        tmp_path / "run" / "metrics.jsonl",
+        [{"step": 1, "reward": 1, "equal_groups": 0, "grad_norm": 0}],
+    )
     assert_refused(command.main, flags, words)

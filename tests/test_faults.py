@@ -28,7 +28,7 @@ import train
 from grpo import rollout
 from harness import checkpoint, files, models
 from harness.launch import run_command
-from studies import compare, diagnose
+from studies import compare, diagnose, page
 
 SIZES = [*RUN, *"--save-every 1 --keep 9 --steps 2".split()]
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
@@ -76,6 +76,19 @@ def assert_says(command, argv: list, words: str, folder: Path, capsys) -> None:
     [
         ("metrics.jsonl", "", "metrics.jsonl lacks rows of its 2 steps"),
         ("metrics.jsonl", '{"step": 1\n', "metrics.jsonl, line 1: cannot be read"),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "reward": "x", "equal_groups": 0, "grad_norm": 1}\n',
+            'line 1: cannot be read ("reward" is "x")',
+        ),
+        ("metrics.jsonl", '{"before": {"greedy": 1}}\n', '("before" is {"greedy": 1})'),
+        ("samples.jsonl", '{"problem": "p", "tokens": "p"}\n', '("tokens" is "p")'),
+        ("before.jsonl", "no json\n", "before.jsonl, line 1: cannot be read"),
+        (
+            "checkpoints/step-000002/complete.json",
+            '{"step": 2, "ranks": 1, "settings": {"window": null}, "files": {}}',
+            "complete.json: window is None; restore it",
+        ),
         ("checkpoints/step-000002/complete.json", "", "complete.json: cannot be read"),
         (
             "checkpoints/step-000002/complete.json",
@@ -90,14 +103,49 @@ def test_damaged_files_of_a_run_are_named(name, text, words, copied, capsys):
     assert_says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
 
 
-@pytest.mark.parametrize("name", ["settings.json", "generations.jsonl"])
-def test_damaged_evaluations_are_named(name, copied, taught, capsys):
+@pytest.mark.parametrize(
+    ("name", "old", "new", "words"),
+    [
+        ("settings.json", "{", "[{", "settings.json: cannot be read"),
+        ("settings.json", '"k": 1', '"k": "1"', '("data" is {'),
+        ("generations.jsonl", "{", "[{", "generations.jsonl, line 1: cannot be read"),
+        ("generations.jsonl", ": 0.0,", ": 2,", '("score" is 2)'),
+        ("generations.jsonl", ": 0.0,", ": NaN,", '("score" is NaN)'),
+        ("generations.jsonl", ": 0,", ": true,", '("seed" is true)'),
+    ],
+)
+def test_damaged_evaluations_are_named(name, old, new, words, copied, taught, capsys):
     """By `--from` and by the same command again."""
-    (copied / "evaluation" / name).write_text("[]\n")
-    assert_says(evaluation, ["--from", copied / "evaluation"], name, copied, capsys)
-    assert_says(
-        evaluation, ["--model", taught, *ASK, "--out", copied / "evaluation"], name, copied, capsys
-    )
+    path = copied / "evaluation" / name
+    path.write_text(path.read_text().replace(old, new))
+    again = ["--model", taught, *ASK, "--out", path.parent]
+    for argv in (["--from", path.parent], again):
+        assert_says(evaluation, argv, words, copied, capsys)
+
+
+RESPONSE = {"problem": "p", "response": r"\boxed{1}", "answer": "1"}
+STEP = {"step": 1, "reward": 1, "equal_groups": 0, "grad_norm": 1}
+ROLLOUT = {"problem": "p", "tokens": ["1"], "weights": {"shear": [1]}}
+TRIAL = {"stage": "tune", "cell": "", "seed": 100, "rule": "grpo", "lr": 1e-4, "rewards": [2]}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "row", "words"),
+    [
+        (evaluation, "--replay FILE --out NEW", RESPONSE | {"truncated": "false"}, 'is "false"'),
+        (evaluation, "--replay FILE --out NEW", RESPONSE | {"answer": ["1"]}, 'is ["1"]'),
+        (evaluation, "--runs FOLDER", STEP | {"bench": {"amc23": {"mean": 2}}}, '"mean": 2}'),
+        (compare, "FOLDER", STEP | {"reward": 2}, '"reward" is 2'),
+        (compare, "--rows FILE --methods grpo shear", TRIAL, '"rewards" is [2]'),
+        (page, "FOLDER", ROLLOUT | {"spans": [[0, 1]]}, '"spans" is [[0, 1]]'),
+    ],
+)
+def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, capsys):
+    """Not averaged, nor shown."""
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        files.append_rows(tmp_path / name, [row])
+    places = {"FILE": tmp_path / "samples.jsonl", "FOLDER": tmp_path, "NEW": tmp_path / "a" / "b"}
+    assert_says(command, [filled(word, places) for word in flags.split()], words, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
@@ -359,7 +407,7 @@ def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
 
 def test_numbers_that_are_not_known_are_null(tmp_path):
     """NaN is no JSON; a resumed run has it again."""
-    path = tmp_path / "metrics.jsonl"
+    path = tmp_path / "rows.jsonl"
     files.append_rows(
         path, [{"before": {}}, {"step": 1, "loss": float("nan")}, {"step": 2}, {"after": {}}]
     )

@@ -186,7 +186,7 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     both, samples = page.read_groups(tmp_path)
     assert [row["when"] for row in both] == ["before training"] * 2 + ["after training"] * 2
     assert [row["spans"][0][3] for row in both] == [1, 0, 3, 2] and "when" not in samples[0]
-    files.write_json(tmp_path / "config.json", {"task": "embedded"})
+    files.write_json(tmp_path / "config.json", {"task": "embedded", "toy_lines": 1})
     opened = []
     monkeypatch.setattr(command.webbrowser, "open", opened.append)
     assert make(tmp_path, "--open") == 0 and opened == [(tmp_path / "credit.html").as_uri()]
