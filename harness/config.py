@@ -134,6 +134,9 @@ class Parser(argparse.ArgumentParser):
                 raise BadInput(
                     f"{(word or before).rstrip('=')}: is empty; give a value, or leave it out"
                 )
+            if re.search(rb"[^/]{256}", os.fsencode(word)):
+                shown = f"{before} " * before.startswith("-") + word[:40]
+                raise BadInput(f"{shown}...: is longer than a file's name may be; shorten it")
         return super().parse_known_args(args, namespace)
 
     def given(self, argv: list[str] | None) -> dict:
