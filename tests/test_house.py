@@ -30,10 +30,10 @@ ROOMS = dict(
     grading=9860,
     tasks=7450,
     credit=9730,
-    harness=18400,
+    harness=18900,
     integrations=2600,
     studies=12140,
-    tests=81500,
+    tests=81800,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {
