@@ -115,10 +115,14 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
         if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
             metrics["bench"] = on_benchmarks(run, step + 1)
         history.append(metrics)
-        log(metrics, samples)
-        interrupted = any(
-            parallel.gather(run.interrupted, run.ranks)
-        )  # all ranks end after the same step
+        try:
+            log(metrics, samples)
+        except (
+            BrokenPipeError
+        ):  # whoever read the output is gone, which ends the run as Ctrl-C does
+            run.interrupted = True
+        # all ranks end after the same step
+        interrupted = any(parallel.gather(run.interrupted, run.ranks))
         if interrupted or step + 1 == args.steps or (step + 1) % args.save_every == 0:
             save_checkpoint(run, step + 1)
         if interrupted:

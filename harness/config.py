@@ -266,14 +266,22 @@ def answer(name: str, parse: Callable) -> None:
         return
     try:
         os.getcwd()
-        parse()
     except FileNotFoundError:
         print("error: the working directory is gone; change to another one", file=sys.stderr)
         sys.exit(2)
+    try:
+        parse()
     except BadInput as error:
-        if os.environ.get("RANK", "0") == "0":  # all ranks were given the same
+        if speaks():
             print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
+
+
+def speaks() -> bool:
+    """Whether this process says what all ranks would say: rank 0 does, and one that is none of
+    torchrun's, whatever its environment says.
+    """
+    return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
 def add_machine_flags(parser: Parser):

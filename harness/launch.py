@@ -15,10 +15,10 @@ import errno
 import functools
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TextIO
 
 import torch
 import transformers
@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from harness import parallel
-from harness.config import parse_train
+from harness.config import parse_train, speaks
 from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.rows import BadInput, printable
@@ -44,6 +44,7 @@ NO_MEMORY = (
 )
 # What is wrong with a path that was given: a file in a folder's place, a name that is too long.
 BAD_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+STREAMS = 1, 2  # of standard output and of errors
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
 
@@ -99,11 +100,11 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
             except (BadInput, RunFailed) as error:  # of all ranks alike
                 status, sentence = 2 if isinstance(error, BadInput) else 1, f"error: {error}"
             except KeyboardInterrupt:  # the launcher ends all ranks with the first that fails
-                status, sentence = 130 if rank == "0" else 0, interrupted
-            except BrokenPipeError:  # as of `| head -1`: whoever read the output is gone
-                silence(sys.stdout)
-                return 1
+                status = 130 if rank == "0" else 0
+                sentence = "" if reader_left() else interrupted
             except Exception as error:  # of one rank, perhaps: nothing can be left together
+                if isinstance(error, BrokenPipeError) and reader_left():
+                    return 130  # as after Ctrl-C, of which the launcher says nothing, either
                 said = (
                     f"rank {rank}: out of memory; {memory}"
                     if out_of_memory(error)
@@ -119,7 +120,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                         flush=True,
                     )
                 raise
-            if sentence and (rank == "0" or not rank.isdecimal()):
+            if sentence and speaks():
                 print(printable(sentence), file=sys.stderr)
             parallel.leave()
             return status
@@ -144,9 +145,17 @@ def set_up_process(rank: str) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-def silence(stream: TextIO) -> None:
-    """Let what a stream still holds go nowhere, so that closing it at the end cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def reader_left() -> bool:
+    """Whether whoever read the output is gone, as of `| head -1`. What was to be read then goes
+    nowhere, so that closing the streams at the end cannot fail.
+    """
+    poll = select.poll()
+    for number in STREAMS:
+        poll.register(number, 0)  # for errors alone
+    gone = [number for number, event in poll.poll(0) if event & select.POLLERR]
+    for number in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return bool(gone)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -45,6 +45,7 @@ from grpo import Policy, layers_of
 from tasks.problems import BadInput
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as a process alone has them
+PLACE = {"RANK", "MASTER_ADDR", "MASTER_PORT"}  # what several need
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
 
@@ -68,11 +69,15 @@ def join(device: str, threads: int = 0) -> Ranks:
     `leave`. Raises BadInput.
     """
     given = {name: os.environ.get(name, usual) for name, usual in TORCHRUN.items()}
-    if not all(value.isdecimal() for value in given.values()):
+    is_place = all(value.isdecimal() for value in given.values())
+    if is_place:
+        rank = int(given["RANK"])
+        world = int(given["WORLD_SIZE"])
+        known = world == 1 or dist.is_initialized()  # alone, or in the caller's own group
+        is_place = rank < world and (known or os.environ.keys() >= PLACE)
+    if not is_place:
         values = " ".join(f"{name}={value}" for name, value in given.items())
         raise BadInput(f"{values}: not as torchrun sets them; start with torchrun, or unset them")
-    rank = int(given["RANK"])
-    world = int(given["WORLD_SIZE"])
     if rank:  # bars of rank 0 alone, whatever a bar asks for
         init = tqdm.__init__
         tqdm.__init__ = lambda bar, *words, **options: init(

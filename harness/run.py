@@ -129,7 +129,10 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
         elif (folder / "start").exists():
             words = shlex.join(["--task", args.task, "--model", str(folder / "start")])
             print(f"the taught model is kept; to start from it, add: {words}", file=sys.stderr)
-        elif isinstance(error, KeyboardInterrupt) and not (folder / "samples.jsonl").exists():
+        elif (
+            isinstance(error, KeyboardInterrupt | BrokenPipeError)
+            and not (folder / "samples.jsonl").exists()
+        ):
             shutil.rmtree(folder)
             print("no step was done: nothing is left; run the same command again", file=sys.stderr)
         raise

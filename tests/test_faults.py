@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shlex
 import shutil
 import subprocess
@@ -439,6 +440,9 @@ def test_workers_start_below_a_hard_limit_of_memory():
     ("environment", "flags", "words"),
     [
         ({"RANK": "x"}, [], "RANK=x WORLD_SIZE=1 LOCAL_RANK=0: not as torchrun sets them"),
+        ({"RANK": "3"}, [], "RANK=3 WORLD_SIZE=1 LOCAL_RANK=0: not as torchrun sets them"),
+        ({"WORLD_SIZE": "2"}, [], "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0: not as torchrun sets them"),
+        ({"RANK": "x"}, ["--eps", "4.52"], "--eps 4.52: is large"),
         ({}, ["--out", b"x\xff"], r"x\udcff: is not UTF-8"),
         ({}, ["--eps", "4.52"], "--eps 4.52: is large in units of nbar; add --eps-unit raw"),
     ],
@@ -453,11 +457,12 @@ def test_odd_surroundings_are_one_sentence(environment, flags, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
-    """As `python train.py | head -1` does; the checkpoint that there is by then is named."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_reader_that_leaves_ends_the_run_quietly(ranks, taught, tmp_path):
+    """As `python train.py | head -1` does; the step is saved first, and its checkpoint is named."""
     argv = [sys.executable, "train.py", *SIZES, "--model", taught, "--out", str(tmp_path)]
     command = subprocess.Popen(
-        [*argv, "--steps", "500"],
+        [*argv, "--ranks", str(ranks), "--steps", "500", "--save-every", "400"],
         cwd=Path(__file__).parents[1],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -468,8 +473,18 @@ def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
             break
     command.stdout.close()
     message = command.stderr.read()
-    assert command.wait() == 1
-    assert message.startswith("a checkpoint holds ") and message.count("\n") == 1
+    assert command.wait() == 130
+    assert re.match("a checkpoint holds [1-9]", message) and message.count("\n") == 1
+
+
+def test_a_broken_pipe_of_another_kind_is_not_hidden():
+    """A socket's, say: nobody has left who reads the output."""
+
+    def work(argv):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        run_command(memory="less")(work)()
 
 
 def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, capsys):

@@ -156,6 +156,8 @@ def test_other_ranks_draw_no_bars(monkeypatch):
     """Whatever a bar asks for."""
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
     parallel.join("cpu")
     assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
 
