@@ -53,6 +53,7 @@ from harness.tables import percent, same_benchmarks, select_checkpoints, with_le
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import BadInput, choose_template
+from tasks.rows import printable
 
 KINDS = "protocol", "data", "models"  # of settings.json
 
@@ -264,13 +265,13 @@ def show(
             }
             if short:
                 print(
-                    f"NOTE: {model}, {name}: {len(short)} problems had a lower limit, to fit the "
-                    "model's context"
+                    f"NOTE: {printable(f'{model}, {name}')}: {len(short)} problems had a lower "
+                    "limit, to fit the model's context"
                 )
             if result["missing"]:
                 print(
-                    f"WARNING: {model}, {name}: {result['missing']} samples are missing; finish it "
-                    "before reading on"
+                    f"WARNING: {printable(f'{model}, {name}')}: {result['missing']} samples are "
+                    "missing; finish it before reading on"
                 )
             results[model][name] = result
         if model != first:

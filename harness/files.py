@@ -180,7 +180,8 @@ def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 handle = os.open(folder, os.O_RDONLY)
-                if any(folder.iterdir()) and not (folder / settings).exists():
+                entries = list(map(regular, folder.iterdir()))  # a pipe would wait for its reader
+                if entries and not (folder / settings).exists():
                     raise BadInput(
                         f"--out {folder}: holds other files, and no {settings}; choose another"
                     )

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
+from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -184,7 +185,9 @@ def load_weights(
         )
         if "gguf_file" in options:
             from transformers import GgufConfig  # 5.23 would keep the weights packed where it can
+            from transformers import modeling_gguf_pytorch_utils as reader
 
+            reader.tqdm = partial(tqdm, disable=True)  # its bar ignores transformers' own switch
             options.update(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
         model, loading = kind.from_pretrained(**options)
     names = model.state_dict().keys()

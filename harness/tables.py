@@ -32,25 +32,22 @@ def percent(value: float, error: float | None = None) -> str:
 
 def markdown(rows: list[dict[str, str]]) -> list[str]:
     """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
-    shown = []
-    for row in rows:
-        shown.append({name: printable(cell) for name, cell in row.items()})
-    rows = shown
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     lines = [
         {name: name for name in widths},
         {name: "-" * width for name, width in widths.items()},
         *rows,
     ]
-    return [
-        "| " + " | ".join(line[name].ljust(width) for name, width in widths.items()) + " |"
-        for line in lines
-    ]
+    shown = []
+    for line in lines:
+        cells = [line[name].ljust(width) for name, width in widths.items()]
+        shown.append(printable("| " + " | ".join(cells) + " |"))
+    return shown
 
 
 def with_legend(rows: list[dict[str, str]], *legend: str) -> list[str]:
     """A table, and its legend below an empty line, or that would be a row."""
-    return [*markdown(rows), "", *legend, *[""] * bool(legend)]
+    return [*markdown(rows), "", *map(printable, legend), *[""] * bool(legend)]
 
 
 # ---- of an evaluation ----------------------------------------------------------------------------
@@ -65,7 +62,7 @@ def print_tables(
     protocol = " ".join(
         f"{name}={value}" for name, value in settings["protocol"].items() if value is not None
     )
-    print(f"{folder}/\n{protocol}\n")
+    print(f"{printable(str(folder))}/\n{printable(protocol)}\n")
     data = {
         name: about
         for name, about in settings["data"].items()

@@ -23,17 +23,17 @@ FLOORS = [
     {"train", "eval"},
     {"studies"},
 ]
-# The size of each room, at most (`size_of`): what it was, plus one per cent.
+# The size of each room, at most (`size_of`); the commit that raises one says why.
 ROOMS = dict(
     root=7630,
     fast=2660,
     grading=9860,
     tasks=7450,
     credit=9730,
-    harness=18900,
+    harness=19050,
     integrations=2600,
     studies=12140,
-    tests=81800,
+    tests=82000,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {
