@@ -20,6 +20,7 @@ import itertools
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -269,12 +270,14 @@ def answer(name: str, parse: Callable) -> None:
     except FileNotFoundError:
         print("error: the working directory is gone; change to another one", file=sys.stderr)
         sys.exit(2)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
     try:
         parse()
     except BadInput as error:
         if speaks():
             print(printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
 
 
 def speaks() -> bool:
