@@ -159,7 +159,7 @@ def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
     }
     settings["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     for note in [note for loaded in sets for note in loaded.notes if ranks.main]:
-        print(note)
+        print(printable(note))
     generations = folder / "generations.jsonl"
     with files.made(folder, ranks, "settings.json"):
         for label, path in models.items():
@@ -324,7 +324,7 @@ def show_runs(args: argparse.Namespace) -> None:
             lines.append(
                 {"step": step.removeprefix("step "), **means, "average": percent(*average(results))}
             )
-        print("\n".join([run, "", *with_legend(lines)]))
+        print("\n".join([printable(run), "", *with_legend(lines)]))
     select_checkpoints(
         runs, args.paper or backbone_of(files.origin_of(str(Path(args.runs[0]) / "model")))
     )

@@ -94,8 +94,7 @@ def train(args: argparse.Namespace, ranks: Ranks) -> int:
 def begin(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training, and no steps yet."""
     parallel.refresh(run.trained, run.frozen.model, run.ranks)
-    with report.waiting(run.frozen.model, run.ranks.main):
-        before = evaluate(run, 0)
+    before = evaluate(run, 0)
     if run.ranks.main:
         report.start(run.args, run.folder, before)
     return before, []
@@ -276,11 +275,14 @@ def evaluate(run: Run, step: int) -> dict:
     args, task, ranks = run.args, run.task, run.ranks
     clock = report.Clock(ranks.device)
     torch.manual_seed(seed_of(args.seed, "evaluation", ranks.rank))
-    _, verdicts = sample_and_grade(run, parallel.share(task.heldout, ranks), 1, 0.0, clock)
-    right = rewards_of(parallel.gather_items(verdicts, ranks))  # (problems,)
+    heldout = parallel.share(task.heldout, ranks)
     problems = parallel.share(task.heldout[: args.eval_groups], ranks)
     size = args.rollouts_per_prompt
-    rollouts, verdicts = sample_and_grade(run, problems, size, args.temperature, clock)
+    most = (len(heldout) + len(problems) * size) * args.max_tokens  # tokens
+    with report.waiting(run.frozen.model, most, ranks.main):
+        _, greedy = sample_and_grade(run, heldout, 1, 0.0, clock)
+        rollouts, verdicts = sample_and_grade(run, problems, size, args.temperature, clock)
+    right = rewards_of(parallel.gather_items(greedy, ranks))  # (problems,)
     credited = {}
     if task.first_error:
         batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)

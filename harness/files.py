@@ -166,42 +166,51 @@ SAMPLE = "model", "benchmark", "seed", "problem", "sample"  # what tells generat
 
 
 @contextmanager
+def without_leftovers(folder: Path, main: bool = True) -> Iterator[None]:
+    """Remove the folder and its parents at the end where they are new and empty."""
+    new = [path for path in (folder, *folder.parents) if main and not os.path.lexists(path)]
+    try:
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):  # not empty
+                path.rmdir()
+
+
+@contextmanager
 def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
-    """The folder of --out, made and locked by rank 0 for all; it goes again if it stays empty, and
-    so do its new parents.
+    """The folder of --out, made and locked by rank 0 for all, `without_leftovers`.
 
     Raises BadInput where it cannot be made, or another process writes there, or it holds files of
     others: the command's `settings` are not among them.
     """
     handle = None
-    new_parents = [parent for parent in folder.parents if not os.path.lexists(parent)]
-    with together(ranks):
-        if ranks.main:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                handle = os.open(folder, os.O_RDONLY)
-                entries = list(map(regular, folder.iterdir()))  # a pipe would wait for its reader
-                if entries and not (folder / settings).exists():
+    with without_leftovers(folder, ranks.main):
+        with together(ranks):
+            if ranks.main:
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                    handle = os.open(folder, os.O_RDONLY)
+                    # a pipe would wait for its reader
+                    entries = list(map(regular, folder.iterdir()))
+                    if entries and not (folder / settings).exists():
+                        raise BadInput(
+                            f"--out {folder}: holds other files, and no {settings}; choose another"
+                        )
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
                     raise BadInput(
-                        f"--out {folder}: holds other files, and no {settings}; choose another"
-                    )
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise BadInput(
-                    f"--out {folder}: another process is writing there; end it first"
-                ) from error
-            except OSError as error:
-                raise BadInput(
-                    f"--out {folder}: cannot be made ({error}); choose another"
-                ) from error
-    try:
-        yield
-    finally:
-        if ranks.main:
-            os.close(handle)
-            for path in (folder, *new_parents):
-                with suppress(OSError):  # not empty
-                    path.rmdir()
+                        f"--out {folder}: another process is writing there; end it first"
+                    ) from error
+                except OSError as error:
+                    raise BadInput(
+                        f"--out {folder}: cannot be made ({error}); choose another"
+                    ) from error
+        try:
+            yield
+        finally:
+            if ranks.main:
+                os.close(handle)
 
 
 @contextmanager

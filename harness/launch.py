@@ -114,11 +114,8 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                     print(printable(f"error: {said}"), file=sys.stderr)
                     return 2 if getattr(error, "errno", None) in BAD_PATH else 1
                 if "RANK" in os.environ:  # whose traceback this is
-                    print(
-                        f"rank {rank} fails: {type(error).__name__}: {error}",
-                        file=sys.stderr,
-                        flush=True,
-                    )
+                    said = f"rank {rank} fails: {type(error).__name__}: {error}"
+                    print(printable(said), file=sys.stderr)
                 raise
             if sentence and speaks():
                 print(printable(sentence), file=sys.stderr)

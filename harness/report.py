@@ -21,6 +21,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
+from transformers.utils import ModelOutput
 
 from credit.batch import Batch, tokens_of
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
@@ -346,22 +347,23 @@ def span_note(length: float, window: int, stride: int) -> str:
 
 
 @contextmanager
-def waiting(model, main: bool) -> Iterator[None]:
-    """A bar of the model's passes, one per token of a response; off a terminal a line every half
+def waiting(model, most: int, main: bool) -> Iterator[None]:
+    """A bar of the tokens that the model samples, `most` of them; off a terminal a line every half
     minute.
     """
-    passes, last = 0, time.perf_counter()
+    tokens, last = 0, time.perf_counter()
 
-    def count(*_) -> None:
-        nonlocal passes, last
-        passes += 1
-        bar.update()
+    def count(module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
+        nonlocal tokens, last
+        rollouts = len(output.logits)  # a token of each
+        tokens += rollouts
+        bar.update(rollouts)
         if main and bar.disable and time.perf_counter() - last >= SILENCE:
             last = time.perf_counter()
-            print(f"  evaluating: {passes} passes of the model so far", flush=True)
+            print(f"  evaluating: {tokens:,} of at most {most:,} tokens", flush=True)
 
     hook = model.register_forward_hook(count)
-    with tqdm(desc="evaluate", unit="token", leave=False, disable=None) as bar:
+    with tqdm(total=most, desc="evaluate", unit="token", leave=False, disable=None) as bar:
         yield
     hook.remove()
 

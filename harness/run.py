@@ -118,16 +118,15 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
         if not ranks.main or isinstance(error, BadInput):
             raise
         if checkpoints:
-            steps, command = (
-                checkpoint.step_of(checkpoints[-1]),
-                resume_command(args, folder, checkpoints[-1]),
-            )
+            steps = checkpoint.step_of(checkpoints[-1])
+            command = resume_command(args, folder, checkpoints[-1])
             print(
                 f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}",
                 file=sys.stderr,
             )
         elif (folder / "start").exists():
-            words = shlex.join(["--task", args.task, "--model", str(folder / "start")])
+            start = ["--task", args.task, "--model", str(folder / "start")]
+            words = shlex.join([*start, "--name", free_name(args)])  # that of `folder` is taken
             print(f"the taught model is kept; to start from it, add: {words}", file=sys.stderr)
         elif (
             isinstance(error, KeyboardInterrupt | BrokenPipeError)
@@ -142,10 +141,8 @@ def resume_command(args: argparse.Namespace, folder: Path, last: Path) -> str:
     """What resumes the run from its `last` checkpoint, with the flags that were given anew since
     that was saved.
     """
-    saved, words = (
-        checkpoint.report_of(last)["settings"],
-        ["python", "train.py", "--resume", str(folder)],
-    )
+    saved = checkpoint.report_of(last)["settings"]
+    words = ["python", "train.py", "--resume", str(folder)]
     for name in sorted(MAY_CHANGE & saved.keys()):
         if vars(args)[name] != saved[name]:
             words += spelled(name, vars(args)[name])

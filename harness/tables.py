@@ -194,7 +194,8 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
             both = [
                 f"{percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)
             ]
-            print(f"  {run}: last {both[0]}; best {both[1]}, of {len(graded)} with an average")
+            choice = f"last {both[0]}; best {both[1]}, of {len(graded)} with an average"
+            print(printable(f"  {run}: {choice}"))
     if len(selection) > 1:
         last = mean_and_std([choice["last_average"] for choice in selection.values()])
         print(f"  last, mean ± standard deviation of {len(selection)} runs: {last}\n")

@@ -278,23 +278,18 @@ def main(argv: list[str] | None = None) -> None:
         )
     if "grpo" not in cell.rules:
         raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
-    flags.rows.parent.mkdir(parents=True, exist_ok=True)
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if args.task == "embedded":
         stages |= {"cost": tuning[:1], "advantages": tuning}
-    for stage, seeds in stages.items():
-        while trials := lacking(stage, rows_in(flags.rows), cell, seeds):
-            refuse_other_code(cell, flags.rows, trials)
-            units = [(stage, cell, part, flags.rows) for part in parts_of(trials, flags.jobs)]
-            with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
-                list(
-                    tqdm(
-                        pool.imap_unordered(run_from_one_start, units),
-                        stage,
-                        len(units),
-                        disable=None,
-                    )
-                )
+    with files.without_leftovers(flags.rows.parent):
+        flags.rows.parent.mkdir(parents=True, exist_ok=True)
+        for stage, seeds in stages.items():
+            while trials := lacking(stage, rows_in(flags.rows), cell, seeds):
+                refuse_other_code(cell, flags.rows, trials)
+                units = [(stage, cell, part, flags.rows) for part in parts_of(trials, flags.jobs)]
+                with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
+                    trained = pool.imap_unordered(run_from_one_start, units)
+                    list(tqdm(trained, stage, len(units), disable=None))
     rows = [
         row
         for row in rows_in(flags.rows)

@@ -227,7 +227,7 @@ def from_model(args: argparse.Namespace, decided: dict) -> tuple:
             f"--layers {max(args.layers)}: the model can be cut after {layers} layers; give these "
             "at most"
         )
-    print("\n".join(f"  {note}" for note in ready.notes), flush=True)
+    print("\n".join(map(report.wrapped, ready.notes)), flush=True)
     files.write_json(out / "config.json", decided)
     if own_model and not is_warm:
         make_start(model, tokenizer, task, args, out, ranks)

@@ -518,5 +518,7 @@ def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
     argv = [*SIZES, "--warmup-steps", "2", "--out", str(tmp_path), "--name", "run"]
     assert train.main(argv) == 130
     start = shlex.quote(str(tmp_path / "run" / "start"))
-    assert f"add: --task embedded --model {start}\n" in capsys.readouterr().err
-    assert (tmp_path / "run" / "start" / "model.safetensors").exists()
+    words = f"--task embedded --model {start} --name embedded-shear-1"
+    assert f"add: {words}\n" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert train.main([*argv, *shlex.split(words), "--steps", "1"]) == 0

@@ -249,11 +249,12 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
     """Of the main rank; on a terminal there is a bar in its place."""
     monkeypatch.setattr(report, "SILENCE", 0)
     model = torch.nn.Identity()
+    rollouts = SimpleNamespace(logits=torch.zeros(3, 1, 2))
     for main in (True, False):
-        with report.waiting(model, main):
-            model(torch.zeros(1))
-        model(torch.zeros(1))
-    assert capsys.readouterr().out == "  evaluating: 1 passes of the model so far\n"
+        with report.waiting(model, 3000, main):
+            model(rollouts)
+        model(rollouts)
+    assert capsys.readouterr().out == "  evaluating: 3 of at most 3,000 tokens\n"
 
 
 @pytest.mark.parametrize(

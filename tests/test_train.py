@@ -36,7 +36,7 @@ from harness.launch import RunFailed, parse_args
 from harness.run import Run, assemble
 from rewards import Verdict
 from shear import shear_weights
-from tasks import toy
+from tasks import lessons, toy
 
 # Of little.py's task, which a small model learns in eight steps of a third of a second.
 LEARN = "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2"
@@ -97,6 +97,8 @@ def learning(tmp_path_factory):
         for name in ("make_problem", "demonstrate", "first_error", "response_tokens"):
             patch.setattr(toy, name, getattr(little, name))
         patch.setattr(harness.run.report, "plot", PLOT)
+        for module in (harness.run.report, lessons):
+            patch.setattr(module, "SILENCE", 0)
         patch.chdir(folder)
         with contextlib.redirect_stdout(printed):
             assert train.main([*LEARN.split(), "--threads", "1", "--out", "."]) == 0
@@ -157,8 +159,11 @@ def test_a_run_leaves_what_it_promises(learning):
     assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(
         toy.SYMBOLS
     )
-    printed = (learning / "printed").read_text()
-    assert "\n 2/8 " in printed and "8 prompts x 8 rollouts" in printed
+    before, after = (learning / "printed").read_text().split("\n 2/8 ")
+    assert "8 prompts x 8 rollouts" in before and "\n  warm-up: 1 of 200 steps\n" in before
+    most = f"{(64 + 16 * 8) * config['max_tokens']:,}"  # greedy, and sampled
+    for printed in (before, after):
+        assert f"\n  evaluating: 64 of at most {most} tokens\n" in printed
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, capsys):
