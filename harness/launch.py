@@ -98,7 +98,8 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
             try:
                 status = main(argv) or 0
             except (BadInput, RunFailed) as error:  # of all ranks alike
-                status, sentence = 2 if isinstance(error, BadInput) else 1, f"error: {error}"
+                status = 2 if isinstance(error, BadInput) else 1
+                sentence = f"error: {error}"
             except KeyboardInterrupt:  # the launcher ends all ranks with the first that fails
                 status = 130 if rank == "0" else 0
                 sentence = "" if reader_left() else interrupted

@@ -134,13 +134,12 @@ def step_metrics(batch: Batch, task: Task, tokenizer) -> dict[str, float]:
     """What a step says about its rollouts and its credit; where the task knows them, also beside
     the first errors.
     """
-    mask, rewards, token_advantages = (
-        batch.rollouts.mask,
-        batch.rewards.cpu().numpy(),
-        batch.token_advantages,
-    )
+    mask = batch.rollouts.mask
+    rewards = batch.rewards.cpu().numpy()
+    token_advantages = batch.token_advantages
     groups = rewards.reshape(-1, batch.group_size)
-    reasons, by_side = shares(batch.reasons), {}
+    reasons = shares(batch.reasons)
+    by_side = {}
     if task.first_error:
         errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
         by_side = weight_by_side(
@@ -169,7 +168,8 @@ class StepTable:
     """Steps as rows of text, under a header that repeats."""
 
     def __init__(self, steps: int):
-        self.steps, self.shown = steps, 0
+        self.steps = steps
+        self.shown = 0
         self.width = max(len("step"), 2 * len(str(steps)) + 1)  # of the first column
 
     def row(self, m: dict) -> str:
@@ -232,10 +232,12 @@ def sample_rows(
         own = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
         weights = {args.method: own}  # (B, T)
     first = group * batch.group_size
-    problem, rows = batch.problems[group], []
+    problem = batch.problems[group]
+    rows = []
     for row in range(first, first + batch.group_size):
         mask = batch.rollouts.mask[row]  # (T,)
-        text, reward = batch.rollouts.texts[row], batch.rewards[row].item()
+        text = batch.rollouts.texts[row]
+        reward = batch.rewards[row].item()
         rows.append(
             {
                 "step": step + 1,
@@ -351,7 +353,8 @@ def waiting(model, most: int, main: bool) -> Iterator[None]:
     """A bar of the tokens that the model samples, `most` of them; off a terminal a line every half
     minute.
     """
-    tokens, last = 0, time.perf_counter()
+    tokens = 0
+    last = time.perf_counter()
 
     def count(module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
         nonlocal tokens, last
@@ -375,7 +378,8 @@ def step_log(
     """The function that writes down a step's metrics and samples: rows, a line of the table,
     --track.
     """
-    table, rewards = StepTable(args.steps), []
+    table = StepTable(args.steps)
+    rewards = []
     with tracker(args, folder, ranks) as track:
 
         def log(metrics: dict, samples: list[dict]) -> None:

@@ -74,7 +74,8 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
                     f"--resume {folder}: --data {args.data} holds other problems now; restore the "
                     "old ones"
                 )
-            args.name, args.digest = folder.name, digest
+            args.name = folder.name
+            args.digest = digest
         if ranks.main:
             if not args.resume:
                 write_config(args, folder)
@@ -94,7 +95,8 @@ def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
 
 def free_name(args: argparse.Namespace) -> str:
     """Task and method, or `smoke`, and the next free number."""
-    name, number = "smoke" if args.smoke else f"{args.task}-{args.method}", 1
+    name = "smoke" if args.smoke else f"{args.task}-{args.method}"
+    number = 1
     while (Path(args.out) / f"{name}-{number}").exists():
         number += 1
     return f"{name}-{number}"
@@ -217,7 +219,8 @@ def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     sampler = Sampler(
         run.frozen.model, run.tokenizer, files.origin_of(run.args.model or "made here"), sampling
     )
-    path, results = run.folder / "eval" / f"step-{step:06d}.jsonl", {}
+    path = run.folder / "eval" / f"step-{step:06d}.jsonl"
+    results = {}
     if run.ranks.main:
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)

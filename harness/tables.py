@@ -147,7 +147,8 @@ def side_by_side(
     for name, result in models[first].items():
         row = {"benchmark": name, first: percent(result["mean"], result["error"])}
         for model in others:
-            gain, error = differences[model][name]["difference"], differences[model][name]["error"]
+            gain = differences[model][name]["difference"]
+            error = differences[model][name]["error"]
             row[model] = percent(models[model][name]["mean"], models[model][name]["error"])
             row[f"gain of {model}"] = percent(gain, error) + " *" * (
                 abs(gain) > SURE * error
@@ -174,7 +175,8 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
     `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, as a set
     has no verdict, is left out; so is a run of none but such.
     """
-    selection, best_results = {}, []
+    selection = {}
+    best_results = []
     print(
         "benchmark average of each run at its last checkpoint, and at the best, SELECTED ON THE "
         "TEST SETS"
@@ -183,7 +185,8 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
         averages = {name: average(results)[0] for name, results in checkpoints.items()}
         graded = {name: value for name, value in averages.items() if not math.isnan(value)}
         if graded:
-            last, best = list(graded)[-1], max(graded, key=graded.get)
+            last = list(graded)[-1]
+            best = max(graded, key=graded.get)
             best_results.append(checkpoints[best])
             selection[run] = {
                 "last": last,
