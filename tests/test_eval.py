@@ -135,7 +135,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
         {"problem": 1, "response": "7", "answer": 7},
         {"problem": 2, **program},
     ]
-    other = {"model": "other", "problem": 0, "response": r"\boxed{7}", "answer": "7"}
+    other = {"model": "\x1b", "problem": 0, "response": r"\boxed{7}", "answer": "7"}
     lines += [other, other, other | {"seed": 1}]  # k is a seed's
     files.append_rows(tmp_path / "r.jsonl", lines)
     for _ in range(2):
@@ -145,12 +145,12 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
         )
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     found = results["results"]["replay"]["replay"]
-    assert results["differences"]["other"]["replay"]["difference"] == 0.5
+    assert results["differences"]["\x1b"]["replay"]["difference"] == 0.5
     assert (found["mean"], found["samples"], found["right"]) == (0.5, 5, 2)
     assert found["error"] == pytest.approx(0.5 / math.sqrt(3))
     assert found["truncated"] == found["no_answer"] == pytest.approx(1 / 5)
     printed = capsys.readouterr().out
-    assert "50.0 ± 28.9" in printed and "1 samples are missing" in printed
+    assert "50.0 ± 28.9" in printed and "\x1b" not in printed and "1 samples are missing" in printed
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
@@ -223,7 +223,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     """
     nan = math.nan
     averages = {
-        "a": {"1": 0.5, "2": 0.9, "3": 0.7},
+        "a\x1b": {"1": 0.5, "2": 0.9, "3": 0.7},
         "b": {"1": nan, "2": 0.3, "3": nan},
         "c": {"1": nan, "2": nan},
     }
@@ -242,11 +242,14 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
             {name: round(value, 9) for name, value in choice.items() if name.endswith("average")}
         )
     assert chosen == {
-        "a": {"last": "3", "last_average": 0.7, "best": "2", "best_average": 0.9},
+        "a\x1b": {"last": "3", "last_average": 0.7, "best": "2", "best_average": 0.9},
         "b": {"last": "2", "last_average": 0.3, "best": "2", "best_average": 0.3},
     }
     printed = capsys.readouterr().out
-    assert "a: last 70.0 (3); best 90.0 (2), of 3 " in printed and "of 1 with an average" in printed
+    assert (
+        "a\\x1b: last 70.0 (3); best 90.0 (2), of 3 " in printed
+        and "of 1 with an average" in printed
+    )
     assert (
         "last, mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed
     )  # .4 / sqrt(2), ddof 1

@@ -19,7 +19,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from cases import RUN, Hostile, filled
+from cases import ALONE, RUN, Hostile, filled
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -30,6 +30,7 @@ from grpo import rollout
 from harness import checkpoint, files, models
 from harness.launch import run_command
 from studies import compare, diagnose, page
+from tasks.rows import BadInput
 
 SIZES = [*RUN, *"--save-every 1 --keep 9 --steps 2".split()]
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
@@ -153,7 +154,7 @@ def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, ca
     ("flags", "words"),
     [
         ("--model RUN", "(it is a run, its model is RUN/model)"),
-        ("--data /no/file", "--data /no/file: cannot be read (no such file or folder)"),
+        ("--data /no/\x1b", r"--data /no/\x1b: cannot be read (no such file or folder)"),
         ("--method prm --prm QWEN", "--prm QWEN: <extra_0> is not one token"),
         (
             "--eval-every 1 --bench math500 --bench-data math500=/no",
@@ -363,7 +364,10 @@ def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatc
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), "/x/y: Permission denied"),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/x\x1b"),
+            r"/x\x1b: Permission denied",
+        ),
         (
             RuntimeError(
                 "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
@@ -457,6 +461,21 @@ def test_odd_surroundings_are_one_sentence(environment, flags, words, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("$0 $1 --help-all | true", ""),
+        ("rmdir ../here && $0 $1", "error: the working directory is gone; change to another one\n"),
+    ],
+)
+def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
+    """Where the help's reader leaves, where the working directory is gone."""
+    (tmp_path / "here").mkdir()
+    words = ["sh", "-c", line, sys.executable, train.__file__]
+    ended = subprocess.run(words, cwd=tmp_path / "here", stderr=subprocess.PIPE, text=True)
+    assert ended.stderr == said
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_reader_that_leaves_ends_the_run_quietly(ranks, taught, tmp_path):
     """As `python train.py | head -1` does; the step is saved first, and its checkpoint is named."""
@@ -506,6 +525,12 @@ def test_a_refusal_leaves_no_new_folder(taught, tmp_path, capsys):
     long = [*SIZES, "--model", taught, "--out", tmp_path, "--name", "x" * 5000]
     words = f"--name {'x' * 40}...: is longer than a file's name may be"
     assert_says(train, long, words, tmp_path, capsys)
+    with files.made(tmp_path, ALONE, "config.json"):
+        pass
+    assert tmp_path.exists()  # it was there before
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(BadInput, match="neither a file nor a folder"):
+        files.made(tmp_path, ALONE, "config.json").__enter__()
 
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):

@@ -757,6 +757,10 @@ def other(family, sizes=SMALL, **more):
         (layers(1), "not those of its config.json (model.layers.1."),
         (configured(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
         (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
+        (
+            configured(rope_parameters={"rope_theta": 0, "rope_type": "default"}),
+            "weights are not finite (model.rotary_emb.inv_freq)",
+        ),
         (piped_weights, "(its model.safetensors is no file)"),
         (
             written('{"eos_token_id": ["</s>"]}', "generation_config.json"),
