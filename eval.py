@@ -26,7 +26,6 @@ where it was interrupted.
 Left out: serving engines (their responses can be replayed), tensor parallelism.
 """
 
-import argparse
 import dataclasses
 import math
 import sys
@@ -34,11 +33,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from harness.config import EMBEDDED, Protocol, answer, parse_eval
+from harness.config import PRESETS, Embedded, EvalConfig, check_eval, parse_eval
 
-answer(
-    __name__, parse_eval
-)  # --help and mistakes in the flags end here: what follows takes seconds to import
+if __name__ == "__main__":
+    parse_eval()  # --help and mistakes end here: what follows takes seconds to import
 
 import torch
 import transformers
@@ -61,26 +59,30 @@ KINDS = "protocol", "data", "models"  # of settings.json
 @run_command(memory="lower --generate-batch or --max-tokens")
 def main(argv: list[str] | None = None) -> int | None:
     """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    args = parse_eval(argv)
-    resolve_machine(args)
-    if args.runs:
-        show_runs(args)
-    elif args.replay or args.saved:
-        show(replay(args) if args.replay else Path(args.saved), args)
-    elif processes(args) > 1:
-        return launch(processes(args), __file__, argv)
+    config = check_eval(parse_eval(argv))
+    machine = resolve_machine(config.machine)
+    config = dataclasses.replace(config, machine=machine)
+    if config.runs:
+        show_runs(config.runs, config.paper)
+    elif config.replay:
+        show(replay(config.replay, config), config)
+    elif config.saved:
+        show(Path(config.saved), config)
+    elif processes(machine) > 1:
+        return launch(processes(machine), __file__, argv)
     else:
-        evaluate_models(args, parallel.join(args.device, args.threads))
+        evaluate_models(config, parallel.join(machine.device, machine.threads))
+    return None
 
 
-def find_models(args: argparse.Namespace) -> dict[str, str]:
+def find_models(config: EvalConfig) -> dict[str, str]:
     """A short name for each model, and where it is; a run stands for its last model, or for its
     checkpoints.
     """
     paths = []
-    for name in args.model:
+    for name in config.model:
         run = files.config_of(Path(name))
-        if args.select:
+        if config.select:
             found = (
                 [str(folder / "model") for folder in checkpoint.complete(Path(name))] if run else []
             )
@@ -103,12 +105,21 @@ def label_of(path: str) -> str:
     return "/".join(parts[-2:])
 
 
-def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
+def heldout_set(embedded: Embedded, models: dict[str, str]) -> Loaded:
     """The held-out set of the models' runs, or of the flags; raises BadInput where runs have
     different ones.
     """
-    usual = dict(toy_lines=5, heldout=EMBEDDED["heldout"], seed=0)
-    flags = dict(toy_lines=args.toy_lines, heldout=args.heldout, seed=args.toy_seed)
+    preset = PRESETS["embedded"]
+    usual = {
+        "toy_lines": preset.problems.toy_lines,
+        "heldout": preset.problems.heldout,
+        "seed": preset.seed,
+    }
+    flags = {
+        "toy_lines": embedded.toy_lines,
+        "heldout": embedded.heldout,
+        "seed": embedded.toy_seed,
+    }
     given = {name: value for name, value in flags.items() if value is not None}
     chosen = set()
     for path in models.values():
@@ -125,89 +136,102 @@ def heldout_set(args: argparse.Namespace, models: dict[str, str]) -> Loaded:
 # ---- generations ---------------------------------------------------------------------------------
 
 
-def evaluate_models(args: argparse.Namespace, ranks: Ranks) -> int:
-    """Every model on every benchmark, into `--out`; then the table. Returns the exit status."""
-    models = find_models(args)
+def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
+    """Every model on every benchmark, into `--out`; then the table."""
+    models = find_models(config)
     task = files.run_of(next(iter(models.values()))).get("task")
-    names = args.bench or ["embedded" if task == "embedded" else "math"]
-    tokenizers = {
-        label: load_tokenizer("--model", path) for label, path in models.items()
-    }  # are they there?
-    sets = benchmarks.load_sets(names, args.data, args.sandbox, partial(heldout_set, args, models))
-    protocol = Protocol(
-        **{field.name: getattr(args, field.name) for field in dataclasses.fields(Protocol)}
-    )
+    names = config.bench or ["embedded" if task == "embedded" else "math"]
+    tokenizers = {}
+    for label, path in models.items():
+        tokenizers[label] = load_tokenizer("--model", path)  # are they there?
+    protocol = config.protocol
+    make_embedded = partial(heldout_set, config.embedded, models)
+    sets = benchmarks.load_sets(names, config.data, protocol.sandbox, make_embedded)
     for loaded in sets:
-        if max(args.pass_at, default=0) > samples_of(loaded, protocol) * len(args.seeds):
-            raise BadInput(
-                f"--pass-at {max(args.pass_at)}: {loaded.benchmark.name} has fewer samples; raise "
-                "--samples"
-            )
+        if max(config.pass_at, default=0) > samples_of(loaded, protocol) * len(config.seeds):
+            name = loaded.benchmark.name
+            fewer = f"{name} has fewer samples; raise --samples"
+            raise BadInput(f"--pass-at {max(config.pass_at)}: {fewer}")
     for label, path in models.items():  # before another one is evaluated: can they be asked?
         for loaded in sets:
-            evaluation.as_task(loaded, protocol, tokenizers[label], files.origin_of(path)).prompt(
-                loaded.problems[0]
-            )
-    folder = Path(
-        args.out or "evals/" + "-".join([*models, *(args.bench or ())]).replace("/", "_")[:120]
-    )
-    data = {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets}
+            origin = files.origin_of(path)
+            task = evaluation.as_task(loaded, protocol, tokenizers[label], origin)
+            task.prompt(loaded.problems[0])
+    name = "-".join([*models, *config.bench]).replace("/", "_")[:120]
+    folder = Path(config.out or f"evals/{name}")
     settings = {
-        "protocol": {**dataclasses.asdict(protocol), "dtype": args.dtype},
-        "data": data,
+        "protocol": {**dataclasses.asdict(protocol), "dtype": config.machine.dtype},
+        "data": {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets},
         "models": {},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    settings["versions"] = {"torch": torch.__version__, "transformers": transformers.__version__}
     for note in [note for loaded in sets for note in loaded.notes if ranks.main]:
         print(printable(note))
-    generations = folder / "generations.jsonl"
     with files.made(folder, ranks, "settings.json"):
         for label, path in models.items():
-            tokenizer = tokenizers[label]
-            model = load_model(path, ranks.device, tokenizer)
-            round_weights(model, getattr(torch, args.dtype))
-            sampler = Sampler(
-                model.eval(), tokenizer, files.origin_of(path), sampling_of(args, model)
-            )
-            template = choose_template(args.template, sampler.name, tokenizer)
-            checksum = int(
-                sum(
-                    parallel.checksum(weight, number)
-                    for number, weight in enumerate(model.parameters())
-                )
-            )
-            settings["models"][label] = dict(
-                path=path, origin=sampler.name, template=template, checksum=checksum
-            )
-            kept = []
-            with parallel.together(ranks):
-                if ranks.main:
-                    add_settings(folder, settings)
-                    kept = evaluation.kept_rows(generations, sets, protocol)
-            kept = [row for row in parallel.from_main(kept, ranks) if row["model"] == label]
-            for loaded in sets:
-                done = [
-                    row
-                    for row in kept
-                    if row["benchmark"] == loaded.benchmark.name and row["seed"] in args.seeds
-                ]
-                saved = dict(
-                    seeds=args.seeds, done=done, path=generations, columns={"model": label}
-                )
-                evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, **saved)
-            del model, sampler  # or two models are in memory while the next one is loaded
+            evaluate_model(label, path, tokenizers[label], config, sets, settings, folder, ranks)
         if ranks.main:
-            show(folder, args, list(models), list(data))
-    return 0
+            show(folder, config, list(models), list(settings["data"]))
 
 
-def replay(args: argparse.Namespace) -> Path:
+def evaluate_model(
+    label: str,
+    path: str,
+    tokenizer,
+    config: EvalConfig,
+    sets: list[Loaded],
+    settings: dict,
+    folder: Path,
+    ranks: Ranks,
+) -> None:
+    """One model on every benchmark: what the folder's generations lack of it. `settings` get what
+    it is.
+    """
+    generations = folder / "generations.jsonl"
+    model = load_model(path, ranks.device, tokenizer)
+    round_weights(model, getattr(torch, config.machine.dtype))
+    options = sampling_of(model, config.machine.generate_batch)
+    sampler = Sampler(model.eval(), tokenizer, files.origin_of(path), options)
+    checksum = 0
+    for number, weight in enumerate(model.parameters()):
+        checksum += parallel.checksum(weight, number)
+    settings["models"][label] = {
+        "path": path,
+        "origin": sampler.name,
+        "template": choose_template(config.protocol.template, sampler.name, tokenizer),
+        "checksum": int(checksum),
+    }
+    kept = []
+    with parallel.together(ranks):
+        if ranks.main:
+            add_settings(folder, settings)
+            kept = evaluation.kept_rows(generations, sets, config.protocol)
+    kept = [row for row in parallel.from_main(kept, ranks) if row["model"] == label]
+    for loaded in sets:
+        done = []
+        for row in kept:
+            if row["benchmark"] == loaded.benchmark.name and row["seed"] in config.seeds:
+                done.append(row)
+        evaluation.evaluate_benchmark(
+            sampler,
+            loaded,
+            config.protocol,
+            ranks,
+            seeds=config.seeds,
+            done=done,
+            path=generations,
+            columns={"model": label},
+        )
+
+
+def replay(file: str, config: EvalConfig) -> Path:
     """Grade the responses of a file as if they had been generated here; returns the folder. Raises
     BadInput.
     """
-    rows, data = evaluation.graded_responses(args.replay, args.grade_timeout, args.sandbox)
-    settings = {"protocol": {"replayed": args.replay}, "data": data, "models": {}}
-    folder = Path(args.out or f"evals/replay-{Path(args.replay).stem}")
+    protocol = config.protocol
+    rows, data = evaluation.graded_responses(file, protocol.grade_timeout, protocol.sandbox)
+    settings = {"protocol": {"replayed": file}, "data": data, "models": {}}
+    folder = Path(config.out or f"evals/replay-{Path(file).stem}")
     with files.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
         add_settings(folder, settings)
         files.write_whole(folder / "generations.jsonl", "".join(map(files.as_json, rows)))
@@ -237,7 +261,7 @@ def add_settings(folder: Path, settings: dict) -> None:
 
 
 def show(
-    folder: Path, args: argparse.Namespace, models: Sequence[str] = (), names: Sequence[str] = ()
+    folder: Path, config: EvalConfig, models: Sequence[str] = (), names: Sequence[str] = ()
 ) -> None:
     """Print the tables of the generations in a folder, and write its results.json; raises BadInput.
 
@@ -247,7 +271,8 @@ def show(
     data = settings["data"]
     generations = {}  # model -> benchmark -> rows
     for row in files.rows(folder / "generations.jsonl", apart=files.SAMPLE):
-        if row["benchmark"] in (names or data) and (not args.model or row["seed"] in args.seeds):
+        is_asked = not config.model or row["seed"] in config.seeds
+        if row["benchmark"] in (names or data) and is_asked:
             generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
     generations = {model: generations[model] for model in models or generations}
     if not generations:
@@ -256,7 +281,9 @@ def show(
     for model, by_name in generations.items():
         results[model] = {}
         for name in [name for name in data if name in by_name]:  # one order for all models
-            result, rows, about = summarise(by_name[name], args.pass_at), by_name[name], data[name]
+            rows = by_name[name]
+            about = data[name]
+            result = summarise(rows, config.pass_at)
             result["missing"] = about["problems"] * about["k"] * len(
                 {row["seed"] for row in rows}
             ) - len(rows)
@@ -281,9 +308,9 @@ def show(
                 if name in generations[first]
             }
             differences[model] = {name: paired_difference(*pair) for name, pair in pairs.items()}
-    tables.print_tables(folder, settings, results, differences, args.paper)
+    tables.print_tables(folder, settings, results, differences, config.paper)
     selection = None
-    if args.select and same_benchmarks(results.values()):
+    if config.select and same_benchmarks(results.values()):
         runs = {}
         for model, result in results.items():
             run = model.rpartition("/")[0].partition("/checkpoints/")[
@@ -291,17 +318,17 @@ def show(
             ]  # of a label or, where two are alike, a path
             runs.setdefault(run, {})[model] = result
         origin = settings["models"].get(first, {}).get("origin", first)
-        selection = select_checkpoints(runs, args.paper or backbone_of(origin))
+        selection = select_checkpoints(runs, config.paper or backbone_of(origin))
     settings |= {"results": results, "differences": differences, "selection": selection}
     files.write_json(folder / "results.json", settings)
 
 
-def show_runs(args: argparse.Namespace) -> None:
+def show_runs(folders: Sequence[str], paper: str | None) -> None:
     """The benchmark averages that `train.py --eval-every` wrote, step by step, and the choice;
     raises BadInput.
     """
     runs = {}
-    for run in args.runs:
+    for run in folders:
         steps = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
         rows = [files.with_nan(row) for row in steps if "bench" in row]
         if not rows:
@@ -325,9 +352,8 @@ def show_runs(args: argparse.Namespace) -> None:
                 {"step": step.removeprefix("step "), **means, "average": percent(*average(results))}
             )
         print("\n".join([printable(run), "", *with_legend(lines)]))
-    select_checkpoints(
-        runs, args.paper or backbone_of(files.origin_of(str(Path(args.runs[0]) / "model")))
-    )
+    origin = files.origin_of(str(Path(folders[0]) / "model"))
+    select_checkpoints(runs, paper or backbone_of(origin))
 
 
 if __name__ == "__main__":

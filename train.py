@@ -26,33 +26,32 @@ metrics.jsonl; where a model is warmed up `start/`, and on the embedded task `pr
 model, where a method needs one).
 """
 
-import argparse
 import math
 import random
 import statistics
 import sys
 from collections.abc import Callable
 
-from harness.config import answer, parse_train
+from harness.config import TrainConfig, parse_train
 
-answer(
-    __name__, parse_train
-)  # --help and mistakes in the flags end here: what follows takes seconds to import
+if __name__ == "__main__":
+    parse_train()  # --help and mistakes end here: what follows takes seconds to import
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.batch import Batch, Source
+from credit.batch import Batch
 from credit.methods import assign_credit
 from credit.table import METHODS
 from grpo import log_probs, policy_loss
 from harness import parallel, report
-from harness.launch import RunFailed, launch, parse_args, processes, run_command
+from harness.launch import RunFailed, launch, processes, resolve, run_command
 from harness.parallel import Ranks
 from harness.run import (
     Run,
     check_policy,
+    credit_context,
     finish,
     interruptible,
     on_benchmarks,
@@ -74,19 +73,19 @@ def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after
     Ctrl-C.
     """
-    args = parse_args(argv)
-    if processes(args) > 1:
-        return launch(processes(args), __file__, argv)
-    return train(args, parallel.join(args.device, args.threads))
+    config = resolve(parse_train(argv))
+    if processes(config.machine) > 1:
+        return launch(processes(config.machine), __file__, argv)
+    return train(config, parallel.join(config.machine.device, config.machine.threads))
 
 
-def train(args: argparse.Namespace, ranks: Ranks) -> int:
+def train(config: TrainConfig, ranks: Ranks) -> int:
     """A run, from its plan to its last evaluation; returns the exit status."""
-    with prepared(args, ranks) as run:
-        before, history = restore(run) if args.resume else begin(run)
-        with interruptible(run), report.step_log(args, run.folder, ranks) as log:
+    with prepared(config, ranks) as run:
+        before, history = restore(run) if config.checkpoints.resume else begin(run)
+        with interruptible(run), report.step_log(run.config, run.folder, ranks) as log:
             take_steps(run, history, log)
-        after = evaluate(run, args.steps)
+        after = evaluate(run, config.optimisation.steps)
         finish(run, before, after, history)
     return 0
 
@@ -96,7 +95,7 @@ def begin(run: Run) -> tuple[dict, list[dict]]:
     parallel.refresh(run.trained, run.frozen.model, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
-        report.start(run.args, run.folder, before)
+        report.start(run.config, run.folder, before)
     return before, []
 
 
@@ -104,25 +103,26 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
     """The steps that are not in `history` yet, each with its rows; after Ctrl-C the last whole one
     is saved.
     """
-    args = run.args
-    todo = range(len(history), args.steps)
+    steps = run.config.optimisation.steps
+    save_every = run.config.checkpoints.save_every
+    eval_every = run.config.evaluation.eval_every
+    todo = range(len(history), steps)
     for step in tqdm(
-        todo, initial=len(history), total=args.steps, desc="steps", leave=False, disable=None
+        todo, initial=len(history), total=steps, desc="steps", leave=False, disable=None
     ):
+        is_last = step + 1 == steps
         metrics, samples = train_step(run, step)
         check_policy(run, step)
-        if args.eval_every and ((step + 1) % args.eval_every == 0 or step + 1 == args.steps):
+        if eval_every and ((step + 1) % eval_every == 0 or is_last):
             metrics["bench"] = on_benchmarks(run, step + 1)
         history.append(metrics)
         try:
             log(metrics, samples)
-        except (
-            BrokenPipeError
-        ):  # whoever read the output is gone, which ends the run as Ctrl-C does
+        except BrokenPipeError:  # whoever read the output is gone: this ends the run as Ctrl-C does
             run.interrupted = True
         # all ranks end after the same step
         interrupted = any(parallel.gather(run.interrupted, run.ranks))
-        if interrupted or step + 1 == args.steps or (step + 1) % args.save_every == 0:
+        if interrupted or is_last or (step + 1) % save_every == 0:
             save_checkpoint(run, step + 1)
         if interrupted:
             raise KeyboardInterrupt
@@ -135,26 +135,24 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     """One sampling phase and its updates: the line from problems to loss. Returns metrics and
     samples.
     """
-    args, clock = run.args, report.Clock(run.ranks.device)
-    torch.manual_seed(seed_of(args.seed, step, run.ranks.rank))
-    problems = parallel.share(
-        run.task.draw(step, args.prompts_per_step, args.seed), run.ranks
-    )  # this rank's
-    rollouts, verdicts = sample_and_grade(
-        run, problems, args.rollouts_per_prompt, args.temperature, clock
-    )
-    if (
-        args.smoke
-    ):  # responses cut off so early are never right, and equal rewards would prove nothing
+    config = run.config
+    sampling = config.sampling
+    group_size = sampling.rollouts_per_prompt
+    clock = report.Clock(run.ranks.device)
+    torch.manual_seed(seed_of(config.seed, step, run.ranks.rank))
+    drawn = run.task.draw(step, sampling.prompts_per_step, config.seed)
+    problems = parallel.share(drawn, run.ranks)  # this rank's
+    rollouts, verdicts = sample_and_grade(run, problems, group_size, sampling.temperature, clock)
+    if config.smoke:  # responses cut off so early are never right, and equal rewards prove nothing
         verdicts = [Verdict(row % 2.0, "drawn") for row in range(len(verdicts))]
     replaced = 0
-    if args.dynamic_sampling:
+    if sampling.dynamic_sampling:
         problems, rollouts, verdicts, replaced = resample_equal(
             run, step, problems, rollouts, verdicts, clock
         )
-    batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)  # A (b,), Eq. (1)
-    batches = parallel.gather(batch, run.ranks)
-    batch = Batch.cat(batches)  # of all ranks
+    batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
+    add_credit(run, batch, step, clock)  # (b, T)
+    batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
     checksum = parallel.refresh(run.trained, run.frozen.model, run.ranks)
@@ -163,11 +161,11 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         updates["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
     if checksum is not None:
         updates["checksum"] = checksum
-    if args.dynamic_sampling:
-        updates["replaced"] = parallel.total({"groups": replaced}, run.ranks)["groups"] / len(
-            batch.problems
-        )
-    samples = report.sample_rows(step, run.tokenizer, run.task, batch, args)
+    if sampling.dynamic_sampling:
+        updates["replaced"] = sum(parallel.gather(replaced, run.ranks)) / len(batch.problems)
+    samples = report.sample_rows(
+        step, run.tokenizer, run.task, batch, config.credit.method, config.shear
+    )
     metrics = {
         "step": step + 1,
         **report.step_metrics(batch, run.task, run.tokenizer),
@@ -177,36 +175,37 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     return metrics, samples
 
 
-def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch:
-    """The batch with log-probabilities and token advantages (B, T), block by block, as only a
-    block's states fit.
+def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
+    """Fill in the batch's log-probabilities, entropies and token advantages (B, T), some whole
+    groups at a time, as only a block's hidden states fit in memory.
     """
-    args = run.args
-    batch.source = Source(
-        run.frozen, run.tokenizer, run.task, step, run.prm
+    credit = run.config.credit
+    context = credit_context(
+        run.config, run.frozen, run.tokenizer, run.task, step, run.prm
     )  # for passes of a method's own
-    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
-    for block in batch.blocks():  # whole groups
-        scored = log_probs(
-            run.frozen, block.rollouts, **limits, keep_hidden="states" in METHODS[args.method].needs
+    for rows in batch.block_rows():
+        block = batch.block(rows)
+        block.log_probs, block.entropies, block.hidden = log_probs(  # (b, T), (b, T), (n, d)
+            run.frozen,
+            block.rollouts,
+            temperature=context.temperature,
+            micro_tokens=context.micro_tokens,
+            keep_hidden="states" in METHODS[credit.method].needs,
         )
-        block.log_probs, block.entropies, block.hidden = scored  # (b, T), (b, T), (n, d)
         clock.lap("score")
-        block.token_advantages = assign_credit(
-            args.method, block, args
-        )  # (b, T) <- where methods differ
+        block.token_advantages = assign_credit(block, context, credit)  # <- where methods differ
+        batch.fill(rows, block)
         clock.lap("weights")
-    batch.source = None  # it stays on its rank
-    return batch
 
 
 def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     """The optimizer steps of one batch; mini-batches are whole groups, shuffled by (seed, step)."""
     groups = list(torch.arange(len(batch.rewards)).split(batch.group_size))
-    random.Random(f"minibatches {run.args.seed} {step}").shuffle(groups)
+    per_update = run.config.optimisation.prompts_per_update
+    random.Random(f"minibatches {run.config.seed} {step}").shuffle(groups)
     taken, skipped = [], 0  # metrics of the optimizer steps that were taken; how many were not
-    for first in range(0, len(groups), run.args.prompts_per_update):
-        minibatch = torch.cat(groups[first : first + run.args.prompts_per_update])
+    for first in range(0, len(groups), per_update):
+        minibatch = torch.cat(groups[first : first + per_update])
         run.optimizer.zero_grad()
         metrics = backward(run, batch, minibatch)
         if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
@@ -214,7 +213,7 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
             taken.append(metrics)
         else:
             skipped += 1
-    run.optimizer.zero_grad()  # or gradients take the room of the next step's rollouts
+    run.optimizer.zero_grad()  # otherwise gradients would occupy memory during sampling
     if not taken:
         raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
     mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
@@ -229,33 +228,48 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
     Every rank holds the whole batch and takes its part of the mini-batch, in equally many
     micro-batches.
     """
-    args, ranks, rollouts, lengths = run.args, run.ranks, batch.rollouts, batch.rollouts.lengths
+    optimisation = run.config.optimisation
+    temperature = run.config.sampling.temperature
+    rollouts = batch.rollouts
+    lengths = rollouts.lengths
     has_gradient = (
         batch.token_advantages[minibatch].any(1).cpu()
     )  # (b,) false in groups of equal rewards
     rows = minibatch[has_gradient]
-    counted = rows if METHODS[args.method].drops_uncredited else minibatch
+    drops_uncredited = METHODS[run.config.credit.method].drops_uncredited
+    counted = rows if drops_uncredited else minibatch
     n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
     dealt = parallel.deal(
-        rows.tolist(), lengths, args.micro_tokens, ranks, run.trained.pack, filler=shortest
+        rows.tolist(),
+        lengths,
+        optimisation.micro_tokens,
+        run.ranks,
+        run.trained.pack,
+        filler=shortest,
     )
     for micro_batch, weight in dealt:
         part = rollouts.take(micro_batch)
         width = part.ids.shape[1]
-        new_log_probs = run.trained(part, args.temperature)  # (b, t)
+        new_log_probs = run.trained(part, temperature)  # (b, t)
         old_log_probs = batch.log_probs[micro_batch, :width]  # (b, t)
         advantages = weight * batch.token_advantages[micro_batch, :width]  # (b, t)
-        clips = args.clip_low, args.clip_high
         loss, metrics = policy_loss(
-            new_log_probs, old_log_probs, advantages, part.mask, n_tokens, *clips
+            new_log_probs,
+            old_log_probs,
+            advantages,
+            part.mask,
+            n_tokens,
+            optimisation.clip_low,
+            optimisation.clip_high,
         )
-        (loss * ranks.world).backward()  # FSDP takes the mean over the ranks
+        (loss * run.ranks.world).backward()  # FSDP takes the mean over the ranks
         metrics["loss"] = loss.item()
         sums = {name: sums[name] + weight * metrics[name] for name in sums}
-    norm = torch.nn.utils.clip_grad_norm_(run.trained.parameters(), args.max_grad_norm)
-    sums = parallel.total(sums, ranks)
+    parameters = run.trained.parameters()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, optimisation.max_grad_norm)
+    sums = parallel.total(sums, run.ranks)
     sums["grad_norm"] = parallel.full(norm).item()
     sums["abs_log_ratio"] *= n_tokens / max(
         1, int(rollouts.mask[rows].sum())
@@ -272,25 +286,30 @@ def evaluate(run: Run, step: int) -> dict:
 
     `step` steps are done.
     """
-    args, task, ranks = run.args, run.task, run.ranks
+    config = run.config
+    task = run.task
+    ranks = run.ranks
+    group_size = config.sampling.rollouts_per_prompt
     clock = report.Clock(ranks.device)
-    torch.manual_seed(seed_of(args.seed, "evaluation", ranks.rank))
+    torch.manual_seed(seed_of(config.seed, "evaluation", ranks.rank))
     heldout = parallel.share(task.heldout, ranks)
-    problems = parallel.share(task.heldout[: args.eval_groups], ranks)
-    size = args.rollouts_per_prompt
-    most = (len(heldout) + len(problems) * size) * args.max_tokens  # tokens
+    problems = parallel.share(task.heldout[: config.evaluation.eval_groups], ranks)
+    temperature = config.sampling.temperature
+    most = (len(heldout) + len(problems) * group_size) * config.sampling.max_tokens  # tokens
     with report.waiting(run.frozen.model, most, ranks.main):
-        _, greedy = sample_and_grade(run, heldout, 1, 0.0, clock)
-        rollouts, verdicts = sample_and_grade(run, problems, size, args.temperature, clock)
+        _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
+        rollouts, verdicts = sample_and_grade(run, problems, group_size, temperature, clock)
     right = rewards_of(parallel.gather_items(greedy, ranks))  # (problems,)
     credited = {}
     if task.first_error:
-        batch = with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
+        batch = Batch.of(rollouts, verdicts, problems)
+        add_credit(run, batch, step, clock)
+        batch = Batch.cat(parallel.gather(batch, ranks))
         credited = report.credit_vs_first_error(
-            run.tokenizer, task, Batch.cat(parallel.gather(batch, ranks)), args
+            run.tokenizer, task, batch, config.credit.method, config.shear
         )
     verdicts = parallel.gather_items(verdicts, ranks)
-    accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, size))
+    accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, group_size))
     length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))
     return {
         **accuracies,

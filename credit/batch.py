@@ -1,10 +1,5 @@
-"""What a credit method sees: a batch of rollouts with rewards, and where it may run passes of its
-own.
-
-    Batch.of(rollouts, verdicts, ...)   verdicts become advantages, Eq. (1)
-    batch.blocks()                      some whole groups at a time, for scoring and credit
-    batch.groups()                      the hidden states of one group after the other
-    batch.log(name, values)             a metric
+"""What a credit method sees: a batch of rollouts with rewards, and the context of the run, in which
+it may run passes of its own.
 
 The hidden states of all rollouts would not fit: at 4,096 rollouts of 3,000 tokens those of a 7B
 model are 88 GB. They exist for a block, and only (B, T) tensors leave it.
@@ -20,6 +15,7 @@ from torch import Tensor
 
 from credit.reward_model import RewardModel
 from credit.salience import char_starts
+from credit.settings import Shear
 from grpo import Policy, Rollouts, cat_padded, group_advantages, spread
 from rewards import Verdict, rewards_of
 from tasks.problems import Task
@@ -55,13 +51,18 @@ def tokens_of(tokenizer, rollouts: Rollouts, row: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Source:
-    """What a method needs for passes of its own. It stays on its rank."""
+class Context:
+    """What a method may use besides the batch: the run's settings, and what its own passes need."""
 
     policy: Policy  # that sampled, its weights whole
     tokenizer: object
     task: Task
+    shear: Shear
     step: int  # steps done
+    steps: int  # of the run
+    seed: int
+    temperature: float  # of the policy
+    micro_tokens: int  # tokens per pass
     prm: RewardModel | None = None
 
 
@@ -75,7 +76,6 @@ class Batch:
     group_size: int
     problems: list[dict]  # one per group
     reasons: list[str]  # of the verdicts
-    source: Source | None = None
     log_probs: Tensor | None = None  # (B, T) float32, of the policy that sampled
     entropies: Tensor | None = None  # (B, T) float32, nats
     # (N, d) of a block's N response tokens, end to end; None: not kept
@@ -86,24 +86,18 @@ class Batch:
     )  # name -> Mean; "closest": of the first group that SHEAR solved
 
     @classmethod
-    def of(
-        cls,
-        rollouts: Rollouts,
-        verdicts: list[Verdict],
-        problems: list[dict],
-        source: Source | None = None,
-    ) -> "Batch":
+    def of(cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> "Batch":
         """A batch before its scoring. A rollout without a verdict is in no set and in no loss."""
         rewards = torch.tensor(rewards_of(verdicts), device=rollouts.ids.device).float()  # (B,)
         rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
         group_size = len(verdicts) // len(problems)
         advantages = group_advantages(rewards, group_size)  # (B,), Eq. (1)
         reasons = [verdict.reason for verdict in verdicts]
-        return cls(rollouts, rewards, advantages, group_size, list(problems), reasons, source)
+        return cls(rollouts, rewards, advantages, group_size, list(problems), reasons)
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """The batches of several ranks as one, without `source`."""
+        """The batches of several ranks as one."""
         stats = {}
         for batch in batches:
             add_stats(stats, batch.stats)
@@ -123,16 +117,8 @@ class Batch:
             whole.hidden = torch.cat([batch.hidden for batch in batches])
         return whole
 
-    def blocks(self) -> Iterator["Batch"]:
-        """As many groups together as have BLOCK_TOKENS tokens at most, one at least; what they are
-        given is kept here.
-
-        A block fills its RESULTS and `hidden`; when the next one is asked for, the states are gone.
-        """
-        for name in RESULTS:
-            setattr(
-                self, name, torch.zeros(self.rollouts.ids.shape, device=self.rewards.device)
-            )  # (B, T)
+    def block_rows(self) -> Iterator[Tensor]:
+        """The rows of as many groups together as have BLOCK_TOKENS tokens at most, one at least."""
         starts, held = [0], 0  # the first group of each block; tokens of the last block
         for group, tokens in enumerate(self.group_tokens):
             if held and held + tokens > BLOCK_TOKENS:
@@ -140,22 +126,30 @@ class Batch:
                 held = 0
             held += tokens
         for start, end in pairwise([*starts, len(self.problems)]):
-            rows = torch.arange(start * self.group_size, end * self.group_size)
-            block = Batch(
-                self.rollouts.take(rows),
-                self.rewards[rows],
-                self.advantages[rows],
-                self.group_size,
-                self.problems[start:end],
-                self.reasons[rows[0] : rows[-1] + 1],
-                self.source,
-            )
-            yield block
-            width = block.rollouts.ids.shape[1]
-            for name in RESULTS:
-                getattr(self, name)[rows, :width] = getattr(block, name)
-            add_stats(self.stats, block.stats)
-            block.hidden = None
+            yield torch.arange(start * self.group_size, end * self.group_size)
+
+    def block(self, rows: Tensor) -> "Batch":
+        """The rollouts in these rows, which are whole groups, before their scoring."""
+        first = int(rows[0]) // self.group_size
+        end = (int(rows[-1]) + 1) // self.group_size
+        return Batch(
+            self.rollouts.take(rows),
+            self.rewards[rows],
+            self.advantages[rows],
+            self.group_size,
+            self.problems[first:end],
+            [self.reasons[row] for row in rows.tolist()],
+        )
+
+    def fill(self, rows: Tensor, block: "Batch") -> None:
+        """Keep the RESULTS and the metrics of a block; its hidden states are left behind."""
+        width = block.rollouts.ids.shape[1]
+        for name in RESULTS:
+            if getattr(self, name) is None:
+                empty = torch.zeros(self.rollouts.ids.shape, device=self.rewards.device)  # (B, T)
+                setattr(self, name, empty)
+            getattr(self, name)[rows, :width] = getattr(block, name)
+        add_stats(self.stats, block.stats)
 
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""

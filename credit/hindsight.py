@@ -20,12 +20,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from credit.batch import Batch
+from credit.batch import Batch, Context
 from credit.methods import standardised
 from grpo import log_probs, pad_id, pad_left
 
 
-def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
+def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
     """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) -
     log pi(y_t))).
 
@@ -36,15 +36,17 @@ def rlsd(batch: Batch, args, *, mix: float, steps: int, bound: float) -> Tensor:
     (`Task.hint`).
     """
     scale = batch.advantages[:, None]  # (B, 1)
-    share = mix * max(0.0, 1 - batch.source.step / steps)
+    share = mix * max(0.0, 1 - context.step / steps)
     if not share:
         return scale.expand(batch.rollouts.mask.shape)
-    told = [batch.source.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
-    ratio = (scale.sign() * (told_log_probs(batch, told, args) - batch.log_probs)).exp()  # (B, T)
+    told = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
+    ratio = (
+        scale.sign() * (told_log_probs(batch, told, context) - batch.log_probs)
+    ).exp()  # (B, T)
     return scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
 
 
-def sdpo(batch: Batch, args, *, mix: float) -> Tensor:
+def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
     """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)), Eq. (3) and App. B.1 of SDPO (arXiv
     2601.20802).
 
@@ -57,13 +59,13 @@ def sdpo(batch: Batch, args, *, mix: float) -> Tensor:
     told, peers = [], right_peers(batch)
     for row, solutions in enumerate(peers):
         problem = batch.problem_of(row)
-        told.append(batch.source.task.shown(problem, solutions[0]) if solutions else problem)
-    log_ratio = told_log_probs(batch, told, args) - batch.log_probs  # (B, T)
+        told.append(context.task.shown(problem, solutions[0]) if solutions else problem)
+    log_ratio = told_log_probs(batch, told, context) - batch.log_probs  # (B, T)
     log_ratio[[not solutions for solutions in peers]] = 0.0
     return mix * batch.advantages[:, None] + (1 - mix) * log_ratio
 
 
-def hsd(batch: Batch, args) -> Tensor:
+def hsd(batch: Batch, context: Context) -> Tensor:
     """A_t = pi'(y_t) / pi(y_t) - 1: minus the gradient of KL(pi' || pi), Eqs. (9), (13) of HSD
     (arXiv 2606.15576).
 
@@ -72,15 +74,15 @@ def hsd(batch: Batch, args) -> Tensor:
     without a formula: compare with care. Inferred: the prompt, of which it says that special tokens
     delimit what is told.
     """
-    task, told = batch.source.task, []
+    task, told = context.task, []
     for row, solutions in enumerate(right_peers(batch)):
         told.append(task.informed(batch.problem_of(row)))
         if solutions:
             told[-1] = task.shown(told[-1], solutions[int(torch.randint(len(solutions), ()))])
-    return (told_log_probs(batch, told, args) - batch.log_probs).expm1()
+    return (told_log_probs(batch, told, context) - batch.log_probs).expm1()
 
 
-def scapo(batch: Batch, args, *, strength: float, phrasings: int) -> Tensor:
+def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) -> Tensor:
     """A_t = A + strength min(u_t, 0), u_t = z(mean over k of z(-d_t)), d_t = 2 |p - p_k| / (p +
     p_k): SCAPO.
 
@@ -89,11 +91,11 @@ def scapo(batch: Batch, args, *, strength: float, phrasings: int) -> Tensor:
     the response gets them, too. Deviates: theirs ends after 120 to 200 steps.
     """
     task, mask, stable = (
-        batch.source.task,
+        context.task,
         batch.rollouts.mask,
         torch.zeros_like(batch.log_probs),
     )  # (B, T)
-    tokens_of = batch.source.tokenizer.convert_tokens_to_ids
+    tokens_of = context.tokenizer.convert_tokens_to_ids
     for k in range(phrasings):
         problems, ids = [], batch.rollouts.ids.clone()  # (B, T)
         for row, response in enumerate(batch.rollouts.ids):
@@ -101,7 +103,7 @@ def scapo(batch: Batch, args, *, strength: float, phrasings: int) -> Tensor:
             problems.append(problem)
             for old, new in names.items():
                 ids[row, response == tokens_of(old)] = tokens_of(new)
-        log_ratio = told_log_probs(batch, problems, args, ids) - batch.log_probs  # (B, T)
+        log_ratio = told_log_probs(batch, problems, context, ids) - batch.log_probs  # (B, T)
         distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
         stable += standardised(-distance, mask, batch.group_size) / phrasings
     return batch.advantages[:, None] + strength * standardised(
@@ -123,16 +125,19 @@ def right_peers(batch: Batch) -> list[list[str]]:
     return found
 
 
-def told_log_probs(batch: Batch, problems: list[dict], args, ids: Tensor | None = None) -> Tensor:
+def told_log_probs(
+    batch: Batch, problems: list[dict], context: Context, ids: Tensor | None = None
+) -> Tensor:
     """Log-probabilities (B, T) float32 of the same responses, or of `ids`, to other problems, one
     per rollout.
     """
-    source = batch.source
     rollouts = batch.rollouts if ids is None else replace(batch.rollouts, ids=ids)
-    prompts = [source.task.prompt(problem) for problem in problems]
-    encoded = source.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    ids, mask = pad_left(encoded, pad_id(source.tokenizer), rollouts.ids.device)
-    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens, keep_hidden=False)
+    prompts = [context.task.prompt(problem) for problem in problems]
+    encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    ids, mask = pad_left(encoded, pad_id(context.tokenizer), rollouts.ids.device)
+    limits = dict(
+        temperature=context.temperature, micro_tokens=context.micro_tokens, keep_hidden=False
+    )
     return log_probs(
-        source.policy, replace(rollouts, prompt_ids=ids, prompt_mask=mask), **limits
+        context.policy, replace(rollouts, prompt_ids=ids, prompt_mask=mask), **limits
     ).log_probs

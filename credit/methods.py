@@ -1,8 +1,8 @@
 """Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached; and
 most methods.
 
-    assign_credit("grpo", batch, args)  ->  A_i on every token
-    assign_credit("shear", batch, args) ->  A_i * omega_t, Alg. 1 line 18 of arXiv 2604.23318
+    assign_credit(batch, context, Credit("grpo"))   ->  A_i on every token
+    assign_credit(batch, context, Credit("shear"))  ->  A_i omega_t, Alg. 1 line 18 of 2604.23318
 
 `credit/table.py` lists all methods and says how to add one; `values.py` and `hindsight.py` have the
 others. A method runs its own further passes, and logs numbers with `batch.log`.
@@ -12,7 +12,6 @@ autograd. A docstring says "inferred" where the source is silent, and "deviates"
 from it. `credit/measures.py` measures where credit went.
 """
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,8 +22,9 @@ from torch import Tensor
 
 from credit import reward_model, salience
 from credit.ablations import sinkhorn_distances
-from credit.batch import Batch, tokens_of
+from credit.batch import Batch, Context, tokens_of
 from credit.measures import effective_weights
+from credit.settings import Credit
 from credit.shear_settings import ClosestSpans, Settings, group_weights, settings_of
 from credit.table import function_of, options_of
 from fast.distances import token_distances
@@ -35,22 +35,19 @@ from tasks.lessons import FirstError
 from tasks.problems import Task
 
 
-def assign_credit(method: str, batch: Batch, args: argparse.Namespace) -> Tensor:
-    """Token advantages (B, T) of a method, 0 outside of the mask; `args` are the flags, its options
-    among them.
+def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
+    """Token advantages (B, T) of a method with its options, 0 outside of the mask.
 
     `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how
     much they punish. `--rescale mean1` then divides a group's by their mean weight, so that methods
     differ in direction and not in the size of the step; groups without any weight stay as they are.
     """
-    token_advantages = function_of(method)(
-        batch, args, **options_of(method, args.method_option)
-    )  # (B, T)
+    options = options_of(credit.method, credit.method_option)
+    token_advantages = function_of(credit.method)(batch, context, **options)  # (B, T)
     token_advantages = torch.where(batch.rollouts.mask, token_advantages.detach(), 0.0)
-    token_advantages = (
-        torch.where(batch.correct[:, None], 1.0, args.negative_scale) * token_advantages
-    )
-    if args.rescale == "mean1":
+    scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
+    token_advantages = scale * token_advantages
+    if credit.rescale == "mean1":
         counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
         weights = effective_weights(
             token_advantages, batch.advantages, batch.rollouts.mask
@@ -87,12 +84,12 @@ def standardised(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
 # ---- group and entropies -------------------------------------------------------------------------
 
 
-def grpo(batch: Batch, args) -> Tensor:
+def grpo(batch: Batch, context: Context) -> Tensor:
     """A_t = A. Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
     return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
 
 
-def entropy(batch: Batch, args, *, alpha: float, kappa: float) -> Tensor:
+def entropy(batch: Batch, context: Context, *, alpha: float, kappa: float) -> Tensor:
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758;
     alpha as for GRPO).
 
@@ -104,7 +101,7 @@ def entropy(batch: Batch, args, *, alpha: float, kappa: float) -> Tensor:
     return scale + torch.minimum(alpha * batch.entropies, scale.abs() / kappa)
 
 
-def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
+def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
     """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of
     arXiv 2604.11056.
 
@@ -117,7 +114,7 @@ def hapo(batch: Batch, args, *, alpha: float, phi: float) -> Tensor:
     return scale + alpha * scale.sign() * z.clamp(-bound, bound)
 
 
-def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
+def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     """A_t = A T / (tokens kept) on the tokens whose RSI_t = 1 + log pi(y_t) / H_t lies in [low,
     high], 0 elsewhere.
 
@@ -130,7 +127,7 @@ def rsi(batch: Batch, args, *, low: float, high: float) -> Tensor:
     return batch.advantages[:, None] * kept * lengths / kept.sum(1, keepdim=True).clamp_min(1)
 
 
-def taco(batch: Batch, args, *, alpha: float, strength: float) -> Tensor:
+def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Tensor:
     """A_t = A (1 - strength (1 - exp(-r_t))) where A > 0 and r_t = -log pi(y_t) - H_t + log alpha >
     0, A elsewhere.
 
@@ -146,11 +143,11 @@ def taco(batch: Batch, args, *, alpha: float, strength: float) -> Tensor:
 # ---- hidden states -------------------------------------------------------------------------------
 
 
-def shear(batch: Batch, args, **ablations) -> Tensor:
+def shear(batch: Batch, context: Context, **ablations) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
     stats = defaultdict(list)  # means over pairs of spans, or over groups
     omega = group_by_group(
-        batch, partial(group_weights, settings=settings_of(args, **ablations), stats=stats)
+        batch, partial(group_weights, settings=settings_of(context.shear, **ablations), stats=stats)
     )
     if "closest" in stats:
         of_first, *_ = stats.pop("closest")
@@ -160,7 +157,7 @@ def shear(batch: Batch, args, **ablations) -> Tensor:
     return batch.advantages[:, None] * omega  # Alg. 1 line 18, Step 4
 
 
-def first(batch: Batch, args, *, threshold: float) -> Tensor:
+def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
     """A_t = A where a wrong rollout first departs from the right ones, by SHEAR's distances; 0
     elsewhere; ours.
 
@@ -168,7 +165,7 @@ def first(batch: Batch, args, *, threshold: float) -> Tensor:
     it with `--negative-scale`, which does so without looking.
     """
     omega = group_by_group(
-        batch, partial(first_weights, settings=settings_of(args), threshold=threshold)
+        batch, partial(first_weights, settings=settings_of(context.shear), threshold=threshold)
     )
     return batch.advantages[:, None] * omega
 
@@ -213,7 +210,7 @@ def first_weights(
     return omega
 
 
-def own_side(batch: Batch, args) -> Tensor:
+def own_side(batch: Batch, context: Context) -> Tensor:
     """A_t = A omega_t as in `shear`, from the closest span of the same outcome in another rollout;
     a control, ours.
 
@@ -222,7 +219,7 @@ def own_side(batch: Batch, args) -> Tensor:
     same outcome, to their barycentre.
     """
     return batch.advantages[:, None] * group_by_group(
-        batch, partial(own_side_weights, settings=settings_of(args))
+        batch, partial(own_side_weights, settings=settings_of(context.shear))
     )
 
 
@@ -254,7 +251,7 @@ def own_side_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Se
     return omega
 
 
-def delta(batch: Batch, args, *, low: float, high: float) -> Tensor:
+def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart:
     DelTA, 2605.21467.
 
@@ -315,7 +312,7 @@ def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
 # ---- further passes of the policy ----------------------------------------------------------------
 
 
-def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
+def oar_g(batch: Batch, context: Context, *, noise: float, **options) -> Tensor:
     """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G,
     arXiv 2601.07408).
 
@@ -325,37 +322,43 @@ def oar_g(batch: Batch, args, *, noise: float, **options) -> Tensor:
     given, read where it was sampled. With either probe a part of the importance is the draw of the
     noise, drawn again in each step.
     """
-    seed = args.seed * 2**20 + batch.source.step  # no run takes so many steps
+    seed = context.seed * 2**20 + context.step  # no run takes so many steps
     importance_of = partial(salience.importance_by_gradient, noise=noise, seed=seed)
-    return outcome_advantages(batch, args, importance_of, **options)
+    return outcome_advantages(batch, context, importance_of, **options)
 
 
-def oar_p(batch: Batch, args, **options) -> Tensor:
+def oar_p(batch: Batch, context: Context, **options) -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other:
     a pass per token.
 
     Deviates: by the probe "logp" a token whose absence makes the answer likelier has importance 0;
     in their code, less.
     """
-    importance_of = partial(salience.importance_by_masking, pad=pad_id(batch.source.tokenizer))
-    return outcome_advantages(batch, args, importance_of, **options)
+    importance_of = partial(salience.importance_by_masking, pad=pad_id(context.tokenizer))
+    return outcome_advantages(batch, context, importance_of, **options)
 
 
 def outcome_advantages(
-    batch: Batch, args, importance_of: Callable, *, quantile: float, beta: float, probe: str
+    batch: Batch,
+    context: Context,
+    importance_of: Callable,
+    *,
+    quantile: float,
+    beta: float,
+    probe: str,
 ) -> Tensor:
     """OAR's A omega by either importance; rollouts whose A is 0 are not probed."""
-    source, mask = batch.source, batch.rollouts.mask
-    answers = salience.answer_places(source.tokenizer, batch.rollouts)
+    mask = batch.rollouts.mask
+    answers = salience.answer_places(context.tokenizer, batch.rollouts)
     for row in (batch.advantages == 0).nonzero().flatten().tolist():
         answers[row] = None
-    options = dict(probe=probe, micro_tokens=args.micro_tokens)
-    importance = importance_of(source.policy, batch.rollouts, answers, **options)  # (B, T)
+    options = dict(probe=probe, micro_tokens=context.micro_tokens)
+    importance = importance_of(context.policy, batch.rollouts, answers, **options)  # (B, T)
     omega = salience.outcome_weights(importance, answers, mask, quantile, beta)
     return batch.advantages[:, None] * omega
 
 
-def attention(batch: Batch, args, *, slope: float) -> Tensor:
+def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
     """A_t = A omega_t, omega_t by how widely token t looks back: from focused tokens to wide ones
     during training.
 
@@ -364,16 +367,16 @@ def attention(batch: Batch, args, *, slope: float) -> Tensor:
     public: omega is 2 sigmoid(c z), z standardised in the group, c rising from -slope to slope over
     the run, scaled to mean 1 over the group's tokens.
     """
-    source, mask = batch.source, batch.rollouts.mask
+    mask = batch.rollouts.mask
     values = salience.attention_entropy(
-        source.policy, batch.rollouts, micro_tokens=args.micro_tokens
+        context.policy, batch.rollouts, micro_tokens=context.micro_tokens
     )  # (B, T)
-    pull = slope * (2 * source.step / args.steps - 1)
+    pull = slope * (2 * context.step / context.steps - 1)
     omega = 2 * torch.sigmoid(pull * standardised(values, mask, batch.group_size))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 
-def arca(batch: Batch, args, *, floor: float) -> Tensor:
+def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
     """A_t = A T w_t, w_t = (a_t + floor) / sum (a + floor), a_t = ||h_adapted - h_base||, Eqs. (8),
     (15) of 2606.00257.
 
@@ -381,9 +384,9 @@ def arca(batch: Batch, args, *, floor: float) -> Tensor:
     adapter that is still nothing gives weight 1. Inferred: the floor, of which ARCA (arXiv
     2606.00257) says that it is small.
     """
-    source, mask = batch.source, batch.rollouts.mask
-    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
-    change = salience.adapter_residual(source.policy, batch.rollouts, batch.hidden, **limits)
+    mask = batch.rollouts.mask
+    limits = dict(temperature=context.temperature, micro_tokens=context.micro_tokens)
+    change = salience.adapter_residual(context.policy, batch.rollouts, batch.hidden, **limits)
     change = (change + floor) * mask  # (B, T)
     total = change.sum(1, keepdim=True).clamp_min(floor)  # (B, 1)
     return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
@@ -392,21 +395,20 @@ def arca(batch: Batch, args, *, floor: float) -> Tensor:
 # ---- another model -------------------------------------------------------------------------------
 
 
-def step_scores(batch: Batch, args) -> list[tuple[Tensor, Tensor]]:
+def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:
     """For each rollout P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
-    source = batch.source
     questions = [batch.problem_of(row)["problem"] for row in range(len(batch.rewards))]
     return reward_model.score_steps(
-        source.prm,
+        context.prm,
         questions,
         batch.rollouts,
-        source.tokenizer,
-        source.task.step_end,
-        args.micro_tokens,
+        context.tokenizer,
+        context.task.step_end,
+        context.micro_tokens,
     )
 
 
-def prm(batch: Batch, args) -> Tensor:
+def prm(batch: Batch, context: Context) -> Tensor:
     """A_t = A omega_t, omega_t = p_k for A > 0 and 1 - p_k for A < 0, p_k the score at the end of
     the step of token t.
 
@@ -415,13 +417,13 @@ def prm(batch: Batch, args) -> Tensor:
     wrong rollouts most.
     """
     omega = batch.rollouts.mask.float()  # (B, T)
-    for row, (good, step) in enumerate(step_scores(batch, args)):
+    for row, (good, step) in enumerate(step_scores(batch, context)):
         scores = good[step]  # (T_i,)
         omega[row, : len(step)] = scores if batch.advantages[row] > 0 else 1 - scores
     return batch.advantages[:, None] * omega
 
 
-def pure(batch: Batch, args, *, temperature: float, outcome: float) -> Tensor:
+def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) -> Tensor:
     """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in
     place of A.
 
@@ -436,7 +438,7 @@ def pure(batch: Batch, args, *, temperature: float, outcome: float) -> Tensor:
     scores.
     """
     mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
-    for row, (good, step) in enumerate(step_scores(batch, args)):
+    for row, (good, step) in enumerate(step_scores(batch, context)):
         shares = min_form(good, temperature)  # (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
     returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
@@ -486,19 +488,17 @@ def true_error(batch: Batch, row: int, task: Task, tokenizer) -> FirstError | No
     )
 
 
-def oracle(batch: Batch, args) -> Tensor:
+def oracle(batch: Batch, context: Context) -> Tensor:
     """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could
     give.
     """
     position = torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)  # (T,)
-    start, end = true_errors(batch, batch.source.task, batch.source.tokenizer).unbind(
-        1
-    )  # (B,), (B,)
+    start, end = true_errors(batch, context.task, context.tokenizer).unbind(1)  # (B,), (B,)
     inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
     return batch.advantages[:, None] * (inside | (start < 0)[:, None])
 
 
-def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
+def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     """A_t = A_cor - b in right rollouts; in wrong ones prefix A_cor - b before the true first
     error, A_inc - b from it.
 
@@ -511,7 +511,7 @@ def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
     mu = (rewards > 0.5).sum(1) / rewards.isfinite().sum(1)  # (groups,), NaN without a verdict
     mu = mu.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
     sigma = (mu * (1 - mu)).sqrt()
-    start = true_errors(batch, batch.source.task, batch.source.tokenizer)[:, :1]  # (B, 1)
+    start = true_errors(batch, context.task, context.tokenizer)[:, :1]  # (B, 1)
     right, known = batch.correct[:, None], start >= 0  # (B, 1)
     before = torch.arange(mask.shape[1], device=mask.device) < start  # (B, T)
     credit = torch.where(before, prefix * (1 - mu) / sigma, -mu / sigma)
@@ -525,26 +525,26 @@ def cliff(batch: Batch, args, *, prefix: float) -> Tensor:
     return torch.where(batch.advantages[:, None] != 0, credit, 0.0)
 
 
-def position(batch: Batch, args) -> Tensor:
+def position(batch: Batch, context: Context) -> Tensor:
     """A_t = A t / T: later tokens get more, whatever they say."""
     mask = batch.rollouts.mask
     return batch.advantages[:, None] * mask.cumsum(1) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
-def random(batch: Batch, args) -> Tensor:
+def random(batch: Batch, context: Context) -> Tensor:
     """A_t = A u, u uniform in [0, 2] and the same for `--window` tokens in a row."""
     omega = batch.rollouts.mask.float()  # (B, T)
     for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
-        draws = 2 * torch.rand(-(-length // args.window))
-        omega[row, :length] = draws.repeat_interleave(args.window)[:length].to(omega)
+        draws = 2 * torch.rand(-(-length // context.shear.window))
+        omega[row, :length] = draws.repeat_interleave(context.shear.window)[:length].to(omega)
     return batch.advantages[:, None] * omega
 
 
-def shuffle(batch: Batch, args, **ablations) -> Tensor:
+def shuffle(batch: Batch, context: Context, **ablations) -> Tensor:
     """A_t = A omega_p(t), p a random permutation of the rollout's tokens: SHEAR's weights without
     their places.
     """
-    token_advantages = shear(batch, args, **ablations)
+    token_advantages = shear(batch, context, **ablations)
     for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
         token_advantages[row, :length] = token_advantages[row, torch.randperm(length)]
     return token_advantages

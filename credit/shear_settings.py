@@ -2,7 +2,7 @@
 settings ask for.
 
     Settings                                           the paper's own by default, and its ablations
-    settings_of(args)                                  from the flags
+    settings_of(shear)                                 from the flags
     group_weights(hidden, mask, correct, settings)     omega (G, T) of one group
     pair_distances(hidden, mask, correct, settings)    the function for the distance of every pair
                                                        of spans
@@ -13,9 +13,8 @@ The paper's eps is in raw units of distance; `shear_weights` takes it in units o
 `Settings` unless `eps_unit` is "raw".
 """
 
-import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,40 +22,30 @@ import torch
 from torch import Tensor
 
 from credit import ablations
+from credit.settings import Shear
 from fast.distances import token_distances
 from fast.race import race_matrix
-from shear import EPS, STRIDE, WINDOW, Spans, mean_norm, shear_weights, span_bounds, token_weights
+from shear import Spans, mean_norm, shear_weights, span_bounds, token_weights
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The options of SHEAR, with the defaults of `shear_weights`."""
+class Settings(Shear):
+    """The settings of SHEAR and its ablations, with the defaults of `shear_weights`."""
 
-    window: int = WINDOW  # w, tokens
-    stride: int = STRIDE  # s, tokens
-    eps: float = EPS
-    eps_unit: str = "nbar"  # or "raw": that of the distances, which is the paper's
     reading: str = "value"  # of Eq. (10), with the distance "w1"
     distance: str = "w1"  # of two spans
     normalize: str = "group"  # "rollout": every rollout's mean weight becomes the group's
     pool: str = "max"  # over the spans that cover a token
-    max_iters: int = 100  # of Sinkhorn, a pair
-    tol: float = 1e-3  # marginal error at which a pair stops
 
     @property
     def races(self) -> bool:
         """Whether the minima can be found by a race: only the value of W_eps has bounds."""
         return (self.distance, self.reading) == ("w1", "value")
 
-    def eps_over(self, nbar: float) -> float:
-        """eps in units of nbar: W_eps(C) / nbar = W_{eps / nbar}(C / nbar)."""
-        return self.eps if self.eps_unit == "nbar" else self.eps / nbar
 
-
-def settings_of(args: argparse.Namespace, **options: str) -> Settings:
+def settings_of(shear: Shear, **options: str) -> Settings:
     """SHEAR's settings, from the flags and the options of the method `shear`."""
-    names = "window stride eps eps_unit max_iters tol".split()
-    return Settings(**{name: getattr(args, name) for name in names}, **options)
+    return Settings(**asdict(shear), **options)
 
 
 class ClosestSpans(NamedTuple):

@@ -10,8 +10,8 @@ stands.
 Everything else asks this table: the flags and their help, what is refused, which prompts must fit,
 what the studies compare. It imports no torch, so that `--help` answers at once.
 
-To add a method, write a function `f(batch, args, **options)` from a `credit.batch.Batch` and the
-flags to token advantages (B, T), and enter it here. It is then a choice of `--method`, and its
+To add a method, write a function `f(batch, context, **options)` from a `credit.batch.Batch` and its
+`Context` to token advantages (B, T), and enter it here. It is then a choice of `--method`, and its
 options are those of `--method-option`.
 """
 
@@ -19,6 +19,9 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+Number = TypeVar("Number", int, float)
 
 # What a method can need; a task, a model or a machine may lack it.
 NEEDS = {
@@ -33,6 +36,17 @@ NEEDS = {
     "first error": "the true first error",
     "rephrase": "its problems in other words",
 }
+
+
+def read_number(kind: type[Number], low: float, high: float, text: str) -> Number:
+    """The number in a text, within bounds; raises ValueError, which says what it must be."""
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise ValueError(f"must be of type {kind.__name__}") from error
+    if not low <= value <= high or not math.isfinite(value):  # False for NaN
+        raise ValueError(f"must be from {low} to {high}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -51,10 +65,7 @@ class Option:
             if text not in self.choices:
                 raise ValueError(f"must be one of {', '.join(self.choices)}")
             return text
-        value = type(self.default)(text)
-        if not self.low <= value <= self.high or not math.isfinite(value):  # False for NaN
-            raise ValueError(f"must be from {self.low:g} to {self.high:g}")
-        return value
+        return read_number(type(self.default), self.low, self.high, text)
 
 
 @dataclass(frozen=True)
@@ -232,7 +243,7 @@ METHODS = {
 
 
 def function_of(name: str) -> Callable:
-    """`f(batch, args, **options) -> (B, T)` of a method."""
+    """`f(batch, context, **options) -> (B, T)` of a method."""
     return getattr(importlib.import_module(METHODS[name].module), name.replace("-", "_"))
 
 
@@ -255,12 +266,7 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
         try:
             values[option] = options[option].read(text)
         except ValueError as error:
-            reason = (
-                error
-                if "must be" in str(error)
-                else f"must be of type {type(options[option].default).__name__}"
-            )
-            raise ValueError(f"{words}: {reason}; change it") from error
+            raise ValueError(f"{words}: {error}; change it") from error
     low, high = METHODS[name].ascending or (None, None)
     if low and values[low] >= values[high]:
         raise ValueError(

@@ -12,7 +12,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from credit.batch import Batch
+from credit.batch import Batch, Context
 from fast.distances import token_distances
 from shear import mean_norm
 
@@ -20,7 +20,7 @@ PRIOR = 1.0  # n0, rollouts that the mean of the others' rewards counts for
 DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
 
 
-def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
+def kgae(batch: Batch, context: Context, *, decay: float, width: float) -> Tensor:
     """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman
     et al. 2016); ours.
 
@@ -34,7 +34,7 @@ def kgae(batch: Batch, args, *, decay: float, width: float) -> Tensor:
     for group, hidden in batch.groups():
         if batch.advantages[group].any():  # else nothing is to be told
             rewards = batch.rewards[group]
-            values = prefix_values(hidden, mask[group], rewards, args.window, width)
+            values = prefix_values(hidden, mask[group], rewards, context.shear.window, width)
             deviation = rewards[~rewards.isnan()].std() + DELTA
             changes[group] = torch.where(mask[group], values.diff(dim=1), 0.0) / deviation
     return discounted_sums(changes, decay)

@@ -1,282 +1,347 @@
-"""Every flag of `train.py` and `eval.py`, its default and what is wrong with its value, by the
-standard library alone.
+"""Every setting of `train.py` and `eval.py`: a field each, with its type, default, bounds and help.
 
-    parse_train(argv), parse_eval(argv)   the flags of a command, checked; `harness/launch.py` adds
-                                          the machine's
-    answer(name, parse)                   the same before a command imports what takes seconds: help
-                                          and mistakes
-    Parser, number                        what the studies make their own flags of
+    parse_train(argv), parse_eval(argv)   the flags of a command; tyro answers --help and mistakes
+    flat(config), changed(config, ...)    settings by the names of their flags, as config.json has
+                                          them
+    saved_config(settings, ...)           back from there
+    check(config), resume(config)         what is wrong with the settings; a saved run's
 
-Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its
-protocol. `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is
-silent. `--task embedded`, the default without `--model`, replaces those in EMBEDDED; `--smoke`
-those in SMOKE. `--resume` restores all flags from the checkpoint; the flags in MAY_CHANGE can be
-overridden. Methods and their options are those of `credit/table.py`.
+Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
+`docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent.
+`--task embedded`, the default without `--model`, and `--task words` have sizes for two CPU cores;
+`--smoke` shrinks every size. `--resume` restores all settings; those in MAY_CHANGE can be given
+anew. This file imports no torch, so that `--help` answers at once.
 """
 
-import argparse
-import difflib
-import itertools
-import math
+import dataclasses
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from credit.settings import (
+    Count,
+    Credit,
+    Natural,
+    OptionalText,
+    Positive,
+    Shear,
+    number,
+    one_of,
+    several,
+    spec,
+    word,
+)
 from credit.table import METHODS, NEEDS, options_of
-from grading import sandbox
-from harness.paper_tables import PAPER
-from tasks.rows import SURROGATE, BadInput, printable
+from harness.paper_tables import PAPER as PAPERS_MODELS
+from tasks.rows import BadInput
 
-TEMPLATES = ("auto", "qwen-math", "chat", "plain")
-# The flags that `--help` shows.
-TRAIN = (
-    "task model data method steps lr prompts_per_step rollouts_per_prompt max_tokens eval_every "
-    "bench "
-)
-TRAIN += "smoke resume out device"
-EVAL = "model bench data out saved runs greedy samples max_tokens seeds select device"
-# What the embedded task replaces in the paper's recipe: sizes for two CPU cores. A line of work is
-# 12 tokens; the scoring forward takes micro-batches above a mini-batch.
-EMBEDDED = dict(
-    **dict(prompts_per_step=16, prompts_per_update=4, steps=40, lr=1e-4, max_tokens=0, heldout=512),
-    **dict(window=12, stride=6, threads=1, recompute=False),
-)
-# What the word problems replace: sizes for a model of 135 million parameters on two CPU cores.
-# Responses have 30 to 80 tokens, a step about 16; spans of 12 in steps of 4 compare less than one.
-# The prompt is plain text, which is shortest.
-WORDS = dict(
-    **dict(
-        prompts_per_step=4,
-        prompts_per_update=4,
-        steps=16,
-        lr=2e-5,
-        max_tokens=128,
-        heldout=64,
-        eval_groups=16,
-    ),
-    **dict(
-        window=12,
-        stride=4,
-        template="plain",
-        warmup_steps=40,
-        recompute=False,
-    ),
-    micro_tokens=4096,
-)
-TASKS = {
-    "embedded": EMBEDDED,
-    "words": WORDS,
-}  # that make their own problems, and know the first error
-# What --smoke replaces: every size, to prove a set-up in some minutes. (Rewards in training are
-# drawn then.)
-SMOKE = dict(
-    **dict(steps=4, prompts_per_step=8, rollouts_per_prompt=4, prompts_per_update=4, max_tokens=64),
-    **dict(heldout=8, eval_groups=8, save_every=2),
-)
-SMOKE_TASKS = {"embedded": {"max_tokens": 0, "warmup_steps": 60}, "words": {"warmup_steps": 4}}
+Config = TypeVar("Config")
+Text = Annotated[str, spec("TEXT", word)]
+Texts = Annotated[tuple[str, ...], several(spec("TEXT", word))]
+Seed = Annotated[int, number(int, 0, 2**32 - 1)]
+OptionalSeed = Annotated[int | None, number(int, 0, 2**32 - 1)]
+Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
+Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
+GroupSize = Annotated[int, number(int, 2, 4096)]
+GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
+Ranks = Annotated[int, number(int, 0, 4096)]
+SetSize = Annotated[int, number(int, 1, 10**5)]
+OptionalSetSize = Annotated[int | None, number(int, 1, 10**5)]
+ToyLines = Annotated[int, number(int, 1, 8)]
+OptionalToyLines = Annotated[int | None, number(int, 1, 8)]
+Seconds = Annotated[float | None, number(float, 1e-3, 86_400)]  # a day at most
+PathFlag = Annotated[Path, spec("PATH", lambda text: Path(word(text)))]
+Template = Literal["auto", "qwen-math", "chat", "plain"]
+TRACKERS = "wandb", "trackio", "tensorboard"
+Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
 # What a resumed run may be given anew: how long it goes on, what is saved and measured on the way,
 # how fast it learns, and what the machine asks for. With another value of the last two it is no
 # longer the same run to the bit.
-MAY_CHANGE = set(
+MAY_CHANGE = frozenset(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens "
-    "generate_batch "
-    "eval_every bench bench_data track force".split()
+    "generate_batch eval_every bench bench_data track force".split()
 )
 
 
-# ---- a parser whose errors are one sentence, and types with bounds -------------------------------
+# ---- parts of a configuration, one for each group of flags ---------------------------------------
 
 
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Omits empty defaults."""
+@dataclass(frozen=True)
+class Problems:
+    """Where problems come from."""
 
-    def _get_help_string(self, action: argparse.Action) -> str:
-        if action.default in (None, []) or action.default is False:
-            return action.help
-        return super()._get_help_string(action)
+    data: OptionalText = None
+    """Your own problems, a file or folder; if not given, the paper's training set, from the hub."""
+    template: Template = "auto"
+    """Prompt template; auto: qwen-math for its models, else the tokenizer's chat, else plain."""
+    heldout: SetSize = 64
+    """Problems kept from training, each answered greedily."""
+    toy_lines: ToyLines = 5
+    """Embedded task: definitions per problem."""
+    toy_width: Annotated[int, number(int, 8, 4096)] = 128
+    """Embedded task: hidden size of the model that is made."""
+    warmup_steps: Natural = 600
+    """Supervised steps on error-prone demonstrations (embedded, words); 0: none."""
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse whose errors are one sentence; if flags are `common`, `--help` shows these and
-    `--help-all` all.
+@dataclass(frozen=True)
+class Sampling:
+    """Rollouts."""
+
+    prompts_per_step: SetSize = 512
+    """Problems per sampling phase."""
+    rollouts_per_prompt: GroupSize = 8
+    """Group size G."""
+    max_tokens: Natural = 3000
+    """Response limit, tokens; 0: a full response (embedded)."""
+    temperature: Annotated[float, number(float, 1e-3, 1e3)] = 1.0
+    """Temperature of the sampler and the trainer alike."""
+    dynamic_sampling: Natural = 0
+    """Resample groups whose rewards are all equal, at most N times per step (DAPO)."""
+
+
+@dataclass(frozen=True)
+class Grading:
+    """Verdicts."""
+
+    grade_timeout: Seconds = None
+    """Seconds per response; if not given, 5 (math) or 10 (code)."""
+    sandbox: Sandbox = "auto"
+    """Sandbox of generated programs; auto: the strongest that works."""
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """Updates: AdamW without weight decay, at a constant rate."""
+
+    steps: Count = 300
+    """Sampling phases."""
+    lr: Positive = 1e-6
+    """Learning rate."""
+    prompts_per_update: Count = 32
+    """Groups per mini-batch; a mini-batch is one update."""
+    micro_tokens: Count = 16_384
+    """Tokens per pass; changes memory and time alone."""
+    clip_low: Positive = 0.2
+    """The policy ratio is clipped below at 1 minus this."""
+    clip_high: Positive = 0.28
+    """The policy ratio is clipped above at 1 plus this."""
+    max_grad_norm: Positive = 1.0
+    """Gradients of a larger norm are scaled down to this norm."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured besides training."""
+
+    eval_groups: Count = 64
+    """Held-out problems at most that are sampled --rollouts-per-prompt times."""
+    eval_every: Natural = 0
+    """Steps between evaluations on --bench; 0: never."""
+    bench: Texts = ()
+    """Benchmarks: math, code, embedded, or names, see eval.py."""
+    bench_data: Texts = ()
+    """NAME=FILE: local files of benchmarks, in place of the hub's."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Saved and resumed runs."""
+
+    save_every: Count = 10
+    """Steps between checkpoints; the last step is always saved."""
+    keep: Count = 2
+    """Number of checkpoints to keep."""
+    resume: OptionalText = None
+    """Run folder, or one of its checkpoints, to resume."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where to compute, and in which pieces."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: cuda if there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of compute; auto: bfloat16 on cuda."""
+    ranks: Ranks = 0
+    """Processes to start, unless torchrun has; 0: one per GPU."""
+    threads: Ranks = 0
+    """CPU threads; 0: torch's default."""
+    generate_batch: Natural = 0
+    """Rollouts generated at a time; 0: what memory holds, 512 on CPU."""
+
+
+@dataclass(frozen=True)
+class TrainMachine(Machine):
+    """Where to compute, and in which pieces."""
+
+    force: bool = False
+    """Train although the memory at hand is known to be too small."""
+    shard_over: Natural = 0
+    """Ranks that hold one set of weights; 0: all. With several nodes: the GPUs per node."""
+    recompute: bool = True
+    """Recompute activations in the backward pass."""
+
+
+# ---- train.py ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a causal language model with SHEAR, GRPO or a related method."""
+
+    task: Literal["embedded", "words", "math", "code"] = "math"
+    """If not given: embedded without --model, else math."""
+    model: OptionalText = None
+    """Hugging Face folder or hub id, .gguf file, or smollm2; if not given, embedded makes one."""
+    seed: Seed = 0
+    """Decides problems, the weights of a new model, sampling and shuffling."""
+    out: Text = "runs"
+    """Folder of the runs."""
+    name: OptionalText = None
+    """Folder of this run in --out; if not given: task, method and the next free number."""
+    track: Annotated[str | None, spec("NAME", one_of(TRACKERS))] = None
+    """Also log metrics to wandb, trackio or tensorboard; install it first."""
+    smoke: bool = False
+    """Shrink every size and draw the rewards, to check your setup."""
+    problems: Problems = Problems()
+    credit: Credit = field(default_factory=Credit)
+    shear: Shear = field(default_factory=Shear)
+    sampling: Sampling = Sampling()
+    grading: Grading = Grading()
+    optimisation: Optimisation = Optimisation()
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()
+    machine: TrainMachine = TrainMachine()
+    given: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """The settings that stand on the command line: these sizes do not shrink to the data."""
+    digest: tyro.conf.Suppress[str | None] = None
+    """Of the run's problems, which a resumed run must find again."""
+
+
+PAPER = TrainConfig()
+# Sizes for two CPU cores. A line of work is 12 tokens; the scoring forward takes micro-batches
+# above a mini-batch.
+EMBEDDED = replace(
+    PAPER,
+    task="embedded",
+    problems=Problems(heldout=512),
+    shear=Shear(window=12, stride=6),
+    sampling=Sampling(prompts_per_step=16, max_tokens=0),
+    optimisation=Optimisation(steps=40, lr=1e-4, prompts_per_update=4),
+    machine=TrainMachine(threads=1, recompute=False),
+)
+# Sizes for a model of 135 million parameters on two CPU cores. Responses have 30 to 80 tokens, a
+# step about 16; spans of 12 in steps of 4 compare less than one. Plain text is the shortest prompt.
+WORDS = replace(
+    PAPER,
+    task="words",
+    problems=Problems(heldout=64, template="plain", warmup_steps=40),
+    shear=Shear(window=12, stride=4),
+    sampling=Sampling(prompts_per_step=4, max_tokens=128),
+    optimisation=Optimisation(steps=16, lr=2e-5, prompts_per_update=4, micro_tokens=4096),
+    evaluation=Evaluation(eval_groups=16),
+    machine=TrainMachine(recompute=False),
+)
+PRESETS = {"embedded": EMBEDDED, "words": WORDS, "math": PAPER, "code": replace(PAPER, task="code")}
+MAKE_PROBLEMS = ("embedded", "words")  # tasks that make their own, and know the first error
+
+
+def smoke(config: TrainConfig) -> TrainConfig:
+    """Every size shrunk, to check a setup in minutes; rewards in training are drawn then."""
+    max_tokens = 0 if config.task == "embedded" else 64
+    lessons = {"embedded": 60, "words": 4}.get(config.task, config.problems.warmup_steps)
+    return replace(
+        config,
+        problems=replace(config.problems, heldout=8, warmup_steps=lessons),
+        sampling=Sampling(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=max_tokens),
+        optimisation=replace(config.optimisation, steps=4, prompts_per_update=4),
+        evaluation=Evaluation(eval_groups=8),
+        checkpoints=Checkpoints(save_every=2),
+    )
+
+
+@dataclass(frozen=True)
+class Preset:
+    """The flags that choose a preset; they are read before all others."""
+
+    task: str | None = None
+    model: str | None = None
+    smoke: bool = False
+
+
+def preset(argv: Sequence[str] | None) -> TrainConfig:
+    """The defaults of train.py's flags beside the flags that were given, whose names it has."""
+    chosen, _ = tyro.cli(Preset, args=argv, add_help=False, return_unknown_args=True)
+    default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER)
+    return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
+
+
+def given_flags(argv: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the settings that stand on a command line."""
+    words = [word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)]
+    names = [word.removeprefix("--").replace("-", "_") for word in words if word[:2] == "--"]
+    return tuple(sorted({name.removeprefix("no_") for name in names}))
+
+
+def parse(
+    kind: type[Config], argv: Sequence[str] | None, prog: str, default: Config | None = None
+) -> Config:
+    """The flags of a command over their defaults; tyro prints --help and mistakes, and ends the
+    process.
     """
-
-    def __init__(self, common: str = "", **options):
-        super().__init__(
-            add_help=not common, usage="%(prog)s [flags]", formatter_class=Help, **options
+    with parsing():
+        return tyro.cli(
+            kind,
+            args=argv,
+            prog=prog,
+            default=default,
+            config=(tyro.conf.OmitArgPrefixes,),
+            console_outputs=speaks(),
         )
-        self.common = common.split()
-        self.tail = []  # lines below --help-all
-        self.others = []  # flags that another parser has taken
-        if common:
-            add = self.add_argument_group("help").add_argument
-            add(
-                "-h",
-                "--help",
-                action="store_true",
-                default=argparse.SUPPRESS,
-                help="the usual flags",
-            )
-            add("--help-all", action="store_true", default=argparse.SUPPRESS, help="all flags")
-
-    def parse_known_args(self, args=None, namespace=None):
-        words = sys.argv[1:] if args is None else args
-        for before, word in itertools.pairwise(["", *words]):
-            if SURROGATE.search(word):
-                raise BadInput(f"{word}: is not UTF-8, which files of a run hold; rename it")
-            if not word or re.fullmatch(
-                "--[a-z-]+=", word
-            ):  # most often a shell's variable that is not set
-                raise BadInput(
-                    f"{(word or before).rstrip('=')}: is empty; give a value, or leave it out"
-                )
-            if re.search(rb"[^/]{256}", os.fsencode(word)):
-                shown = f"{before} " * before.startswith("-") + word[:40]
-                raise BadInput(f"{shown}...: is longer than a file's name may be; shorten it")
-        return super().parse_known_args(args, namespace)
-
-    def given(self, argv: list[str] | None) -> dict:
-        """The flags that were given, by name; raises BadInput."""
-        defaults = {action: action.default for action in self._actions}
-        try:
-            for action in defaults:
-                action.default = argparse.SUPPRESS
-            return vars(self.parse_args(argv))
-        finally:
-            for action, default in defaults.items():
-                action.default = default
-
-    def defaults(self) -> dict:
-        """The default of each flag, by name."""
-        return {a.dest: a.default for a in self._actions if a.default is not argparse.SUPPRESS}
-
-    def help_if_asked(self, given: dict, defaults: dict) -> None:
-        """Print the help, with these defaults, and end the process."""
-        if not given.keys() & {"help", "help_all"}:
-            return
-        self.set_defaults(**defaults)
-        if "help_all" not in given:
-            self.epilog = None
-            for action in self._actions:
-                if action.dest not in (*self.common, "help", "help_all"):
-                    action.help = argparse.SUPPRESS
-        self.print_help()
-        if "help_all" in given and self.tail:
-            print("\nmethods and their options, --method-option NAME=VALUE:", *self.tail, sep="\n")
-        sys.exit(0)
-
-    def error(self, message: str):
-        message = re.sub(
-            r"^argument (\S+): (?=\S+: must be)", r"\1 ", message
-        )  # --lr 0: must be ...
-        message = message.removeprefix("argument ")
-        wrong = re.search(r"invalid choice: '(.*?)'|unrecognized arguments: ([^ =]+)", message)
-        if wrong:
-            known = [*self._option_string_actions, *self.others, *METHODS]
-            near = difflib.get_close_matches(wrong[1] or wrong[2], known, 1)
-            message += "".join(f"; did you mean {word}?" for word in near)
-        raise BadInput(f"{message}; see {self.prog} --help")
-
-    def parse_with_others(
-        self, argv: list[str] | None, refused: str, reason: str
-    ) -> tuple[argparse.Namespace, list]:
-        """This command's flags, and those of train.py as they are; raises BadInput for `refused`
-        ones of these.
-        """
-        flags, others = self.parse_known_args(argv)
-        for word in others:
-            if word.split("=")[0] in refused.split():
-                raise BadInput(f"{word}: {reason}; leave it out")
-        return flags, others
 
 
-def check_flags(parser: Parser) -> None:
-    """Help, and what is wrong with a command's own flags or with those of train.py beside them;
-    raises BadInput.
-    """
-    _, words = parser.parse_known_args()
-    of_training = train_parser()
-    of_training.prog, of_training.others = parser.prog, list(parser._option_string_actions)
-    of_training.given(words)
+def parse_study(
+    kind: type[Config], argv: Sequence[str] | None, prog: str
+) -> tuple[Config, list[str]]:
+    """A study's own flags, and the others as they are, which are those of train.py."""
+    with parsing():
+        return tyro.cli(
+            kind, args=argv, prog=prog, console_outputs=speaks(), return_unknown_args=True
+        )
 
 
-def number(
-    kind: type, low: float, high: float = math.inf, *, above: bool = False
-) -> Callable[[str], float]:
-    """The type of a flag: a finite number of this kind from `low` to `high`; it exceeds `low` if it
-    must be `above`.
-    """
-    bounds = f"above {low}" if above else f"at least {low}"
-    if high < math.inf:
-        bounds += f" and at most {high}"
-
-    def convert(text: str) -> float:
-        value = kind(text)
-        if (
-            not (low < value if above else low <= value) or not value <= high or value == math.inf
-        ):  # so is NaN
-            raise argparse.ArgumentTypeError(f"{text}: must be {bounds}")
-        return value
-
-    convert.__name__ = kind.__name__  # argparse says "invalid int value: 'x'"
-    return convert
+def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
+    """Raise BadInput for flags of train.py that a study has no use for."""
+    for name in refused.split():
+        if name in config.given:
+            raise BadInput(f"{flag(name)}: {reason}; leave it out")
 
 
-positive_int = number(int, 1, 10**6)
-natural = number(int, 0, 10**6)
-random_seed = number(int, 0, 2**32 - 1)
-positive = number(float, 0, 1e30, above=True)
-not_negative = number(float, 0, 1e30)
-temperature = number(float, 0.001, 1000)
-seconds = number(float, 0, 86_400, above=True)  # a day at most
-
-
-def flag(name: str) -> str:
-    """The command-line spelling of an argument's name."""
-    return "--" + name.replace("_", "-")
-
-
-def spelled(name: str, value) -> list[str]:
-    """A flag and its value as one would type them; nothing where the flag would not be given."""
-    if isinstance(value, bool):
-        return [flag(name)] if value else [f"--no-{name}"] * (name == "recompute")
-    if value is None or value == []:
-        return []
-    return [flag(name), *map(str, value if isinstance(value, list) else [value])]
-
-
-def refuse_other_settings(wanted: dict, had: dict, holder: str, remedy: str) -> None:
-    """Raise BadInput where a setting that is `wanted` differs from what a folder's files were made
-    with, `had`.
-    """
-    for name, value in wanted.items():
-        if value != had.get(name):
-            raise BadInput(f"{flag(name)} {value}: {holder} {had.get(name)}; {remedy}")
-
-
-def answer(name: str, parse: Callable) -> None:
-    """Answer --help and mistakes in the flags, before the command of this `__name__` imports what
-    takes seconds.
-    """
-    if name != "__main__":
-        return
+@contextmanager
+def parsing() -> Iterator[None]:
+    """Inside, --help and mistakes can be printed whatever stands around the command."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
     try:
         os.getcwd()
     except FileNotFoundError:
         print("error: the working directory is gone; change to another one", file=sys.stderr)
         sys.exit(2)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
-    try:
-        parse()
-    except BadInput as error:
-        if speaks():
-            print(printable(f"error: {error}"), file=sys.stderr)
-        sys.exit(2)
+    yield
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
 
 
@@ -287,422 +352,134 @@ def speaks() -> bool:
     return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
 
 
-def add_machine_flags(parser: Parser):
-    """Flags that say where to compute and in which pieces; returns the function that adds others to
-    their group.
-    """
-    add = parser.add_argument_group("machine").add_argument
-    add(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto: cuda where there is one",
-    )
-    add(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default="auto",
-        help="of compute; auto: bfloat16 on cuda",
-    )
-    add(
-        "--ranks",
-        type=number(int, 0, 4096),
-        default=0,
-        help="processes to start, unless torchrun has; 0: one per GPU",
-    )
-    add("--threads", type=number(int, 0, 4096), default=0, help="CPU threads, 0: torch's default")
-    add(
-        "--generate-batch",
-        type=natural,
-        default=0,
-        help="rollouts at a time; 0: what memory holds, 512 on CPU",
-    )
-    return add
+def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
+    """The flags of a run; `harness.launch.resolve` has what follows from them."""
+    return parse(TrainConfig, argv, "python train.py", preset(argv))
 
 
-# ---- train.py ------------------------------------------------------------------------------------
-
-
-def train_parser() -> Parser:
-    """Every flag of train.py with its default; those without one here are resolved later, or stated
-    where they act.
-    """
-    replaced = []
-    of_tasks = {f"--smoke --task {task}": own for task, own in SMOKE_TASKS.items()}
-    for by, values in {"--task words": WORDS, "--smoke": SMOKE, **of_tasks}.items():
-        settings = ", ".join(f"{flag(name)} {value}" for name, value in values.items())
-        replaced.append(f"{by} replaces: {settings}.")
-    about = (
-        "Train a causal LM with SHEAR, GRPO, or a neighbour. Of two defaults, embedded task | "
-        "paper."
-    )
-    parser = Parser(TRAIN, prog="python train.py", description=about, epilog=" ".join(replaced))
-    for name, method in METHODS.items():
-        for option, entry in method.options.items():
-            parser.tail.append(f"  {name:9} {f'{option}={entry.default}':19} {entry.about}")
-    add = parser.add_argument_group("what").add_argument
-    add(
-        "--task",
-        choices=(*TASKS, "math", "code"),
-        help="if not given: embedded without --model, else math",
-    )
-    model = (
-        "Hugging Face folder or hub id, .gguf file, or smollm2; embedded: if not given, a tiny "
-        "one is made"
-    )
-    add("--model", help=model)
-    add(
-        "--data",
-        help="local problems, a file or folder; if not given: the paper's training set, from the "
-        "hub",
-    )
-    add(
-        "--template",
-        choices=TEMPLATES,
-        default="auto",
-        help="of prompts; auto: qwen-math, else chat, else plain",
-    )
-    add(
-        "--seed",
-        type=random_seed,
-        default=0,
-        help="problems, weights of a new model, sampling, shuffling",
-    )
-    add("--out", default="runs", help="folder of the runs")
-    add(
-        "--name",
-        help="folder of this run in --out; if not given: task, method and the next free number",
-    )
-    add(
-        "--track",
-        choices=("wandb", "trackio", "tensorboard"),
-        help="also log metrics there; install it first",
-    )
-    add(
-        "--smoke",
-        action="store_true",
-        help="shrink every size and draw the rewards, to check your setup",
-    )
-    add = parser.add_argument_group("credit").add_argument
-    add(
-        "--method",
-        choices=METHODS,
-        default="shear",
-        metavar="NAME",
-        help="who gets credit: " + ", ".join(METHODS),
-    )
-    options = "an option of the method, repeatable; --help-all lists them"
-    add(
-        "--method-option",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="NAME=VALUE",
-        help=options,
-    )
-    add(
-        "--negative-scale",
-        type=not_negative,
-        default=1.0,
-        help="factor on the advantages of wrong rollouts",
-    )
-    add(
-        "--rescale",
-        choices=("none", "mean1"),
-        default="none",
-        help="mean1: a group's mean weight becomes 1",
-    )
-    add(
-        "--lora-rank",
-        type=number(int, 0, 4096),
-        default=0,
-        help="train an adapter of this rank; 0: the whole model",
-    )
-    add(
-        "--prm",
-        help="process reward model of prm and pure; embedded: if not given, a tiny one is made and "
-        "taught",
-    )
-    add = parser.add_argument_group("SHEAR").add_argument
-    add("--window", type=positive_int, default=100, help="span length w, tokens")
-    add("--stride", type=positive_int, default=25, help="distance s between span starts, tokens")
-    add(
-        "--eps",
-        type=positive,
-        default=0.05,
-        help="entropic regularisation, in the unit of --eps-unit",
-    )
-    add(
-        "--eps-unit",
-        choices=("nbar", "raw"),
-        default="nbar",
-        help="nbar: the group's mean hidden-state norm",
-    )
-    add("--max-iters", type=positive_int, default=100, help="Sinkhorn iterations at most")
-    add("--tol", type=positive, default=1e-3, help="marginal error at which a pair of spans stops")
-    add = parser.add_argument_group("rollouts").add_argument
-    add(
-        "--prompts-per-step",
-        type=number(int, 1, 10**5),
-        default=512,
-        help="problems of a sampling phase",
-    )
-    add("--rollouts-per-prompt", type=number(int, 2, 4096), default=8, help="size of a group, G")
-    add(
-        "--max-tokens",
-        type=natural,
-        default=3000,
-        help="response limit, tokens; 0: a full response (embedded)",
-    )
-    add("--temperature", type=temperature, default=1.0, help="of sampler and trainer alike")
-    replace = "resample groups whose rewards are all equal, at most N times per step (DAPO)"
-    add("--dynamic-sampling", type=natural, default=0, help=replace)
-    add = parser.add_argument_group("grading").add_argument
-    add("--grade-timeout", type=seconds, help="for one response; if not given: 5 (math), 10 (code)")
-    add(
-        "--sandbox",
-        choices=("auto", *sandbox.LEVELS),
-        default="auto",
-        help="code: auto is the strongest that works",
-    )
-    add = parser.add_argument_group("optimisation").add_argument
-    add("--steps", type=positive_int, default=300, help="sampling phases")
-    add("--lr", type=positive, default=1e-6, help="AdamW, constant, no weight decay")
-    add(
-        "--prompts-per-update",
-        type=positive_int,
-        default=32,
-        help="groups of a mini-batch, which is one update",
-    )
-    add(
-        "--micro-tokens",
-        type=positive_int,
-        default=16_384,
-        help="tokens per pass; changes memory and time alone",
-    )
-    add("--clip-low", type=positive, default=0.2, help="ratio bound below: 1 - this")
-    add("--clip-high", type=positive, default=0.28, help="ratio bound above: 1 + this")
-    add("--max-grad-norm", type=positive, default=1.0, help="gradient norm is cut to this")
-    add = parser.add_argument_group("evaluation").add_argument
-    add(
-        "--heldout",
-        type=number(int, 1, 10**5),
-        default=64,
-        help="problems kept from training, each answered greedily",
-    )
-    add(
-        "--eval-groups",
-        type=positive_int,
-        default=64,
-        help="of these at most, sampled --rollouts-per-prompt times",
-    )
-    add(
-        "--eval-every",
-        type=natural,
-        default=0,
-        help="steps between evaluations on --bench; 0: never",
-    )
-    add(
-        "--bench",
-        nargs="+",
-        default=[],
-        help="math, code, embedded, or names of benchmarks, see eval.py",
-    )
-    add(
-        "--bench-data",
-        nargs="+",
-        default=[],
-        metavar="NAME=FILE",
-        help="local file of a benchmark, not the hub's",
-    )
-    add = parser.add_argument_group("checkpoints").add_argument
-    add(
-        "--save-every",
-        type=positive_int,
-        default=10,
-        help="steps between checkpoints; the last step is always saved",
-    )
-    add("--keep", type=positive_int, default=2, help="checkpoints that stay")
-    add(
-        "--resume",
-        metavar="DIR",
-        help="resume the run in DIR (a run folder or one of its checkpoints)",
-    )
-    add = add_machine_flags(parser)
-    add(
-        "--force",
-        action="store_true",
-        help="train although the memory at hand is known to be too small",
-    )
-    add(
-        "--shard-over",
-        type=natural,
-        default=0,
-        help="ranks that hold one set of weights; 0: all; nodes: GPUs a node",
-    )
-    add(
-        "--recompute",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="activations, in the backward pass",
-    )
-    add = parser.add_argument_group("tasks that make their problems").add_argument
-    add(
-        "--warmup-steps",
-        type=natural,
-        default=600,
-        help="supervised steps on careless demonstrations; 0: none",
-    )
-    add("--toy-lines", type=number(int, 1, 8), default=5, help="embedded: definitions a problem")
-    add(
-        "--toy-width",
-        type=number(int, 8, 4096),
-        default=128,
-        help="embedded: hidden size of the model that is made",
-    )
-    return parser
-
-
-def parse_train(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of a run, checked; `launch.parse_args` says what they mean on this machine. Raises
-    BadInput.
-    """
-    parser = train_parser()
-    given = parser.given(argv)
-    task = given.get("task") or ("math" if given.get("model") else "embedded")
-    defaults = parser.defaults() | {"task": task} | TASKS.get(task, {})
-    if given.get("smoke"):
-        defaults |= SMOKE | SMOKE_TASKS.get(task, {})
-    both = {name: f"{own} | {parser.get_default(name)}" for name, own in EMBEDDED.items()}
-    parser.help_if_asked(given, both)
-    if "resume" in given:
-        return resumed(given, parser)
-    args = argparse.Namespace(**defaults | given, given=list(given))
-    if "prompts_per_update" not in given:
-        args.prompts_per_update = min(args.prompts_per_update, args.prompts_per_step)
-    check(args)
-    if args.name and (Path(args.out) / args.name).exists():
-        raise BadInput(
-            f"--name {args.name}: {Path(args.out) / args.name} exists already; choose another name"
-        )
-    return args
-
-
-def refuse_damaged(saved: dict, parser: Parser, place: str) -> None:
-    """Raises BadInput where a saved setting is none that its flag takes."""
-    for name, default in parser.defaults().items():
-        value = saved.get(name, default)
-        try:
-            taken = parser.given(spelled(name, value)).get(name, default)
-        except BadInput:
-            taken = ...
-        if value != taken:
-            raise BadInput(f"{place}: {name} is {value}; restore it, or give another checkpoint")
-
-
-def resumed(given: dict, parser: Parser) -> argparse.Namespace:
-    """The run to resume, as its checkpoint has it; `resume` is then that checkpoint's folder.
-    Raises BadInput.
+def resume(config: TrainConfig) -> TrainConfig:
+    """The run in --resume as its checkpoint has it, but for what was given anew; `resume` is then
+    that checkpoint's folder. Raises BadInput.
     """
     from harness import checkpoint  # imports torch
 
-    path, step = checkpoint.find(Path(given["resume"]))
+    folder = config.checkpoints.resume
+    path, step = checkpoint.find(Path(folder))
     run = path.resolve().parent.parent
     if Path.cwd() in run.parents:
         run = run.relative_to(Path.cwd())  # as a person would type it
-    settings = checkpoint.report_of(path)["settings"]
-    refuse_damaged(settings, parser, f"{path}/complete.json")
-    saved = {**settings, "out": str(run.parent), "name": run.name}
+    saved = saved_config(checkpoint.report_of(path)["settings"], f"{path}/complete.json")
+    saved = replace(saved, out=str(run.parent), name=run.name)
+    given = {name: value for name, value in flat(config).items() if name in config.given}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
-    refuse_other_settings(
-        fixed, saved, f"the run in --resume {given['resume']} has", "leave the flag out"
-    )
+    holder = f"the run in --resume {folder} has"
+    refuse_other_settings(fixed, flat(saved), holder, "leave the flag out")
     if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
-        saved |= {"bench": [], "bench_data": []}
-    args = argparse.Namespace(
-        **{"given": []} | parser.defaults() | saved | given | {"resume": str(path)}
-    )
-    if args.steps < step:  # as many: the run was cut in its last evaluation
-        raise BadInput(f"--steps {args.steps}: the checkpoint is of step {step} already; give more")
-    check(args)
-    return args
+        saved = changed(saved, {"bench": (), "bench_data": ()})
+    resumed = changed(saved, {**given, "resume": str(path)})
+    steps = resumed.optimisation.steps
+    if steps < step:  # as many: the run was cut in its last evaluation
+        raise BadInput(f"--steps {steps}: the checkpoint is of step {step} already; give more")
+    return resumed
 
 
-def check(args: argparse.Namespace) -> None:
-    """What is wrong with the flags alone; raises BadInput."""
-    method, embedded = METHODS[args.method], args.task == "embedded"
+def refuse_other_settings(
+    wanted: Mapping[str, Any], had: Mapping[str, Any], holder: str, remedy: str
+) -> None:
+    """Raise BadInput where a setting that is `wanted` differs from what a folder's files were made
+    with, `had`.
+    """
+    for name, value in wanted.items():
+        if value != had.get(name):
+            raise BadInput(f"{flag(name)} {value}: {holder} {had.get(name)}; {remedy}")
+
+
+def check(config: TrainConfig) -> None:
+    """What is wrong with the settings alone; raises BadInput."""
+    credit = config.credit
+    method = METHODS[credit.method]
+    makes_problems = config.task in MAKE_PROBLEMS
     try:
-        options_of(args.method, args.method_option)
+        options_of(credit.method, credit.method_option)
     except ValueError as error:
         raise BadInput(f"--method-option {error}") from error
+    has_prm = credit.prm or config.task == "embedded"
+    only_made = "only --task embedded and words"
+    lacking = {
+        "adapter": None if credit.lora_rank else "give --lora-rank",
+        "prm": None if has_prm else "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B",
+        "box": None if config.task != "code" else "programs have none; choose another method",
+        "first error": None if makes_problems else f"{only_made} know it; choose another method",
+        "rephrase": None if makes_problems else f"{only_made} put them so; choose another method",
+    }
+    for need in method.needs:
+        if lacking.get(need):
+            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {lacking[need]}")
+    folder = Path(config.out) / (config.name or "")
+    updates = config.optimisation.prompts_per_update
     refusals = [
         (
+            "name",
+            config.name and not config.checkpoints.resume and folder.exists(),
+            f"{folder} exists already; choose another name",
+        ),
+        (
             "prompts_per_step",
-            args.prompts_per_step % args.prompts_per_update,
+            config.sampling.prompts_per_step % updates,
             "no multiple of --prompts-per-update",
         ),
-        ("stride", args.stride > args.window, "exceeds --window, so tokens go uncovered; lower it"),
+        (
+            "stride",
+            config.shear.stride > config.shear.window,
+            "exceeds --window, so tokens go uncovered; lower it",
+        ),
         (
             "eps",
-            args.eps > 1 and args.eps_unit == "nbar" and "eps_unit" not in args.given,
+            config.shear.eps > 1
+            and config.shear.eps_unit == "nbar"
+            and "eps_unit" not in config.given,
             "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar",
         ),
         (
             "task",
-            not embedded and not args.model,
+            config.task != "embedded" and not config.model,
             "needs --model; give smollm2, a Hugging Face folder or hub id",
         ),
         (
             "max_tokens",
-            not (embedded or args.max_tokens),
+            config.task != "embedded" and not config.sampling.max_tokens,
             "only --task embedded knows a full response; raise it",
         ),
         (
             "data",
-            args.task in TASKS and args.data,
+            makes_problems and config.problems.data,
             "the task makes its own; give --task math and --model",
         ),
         (
             "eval_every",
-            bool(args.eval_every) != bool(args.bench),
+            bool(config.evaluation.eval_every) != bool(config.evaluation.bench),
             "needs --bench, which needs it; give both",
         ),
         (
             "track",
-            args.track and not find_spec(args.track),
+            config.track and not find_spec(config.track),
             "this package is not installed; leave it out",
         ),
         (
             "prm",
-            args.prm and "prm" not in method.needs,
-            f"--method {args.method} uses none; leave it out",
+            credit.prm and "prm" not in method.needs,
+            f"--method {credit.method} uses none; leave it out",
         ),
         (
             "rescale",
-            args.rescale != "none" and not method.weighs,
+            credit.rescale != "none" and not method.weighs,
             "the method has no weights; leave it out",
         ),
     ]
-    has = {
-        "adapter": (args.lora_rank, "give --lora-rank"),
-        "prm": (args.prm or embedded, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
-        "box": (args.task != "code", "programs have none; choose another method"),
-        "first error": (
-            args.task in TASKS,
-            "only --task embedded and words know it; choose another method",
-        ),
-        "rephrase": (
-            args.task in TASKS,
-            "only --task embedded and words put them so; choose another method",
-        ),
-    }
-    for need, (fulfilled, remedy) in has.items():
-        refusals.append(
-            ("method", need in method.needs and not fulfilled, f"needs {NEEDS[need]}; {remedy}")
-        )
+    values = flat(config)
     for name, is_wrong, reason in refusals:
         if is_wrong:
-            raise BadInput(f"{flag(name)} {vars(args)[name]}: {reason}")
+            raise BadInput(f"{flag(name)} {values[name]}: {reason}")
 
 
 # ---- eval.py -------------------------------------------------------------------------------------
@@ -712,113 +489,161 @@ def check(args: argparse.Namespace) -> None:
 class Protocol:
     """How responses are sampled and graded; the defaults are the paper's."""
 
-    temperature: float = 0.1  # 0: greedy
-    max_tokens: int = 3000
-    samples: int = 0  # a problem; 0: the benchmark's k
-    template: str = "auto"
-    block: int = 128  # responses that are sampled, graded and kept together
-    grade_timeout: float | None = None  # None: the benchmark's
-    sandbox: str = "auto"
+    temperature: Annotated[float, number(float, 0, 1e3)] = 0.1
+    """Sampling temperature; 0: greedy."""
+    max_tokens: Count = 3000
+    """Response limit, tokens."""
+    samples: Natural = 0
+    """Responses per problem; 0: the benchmark's k, which is the paper's."""
+    template: Template = "auto"
+    """Prompt template, as in train.py."""
+    block: Count = 128
+    """Responses that are sampled, graded and saved together."""
+    grade_timeout: Seconds = None
+    """Seconds per response; if not given, the benchmark's."""
+    sandbox: Sandbox = "auto"
+    """Sandbox of generated programs."""
 
 
-def eval_parser() -> Parser:
-    """Every flag of eval.py with its default."""
-    parser = Parser(
-        EVAL, prog="python eval.py", description="Evaluate models on the paper's benchmarks."
-    )
-    add = parser.add_argument_group("what").add_argument
-    add(
-        "--model",
-        nargs="+",
-        default=[],
-        help="Hugging Face folders, hub ids, or runs of train.py (their last model)",
-    )
-    add(
-        "--bench",
-        nargs="+",
-        help="math, code, embedded, or names of benchmarks; embedded for its models, else math",
-    )
-    add(
-        "--data",
-        nargs="+",
-        default=[],
-        metavar="NAME=FILE",
-        help="local file of a benchmark; twice for two files",
-    )
-    add(
-        "--out",
-        help="folder for generations and tables; if not given: in evals/, named by models and "
-        "benchmarks",
-    )
-    add("--from", dest="saved", metavar="DIR", help="no model: the table of the generations in DIR")
-    add("--replay", metavar="FILE", help="no model: grade the responses in FILE")
-    add(
-        "--runs",
-        nargs="+",
-        default=[],
-        help="no model: what train.py --eval-every wrote in these runs",
-    )
-    add = parser.add_argument_group("protocol").add_argument
-    add(
-        "--temperature",
-        type=number(float, 0, 1000),
-        default=Protocol.temperature,
-        help="of sampling",
-    )
-    add("--greedy", action="store_true", help="temperature 0, one response a problem")
-    add("--samples", type=natural, default=0, help="responses a problem; 0: the paper's k")
-    add("--max-tokens", type=positive_int, default=Protocol.max_tokens, help="response limit")
-    add(
-        "--seeds",
-        type=random_seed,
-        nargs="+",
-        default=[0],
-        help="several: mean and standard deviation over them, too",
-    )
-    add(
-        "--template",
-        choices=TEMPLATES,
-        default=Protocol.template,
-        help="of prompts, as in train.py",
-    )
-    add(
-        "--block",
-        type=positive_int,
-        default=Protocol.block,
-        help="responses made, graded and saved together",
-    )
-    add("--grade-timeout", type=seconds, help="for one response; if not given: the benchmark's")
-    add("--sandbox", choices=("auto", *sandbox.LEVELS), default="auto", help="for programs")
-    add = parser.add_argument_group("table").add_argument
-    unbiased = "also pass@K, unbiased; K samples at least"
-    add("--pass-at", type=positive_int, nargs="+", default=[], metavar="K", help=unbiased)
-    beside = "whose numbers to print beside; if not given: by the model's name"
-    add("--paper", choices=PAPER, metavar="MODEL", help=beside)
-    add(
-        "--select",
-        choices=("best",),
-        help="every checkpoint of the runs, and the best, chosen on the test sets",
-    )
-    add = parser.add_argument_group(
-        "embedded task, if not given: as the model's run has them"
-    ).add_argument
-    add("--toy-lines", type=number(int, 1, 8), help="definitions a problem")
-    add("--heldout", type=number(int, 1, 10**5), help="problems")
-    add("--toy-seed", type=random_seed, help="the run's seed, which made the problems")
-    add_machine_flags(parser)
-    return parser
+@dataclass(frozen=True)
+class Embedded:
+    """The embedded task's problems; what is not given is as the model's run has it."""
+
+    toy_lines: OptionalToyLines = None
+    """Definitions per problem."""
+    heldout: OptionalSetSize = None
+    """Number of problems."""
+    toy_seed: OptionalSeed = None
+    """The run's seed, which made the problems."""
 
 
-def parse_eval(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of an evaluation, checked; raises BadInput."""
-    parser = eval_parser()
-    given = parser.given(argv)
-    parser.help_if_asked(given, {})
-    args = argparse.Namespace(**parser.defaults() | given)
-    if sum(map(bool, (args.model, args.saved, args.replay, args.runs))) != 1:
+@dataclass(frozen=True)
+class EvalConfig:
+    """Evaluate models on the paper's benchmarks."""
+
+    model: Texts = ()
+    """Hugging Face folders, hub ids, or runs of train.py (their last model)."""
+    bench: Texts = ()
+    """math, code, embedded, or names of benchmarks; if not given: embedded for its models, else
+    math."""
+    data: Texts = ()
+    """NAME=FILE: local file of a benchmark; a name twice for two files."""
+    out: OptionalText = None
+    """Folder for generations and tables; if not given: in evals/, named by models and
+    benchmarks."""
+    saved: Annotated[OptionalText, tyro.conf.arg(name="from")] = None
+    """No model: the table of the generations in this folder."""
+    replay: OptionalText = None
+    """No model: grade the responses in this file."""
+    runs: Texts = ()
+    """No model: what train.py --eval-every wrote in these runs."""
+    greedy: bool = False
+    """Temperature 0, one response per problem."""
+    seeds: Seeds = (0,)
+    """Several: also mean and standard deviation over them."""
+    pass_at: Counts = ()
+    """Also pass@K, unbiased; needs at least K samples."""
+    paper: Annotated[str | None, spec("MODEL", one_of(PAPERS_MODELS))] = None
+    """The model of the paper whose numbers to print beside; if not given: by the model's name."""
+    select: Annotated[str | None, spec("best", one_of(("best",)))] = None
+    """Every checkpoint of the runs, and the best one, chosen on the test sets."""
+    protocol: Protocol = Protocol()
+    embedded: Embedded = Embedded()
+    machine: Machine = Machine()
+
+
+def parse_eval(argv: Sequence[str] | None = None) -> EvalConfig:
+    """The flags of an evaluation."""
+    return parse(EvalConfig, argv, "python eval.py")
+
+
+def check_eval(config: EvalConfig) -> EvalConfig:
+    """The same with what --greedy means; raises BadInput for flags that exclude each other."""
+    if sum(map(bool, (config.model, config.saved, config.replay, config.runs))) != 1:
         raise BadInput("give one of --model, --from, --replay and --runs")
-    if args.greedy:
-        args.temperature, args.samples = 0.0, 1
-    if len(set(args.seeds)) < len(args.seeds):
-        raise BadInput(f"--seeds {' '.join(map(str, args.seeds))}: must be different; change them")
-    return args
+    if len(set(config.seeds)) < len(config.seeds):
+        seeds = " ".join(map(str, config.seeds))
+        raise BadInput(f"--seeds {seeds}: must be different; change them")
+    if not config.greedy:
+        return config
+    return replace(config, protocol=replace(config.protocol, temperature=0.0, samples=1))
+
+
+# ---- settings by the names of their flags --------------------------------------------------------
+
+
+def flag(name: str) -> str:
+    """The command-line spelling of a setting's name."""
+    return "--" + name.replace("_", "-")
+
+
+def flat(config: object) -> dict[str, Any]:
+    """Every setting of a configuration by its name, without the parts."""
+    values = {}
+    for setting in dataclasses.fields(config):
+        value = getattr(config, setting.name)
+        values.update(flat(value) if dataclasses.is_dataclass(value) else {setting.name: value})
+    return values
+
+
+def changed(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values of some settings, whatever part they stand in."""
+    parts = {}
+    for setting in dataclasses.fields(config):
+        value = getattr(config, setting.name)
+        if dataclasses.is_dataclass(value):
+            parts[setting.name] = changed(value, values)
+        elif setting.name in values:
+            parts[setting.name] = values[setting.name]
+    return replace(config, **parts)
+
+
+def spelled(name: str, value: object) -> list[str]:
+    """A flag and its value as one would type them; nothing where the flag would not be given."""
+    if isinstance(value, bool):
+        return [flag(name) if value else flag(f"no_{name}")]
+    if isinstance(value, tuple):
+        return [flag(name), *map(str, value)] if value else []
+    return [] if value is None else [flag(name), str(value)]
+
+
+def saved_config(settings: Mapping[str, Any], place: str) -> TrainConfig:
+    """The configuration of a run by its settings in JSON; raises BadInput for a value that its flag
+    does not take.
+    """
+    values = {}
+    for name, kind in types_of(TrainConfig).items():
+        if name in settings:
+            value = settings[name]
+            values[name] = tuple(value) if isinstance(value, list) else value
+            if not takes(kind, values[name]):
+                raise BadInput(
+                    f"{place}: {name} is {value}; restore it, or give another checkpoint"
+                )
+    return changed(PAPER, values)
+
+
+def types_of(kind: type) -> dict[str, Any]:
+    """The type of each setting of a configuration by its name."""
+    types = {}
+    for name, setting in get_type_hints(kind, include_extras=True).items():
+        types.update(types_of(setting) if dataclasses.is_dataclass(setting) else {name: setting})
+    return types
+
+
+def takes(kind: Any, value: object) -> bool:
+    """Whether a flag of this type can have the value."""
+    if kind is bool:
+        return isinstance(value, bool)
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    specs = [part for part in kind.__metadata__ if isinstance(part, PrimitiveConstructorSpec)]
+    if value is None:
+        return NoneType in get_args(kind.__origin__)
+    words = [str(item) for item in (value if isinstance(value, tuple) else [value])]
+    if not specs or not words:  # of an option that is repeated, or empty
+        return isinstance(value, tuple | str)
+    try:
+        return specs[0].instance_from_str(words) == value
+    except ValueError:
+        return False

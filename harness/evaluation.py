@@ -28,7 +28,6 @@ Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row h
 half-finished blocks, bootstrap, corrections for many comparisons.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -43,7 +42,7 @@ from tqdm import tqdm
 
 from grpo import rollout
 from harness import files, parallel
-from harness.config import Protocol
+from harness.config import Protocol, TrainConfig
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all
 from tasks import toy
@@ -81,10 +80,14 @@ class Sampler(NamedTuple):
     options: dict  # of `grpo.rollout`, as `models.sampling_of` returns them
 
 
-def protocol_of(args: argparse.Namespace) -> Protocol:
+def protocol_of(config: TrainConfig) -> Protocol:
     """How --bench is asked: as the paper does, with the run's own template, limit and graders."""
-    options = dict(template=args.template, grade_timeout=args.grade_timeout, sandbox=args.sandbox)
-    return Protocol(max_tokens=args.max_tokens, **options)
+    return Protocol(
+        max_tokens=config.sampling.max_tokens,
+        template=config.problems.template,
+        grade_timeout=config.grading.grade_timeout,
+        sandbox=config.grading.sandbox,
+    )
 
 
 # ---- sampling and grading ------------------------------------------------------------------------

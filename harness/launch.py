@@ -3,14 +3,11 @@ wrong.
 
 @run_command(memory=...)      a command's main: exit status 0, 1 where it cannot continue, 2 for bad
                               input, 130: Ctrl-C
-parse_args(argv)              the configuration of a run: the flags of train.py, and what they mean
-                              on this machine
-resolve_machine(args)         what `auto` means on this machine
-processes(args), launch(...)  one process per GPU, by torch's own launcher, where torchrun has
+resolve(config)               what follows from the flags of train.py, on this machine
+processes(machine), launch(.) one process per GPU, by torch's own launcher, where torchrun has
                               started none
 """
 
-import argparse
 import errno
 import functools
 import logging
@@ -19,6 +16,8 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 import transformers
@@ -28,11 +27,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from harness import parallel
-from harness.config import parse_train, speaks
+from harness.config import Machine, TrainConfig, check, resume, speaks
 from tasks import toy
 from tasks.benchmarks import check_sandbox
 from tasks.rows import BadInput, printable
 
+AnyMachine = TypeVar("AnyMachine", bound=Machine)
 # As safetensors and Linux say it; the last two are of a quota and of `ulimit -f`.
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
 # As torch says it on a CPU, C++, the kernel, and Python of threads.
@@ -49,31 +49,43 @@ INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The flags of train.py as the configuration of a run on this machine; raises BadInput."""
-    args = parse_train(argv)
-    if args.task == "embedded" and not args.max_tokens:
-        args.max_tokens = toy.response_tokens(args.toy_lines)
-    resolve_machine(args, half=args.task != "embedded")
-    if args.task == "code":
-        check_sandbox(args.sandbox)
-    return args
+def resolve(config: TrainConfig) -> TrainConfig:
+    """The configuration of a run on this machine, or of the one to resume; raises BadInput.
+
+    The sizes that shrink to the data are those of `harness.prepare.fit_to_data`.
+    """
+    if config.checkpoints.resume:
+        config = resume(config)
+    sampling, optimisation = config.sampling, config.optimisation
+    if "prompts_per_update" not in config.given:
+        groups = min(optimisation.prompts_per_update, sampling.prompts_per_step)
+        optimisation = replace(optimisation, prompts_per_update=groups)
+    config = replace(config, optimisation=optimisation)
+    check(config)
+    if config.task == "embedded" and not sampling.max_tokens:
+        sampling = replace(sampling, max_tokens=toy.response_tokens(config.problems.toy_lines))
+    if config.task == "code":
+        check_sandbox(config.grading.sandbox)
+    machine = resolve_machine(config.machine, half=config.task != "embedded")
+    return replace(config, sampling=sampling, machine=machine)
 
 
-def resolve_machine(args: argparse.Namespace, half: bool = True) -> None:
+def resolve_machine(machine: AnyMachine, half: bool = True) -> AnyMachine:
     """What `auto` means here: `half` computes in bfloat16 on a GPU. Raises BadInput for a GPU that
     is not there.
     """
-    if args.device == "auto":
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
-    if args.device == "cuda" and not torch.cuda.is_available():
+    device, dtype = machine.device, machine.dtype
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
-    if args.device == "cuda" and args.ranks > torch.cuda.device_count():
+    if device == "cuda" and machine.ranks > torch.cuda.device_count():
         raise BadInput(
-            f"--ranks {args.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it"
+            f"--ranks {machine.ranks}: torch sees {torch.cuda.device_count()} GPUs; lower it"
         )
-    if args.dtype == "auto":
-        args.dtype = "bfloat16" if args.device == "cuda" and half else "float32"
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" and half else "float32"
+    return replace(machine, device=device, dtype=dtype)
 
 
 class RunFailed(RuntimeError):
@@ -133,9 +145,6 @@ def set_up_process(rank: str) -> None:
     transformers.utils.logging.disable_progress_bar()
     if rank == "0" and sys.stderr.isatty():
         enable_progress_bars()  # of downloads alone, which may take an hour
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by `>&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
     # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
     sys.stdout.reconfigure(line_buffering=True, errors="replace")
     # SIGTERM as Ctrl-C; but a rank's launcher may end it so, and a parent may have had it ignored.
@@ -173,13 +182,13 @@ def known_trouble(error: Exception) -> str | None:
     return None
 
 
-def processes(args: argparse.Namespace) -> int:
+def processes(machine: Machine) -> int:
     """How many processes this command has to start; 1: this one is enough, or is one of
     torchrun's.
     """
     if "RANK" in os.environ:
         return 1
-    return args.ranks or (torch.cuda.device_count() if args.device == "cuda" else 1)
+    return machine.ranks or (torch.cuda.device_count() if machine.device == "cuda" else 1)
 
 
 def launch(count: int, script: str, argv: Sequence[str] | None) -> int:

@@ -1,7 +1,7 @@
 """How much GPU memory a run will need, before it starts: arithmetic on the model's config and the
 run's flags.
 
-    predict(config, args, world, room) -> GB by part, and of the phases sampling and training
+    predict(model_config, config, ...)  -> GB by part, and of the phases sampling and training
     refuse_what_cannot_fit(gb, ...)    -> refuses what can never fit
     notes(predicted, device, ...)      -> the plan's lines on memory and disk, with a warning where
                                        either is too small
@@ -15,17 +15,17 @@ and distances, a process reward model), the lessons of `--task words` (16 bytes 
 rank 0), CUDA's and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
 """
 
-import argparse
 import math
 import os
 import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from credit import lora
 from grpo import AT_ONCE, HEAD_CHUNK
+from harness.config import TrainConfig
 from harness.parallel import Ranks
 from tasks.problems import BadInput
 
@@ -35,17 +35,17 @@ SHARE = 0.8
 
 
 def predict(
-    config, args: argparse.Namespace, world: int, room: float = math.inf
+    model_config: PretrainedConfig, config: TrainConfig, world: int, room: float = math.inf
 ) -> dict[str, float]:
     """GB (1e9 bytes) a GPU; without --generate-batch it generates as many rollouts at a time as fit
     into `room` GB.
     """
-    total, trained = parameters(config, args.lora_rank)
-    size = 4 if args.dtype == "float32" else 2  # bytes of a number that is computed with
+    total, trained = parameters(model_config, config.credit.lora_rank)
+    size = 4 if config.machine.dtype == "float32" else 2  # bytes of a number that is computed with
     has_copy = (
         world > 1 or size == 2
     )  # else `parallel.shard` leaves the model as it is, and that one samples
-    shards = args.shard_over or world
+    shards = config.machine.shard_over or world
     gb = {
         "weights": 4 * total / shards,
         "moments": 8 * trained / shards,
@@ -54,17 +54,19 @@ def predict(
     gb["resident"] = sum(gb.values())
     gb["gradients"] = 4 * trained / shards
     gb["logits"] = (
-        3 * 4 * HEAD_CHUNK * config.get_text_config().vocab_size
+        3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
     )  # float32, with softmax and gradient
-    groups = -(
-        -max(args.prompts_per_step, min(args.eval_groups, args.heldout)) // world
-    )  # of the rank that has most
-    rollouts = max(
-        groups * args.rollouts_per_prompt, -(-args.heldout // world)
-    )  # held-out problems once, greedily
-    row = row_bytes(config, PROMPT, args.max_tokens, size)
-    fitting = SHARE * (room * 1e9 - gb["resident"]) / row if args.device == "cuda" else AT_ONCE
-    gb["generating"] = row * max(1, int(min(args.generate_batch or fitting, rollouts)))
+    heldout = config.problems.heldout
+    problems = max(config.sampling.prompts_per_step, min(config.evaluation.eval_groups, heldout))
+    groups = -(-problems // world)  # of the rank that has most
+    greedy = -(-heldout // world)  # held-out problems once
+    rollouts = max(groups * config.sampling.rollouts_per_prompt, greedy)
+    row = row_bytes(model_config, PROMPT, config.sampling.max_tokens, size)
+    fitting = AT_ONCE
+    if config.machine.device == "cuda":
+        fitting = SHARE * (room * 1e9 - gb["resident"]) / row
+    at_once = min(config.machine.generate_batch or fitting, rollouts)
+    gb["generating"] = row * max(1, int(at_once))
     gb["sampling"] = gb["resident"] + gb["generating"]
     gb["training"] = gb["resident"] + gb["gradients"] + gb["logits"]
     gb["checkpoint"] = (
@@ -113,24 +115,24 @@ def parameters(config, rank: int = 0) -> tuple[int, int]:
     )
 
 
-def refuse_what_cannot_fit(gb: dict[str, float], args: argparse.Namespace, ranks: Ranks) -> None:
+def refuse_what_cannot_fit(gb: dict[str, float], config: TrainConfig, ranks: Ranks) -> None:
     """Refuse what can never fit, whatever is sampled at a time; raises BadInput. `--force` asks for
     the disk alone.
     """
-    room, free = room_gb(ranks.device), free_gb(Path(args.out))
+    room, free = room_gb(ranks.device), free_gb(Path(config.out))
     if gb["checkpoint"] > free:
         reason = (
             f"a checkpoint takes {gb['checkpoint']:.3g} GB, and {free:.3g} GB of the disk are free"
         )
-        raise BadInput(f"--out {args.out}: {reason}; choose another, or free space")
+        raise BadInput(f"--out {config.out}: {reason}; choose another, or free space")
     need = gb["resident"] + gb["gradients"]
-    if need > room and not args.force:
+    if need > room and not config.machine.force:
         reason = (
             f"weights, moments, gradients and the sampling copy take {need:.1f} GB a rank of "
             f"{room:.1f} GB"
         )
         remedy = "give --lora-rank 16, more GPUs or a smaller model, or continue with --force"
-        raise BadInput(f"--model {args.model}: {reason}; {remedy}")
+        raise BadInput(f"--model {config.model}: {reason}; {remedy}")
 
 
 def room_gb(device: torch.device) -> float:

@@ -4,14 +4,13 @@
     load_tokenizer(option, name)
     load_model(name, device, ..) the same with its weights
     load_reward_model(name, ..)  a process reward model and its tokenizer
-    sampling_of(args, model)     how a model generates rollouts
+    sampling_of(model, ...)      how a model generates rollouts
 
 No code of a folder is run. What is loaded is checked: that the weights are all there, of the shapes
 of config.json and finite, and that the logits are the head of the last hidden state, which
 `grpo.Policy` builds on.
 """
 
-import argparse
 import contextlib
 import functools
 import importlib.metadata
@@ -287,13 +286,13 @@ def load_reward_tokenizer(name: str):
     return tokenizer
 
 
-def sampling_of(args: argparse.Namespace, model) -> dict:
+def sampling_of(model, generate_batch: int) -> dict:
     """The options of `grpo.rollout` that change speed, and no chance: by what, and how many at a
     time, it generates.
     """
     options = {"generate": partial(shared_prefill, partial(hf_generate, loop=live_rows))}
-    if args.generate_batch:
-        options["batch_size"] = args.generate_batch
+    if generate_batch:
+        options["batch_size"] = generate_batch
     elif model.device.type == "cuda":
         options["batch_size"] = partial(rows_that_fit, model)
     return options

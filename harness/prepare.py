@@ -1,6 +1,6 @@
 """From flags to a task, a model and its tokenizer, refusing what would train wrongly.
 
-    set_up(args, ranks)   -> Ready: task, model, tokenizer, ..., and notes for the plan
+    set_up(config, ranks)   -> Ready: task, model, tokenizer, ..., and notes for the plan
     make_start, own_prm   -> what the embedded task makes itself: its policy's start, its process
                           reward model
 
@@ -9,7 +9,6 @@ that folders and files are there, that every rank has work, that the model is on
 trained and sampled as asked, that it fits, and that prompts and responses fit its context.
 """
 
-import argparse
 import time
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from credit.table import METHODS
 from fast.packing import attends_fully
 from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
-from harness.config import TASKS, flag
+from harness.config import MAKE_PROBLEMS, TrainConfig, changed, flag, flat
 from harness.evaluation import context_of
 from harness.parallel import Ranks
 from tasks import benchmarks, toy, words
@@ -44,82 +43,79 @@ class Ready(NamedTuple):
     prm: tuple | None  # --prm, loaded
     sets: list[Loaded]  # of --bench
     predicted: dict[str, float]  # GB of a rank's memory by part
+    config: TrainConfig  # sizes that were not given fit the data now
 
 
-def set_up(args: argparse.Namespace, ranks: Ranks) -> Ready:
+def set_up(config: TrainConfig, ranks: Ranks) -> Ready:
     """What is loaded, checked: what tells a model without its weights, then problems, then weights.
     Raises BadInput.
     """
-    if args.model:
-        model, tokenizer = models.load_outline(args.model)
+    if config.model:
+        model, tokenizer = models.load_outline(config.model)
     else:
-        model, tokenizer = (
-            toy.make_model(args.toy_lines, args.seed, args.toy_width),
-            toy.make_tokenizer(),
-        )
-    predict = partial(memory.predict, model.config, args, ranks.world, memory.room_gb(ranks.device))
-    if args.model:
-        memory.refuse_what_cannot_fit(predict(), args, ranks)
-    if args.prm:
-        models.load_reward_tokenizer(args.prm)
-    compute = "weights and optimizer float32" + (
-        "" if args.dtype == "float32" else f", compute {args.dtype}"
-    )
-    notes = [
-        f"{ranks.world} rank(s) on {args.device}, {compute}, {torch.get_num_threads()} CPU threads "
-        "each"
-    ]
-    notes += check_architecture(args, model.eval())
-    task, about = make_task(args, tokenizer, context_of(model))
-    check_ranks(args, ranks)
+        problems = config.problems
+        model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
+        tokenizer = toy.make_tokenizer()
+    room = memory.room_gb(ranks.device)
+    if config.model:
+        predicted = memory.predict(model.config, config, ranks.world, room)
+        memory.refuse_what_cannot_fit(predicted, config, ranks)
+    if config.credit.prm:
+        models.load_reward_tokenizer(config.credit.prm)
+    compute = "weights and optimizer float32"
+    if config.machine.dtype != "float32":
+        compute += f", compute {config.machine.dtype}"
+    threads = f"{torch.get_num_threads()} CPU threads each"
+    notes = [f"{ranks.world} rank(s) on {config.machine.device}, {compute}, {threads}"]
+    notes += check_architecture(config, model.eval())
+    config, task, about = make_task(config, tokenizer, context_of(model))
+    check_ranks(config, ranks)
     size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {context_of(model)}"
-    notes += [*about, f"model {args.model or 'made here'}: {type(model).__name__}, {size}"]
+    notes += [*about, f"model {config.model or 'made here'}: {type(model).__name__}, {size}"]
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
-    if args.data:
-        steps = -(-len(task.train) // args.prompts_per_step)
-        notes.append(
-            f"a pass over --data takes {steps} step(s); --lr is {args.lr:g}, and models below 1B "
-            "need 1e-5 to 1e-4"
-        )
-    sets = load_benchmarks(args, tokenizer)
+    if config.problems.data:
+        steps = -(-len(task.train) // config.sampling.prompts_per_step)
+        rate = f"--lr is {config.optimisation.lr:g}, and models below 1B need 1e-5 to 1e-4"
+        notes.append(f"a pass over --data takes {steps} step(s); {rate}")
+    sets = load_benchmarks(config, tokenizer)
     notes += [note for loaded in sets for note in loaded.notes]
-    if args.smoke:
+    if config.smoke:
         notes.append("smoke test: rewards in training are drawn, whatever a response says")
-    if args.model:
+    if config.model:
         if ranks.main:
-            print(f"loading {args.model}", flush=True)
-        model = models.load_model(args.model, ranks.device, tokenizer)
-    prm = (
-        models.load_reward_model(args.prm, ranks.device, getattr(torch, args.dtype))
-        if args.prm
-        else None
-    )
+            print(f"loading {config.model}", flush=True)
+        model = models.load_model(config.model, ranks.device, tokenizer)
+    prm = None
+    if config.credit.prm:
+        dtype = getattr(torch, config.machine.dtype)
+        prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
     model.eval()  # throughout: dropout would make sampler and trainer disagree
-    return Ready(task, model, tokenizer, notes, prm, sets, predict())
+    predicted = memory.predict(model.config, config, ranks.world, room)
+    return Ready(task, model, tokenizer, notes, prm, sets, predicted, config)
 
 
-def check_ranks(args: argparse.Namespace, ranks: Ranks) -> None:
+def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
     """Refuse more ranks than there is work for, and shards that do not divide them; raises
     BadInput.
     """
+    sizes = flat(config)
     for name in ("prompts_per_step", "heldout", "eval_groups"):
-        if getattr(args, name) < ranks.world:
-            few = f"{flag(name)} {getattr(args, name)}: there are {ranks.world} ranks"
+        if sizes[name] < ranks.world:
+            few = f"{flag(name)} {sizes[name]}: there are {ranks.world} ranks"
             raise BadInput(f"{few}; raise it, or start fewer ranks")
-    if args.shard_over and ranks.world % args.shard_over:
-        raise BadInput(
-            f"--shard-over {args.shard_over}: does not divide {ranks.world} ranks; change it"
-        )
+    shard_over = config.machine.shard_over
+    if shard_over and ranks.world % shard_over:
+        raise BadInput(f"--shard-over {shard_over}: does not divide {ranks.world} ranks; change it")
 
 
-def check_architecture(args: argparse.Namespace, model) -> list[str]:
+def check_architecture(config: TrainConfig, model) -> list[str]:
     """Notes on how a model, which may be without weights, can be run; raises BadInput where it
     cannot be as asked.
     """
-    needs = METHODS[args.method].needs
+    needs = METHODS[config.credit.method].needs
     if "attention" in needs and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
         reason = "its layers have no self_attn; choose another --method than"
-        raise BadInput(f"--model {args.model}: {reason} {args.method}")
+        raise BadInput(f"--model {config.model}: {reason} {config.credit.method}")
     notes = []
     if not attends_fully(model.config):
         notes.append(
@@ -129,38 +125,41 @@ def check_architecture(args: argparse.Namespace, model) -> list[str]:
     return notes
 
 
-def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task, list[str]]:
-    """Problems whose prompts leave room for a response in the model's `context`; and notes. Raises
-    BadInput.
+def make_task(
+    config: TrainConfig, tokenizer, context: float
+) -> tuple[TrainConfig, Task, list[str]]:
+    """Problems whose prompts leave room for a response in the model's `context`; the configuration
+    with the sizes that fit them, and notes. Raises BadInput.
     """
-    needs = METHODS[args.method].needs
+    needs = METHODS[config.credit.method].needs
     responses = 1 + ("peer" in needs)  # that must fit in together
-    shrunk = []
-    if args.task != "embedded" and responses * args.max_tokens >= context:
-        shrunk = shrink(
-            args, "max_tokens", context // (1 + responses), f"the model's context is {context}"
-        )
-    room = context - responses * args.max_tokens  # for the prompt
+    size = Sizes(config)
+    if config.task != "embedded" and responses * config.sampling.max_tokens >= context:
+        most = context // (1 + responses)
+        size.shrink("max_tokens", most, f"the model's context is {context}")
+    max_tokens = size.config.sampling.max_tokens
+    room = context - responses * max_tokens  # for the prompt
     if room < 1:
         shared = ", for a response and another in its prompt" if "peer" in needs else ""
         raise BadInput(
-            f"--max-tokens {args.max_tokens}: the model's context is {context} tokens{shared}; "
-            "lower it"
+            f"--max-tokens {max_tokens}: the model's context is {context} tokens{shared}; lower it"
         )
     told = "hint" in needs  # prompts must fit with their answer, too
-    if args.task == "embedded":
-        longest = toy.prompt_tokens(args.toy_lines) + toy.HINT_TOKENS * told
+    if config.task == "embedded":
+        longest = toy.prompt_tokens(config.problems.toy_lines) + toy.HINT_TOKENS * told
         if room < longest:
             reason = (
                 f"with a prompt of {longest} tokens it exceeds the model's context of {context}"
             )
-            raise BadInput(f"--max-tokens {args.max_tokens}: {reason}; lower it")
-        return embedded_task(args, tokenizer), []
-    template = choose_template(args.template, files.origin_of(args.model), tokenizer)
-    kind = "math" if args.task == "words" else args.task
-    task = text_task(kind, template, tokenizer, grader(kind, args.grade_timeout, args.sandbox))
-    if args.task == "words":
-        problems, about = words.make_problems(MADE_PROBLEMS + args.heldout, args.seed), []
+            raise BadInput(f"--max-tokens {max_tokens}: {reason}; lower it")
+        return config, embedded_task(config, tokenizer), []
+    template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
+    kind = "math" if config.task == "words" else config.task
+    grade = grader(kind, config.grading.grade_timeout, config.grading.sandbox)
+    task = text_task(kind, template, tokenizer, grade)
+    if config.task == "words":
+        problems = words.make_problems(MADE_PROBLEMS + config.problems.heldout, config.seed)
+        about = []
         task = replace(
             task,
             name="words",
@@ -169,49 +168,60 @@ def make_task(args: argparse.Namespace, tokenizer, context: float) -> tuple[Task
             step_end="\n",
         )
     else:
-        problems, about = load_problems(kind, args.data)
+        problems, about = load_problems(kind, config.problems.data)
     there_are = f"there are {len(problems)} problems"
-    shrunk += shrink(args, "heldout", max(1, len(problems) // 5), there_are)
-    left = max(1, len(problems) - args.heldout)  # to train on
-    if "prompts_per_step" not in args.given:  # else it would be no multiple
-        shrunk += shrink(args, "prompts_per_update", left, there_are)
-    whole = max(1, left // args.prompts_per_update) * args.prompts_per_update
-    shrunk += shrink(args, "prompts_per_step", whole, there_are)
-    limits = dict(heldout=args.heldout, seed=args.seed, max_prompt_tokens=room)
+    heldout = size.shrink("heldout", max(1, len(problems) // 5), there_are)
+    left = max(1, len(problems) - heldout)  # to train on
+    groups = config.optimisation.prompts_per_update
+    if "prompts_per_step" not in config.given:  # else it would be no multiple
+        groups = size.shrink("prompts_per_update", left, there_are)
+    size.shrink("prompts_per_step", max(1, left // groups) * groups, there_are)
+    limits = dict(heldout=heldout, seed=config.seed, max_prompt_tokens=room)
     task, dropped = split(task, problems, tokenizer, told=told, **limits)
-    reason = "chosen by model and tokenizer" if args.template == "auto" else "asked for"
-    return task, [*about, *shrunk, *dropped, f"template {template} ({reason})"]
+    reason = "chosen by model and tokenizer" if config.problems.template == "auto" else "asked for"
+    notes = [*about, *size.notes, *dropped, f"template {template} ({reason})"]
+    return size.config, task, notes
 
 
-def shrink(args: argparse.Namespace, name: str, most: int, reason: str) -> list[str]:
-    """A size that was not given becomes `most` where it is larger; returns the note that
-    says so.
+class Sizes:
+    """A configuration whose sizes shrink to the data, unless they were given or are a saved
+    run's, and the notes that say so.
     """
-    size = getattr(args, name)
-    if name in args.given or args.resume or not size > most:
-        return []
-    setattr(args, name, most)
-    return [f"{flag(name)} {most}, not {size}: {reason}"]
+
+    def __init__(self, config: TrainConfig):
+        self.config = config
+        self.notes: list[str] = []
+
+    def shrink(self, name: str, most: int, reason: str) -> int:
+        """A size becomes `most` where it is larger; returns what it is."""
+        size = flat(self.config)[name]
+        if name in self.config.given or self.config.checkpoints.resume or size <= most:
+            return size
+        self.config = changed(self.config, {name: most})
+        self.notes.append(f"{flag(name)} {most}, not {size}: {reason}")
+        return most
 
 
-def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
+def embedded_task(config: TrainConfig, tokenizer) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for
     another model.
     """
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(
-            f"--model {args.model}: not a model of the embedded task; add --task math and --data"
+            f"--model {config.model}: not a model of the embedded task; add --task math and --data"
         )
-    train, heldout = toy.make_problems(MADE_PROBLEMS, args.heldout, args.toy_lines, args.seed)
-    if len(heldout) < args.heldout or len(train) < MADE_PROBLEMS:
-        few = f"too few different problems for --heldout {args.heldout}"
-        raise BadInput(f"--toy-lines {args.toy_lines}: {few}; raise it")
+    train, heldout = toy.make_problems(
+        MADE_PROBLEMS, config.problems.heldout, config.problems.toy_lines, config.seed
+    )
+    if len(heldout) < config.problems.heldout or len(train) < MADE_PROBLEMS:
+        few = f"too few different problems for --heldout {config.problems.heldout}"
+        raise BadInput(f"--toy-lines {config.problems.toy_lines}: {few}; raise it")
     return Task(
         "embedded",
         train,
         heldout,
         lambda problem: problem["problem"],
-        grader("math", args.grade_timeout, args.sandbox),
+        grader("math", config.grading.grade_timeout, config.grading.sandbox),
         first_error=toy.first_error,
         rephrase=toy.rephrase,
         step_end="\n",
@@ -220,48 +230,58 @@ def embedded_task(args: argparse.Namespace, tokenizer) -> Task:
     )
 
 
-def load_benchmarks(args: argparse.Namespace, tokenizer) -> list[Loaded]:
+def load_benchmarks(config: TrainConfig, tokenizer) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
-    make_embedded = partial(benchmarks.embedded_set, args.toy_lines, args.heldout, args.seed)
+    make_embedded = partial(
+        benchmarks.embedded_set, config.problems.toy_lines, config.problems.heldout, config.seed
+    )
     sets = benchmarks.load_sets(
-        args.bench, args.bench_data, args.sandbox, make_embedded, flag="--bench-data"
+        config.evaluation.bench,
+        config.evaluation.bench_data,
+        config.grading.sandbox,
+        make_embedded,
+        flag="--bench-data",
     )
     for loaded in sets:
         evaluation.as_task(
             loaded,
-            evaluation.protocol_of(args),
+            evaluation.protocol_of(config),
             tokenizer,
-            files.origin_of(args.model or "the model"),
+            files.origin_of(config.model or "the model"),
         )
     return sets
 
 
-def needs_start(args: argparse.Namespace) -> bool:
+def needs_start(config: TrainConfig) -> bool:
     """Whether a run begins with lessons: on a task that has them, unless its model is a run's of
     that task.
     """
-    if args.task not in TASKS or args.resume or not args.warmup_steps:
+    if (
+        config.task not in MAKE_PROBLEMS
+        or config.checkpoints.resume
+        or not config.problems.warmup_steps
+    ):
         return False
-    return not args.model or (
-        args.task == "words" and files.run_of(args.model).get("task") != "words"
+    return not config.model or (
+        config.task == "words" and files.run_of(config.model).get("task") != "words"
     )
 
 
 def make_start(
-    model, tokenizer, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks
+    model, tokenizer, task: Task, config: TrainConfig, folder: Path, ranks: Ranks
 ) -> None:
     """A made task's supervised start, on one rank for all."""
     model.float()  # on every rank: rank 0's weights are copied into theirs
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}
-        limits = dict(steps=args.warmup_steps, seed=args.seed)
+        limits = dict(steps=config.problems.warmup_steps, seed=config.seed)
         started = time.perf_counter()
-        if args.task == "embedded":
-            loss = toy.warm_up(model, args.toy_lines, forbidden, **limits)
+        if config.task == "embedded":
+            loss = toy.warm_up(model, config.problems.toy_lines, forbidden, **limits)
         else:
             loss = words.warm_up(model, tokenizer, task.prompt, forbidden, **limits)
         print(
-            f"warm-up: {args.warmup_steps} steps, loss {loss:.3f}, "
+            f"warm-up: {config.problems.warmup_steps} steps, loss {loss:.3f}, "
             f"{time.perf_counter() - started:.0f} s"
         )
         with files.whole_folder(folder / "start") as draft:
@@ -270,15 +290,16 @@ def make_start(
     parallel.broadcast(model, ranks)
 
 
-def own_prm(model, task: Task, args: argparse.Namespace, folder: Path, ranks: Ranks) -> tuple:
-    """The embedded task's process reward model, taught by one rank for all; a resumed run has it
-    already.
+def own_prm(
+    model, task: Task, config: TrainConfig, folder: Path, ranks: Ranks, *, load_only: bool
+) -> tuple:
+    """The embedded task's process reward model, taught by one rank for all; with `load_only` the
+    folder has it already.
     """
-    if ranks.main and not args.resume:
+    if ranks.main and not load_only:
         forbidden = {problem["problem"] for problem in task.heldout}
-        reward_model, its_tokenizer = teacher.make_prm(
-            model, args.toy_lines, forbidden, seed=args.seed
-        )
+        lines = config.problems.toy_lines
+        reward_model, its_tokenizer = teacher.make_prm(model, lines, forbidden, seed=config.seed)
         with files.whole_folder(folder / "prm") as draft:
             reward_model.save_pretrained(draft)
             its_tokenizer.save_pretrained(draft)

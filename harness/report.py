@@ -7,7 +7,6 @@ curve.png and credit.html; `train.py` puts the models beside them. Lines are pla
 WIDTH columns, so they survive nohup. Nothing here changes what is trained.
 """
 
-import argparse
 import math
 import shlex
 import textwrap
@@ -26,11 +25,12 @@ from transformers.utils import ModelOutput
 from credit.batch import Batch, tokens_of
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
 from credit.methods import true_error, true_errors
+from credit.settings import Credit, Shear
 from credit.shear_settings import Closest, closest_by_rollout
 from credit.table import METHODS, options_of
 from grpo import Rollouts
 from harness import files
-from harness.config import TASKS
+from harness.config import MAKE_PROBLEMS, TrainConfig
 from harness.evaluation import mean_and_error
 from harness.page import write_page
 from harness.parallel import Ranks
@@ -84,39 +84,40 @@ def peak_gb() -> float:
     return round(peak, 2)
 
 
-def print_plan(args: argparse.Namespace, folder: Path, notes: list[str]) -> None:
+def print_plan(config: TrainConfig, folder: Path, notes: list[str]) -> None:
     """What will happen, before it does."""
-    print(f"{args.method} on the {args.task} task; everything goes to {folder}/")
+    print(f"{config.credit.method} on the {config.task} task; everything goes to {folder}/")
+    sampling, shear = config.sampling, config.shear
+    updates = sampling.prompts_per_step // config.optimisation.prompts_per_update
     size = (
-        f"{args.steps} steps x {args.prompts_per_step} prompts x {args.rollouts_per_prompt} "
-        "rollouts"
+        f"{config.optimisation.steps} steps x {sampling.prompts_per_step} prompts x "
+        f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens; "
+        f"{updates} update(s) a step"
     )
-    updates = args.prompts_per_step // args.prompts_per_update
-    size += f" of up to {args.max_tokens} tokens; {updates} update(s) a step"
     notes = [*notes, size]
-    if has_floor(args):
-        floor = args.eps * math.log(args.window)
+    if has_floor(config.credit):
+        floor = shear.eps * math.log(shear.window)
         notes.append(
-            f"spans of {args.window} tokens, eps {args.eps:g} {args.eps_unit}: even equal spans "
-            f"are up to {floor:.2g} {args.eps_unit} apart (the floor)"
+            f"spans of {shear.window} tokens, eps {shear.eps:g} {shear.eps_unit}: even equal spans "
+            f"are up to {floor:.2g} {shear.eps_unit} apart (the floor)"
         )
     for line in (*notes, "settings: config.json; all metrics: metrics.jsonl"):
         print(wrapped(line), flush=True)
 
 
-def has_floor(args: argparse.Namespace) -> bool:
+def has_floor(credit: Credit) -> bool:
     """Whether the method's weights are values of Eq. (10), at least eps ln(window) or about it."""
-    options = options_of(args.method, args.method_option)
+    options = options_of(credit.method, credit.method_option)
     return (options.get("reading"), options.get("distance")) == ("value", "w1")
 
 
-def floor_note(metrics: dict, args: argparse.Namespace) -> str:
+def floor_note(metrics: dict, config: TrainConfig) -> str:
     """nbar and the floor of the first step's weights, and what to lower where nearly all are
     alike.
     """
-    floor = metrics["eps_over_nbar"] * math.log(args.window)
+    floor = metrics["eps_over_nbar"] * math.log(config.shear.window)
     note = f"nbar {metrics['nbar']:.3g}: the floor is {floor:.2f} of it"
-    if args.rescale == "none" and floor > ALIKE * metrics["weight_mean"]:
+    if config.credit.rescale == "none" and floor > ALIKE * metrics["weight_mean"]:
         note += f", the mean weight {metrics['weight_mean']:.2f}: nearly all tokens weigh alike; "
         note += "lower --eps, or --window"
     return note
@@ -201,7 +202,7 @@ class StepTable:
         return "\n".join(lines)
 
 
-def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
+def closest_in(batch: Batch, shear: Shear) -> list[list[Closest]]:
     """For the first group with right and wrong rollouts: each span and its closest opposing span.
     [] without SHEAR.
     """
@@ -209,7 +210,7 @@ def closest_in(batch: Batch, args: argparse.Namespace) -> list[list[Closest]]:
         return []
     group = slice(batch.first_mixed * batch.group_size, (batch.first_mixed + 1) * batch.group_size)
     sides = batch.rollouts.mask[group].cpu(), batch.correct[group].cpu()
-    return closest_by_rollout(batch.stats["closest"], *sides, args.window, args.stride)
+    return closest_by_rollout(batch.stats["closest"], *sides, shear.window, shear.stride)
 
 
 def sample_rows(
@@ -217,20 +218,21 @@ def sample_rows(
     tokenizer,
     task: Task,
     batch: Batch,
-    args: argparse.Namespace,
+    method: str,
+    shear: Shear,
     weights: dict[str, Tensor] | None = None,
     group: int | None = None,
 ) -> list[dict]:
     """One group of the step for samples.jsonl: if not given, the first with right and wrong
     rollouts, else the first.
 
-    weights (B, T) are methods', by name; if not given, those of the batch's own.
+    weights (B, T) are methods', by name; if not given, those of the batch's own `method`.
     """
     group = (batch.first_mixed or 0) if group is None else group
-    closest = closest_in(batch, args) if group == batch.first_mixed else []
+    closest = closest_in(batch, shear) if group == batch.first_mixed else []
     if weights is None:
         own = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
-        weights = {args.method: own}  # (B, T)
+        weights = {method: own}  # (B, T)
     first = group * batch.group_size
     problem = batch.problems[group]
     rows = []
@@ -285,7 +287,7 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
     return lines
 
 
-def credit_vs_first_error(tokenizer, task: Task, batch: Batch, args: argparse.Namespace) -> dict:
+def credit_vs_first_error(tokenizer, task: Task, batch: Batch, method: str, shear: Shear) -> dict:
     """Where the method puts credit, against the true first errors of the wrong rollouts of mixed
     groups.
 
@@ -299,7 +301,7 @@ def credit_vs_first_error(tokenizer, task: Task, batch: Batch, args: argparse.Na
     return {
         "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
         "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
-        "samples": sample_rows(-1, tokenizer, task, batch, args, group=0),
+        "samples": sample_rows(-1, tokenizer, task, batch, method, shear, group=0),
     }
 
 
@@ -315,14 +317,15 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
     }
 
 
-def start(args: argparse.Namespace, folder: Path, before: dict) -> None:
+def start(config: TrainConfig, folder: Path, before: dict) -> None:
     """The evaluation before training: a row, and held-out accuracies with standard errors."""
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
-    if "pairs" in METHODS[args.method].needs and not args.smoke:
-        print(wrapped(span_note(before["length"], args.window, args.stride)), flush=True)
-    print_no_signal(before["sampled"][0], before, args)
+    if "pairs" in METHODS[config.credit.method].needs and not config.smoke:
+        print(wrapped(span_note(before["length"], config.shear)), flush=True)
+    if not config.smoke:  # which cuts responses off
+        print_no_signal(before["sampled"][0], before, config.task)
 
 
 def write_evaluation(folder: Path, when: str, found: dict) -> None:
@@ -335,12 +338,12 @@ def write_evaluation(folder: Path, when: str, found: dict) -> None:
         files.write_whole(folder / f"{when}.jsonl", "".join(map(files.as_json, samples)))
 
 
-def span_note(length: float, window: int, stride: int) -> str:
+def span_note(length: float, shear: Shear) -> str:
     """How many spans a response of the median `length` has. With one, all its tokens get the same
     weight.
     """
-    spans = len(span_bounds(int(length), window, stride))
-    note = f"median response {length:.0f} tokens, {spans} span(s) of {window}"
+    spans = len(span_bounds(int(length), shear.window, shear.stride))
+    note = f"median response {length:.0f} tokens, {spans} span(s) of {shear.window}"
     return (
         note
         if spans > 1
@@ -373,14 +376,14 @@ def waiting(model, most: int, main: bool) -> Iterator[None]:
 
 @contextmanager
 def step_log(
-    args: argparse.Namespace, folder: Path, ranks: Ranks
+    config: TrainConfig, folder: Path, ranks: Ranks
 ) -> Iterator[Callable[[dict, list[dict]], None]]:
     """The function that writes down a step's metrics and samples: rows, a line of the table,
     --track.
     """
-    table = StepTable(args.steps)
+    table = StepTable(config.optimisation.steps)
     rewards = []
-    with tracker(args, folder, ranks) as track:
+    with tracker(config, folder, ranks) as track:
 
         def log(metrics: dict, samples: list[dict]) -> None:
             if not ranks.main:
@@ -389,10 +392,10 @@ def step_log(
             files.append_rows(folder / "samples.jsonl", samples)
             tqdm.write(table.row(metrics))
             rewards.append(metrics["reward"])
-            if metrics["step"] == 1 and has_floor(args):
-                tqdm.write(wrapped(floor_note(metrics, args)))
-            if metrics["step"] == 2 and len(set(rewards)) == 1:
-                print_no_signal(metrics["reward"], metrics, args)
+            if metrics["step"] == 1 and has_floor(config.credit):
+                tqdm.write(wrapped(floor_note(metrics, config)))
+            if metrics["step"] == 2 and len(set(rewards)) == 1 and not config.smoke:
+                print_no_signal(metrics["reward"], metrics, config.task)
             track(metrics)
 
         yield log
@@ -406,24 +409,24 @@ def shares(reasons: list[str]) -> dict[str, float]:
     }
 
 
-def other_problems(args: argparse.Namespace, which: str) -> str:
+def other_problems(task: str, which: str) -> str:
     """What to change for easier or harder problems; a task that makes its own takes no --data."""
-    if args.task in TASKS:
+    if task in MAKE_PROBLEMS:
         return "change --warmup-steps or --model"
     return f"give {which} problems with --data, or another --model"
 
 
-def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> None:
+def print_no_signal(reward: float, found: dict, task: str) -> None:
     """Where all rewards are equal, what that comes from, by the `shares` in `found`, and the flag
     to change.
     """
-    if args.smoke or reward not in (0, 1):  # a smoke test cuts responses off
+    if reward not in (0, 1):
         return
-    remedy = other_problems(args, "harder" if reward else "easier")
+    remedy = other_problems(task, "harder" if reward else "easier")
     if not reward and max(found["truncated"], found["no_answer"]) >= 0.5:
         if found["truncated"] > found["no_answer"]:
             remedy = "raise --max-tokens"
-        elif args.task not in TASKS:
+        elif task not in MAKE_PROBLEMS:
             remedy = "change --template or --model"
     reasons = (
         f"{found['truncated']:.0%} of responses are cut off, {found['no_answer']:.0%} have no "
@@ -435,12 +438,13 @@ def print_no_signal(reward: float, found: dict, args: argparse.Namespace) -> Non
 
 
 def conclude(
-    args: argparse.Namespace, folder: Path, before: dict, after: dict, history: list[dict]
+    config: TrainConfig, folder: Path, before: dict, after: dict, history: list[dict]
 ) -> None:
     """What training has changed, the curve, the measured peak of memory, and what to type next."""
     write_evaluation(folder, "after", after)
     if not any(m["grad_norm"] for m in history):
-        print(f"\nnothing was learned: no mixed groups; {other_problems(args, 'easier or harder')}")
+        remedy = other_problems(config.task, "easier or harder")
+        print(f"\nnothing was learned: no mixed groups; {remedy}")
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
         first, last = percent(*before[name][:2]), percent(*after[name][:2])
@@ -453,22 +457,21 @@ def conclude(
             f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}"
         )
     if after.get("example"):
-        print(f"\na wrong rollout after training, with the mean {args.method} weight of each line:")
+        weight = f"the mean {config.credit.method} weight of each line"
+        print(f"\na wrong rollout after training, with {weight}:")
         print("\n".join(after["example"]))
-    plot(history, before, after, args, folder / "curve.png")
+    plot(history, before, after, config, folder / "curve.png")
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory per GPU: {max(peaks):.1f} GB")
-    other = next(name for name in METHODS if name != args.method)  # grpo; for grpo shear
+    other = next(name for name in METHODS if name != config.credit.method)  # grpo; for grpo shear
     place = shlex.quote(str(folder))
     print(f"\nwhere the credit went, to look at: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
     print(f"      the same command with --method {other}, then python -m studies.compare RUN RUN")
 
 
-def plot(
-    history: list[dict], before: dict, after: dict, args: argparse.Namespace, path: Path
-) -> None:
+def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, path: Path) -> None:
     """Three panels: reward and held-out accuracy; token weights with their floor; the share of
     groups without signal.
 
@@ -487,7 +490,9 @@ def plot(
             label = f"held out, {name}" if step == 0 else None
             rewards.errorbar(step, mean, error, fmt=marker, color=colour, label=label)
     rewards.set(
-        ylabel="share of right answers", ylim=(0, 1), title=f"{args.method}, {args.task} task"
+        ylabel="share of right answers",
+        ylim=(0, 1),
+        title=f"{config.credit.method}, {config.task} task",
     )
 
     sides = {
@@ -499,13 +504,15 @@ def plot(
         sides if knows_errors else {"weight_mean": ("all tokens", INK)}
     ).items():
         weights.plot(steps, [m.get(name, math.nan) for m in history], color=colour, label=label)
-    floors = [m["eps_over_nbar"] * math.log(args.window) for m in history if "eps_over_nbar" in m]
+    floors = [
+        m["eps_over_nbar"] * math.log(config.shear.window) for m in history if "eps_over_nbar" in m
+    ]
     if floors:
         weights.axhline(
             np.mean(floors), color=FAINT, ls="--", lw=1, label="floor, eps ln window", zorder=0
         )
     of = "wrong rollouts" if knows_errors else "groups with a gradient"
-    weights.set(ylabel="mean token weight", title=f"{args.method} weights, {of}")
+    weights.set(ylabel="mean token weight", title=f"{config.credit.method} weights, {of}")
     weights.update_datalim([(0, 0)], updatex=False)  # also where no weight is known
     weights.set_ylim(weights.dataLim.ymin)
     signal.plot(steps, [m["equal_groups"] for m in history], color=INK, label="all rewards equal")

@@ -1,23 +1,20 @@
 """A training run: its parts, how they are put together, saved and restored, and how it ends early.
 
-prepared(args, ranks)            -> Run, in its folder, its plan printed; the folder goes after
+prepared(config, ranks)          -> Run, in its folder, its plan printed; the folder goes after
                                  Ctrl-C before a step
-set_up(args, ranks)              -> Ready: task, model, tokenizer, ..., checked, small things before
-                                 large ones
-assemble(args, ranks, ready, ..) -> Run: what is trained, what samples, the optimizer
+assemble(config, ranks, ...)     -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
 save_checkpoint, restore(run)    everything as it was at a checkpoint
 check_policy(run, step)          ends a run whose logits are not finite
 """
 
-import argparse
 import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +22,13 @@ import torch
 import transformers
 
 from credit import lora
+from credit.batch import Context
+from credit.reward_model import RewardModel
 from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, files, memory, parallel, report
-from harness.config import MAY_CHANGE, spelled
+from harness.config import MAY_CHANGE, TrainConfig, flat, saved_config, spelled
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
 from harness.models import sampling_of
@@ -46,7 +45,7 @@ EVALUATION = 2**31  # instead of a step, before and after training alike
 class Run:
     """What every step needs."""
 
-    args: argparse.Namespace
+    config: TrainConfig
     ranks: Ranks
     task: Task
     tokenizer: object
@@ -62,54 +61,59 @@ class Run:
 
 
 @contextmanager
-def prepared(args: argparse.Namespace, ranks: Ranks) -> Iterator[Run]:
+def prepared(config: TrainConfig, ranks: Ranks) -> Iterator[Run]:
     """The run, in its folder: loaded or made, checked, its plan printed."""
-    folder = Path(args.out) / parallel.from_main(args.name or free_name(args), ranks)
-    with files.made(folder, ranks, "config.json"), explained(args, folder, ranks):
+    folder = Path(config.out) / parallel.from_main(config.name or free_name(config), ranks)
+    with files.made(folder, ranks, "config.json"), explained(config, folder, ranks):
         with parallel.together(ranks):
-            task, model, tokenizer, notes, prm, sets, predicted = set_up(args, ranks)
+            ready = set_up(config, ranks)
+            task = ready.task
             digest = digest_of(task.train + task.heldout)
-            if args.resume and args.digest != digest:
+            if config.checkpoints.resume and config.digest != digest:
                 raise BadInput(
-                    f"--resume {folder}: --data {args.data} holds other problems now; restore the "
-                    "old ones"
+                    f"--resume {folder}: --data {config.problems.data} holds other problems now; "
+                    "restore the old ones"
                 )
-            args.name = folder.name
-            args.digest = digest
+            config = replace(ready.config, name=folder.name, digest=digest)
+        model, tokenizer, prm = ready.model, ready.tokenizer, ready.prm
         if ranks.main:
-            if not args.resume:
-                write_config(args, folder)
-            if ranks.device.type == "cuda" or args.task != "embedded":
-                notes += memory.notes(predicted, ranks.device, folder, args.keep)
-            report.print_plan(args, folder, notes)
-        if needs_start(args):
-            make_start(model, tokenizer, task, args, folder, ranks)
-        if "prm" in METHODS[args.method].needs and not args.prm:
-            prm = own_prm(model, task, args, folder, ranks)
-        if args.lora_rank:
-            lora.add(model, args.lora_rank, args.seed)
-        run = assemble(args, ranks, task, model, tokenizer, folder, prm)
-        run.sets = sets
+            notes = ready.notes
+            if not config.checkpoints.resume:
+                write_config(config, folder)
+            if ranks.device.type == "cuda" or config.task != "embedded":
+                keep = config.checkpoints.keep
+                notes += memory.notes(ready.predicted, ranks.device, folder, keep)
+            report.print_plan(config, folder, notes)
+        if needs_start(config):
+            make_start(model, tokenizer, task, config, folder, ranks)
+        if "prm" in METHODS[config.credit.method].needs and not config.credit.prm:
+            load_only = config.checkpoints.resume is not None
+            prm = own_prm(model, task, config, folder, ranks, load_only=load_only)
+        if config.credit.lora_rank:
+            lora.add(model, config.credit.lora_rank, config.seed)
+        run = assemble(config, ranks, task, model, tokenizer, folder, prm)
+        run.sets = ready.sets
         yield run
 
 
-def free_name(args: argparse.Namespace) -> str:
+def free_name(config: TrainConfig) -> str:
     """Task and method, or `smoke`, and the next free number."""
-    name = "smoke" if args.smoke else f"{args.task}-{args.method}"
+    name = "smoke" if config.smoke else f"{config.task}-{config.credit.method}"
     number = 1
-    while (Path(args.out) / f"{name}-{number}").exists():
+    while (Path(config.out) / f"{name}-{number}").exists():
         number += 1
     return f"{name}-{number}"
 
 
-def write_config(args: argparse.Namespace, folder: Path) -> None:
+def write_config(config: TrainConfig, folder: Path) -> None:
     """config.json: the resolved flags, and a digest of the problems."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    files.write_json(folder / "config.json", {**vars(args), "resume": None, "versions": versions})
+    settings = {**flat(config), "resume": None, "versions": versions}
+    files.write_json(folder / "config.json", settings)
 
 
 @contextmanager
-def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[None]:
+def explained(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[None]:
     """Says how to resume from the last checkpoint, or to start from the taught model, whatever
     ended the run; Ctrl-C before either leaves nothing.
     """
@@ -120,15 +124,12 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
         if not ranks.main or isinstance(error, BadInput):
             raise
         if checkpoints:
-            steps = checkpoint.step_of(checkpoints[-1])
-            command = resume_command(args, folder, checkpoints[-1])
-            print(
-                f"a checkpoint holds {steps} of {args.steps} steps; resume with: {command}",
-                file=sys.stderr,
-            )
+            steps = f"{checkpoint.step_of(checkpoints[-1])} of {config.optimisation.steps} steps"
+            command = resume_command(config, folder, checkpoints[-1])
+            print(f"a checkpoint holds {steps}; resume with: {command}", file=sys.stderr)
         elif (folder / "start").exists():
-            start = ["--task", args.task, "--model", str(folder / "start")]
-            words = shlex.join([*start, "--name", free_name(args)])  # that of `folder` is taken
+            start = ["--task", config.task, "--model", str(folder / "start")]
+            words = shlex.join([*start, "--name", free_name(config)])  # that of `folder` is taken
             print(f"the taught model is kept; to start from it, add: {words}", file=sys.stderr)
         elif (
             isinstance(error, KeyboardInterrupt | BrokenPipeError)
@@ -139,37 +140,65 @@ def explained(args: argparse.Namespace, folder: Path, ranks: Ranks) -> Iterator[
         raise
 
 
-def resume_command(args: argparse.Namespace, folder: Path, last: Path) -> str:
+def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
     """What resumes the run from its `last` checkpoint, with the flags that were given anew since
     that was saved.
     """
-    saved = checkpoint.report_of(last)["settings"]
+    saved = flat(saved_config(checkpoint.report_of(last)["settings"], str(last)))
     words = ["python", "train.py", "--resume", str(folder)]
-    for name in sorted(MAY_CHANGE & saved.keys()):
-        if vars(args)[name] != saved[name]:
-            words += spelled(name, vars(args)[name])
+    for name, value in sorted(flat(config).items()):
+        if name in MAY_CHANGE and name != "resume" and value != saved[name]:
+            words += spelled(name, value)
     return shlex.join(words)
 
 
 def assemble(
-    args: argparse.Namespace, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None
+    config: TrainConfig, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None
 ) -> Run:
     """Policy, sampler and optimizer from a model."""
-    dtype = getattr(torch, args.dtype)
+    dtype = getattr(torch, config.machine.dtype)
     trained, sampler = parallel.shard(
-        model, ranks, dtype, recompute=args.recompute, shard_over=args.shard_over
+        model,
+        ranks,
+        dtype,
+        recompute=config.machine.recompute,
+        shard_over=config.machine.shard_over,
     )
     # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike
     # change little.
     fused = ranks.device.type == "cuda"
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=0.0, fused=fused)
+    lr = config.optimisation.lr
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=fused)
     frozen = (
         trained
         if sampler is trained.model
-        else Policy(sampler, args.recompute, **packing_of(sampler))
+        else Policy(sampler, config.machine.recompute, **packing_of(sampler))
     )
-    return Run(args, ranks, task, tokenizer, trained, frozen, optimizer, folder, prm)
+    return Run(config, ranks, task, tokenizer, trained, frozen, optimizer, folder, prm)
+
+
+def credit_context(
+    config: TrainConfig,
+    policy: Policy,
+    tokenizer,
+    task: Task,
+    step: int,
+    prm: RewardModel | None = None,
+) -> Context:
+    """What a credit method may use besides its batch, when `step` steps are done."""
+    return Context(
+        policy=policy,
+        tokenizer=tokenizer,
+        task=task,
+        shear=config.shear,
+        step=step,
+        steps=config.optimisation.steps,
+        seed=config.seed,
+        temperature=config.sampling.temperature,
+        micro_tokens=config.optimisation.micro_tokens,
+        prm=prm,
+    )
 
 
 # ---- its steps -----------------------------------------------------------------------------------
@@ -215,18 +244,17 @@ def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
 
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
-    sampling = sampling_of(run.args, run.frozen.model)
-    sampler = Sampler(
-        run.frozen.model, run.tokenizer, files.origin_of(run.args.model or "made here"), sampling
-    )
+    sampling = sampling_of(run.frozen.model, run.config.machine.generate_batch)
+    origin = files.origin_of(run.config.model or "made here")
+    sampler = Sampler(run.frozen.model, run.tokenizer, origin, sampling)
     path = run.folder / "eval" / f"step-{step:06d}.jsonl"
     results = {}
     if run.ranks.main:
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
     for loaded in run.sets:
-        options = dict(seeds=[run.args.seed], path=path)
-        rows = evaluate_benchmark(sampler, loaded, protocol_of(run.args), run.ranks, **options)
+        options = dict(seeds=[run.config.seed], path=path)
+        rows = evaluate_benchmark(sampler, loaded, protocol_of(run.config), run.ranks, **options)
         results[loaded.benchmark.name] = {
             **summarise(rows),
             "revision": loaded.revision,
@@ -241,8 +269,8 @@ def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
         return
     with files.whole_folder(run.folder / "model") as draft:
         lora.save_merged(run.frozen.model, run.tokenizer, draft)
-    report.conclude(run.args, run.folder, before, after, history)
-    if run.args.smoke:
+    report.conclude(run.config, run.folder, before, after, history)
+    if run.config.smoke:
         print("smoke test passed: sample, grade, credit, update, checkpoint")
 
 
@@ -281,9 +309,9 @@ def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Ro
         run.tokenizer,
         prompts,
         count,
-        max_tokens=run.args.max_tokens,
+        max_tokens=run.config.sampling.max_tokens,
         temperature=temperature,
-        **sampling_of(run.args, model),
+        **sampling_of(model, run.config.machine.generate_batch),
     )
 
 
@@ -302,9 +330,12 @@ def resample_equal(
     batches keep their size. The other problems depend on the step and the round alone, so that a
     resumed run draws the same.
     """
-    args, problems, verdicts, replaced = run.args, list(problems), list(verdicts), 0
-    size = args.rollouts_per_prompt
-    for round in range(1, 1 + args.dynamic_sampling):
+    sampling = run.config.sampling
+    problems = list(problems)
+    verdicts = list(verdicts)
+    replaced = 0
+    size = sampling.rollouts_per_prompt
+    for round in range(1, 1 + sampling.dynamic_sampling):
         equal = []
         for group in range(len(problems)):
             rewards = {verdict.reward for verdict in verdicts[group * size : (group + 1) * size]}
@@ -312,9 +343,11 @@ def resample_equal(
                 equal.append(group)
         if not equal:
             break
-        drawn = run.task.draw(step, args.prompts_per_step, args.seed, round)
+        drawn = run.task.draw(step, sampling.prompts_per_step, run.config.seed, round)
         others = parallel.share(drawn, run.ranks)[: len(equal)]
-        new_rollouts, new_verdicts = sample_and_grade(run, others, size, args.temperature, clock)
+        new_rollouts, new_verdicts = sample_and_grade(
+            run, others, size, sampling.temperature, clock
+        )
         for place, group in enumerate(equal):
             problems[group] = others[place]
             verdicts[group * size : (group + 1) * size] = new_verdicts[
@@ -332,12 +365,11 @@ def resample_equal(
 def save_checkpoint(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
     parts = run.trained, run.frozen.model, run.optimizer, run.tokenizer
-    settings = {
-        name: value
-        for name, value in vars(run.args).items()
-        if name not in ("out", "name", "resume")
-    }
-    checkpoint.save(run.folder, step, *parts, run.ranks, run.args.keep, settings)
+    settings = flat(run.config)
+    for name in ("out", "name", "resume"):  # the folder that is resumed tells these
+        del settings[name]
+    keep = run.config.checkpoints.keep
+    checkpoint.save(run.folder, step, *parts, run.ranks, keep, settings)
 
 
 def restore(run: Run) -> tuple[dict, list[dict]]:
@@ -346,7 +378,7 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
 
     Raises BadInput, on all ranks alike, before a file is changed.
     """
-    path = Path(run.args.resume)
+    path = Path(run.config.checkpoints.resume)
     step = checkpoint.report_of(path)["step"]
     with parallel.together(run.ranks):
         kept = {
@@ -369,7 +401,7 @@ def restore(run: Run) -> tuple[dict, list[dict]]:
         (run.folder / "after.jsonl").unlink(missing_ok=True)
         for name, rows in kept.items():
             files.write_whole(run.folder / name, "".join(map(files.as_json, rows)))
-        write_config(run.args, run.folder)
+        write_config(run.config, run.folder)
     return first["before"], history
 
 

@@ -1,7 +1,7 @@
 """A run's metrics on a dashboard as well, by accelerate's trackers: `--track wandb`, `trackio` or
 `tensorboard`.
 
-    with tracker(args, folder, ranks) as track:    on the main rank; does nothing on others, or
+    with tracker(config, folder, ranks) as track:    on the main rank; does nothing on others, or
                                                    without --track
         track(metrics)                             the numbers of a step, the nested ones as
                                                    `seconds/generate`
@@ -14,7 +14,6 @@ Left out: the evaluations before and after training, samples, weights; a resumed
 the same name.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,37 +21,38 @@ from pathlib import Path
 from accelerate.state import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+from harness.config import TrainConfig, flat
 from harness.parallel import Ranks, together
 from tasks.rows import BadInput, cause
 
 
-def started_tracker(args: argparse.Namespace, folder: Path):
+def started_tracker(config: TrainConfig, folder: Path):
     """The tracker of `--track`; raises BadInput where it cannot start."""
     PartialState()  # the trackers raise without it; it takes a process group as it is
     named = dict(
-        run_name="shear", name=folder.name, config=vars(args)
+        run_name="shear", name=folder.name, config=flat(config)
     )  # accelerate's run_name is the project
     options = {
         "wandb": {**named, "dir": folder},
         "trackio": named,
         "tensorboard": dict(run_name="tensorboard", logging_dir=folder),
     }
-    run = LOGGER_TYPE_TO_CLASS[args.track](**options[args.track])
+    run = LOGGER_TYPE_TO_CLASS[config.track](**options[config.track])
     try:
         run.start()
     except Exception as error:  # of every kind; the cause stays attached
         remedy = "log in, set WANDB_MODE=offline, or leave it out"
-        raise BadInput(f"--track {args.track}: cannot start ({cause(error)}); {remedy}") from error
+        raise BadInput(
+            f"--track {config.track}: cannot start ({cause(error)}); {remedy}"
+        ) from error
     return run
 
 
 @contextmanager
-def tracker(
-    args: argparse.Namespace, folder: Path, ranks: Ranks
-) -> Iterator[Callable[[dict], None]]:
+def tracker(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict], None]]:
     """The function that tracks a row of metrics.jsonl."""
     with together(ranks):
-        run = started_tracker(args, folder) if args.track and ranks.main else None
+        run = started_tracker(config, folder) if config.track and ranks.main else None
 
     def track(metrics: dict) -> None:
         if run:

@@ -35,9 +35,9 @@ which only the numbers are kept; `arca`, whose weights need a trained adapter, w
 has (`lora.save_merged` merges it).
 """
 
-import argparse
 import dataclasses
 import math
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -46,48 +46,49 @@ from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.batch import Batch
+from credit.batch import Batch, Context
 from credit.measures import around, auc, effective_weights, localisation, peak, shares_by_part
 from credit.methods import assign_credit, true_errors
+from credit.settings import Credit, Shear
 from credit.table import METHODS, NEEDS, needing, options_of
 from fast.packing import packing_of
 from grpo import Policy, cat_padded
-from harness.run import seed_of
+from harness.config import TrainConfig
+from harness.run import credit_context, seed_of
 from studies.prefixes import Prefixes, continued, sampled, scored
 from tasks.problems import Task
 from tasks.toy import SYMBOL
 
 
-def weights_of(method: str, batch: Batch, args: argparse.Namespace, **changed) -> Tensor:
-    """What a method multiplies each token's advantage by, (G, T), with the flags' options but for
-    those `changed`.
-    """
-    torch.manual_seed(args.seed)
-    uncontrolled = {"negative_scale": 1.0, "rescale": "none"}  # controls, which belong to no method
-    options = [] if method != args.method else args.method_option
-    args = argparse.Namespace(**(vars(args) | uncontrolled | {"method_option": options} | changed))
-    return effective_weights(
-        assign_credit(method, batch, args), batch.advantages, batch.rollouts.mask
-    )
+def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
+    """What a method multiplies each token's advantage by, (G, T)."""
+    torch.manual_seed(context.seed)
+    credited = assign_credit(batch, context, credit)  # (G, T)
+    return effective_weights(credited, batch.advantages, batch.rollouts.mask)
 
 
 # ---- true advantages -----------------------------------------------------------------------------
 
 
 def measure(
-    args, task: Task, model, tokenizer, problems: list, methods: dict, continuations: int
+    config: TrainConfig,
+    task: Task,
+    model,
+    tokenizer,
+    problems: list[dict],
+    methods: dict[str, Credit],
+    continuations: int,
 ) -> dict:
     """`agreement` of each method's credit with the true advantages, on rollouts to these problems.
 
-    `args` are train.py's flags; `methods` has the flags changed in each row, "method" among them.
-    --negative-scale and --rescale act in a row only if it has them. Random numbers depend on the
-    seed and the problem's number alone.
+    Random numbers depend on the seed and the problem's number alone.
     """
     policy = Policy(model, **packing_of(model))
+    context = credit_context(config, policy, tokenizer, task, step=0)
     lines, mixed = [], 0
     for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
-        torch.manual_seed(seed_of(args.seed, index))
-        group = sampled(args, task, model, tokenizer, problem)
+        torch.manual_seed(seed_of(config.seed, index))
+        group = sampled(config, task, model, tokenizer, problem)
         if not group.mixed:
             continue
         mixed += 1
@@ -96,12 +97,10 @@ def measure(
             for text, ids in zip(group.texts, group.responses, strict=True)
         ]
         group = continued(
-            dataclasses.replace(group, ends=ends), continuations, args, task, model, tokenizer
+            dataclasses.replace(group, ends=ends), continuations, config, task, model, tokenizer
         )
-        batch = scored(group, policy, task, tokenizer, args)
-        weights = {
-            name: weights_of(batch=batch, args=args, **changed) for name, changed in methods.items()
-        }
+        batch = scored(group, policy, tokenizer, context.temperature, context.micro_tokens)
+        weights = {name: weights_of(batch, context, credit) for name, credit in methods.items()}
         lines += line_stats(group, batch.advantages, weights)
     agreements = {name: agreement(lines, name) for name in methods}
     return {
@@ -171,29 +170,29 @@ def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
 
 
 def against_truth(
-    args: argparse.Namespace,
-    task: Task,
+    methods: Sequence[str],
+    options: Sequence[str],
+    context: Context,
     batches: list[Batch],
     signals: dict[str, list[Tensor]],
     left_out: list[str],
 ) -> dict:
     """Every method ("methods") and every changed option of SHEAR ("settings") against the true
-    first errors.
+    first errors. `options` are those given for SHEAR.
 
     `signals` are further weights, (G, T) of each batch, which go to the settings. What cannot be
     measured goes to `left_out`, with the reason.
     """
-    errors = torch.cat(
-        [true_errors(batch, task, batch.source.tokenizer) for batch in batches]
-    )  # (B, 2)
+    task = context.task
+    window = context.shear.window
+    errors = torch.cat([true_errors(batch, task, context.tokenizer) for batch in batches])  # (B, 2)
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     has = {
         "adapter": None,
-        "prm": batches[0].source.prm,
+        "prm": context.prm,
         "rephrase": task.rephrase,
     }  # no saved model has an adapter
-    methods = list(args.methods or METHODS)
     for need in [name for name in has if not has[name]]:
         if absent := [name for name in methods if name in needing(need)]:
             left_out.append(f"{', '.join(absent)} against the truth: needs {NEEDS[need]}")
@@ -203,21 +202,23 @@ def against_truth(
             "credit against the truth: no rollout has tokens before and after its first error"
         )
         return {}
-    runs = [("methods", name, name, {}) for name in methods]
-    runs += [("settings", name, "shear", changed) for name, changed in changes_of(args).items()]
+    runs = []
+    for name in methods:
+        credit = Credit(name, tuple(options) if name == "shear" else ())
+        runs.append(("methods", name, credit, context.shear))
+    for name, (credit, shear) in changes_of(context.shear, options).items():
+        runs.append(("settings", name, credit, shear))
     group = torch.arange(len(batches)).repeat_interleave(
         torch.tensor([len(batch.rewards) for batch in batches])
     )
     results = {"methods": {}, "settings": {}}
-    for part, name, method, changed in tqdm(
-        runs, "methods and settings", leave=False, disable=None
-    ):
-        weights = cat_padded(
-            [weights_of(method, batch, args, **changed) for batch in batches]
-        )  # (B, T)
-        results[part][name] = placed(weights, mask, errors, group, args.window)
+    for part, name, credit, shear in tqdm(runs, "methods and settings", leave=False, disable=None):
+        changed = dataclasses.replace(context, shear=shear)
+        of_batches = [weights_of(batch, changed, credit) for batch in batches]
+        weights = cat_padded(of_batches)  # (B, T)
+        results[part][name] = placed(weights, mask, errors, group, window)
     for name, of_batches in signals.items():
-        results["settings"][name] = placed(cat_padded(of_batches), mask, errors, group, args.window)
+        results["settings"][name] = placed(cat_padded(of_batches), mask, errors, group, window)
     return results
 
 
@@ -289,24 +290,26 @@ def half_risen(curve: list[float | None], window: int) -> int | None:
     return int(offsets[(offsets > -window) & (values >= (before.max() + after.max()) / 2)].min())
 
 
-def changes_of(args: argparse.Namespace) -> dict[str, dict]:
-    """SHEAR with one option changed at a time."""
-    thirds = [max(1, args.window * factor // 3) for factor in (2, 4, 8)]
+def changes_of(shear: Shear, options: Sequence[str]) -> dict[str, tuple[Credit, Shear]]:
+    """SHEAR with one setting or option changed at a time."""
+    plain = Credit("shear", tuple(options))
+    thirds = [max(1, shear.window * factor // 3) for factor in (2, 4, 8)]
     settings = {}
     for changed in (
-        *({"window": window, "stride": min(args.stride, window)} for window in thirds),
-        {"stride": max(1, args.stride // 2)},
-        {"stride": min(2 * args.stride, args.window)},
-        {"eps": args.eps / 5},
-        {"eps": args.eps * 5},
+        *({"window": window, "stride": min(shear.stride, window)} for window in thirds),
+        {"stride": max(1, shear.stride // 2)},
+        {"stride": min(2 * shear.stride, shear.window)},
+        {"eps": shear.eps / 5},
+        {"eps": shear.eps * 5},
     ):
-        if vars(args) | changed != vars(args):
-            settings[", ".join(f"{name} {value:g}" for name, value in changed.items())] = changed
-    options = options_of("shear", args.method_option)
+        other = dataclasses.replace(shear, **changed)
+        if other != shear:
+            name = ", ".join(f"{name} {value:g}" for name, value in changed.items())
+            settings[name] = plain, other
+    values = options_of("shear", options)
     for name in ("pool", "reading", "distance"):
         for choice in METHODS["shear"].options[name].choices:
-            if choice != options[name]:
-                settings[f"{name} {choice}"] = {
-                    "method_option": [*args.method_option, f"{name}={choice}"]
-                }
+            if choice != values[name]:
+                credit = Credit("shear", (*options, f"{name}={choice}"))
+                settings[f"{name} {choice}"] = credit, shear
     return settings

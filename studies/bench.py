@@ -23,46 +23,39 @@ up to `CHECKED` pairs.
 Left out: the memory that each takes.
 """
 
-import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from harness.config import Parser, answer, check_flags, number, positive_int
-
-
-def make_parser() -> Parser:
-    """This command's flags."""
-    about = (
-        "SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU "
-        "cores."
-    )
-    epilog = (
-        "With --model and other flags of train.py, the states of a training step of this model, "
-        "too."
-    )
-    parser = Parser(
-        prog="python -m studies.bench", description=about, epilog=epilog, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add("--tokens", type=positive_int, nargs="*", default=[300], help="of synthetic responses")
-    add("--width", type=positive_int, nargs="*", default=[896], help="of synthetic states")
-    add(
-        "--group",
-        type=number(int, 2, 4096),
-        nargs="*",
-        default=[8],
-        help="rollouts of a synthetic group",
-    )
-    add(
-        "--pairs",
-        type=positive_int,
-        default=256,
-        help="of 100 x 100 that a peer solves at most, more if small",
-    )
-    add("--rounds", type=positive_int, default=3, help="times that each is measured")
-    return parser
+from harness.config import Count, Counts, GroupSizes, parse_study
 
 
-answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
+@dataclass(frozen=True)
+class Bench:
+    """SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores.
+
+    With --model and other flags of train.py, the states of a training step of this model, too.
+    """
+
+    tokens: Counts = (300,)
+    """Tokens of synthetic responses."""
+    width: Counts = (896,)
+    """Width of synthetic states."""
+    group: GroupSizes = (8,)
+    """Rollouts of a synthetic group."""
+    pairs: Count = 256
+    """Pairs of 100 x 100 tokens that a peer solves at most; more if they are small."""
+    rounds: Count = 3
+    """Times that each solver is measured."""
+
+
+def parse_bench(argv: Sequence[str] | None = None) -> tuple[Bench, list[str]]:
+    """This command's flags, and those of train.py as they are."""
+    return parse_study(Bench, argv, "python -m studies.bench")
+
+
+if __name__ == "__main__":
+    parse_bench()  # --help and mistakes end here: what follows takes seconds to import
 
 import datetime
 import itertools
@@ -86,7 +79,8 @@ from fast.packing import packing_of
 from fast.race import CHUNK_ENTRIES, race
 from grpo import Policy, spread
 from harness import tables
-from harness.launch import parse_args, run_command
+from harness.config import TrainConfig, parse_train
+from harness.launch import resolve, run_command
 from harness.parallel import Ranks
 from harness.prepare import set_up
 from shear import Side, mean_norm, two_sides
@@ -102,19 +96,17 @@ TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they a
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
     """Measure all groups and print a table of each."""
-    flags, others = make_parser().parse_with_others(argv, "", "")
-    args = parse_args(others)
+    flags, others = parse_bench(argv)
+    config = resolve(parse_train(others))
     warnings.simplefilter(
         "ignore"
     )  # POT warns that it has not converged, which the table's errors show
-    device = torch.device(args.device)
-    name = (
-        torch.cuda.get_device_name(device)
-        if args.device == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads"
-    )
+    device = torch.device(config.machine.device)
+    name = f"CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     print(f"{name}, float32, torch {torch.__version__}, {datetime.date.today()}", flush=True)
-    of_model = [states_of_step(args, device)] if args.model else []
+    of_model = [states_of_step(config, device)] if config.model else []
     sizes = itertools.product(flags.group, flags.width, flags.tokens)
     for states in itertools.chain(of_model, (synthetic(*size, device) for size in sizes)):
         print(f"\nmeasuring {states.name}", flush=True)  # which may take minutes
@@ -149,29 +141,29 @@ def synthetic(size: int, width: int, tokens: int, device: torch.device) -> State
     return States(f"random walks, G {size}, T {tokens:,}, d {width:,}", [(hidden, mask, correct)])
 
 
-def states_of_step(args: argparse.Namespace, device: torch.device) -> States:
+def states_of_step(config: TrainConfig, device: torch.device) -> States:
     """As many groups of a model's rollouts as a training step has, with its spans; raises
     BadInput.
     """
-    ready = set_up(args, Ranks(0, 1, device))
+    ready = set_up(config, Ranks(0, 1, device))
     task, model, tokenizer = ready.task, ready.model.eval().to(device), ready.tokenizer
     policy, groups = Policy(model, **packing_of(model)), []
-    torch.manual_seed(args.seed)
-    for problem in task.heldout[: args.prompts_per_step]:
-        group = prefixes.sampled(args, task, model, tokenizer, problem)
+    torch.manual_seed(config.seed)
+    for problem in task.heldout[: config.sampling.prompts_per_step]:
+        group = prefixes.sampled(config, task, model, tokenizer, problem)
         if group.mixed:
-            batch = prefixes.scored(group, policy, task, tokenizer, args)
+            temperature = config.sampling.temperature
+            micro_tokens = config.optimisation.micro_tokens
+            batch = prefixes.scored(group, policy, tokenizer, temperature, micro_tokens)
             groups.append(
                 (spread(batch.hidden, batch.rollouts.mask), batch.rollouts.mask, batch.correct)
             )
     if not groups:
-        raise BadInput(
-            f"--model {args.model}: none of its groups holds right and wrong rollouts; give another"
-        )
+        none_mixed = "none of its groups holds right and wrong rollouts"
+        raise BadInput(f"--model {config.model}: {none_mixed}; give another")
     size, _, width = groups[0][0].shape
-    return States(
-        f"{args.model}, a training step, G {size}, d {width}", groups, args.window, args.stride
-    )
+    name = f"{config.model}, a training step, G {size}, d {width}"
+    return States(name, groups, config.shear.window, config.shear.stride)
 
 
 # ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place -------
@@ -317,7 +309,7 @@ def seconds_of(solve: Callable[[], Tensor], device: torch.device) -> float:
     return time.perf_counter() - started
 
 
-def table(states: States, flags: argparse.Namespace) -> list[str]:
+def table(states: States, flags: Bench) -> list[str]:
     """Seconds of a group, ratios to ours, and errors; peers get pairs of one group alone. Raises
     BadInput.
     """

@@ -36,7 +36,6 @@ its 90% interval by Student's t, and on how many seeds it is positive:
 Left out: several GPUs, and the process reward model of a real one: run train.py for these.
 """
 
-import argparse
 import contextlib
 import hashlib
 import multiprocessing
@@ -48,13 +47,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
+import tyro
+
+from credit.settings import Credit, number, several
 from credit.table import METHODS, needing
-from harness.config import Parser, answer, check_flags, number, positive_int, random_seed, spelled
+from harness.config import Count, PathFlag, Seeds, Texts, parse_study, spelled
+from tasks.rows import BadInput
 
-OPTIONS = {"sdpo": {"method_option": ["mix=0.9"]}}  # for a weak model
+OPTIONS = {"sdpo": {"method_option": ("mix=0.9",)}}  # for a weak model
 CHANGES = {
     "mean1": {"rescale": "mean1"},
     "dynamic": {"dynamic_sampling": 4},
@@ -65,6 +69,10 @@ SUFFIXES = "-mean1, -dynamic, -lora and -wrong-X"
 ROWS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
 ROWS += [name for name in METHODS if name not in ROWS and name not in needing("adapter")]
 ROWS += "grpo-dynamic shear-dynamic grpo-lora arca-lora".split()
+ROWS_HELP = (
+    f"Rows: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
+    + ", ".join(ROWS)
+)
 
 
 def flags_of(row: str) -> dict:
@@ -83,68 +91,37 @@ def flags_of(row: str) -> dict:
     return flags
 
 
-def make_parser() -> Parser:
-    """This command's own flags."""
-    about = "Train with every credit method, each at its own learning rate; one table."
-    epilog = (
-        "Flags of train.py that are not set here can be added. Without any, all rows take some "
-        "hours."
-    )
-    parser = Parser(
-        prog="python -m studies.compare", description=about, epilog=epilog, allow_abbrev=False
-    )
-    parser.usage = (
-        "%(prog)s [flags]\n       %(prog)s RUN RUN ...  (the curves of these runs in one picture)"
-    )
-    add = parser.add_argument
-    names = f"rows: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
-    add("--methods", nargs="+", default=[], metavar="ROW", help=names + ", ".join(ROWS))
-    add("--seeds", nargs="+", type=random_seed, default=[0, 1, 2, 3, 4], help="of the table")
-    seeds = "that choose the rates"
-    add(
-        "--tuning-seeds",
-        nargs="+",
-        type=random_seed,
-        default=list(TUNING),
-        metavar="SEED",
-        help=seeds,
-    )
-    rates = (
-        "that each row is tuned on, instead of half, one and two times the task's --lr and further"
-    )
-    add(
-        "--rates",
-        nargs="+",
-        type=number(float, 0, above=True),
-        default=[],
-        metavar="LR",
-        help=rates,
-    )
-    add(
-        "--jobs",
-        type=positive_int,
-        default=2,
-        help="processes; a seed's trials each, where seeds suffice",
-    )
-    add(
-        "--rows",
-        type=Path,
-        metavar="FILE",
-        default=Path("runs/compare.jsonl"),
-        help="of finished trials",
-    )
-    return parser
+@dataclass(frozen=True)
+class Compare:
+    """Train with every credit method, each at its own learning rate; one table.
+
+    Flags of train.py that are not set here can be added. Without any, all rows take some hours.
+    """
+
+    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Only folders of runs: nothing is trained, their curves go into one picture."""
+    methods: Annotated[Texts, tyro.conf.arg(help=ROWS_HELP)] = ()
+    seeds: Seeds = (0, 1, 2, 3, 4)
+    """Seeds of the table."""
+    tuning_seeds: Seeds = TUNING
+    """Seeds that choose the learning rates."""
+    rates: Annotated[tuple[float, ...], several(number(float, 1e-30))] = ()
+    """Learning rates to tune each row on, instead of half, one and two times the task's --lr and
+    further.
+    """
+    jobs: Count = 2
+    """Processes; a seed's trials each, if there are enough seeds."""
+    rows: PathFlag = Path("runs/compare.jsonl")
+    """File of finished trials."""
 
 
-def runs_of(argv: list[str] | None) -> list[str]:
-    """The folders of runs, if the command names nothing else."""
-    words = sys.argv[1:] if argv is None else argv
-    return [] if any(word.startswith("-") for word in words) else words
+def parse_compare(argv: Sequence[str] | None = None) -> tuple[Compare, list[str]]:
+    """This command's flags, and those of train.py as they are."""
+    return parse_study(Compare, argv, "python -m studies.compare")
 
 
-answer(
-    __name__, lambda: runs_of(None) or check_flags(make_parser())
-)  # before what takes seconds to import
+if __name__ == "__main__":
+    parse_compare()  # --help and mistakes end here: what follows takes seconds to import
 
 import numpy as np
 import torch
@@ -154,15 +131,15 @@ from tqdm import tqdm
 import train
 from credit.batch import Batch
 from harness import files, parallel, report, tables
-from harness.launch import parse_args, run_command
-from harness.run import Run, prepared, seed_of
+from harness.config import TrainConfig, parse_train, refuse_flags
+from harness.launch import resolve, run_command
+from harness.run import Run, prepared, sample_and_grade, seed_of
 from rewards import rewards_of
 from studies import figures
 from studies.advantages import measure
-from tasks.problems import BadInput
 
 # flags of train.py that trials set themselves
-OURS = "--method --seed --lr --name --out --resume --prm"
+OURS = "method seed lr name out resume prm"
 LOWEST, HIGHEST = 1 / 8, 8  # of the grid's middle: no grid goes further
 LEVEL = 0.90  # of intervals
 HELDOUT = 256  # problems, if not given
@@ -256,10 +233,12 @@ class Trial(NamedTuple):
 @run_command(memory="lower --jobs or --micro-tokens")
 def main(argv: list[str] | None = None) -> None:
     """The trials that are not there yet, and the table."""
-    if runs_of(argv):
-        return draw(runs_of(argv))
-    flags, others = make_parser().parse_with_others(argv, OURS, "the trials set it")
-    args = parse_args(others)
+    flags, others = parse_compare(argv)
+    if flags.runs:
+        return draw(flags.runs)
+    config = parse_train(others)
+    refuse_flags(config, OURS, "the trials set it")
+    config = resolve(config)
     rules = []
     for rule in flags.methods or ROWS:
         try:
@@ -269,7 +248,7 @@ def main(argv: list[str] | None = None) -> None:
             if flags.methods:
                 raise
     tuning = sorted(set(flags.tuning_seeds))
-    cell = Cell(shlex.join(others), args.lr, rules, tuning, sorted(set(flags.rates)))
+    cell = Cell(shlex.join(others), config.optimisation.lr, rules, tuning, sorted(set(flags.rates)))
     if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
         given, choose = (" ".join(map(str, seeds)) for seeds in (flags.seeds, tuning))
         raise BadInput(
@@ -279,7 +258,7 @@ def main(argv: list[str] | None = None) -> None:
     if "grpo" not in cell.rules:
         raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
-    if args.task == "embedded":
+    if config.task == "embedded":
         stages |= {"cost": tuning[:1], "advantages": tuning}
     with files.without_leftovers(flags.rows.parent):
         flags.rows.parent.mkdir(parents=True, exist_ok=True)
@@ -298,7 +277,7 @@ def main(argv: list[str] | None = None) -> None:
     print("\n".join(tables.markdown(table_of(rows, cell))))
 
 
-def draw(runs: list[str]) -> None:
+def draw(runs: Sequence[str]) -> None:
     """The training rewards of these runs, step by step; raises BadInput."""
     path, curves = Path(runs[0]).parent / "compare.png", {}
     for run in runs:
@@ -338,10 +317,10 @@ def refuse_other_code(cell: Cell, path: Path, missing: list[Trial]) -> None:
         raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
 
 
-def settings_of_trial(rule: str, others: list[str]) -> argparse.Namespace:
+def settings_of_trial(rule: str, others: list[str]) -> TrainConfig:
     """train.py's settings of a row; raises BadInput."""
     words = [word for name, value in flags_of(rule).items() for word in spelled(name, value)]
-    return parse_args([*others, *words])
+    return resolve(parse_train([*others, *words]))
 
 
 # ---- which trials --------------------------------------------------------------------------------
@@ -429,57 +408,51 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
         start = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
             words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags), *start]
-            words += [
-                "--seed",
-                str(trial.seed),
-                "--lr",
-                str(trial.lr),
-                "--name",
-                str(number),
-                "--out",
-                out,
-            ]
-            args, began = settings_of_trial(trial.rule, words), time.perf_counter()
+            words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
+            words += ["--name", str(number), "--out", out]
+            config = settings_of_trial(trial.rule, words)
+            began = time.perf_counter()
             with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-                result = MEASURES[stage](args, cell)
+                result = MEASURES[stage](config, cell)
             result["seconds"] = round(time.perf_counter() - began, 1)
             if Path(out, "0", "start").exists():
-                start = ["--task", args.task, "--model", f"{out}/0/start"]
+                start = ["--task", config.task, "--model", f"{out}/0/start"]
             files.append_rows(
                 path, [{"stage": stage, "code": code_of_training(), **trial._asdict(), **result}]
             )
 
 
 @contextlib.contextmanager
-def started(args: argparse.Namespace) -> Iterator[Run]:
+def started(config: TrainConfig) -> Iterator[Run]:
     """A run without checkpoints, ready for its first step."""
-    ranks = parallel.join(args.device, args.threads)
+    ranks = parallel.join(config.machine.device, config.machine.threads)
     try:
-        with prepared(args, ranks) as run:
+        with prepared(config, ranks) as run:
             parallel.refresh(run.trained, run.frozen.model, ranks)
             yield run
     finally:
         parallel.leave()
 
 
-def train_only(args: argparse.Namespace, cell: Cell) -> dict:
+def train_only(config: TrainConfig, cell: Cell) -> dict:
     """The rewards of every step, which choose a learning rate."""
-    with started(args) as run:
-        return {
-            "rewards": [
-                round(train.train_step(run, step)[0]["reward"], 6) for step in range(args.steps)
-            ]
-        }
+    with started(config) as run:
+        rewards = []
+        for step in range(config.optimisation.steps):
+            metrics, _ = train.train_step(run, step)
+            rewards.append(round(metrics["reward"], 6))
+        return {"rewards": rewards}
 
 
-def run_trial(args: argparse.Namespace, cell: Cell) -> dict:
+def run_trial(config: TrainConfig, cell: Cell) -> dict:
     """The rewards of every step, held-out accuracy afterwards, and where credit went."""
-    with started(args) as run:
+    with started(config) as run:
         before = located(run, 0)
-        steps = [train.train_step(run, step)[0] for step in range(args.steps)]
-        torch.manual_seed(seed_of(args.seed, "evaluation"))
+        count = config.optimisation.steps
+        steps = [train.train_step(run, step)[0] for step in range(count)]
+        torch.manual_seed(seed_of(config.seed, "evaluation"))
         sampled = accuracy(run)
-        after = located(run, args.steps)
+        after = located(run, count)
     rewards = [round(step["reward"], 6) for step in steps]
     means = {
         name: round(float(np.nanmean([step[name] for step in steps])), 4)
@@ -492,8 +465,11 @@ def accuracy(run: Run) -> float:
     """Share of right ones among responses to the held-out problems, to each as many as in
     training.
     """
-    sampling = run.args.rollouts_per_prompt, run.args.temperature, report.Clock(run.ranks.device)
-    _, verdicts = train.sample_and_grade(run, run.task.heldout, *sampling)
+    sampling = run.config.sampling
+    clock = report.Clock(run.ranks.device)
+    _, verdicts = sample_and_grade(
+        run, run.task.heldout, sampling.rollouts_per_prompt, sampling.temperature, clock
+    )
     return float(np.nanmean(rewards_of(verdicts)))
 
 
@@ -503,37 +479,48 @@ def located(run: Run, step: int) -> dict | None:
     """
     if not run.task.first_error:
         return None
-    torch.manual_seed(seed_of(run.args.seed, "evaluation"))
+    config = run.config
+    sampling = config.sampling
+    torch.manual_seed(seed_of(config.seed, "evaluation"))
     clock = report.Clock(run.ranks.device)
-    problems, size = run.task.heldout[: run.args.eval_groups], run.args.rollouts_per_prompt
-    rollouts, verdicts = train.sample_and_grade(run, problems, size, run.args.temperature, clock)
-    batch = train.with_credit(run, Batch.of(rollouts, verdicts, problems), step, clock)
-    return report.credit_vs_first_error(run.tokenizer, run.task, batch, run.args)["localisation"]
+    problems = run.task.heldout[: config.evaluation.eval_groups]
+    rollouts, verdicts = sample_and_grade(
+        run, problems, sampling.rollouts_per_prompt, sampling.temperature, clock
+    )
+    batch = Batch.of(rollouts, verdicts, problems)
+    train.add_credit(run, batch, step, clock)
+    credited = report.credit_vs_first_error(
+        run.tokenizer, run.task, batch, config.credit.method, config.shear
+    )
+    return credited["localisation"]
 
 
-def advantages_of(args: argparse.Namespace, cell: Cell) -> dict:
+def advantages_of(config: TrainConfig, cell: Cell) -> dict:
     """`studies.advantages` of the start, for the rows that differ in credit and need no other model
     for it.
     """
     rules = {}
     for rule in cell.rules:
-        changed = flags_of(rule)
-        if changed.keys() <= CREDIT and not {"prm", "adapter"} & set(
-            METHODS[changed["method"]].needs
-        ):
-            rules[rule] = changed
-    with started(args) as run:
-        parts = args, run.task, run.frozen.model, run.tokenizer
+        flags = flags_of(rule)
+        needs = METHODS[flags["method"]].needs
+        if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
+            rules[rule] = Credit(**flags)
+    with started(config) as run:
+        parts = run.config, run.task, run.frozen.model, run.tokenizer
         return {"advantages": measure(*parts, run.task.heldout[:GROUPS], rules, CONTINUATIONS)}
 
 
-def cost_of(args: argparse.Namespace, cell: Cell) -> dict:
+def cost_of(config: TrainConfig, cell: Cell) -> dict:
     """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that
     drift hits both.
     """
-    plain = dict(method="grpo", rescale="none", negative_scale=1.0, lora_rank=0, dynamic_sampling=0)
-    other = argparse.Namespace(**vars(args) | plain | {"name": f"{args.name}-grpo"})
-    with started(args) as ours, started(other) as theirs:
+    other = replace(
+        config,
+        name=f"{config.name}-grpo",
+        credit=Credit("grpo", prm=config.credit.prm),
+        sampling=replace(config.sampling, dynamic_sampling=0),
+    )
+    with started(config) as ours, started(other) as theirs:
         seconds = [], []
         for step in range(1 + TIMED):
             for number, run in enumerate((ours, theirs)):

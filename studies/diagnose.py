@@ -24,71 +24,83 @@ Left out: the paper's 8 bins of Fig. 3 (ours hold equally many spans); error bar
 spans of a rollout and rollouts of a group depend on each other, so p-values here are too small.
 """
 
-import argparse
 import math
 import shlex
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
+from credit.settings import Credit, one_of, several, spec
 from credit.table import METHODS
-from harness.config import Parser, answer, check_flags, natural, positive_int, refuse_other_settings
+from harness.config import (
+    Count,
+    Counts,
+    Natural,
+    OptionalText,
+    PathFlag,
+    TrainConfig,
+    flat,
+    parse_study,
+    parse_train,
+    refuse_flags,
+    refuse_other_settings,
+)
 
 
-def make_parser() -> Parser:
-    """This command's own flags."""
-    about = (
-        "The paper's figures on your rollouts; of the embedded task four to five minutes on two "
-        "CPU cores."
-    )
-    epilog = "Flags of train.py can be added."
-    parser = Parser(
-        prog="python -m studies.diagnose", description=about, epilog=epilog, allow_abbrev=False
-    )
-    add = parser.add_argument
-    add(
-        "--groups",
-        type=positive_int,
-        default=16,
-        help="problems that are sampled, or mixed ones of --rollouts",
-    )
-    add("--continuations", type=natural, default=16, help="of each prefix; 0: none")
-    lines = (
-        'JSON lines with "problem", "solution", "label" instead of samples; nothing is continued'
-    )
-    add("--rollouts", metavar="FILE", help=lines)
-    about = "scored against the true first error; if not given, all that the task allows"
-    add("--methods", nargs="+", choices=METHODS, metavar="NAME", help=about)
-    about = "decoder layers after which SHEAR's states are taken, too, against the true first error"
-    add("--layers", nargs="*", type=positive_int, default=[], metavar="L", help=about)
-    about = "folder of the groups, the numbers and the figures"
-    add("--out", type=Path, metavar="DIR", default=Path("runs/diagnose"), help=about)
-    return parser
+@dataclass(frozen=True)
+class Diagnose:
+    """The paper's figures on your rollouts; of the embedded task four to five minutes on two CPU
+    cores. Flags of train.py can be added.
+    """
+
+    groups: Count = 16
+    """Problems that are sampled, or mixed ones of --rollouts."""
+    continuations: Natural = 16
+    """Continuations of each prefix; 0: none."""
+    rollouts: OptionalText = None
+    """JSON lines with "problem", "solution", "label" instead of samples; nothing is continued."""
+    methods: Annotated[tuple[str, ...], several(spec("NAME", one_of(METHODS)))] = ()
+    """Methods scored against the true first error; if not given, all that the task allows."""
+    layers: Counts = ()
+    """Decoder layers after which SHEAR's states are taken, too, against the true first error."""
+    out: PathFlag = Path("runs/diagnose")
+    """Folder of the groups, the numbers and the figures."""
 
 
-answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
+def parse_flags(argv: Sequence[str] | None = None) -> tuple[Diagnose, list[str]]:
+    """This command's flags, and those of train.py as they are."""
+    return parse_study(Diagnose, argv, "python -m studies.diagnose")
+
+
+if __name__ == "__main__":
+    parse_flags()  # --help and mistakes end here: what follows takes seconds to import
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from credit.batch import Batch, Context
 from fast.packing import packing_of
 from grpo import Policy
 from harness import files, report, tables
 from harness.evaluation import context_of
-from harness.launch import parse_args, run_command
+from harness.launch import resolve, run_command
 from harness.models import load_model, load_outline, round_weights
 from harness.parallel import Ranks
 from harness.prepare import make_start, needs_start, own_prm, set_up
+from harness.run import credit_context
 from rewards import grade_math
 from studies import figures
 from studies.advantages import against_truth, weights_of
-from studies.prefixes import collect, given, scored, span_table, up_to
-from tasks.problems import BadInput, choose_template, text_task
+from studies.prefixes import Prefixes, collect, given, scored, span_table, up_to
+from tasks.problems import BadInput, Task, choose_template, text_task
 
 # Flags of train.py that have no use here.
-REFUSED = "--method --prm --name --resume --smoke --bench --eval-every --ranks --lora-rank"
+REFUSED = "method prm name resume smoke bench eval_every ranks lora_rank"
 # What decides on the samples. All else may change when a folder's groups are looked at again, or
 # added to.
 DECIDES = (
@@ -111,74 +123,93 @@ PAPER = {
 @run_command(memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    args = parse_diagnose(argv)
-    torch.set_num_threads(args.threads or torch.get_num_threads())
-    with files.made(args.out, Ranks(0, 1, torch.device(args.device)), "config.json"):
-        diagnose(args)
+    flags, config = parse_diagnose(argv)
+    torch.set_num_threads(config.machine.threads or torch.get_num_threads())
+    ranks = Ranks(0, 1, torch.device(config.machine.device))
+    with files.made(flags.out, ranks, "config.json"):
+        diagnose(flags, config)
 
 
-def parse_diagnose(argv: list[str] | None) -> argparse.Namespace:
-    """train.py's flags and, above these, this command's; raises BadInput."""
-    flags, rest = make_parser().parse_with_others(
-        argv, REFUSED, "diagnose trains nothing and compares all methods"
-    )
-    args = argparse.Namespace(**vars(parse_args(rest)) | vars(flags))
-    if args.rollouts and args.task != "math":
-        raise BadInput(
-            f"--rollouts {args.rollouts}: holds solutions of math problems; add --model, drop "
-            "--task"
-        )
-    if not args.rollouts and args.groups > args.heldout:
-        raise BadInput(
-            f"--groups {args.groups} exceeds --heldout {args.heldout}; lower it, or raise --heldout"
-        )
-    return args
+def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
+    """This command's flags, and train.py's; raises BadInput."""
+    flags, others = parse_flags(argv)
+    config = parse_train(others)
+    refuse_flags(config, REFUSED, "diagnose trains nothing and compares all methods")
+    config = resolve(config)
+    if flags.rollouts and config.task != "math":
+        holds = "holds solutions of math problems; add --model, drop --task"
+        raise BadInput(f"--rollouts {flags.rollouts}: {holds}")
+    heldout = config.problems.heldout
+    if not flags.rollouts and flags.groups > heldout:
+        exceeds = f"exceeds --heldout {heldout}; lower it, or raise --heldout"
+        raise BadInput(f"--groups {flags.groups} {exceeds}")
+    return flags, config
 
 
-def diagnose(args: argparse.Namespace) -> None:
+class Subject(NamedTuple):
+    """What is diagnosed."""
+
+    task: Task
+    model: torch.nn.Module
+    tokenizer: object
+    reward_model: tuple | None
+    groups: list[Prefixes]
+
+
+def diagnose(flags: Diagnose, config: TrainConfig) -> None:
     """From a model to numbers and figures in `--out`."""
-    decided = {name: vars(args)[name] for name in DECIDES}
-    if (args.out / "config.json").exists():
-        had = files.settings_in(args.out / "config.json")
-        refuse_other_settings(
-            decided, had, f"the groups in {args.out} have", "choose another --out"
-        )
-    task, model, tokenizer, reward_model, groups = (from_file if args.rollouts else from_model)(
-        args, decided
-    )
-    mixed = [group for group in groups if group.mixed][: args.groups]
+    out = flags.out
+    values = {**flat(config), "rollouts": flags.rollouts, "continuations": flags.continuations}
+    decided = {name: values[name] for name in DECIDES}
+    if (out / "config.json").exists():
+        had = files.settings_in(out / "config.json")
+        refuse_other_settings(decided, had, f"the groups in {out} have", "choose another --out")
+    if flags.rollouts:
+        subject = from_file(flags, config, decided)
+    else:
+        subject = from_model(flags, config, decided)
+    task, groups = subject.task, subject.groups
+    mixed = [group for group in groups if group.mixed][: flags.groups]
     if not mixed:
-        raise BadInput(
-            f"--groups {args.groups}: none holds right and wrong rollouts; raise it, or change "
-            "--rollouts"
-        )
+        none_mixed = "none holds right and wrong rollouts; raise it, or change --rollouts"
+        raise BadInput(f"--groups {flags.groups}: {none_mixed}")
     length = statistics.median(len(ids) for group in groups for ids in group.responses)
-    print(report.span_note(length, args.window, args.stride), flush=True)
+    print(report.span_note(length, config.shear), flush=True)
     results = {"flags": decided, "paper": PAPER, "groups": len(groups), "mixed_groups": len(mixed)}
     left_out = results["left_out"] = []
     graded = [[score for score in group.scores if score is not None] for group in groups]
     accuracies = np.array([np.mean(scores) for scores in graded if scores])
-    results["fig_10"] = figures.fig_10_accuracies(accuracies, args.out / "fig_10.png")
+    results["fig_10"] = figures.fig_10_accuracies(accuracies, out / "fig_10.png")
+    model = subject.model
     policy = Policy(model, **packing_of(model))
+    context = credit_context(config, policy, subject.tokenizer, task, 0, subject.reward_model)
+    options = config.credit.method_option  # of SHEAR
     # Both only where the truth is known: `first` solves every pair of spans.
     shown_methods = ("shear", "grpo", "first", "oracle") if task.first_error else ("shear", "grpo")
     batches, closest, samples, signals = [], [], [], defaultdict(list)
     for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
-        batch = scored(group, policy, task, tokenizer, args, reward_model)
-        weights = {name: weights_of(name, batch, args) for name in shown_methods}  # (G, T) each
-        closest.append(report.closest_in(batch, args))
-        samples += report.sample_rows(0, tokenizer, task, batch, args, weights)
+        batch = read_states(group, context)
+        weights = {}  # (G, T) each
+        for name in shown_methods:
+            credit = Credit(name, options if name == "shear" else ())
+            weights[name] = weights_of(batch, context, credit)
+        closest.append(report.closest_in(batch, config.shear))
+        samples += report.sample_rows(
+            0, subject.tokenizer, task, batch, "shear", config.shear, weights
+        )
         if task.first_error:  # kept, as all methods and settings read the hidden states again
             batches.append(batch)
             signals["surprisal"].append(-batch.log_probs)
-            for layer in args.layers:
+            for layer in flags.layers:
                 with up_to(layer, model):
-                    early = scored(group, policy, task, tokenizer, args)
-                signals[f"layer {layer}"].append(weights_of("shear", early, args))
-    files.write_whole(args.out / "samples.jsonl", "".join(map(files.as_json, samples)))
-    results |= of_prefixes(args, span_table(mixed, closest), left_out)
+                    early = read_states(group, context)
+                of_layer = weights_of(early, context, Credit("shear", options))
+                signals[f"layer {layer}"].append(of_layer)
+    files.write_whole(out / "samples.jsonl", "".join(map(files.as_json, samples)))
+    results |= of_prefixes(flags, span_table(mixed, closest), left_out)
     if task.first_error:
-        results |= against_truth(args, task, batches, signals, left_out)
+        methods = flags.methods or METHODS
+        results |= against_truth(list(methods), options, context, batches, signals, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
     if methods := results.get("methods"):
@@ -187,75 +218,82 @@ def diagnose(args: argparse.Namespace) -> None:
             for name in ("shear", "position", "entropy")
             if name in methods
         }
-        figures.weight_around_error(curves, args.out / "around_error.png")
-    files.write_json(args.out / "diagnose.json", results)
+        figures.weight_around_error(curves, out / "around_error.png")
+    files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
     print(
-        f"figures and numbers are in {args.out}/\nnext: python -m studies.page "
-        f"{shlex.quote(str(args.out))}"
+        f"figures and numbers are in {out}/\nnext: python -m studies.page {shlex.quote(str(out))}"
     )
 
 
-def from_file(args: argparse.Namespace, decided: dict) -> tuple:
-    """Task, model, tokenizer, no process reward model, and the groups of `--rollouts`."""
-    outline, tokenizer = load_outline(args.model)
-    template = choose_template(args.template, files.origin_of(args.model), tokenizer)
+def read_states(group: Prefixes, context: Context) -> Batch:
+    """A group as credit methods see it, with the policy's hidden states."""
+    return scored(
+        group, context.policy, context.tokenizer, context.temperature, context.micro_tokens
+    )
+
+
+def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
+    """The model, and the groups of `--rollouts`."""
+    outline, tokenizer = load_outline(config.model)
+    template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
-    groups = given(args, task, tokenizer, context_of(outline))
-    model = load_model(args.model, torch.device(args.device), tokenizer).eval()
-    round_weights(model, getattr(torch, args.dtype))
-    files.write_json(args.out / "config.json", decided)
-    return task, model, tokenizer, None, groups
+    groups = given(flags.rollouts, config.shear, task, tokenizer, context_of(outline))
+    model = load_model(config.model, torch.device(config.machine.device), tokenizer).eval()
+    round_weights(model, getattr(torch, config.machine.dtype))
+    files.write_json(flags.out / "config.json", decided)
+    return Subject(task, model, tokenizer, None, groups)
 
 
-def from_model(args: argparse.Namespace, decided: dict) -> tuple:
-    """Task, model, tokenizer, process reward model or None, and groups that are sampled.
+def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
+    """The model, the process reward model that it may need, and groups that are sampled.
 
     What decides on the samples is written down before any is made, and when nothing can be refused
     any more. The models that are taught here stay in `--out`, whole, and are there the next time.
     """
-    ranks, out = Ranks(0, 1, torch.device(args.device)), args.out
-    own_model, is_warm = needs_start(args), (out / "start").exists()
-    start = {"model": str(out / "start")} if own_model and is_warm else {}
-    shrunk = argparse.Namespace(**(vars(args) | start))
-    ready = set_up(shrunk, ranks)  # to the data and the model's context
-    args.max_tokens, args.heldout = shrunk.max_tokens, shrunk.heldout
+    out = flags.out
+    ranks = Ranks(0, 1, torch.device(config.machine.device))
+    own_model = needs_start(config)
+    is_warm = (out / "start").exists()
+    if own_model and is_warm:
+        config = replace(config, model=str(out / "start"))
+    ready = set_up(config, ranks)
+    config = ready.config  # its sizes fit the data and the model's context
     task, model, tokenizer = ready.task, ready.model, ready.tokenizer
     layers = len(getattr(model.base_model, "layers", ()))
-    if max(args.layers, default=0) > layers:
-        raise BadInput(
-            f"--layers {max(args.layers)}: the model can be cut after {layers} layers; give these "
-            "at most"
-        )
+    if max(flags.layers, default=0) > layers:
+        cut = f"the model can be cut after {layers} layers; give these at most"
+        raise BadInput(f"--layers {max(flags.layers)}: {cut}")
     print("\n".join(map(report.wrapped, ready.notes)), flush=True)
     files.write_json(out / "config.json", decided)
     if own_model and not is_warm:
-        make_start(model, tokenizer, task, args, out, ranks)
+        make_start(model, tokenizer, task, config, out, ranks)
     reward_model = None
-    if args.task == "embedded":
-        taught = {"resume": (out / "prm").exists()}
-        reward_model = own_prm(model, task, argparse.Namespace(**(vars(args) | taught)), out, ranks)
-    round_weights(model, getattr(torch, args.dtype))
-    return task, model, tokenizer, reward_model, collect(args, task, model, tokenizer)
+    if config.task == "embedded":
+        load_only = (out / "prm").exists()
+        reward_model = own_prm(model, task, config, out, ranks, load_only=load_only)
+    round_weights(model, getattr(torch, config.machine.dtype))
+    groups = collect(config, flags.groups, flags.continuations, out, task, model, tokenizer)
+    return Subject(task, model, tokenizer, reward_model, groups)
 
 
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def of_prefixes(args: argparse.Namespace, spans: np.ndarray, left_out: list[str]) -> dict:
+def of_prefixes(flags: Diagnose, spans: np.ndarray, left_out: list[str]) -> dict:
     """Figs. 1(a), 1(b), 3 and 9, which need continuations."""
     spans = spans[~np.isnan(spans["success"])]
     if not len(spans):
-        remedy = "lower --window" if args.continuations else "raise --continuations"
-        remedy = "--rollouts samples nothing" if args.rollouts else remedy
+        remedy = "lower --window" if flags.continuations else "raise --continuations"
+        remedy = "--rollouts samples nothing" if flags.rollouts else remedy
         left_out.append(f"Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued; {remedy}")
         return {}
     return {
         "spans": len(spans),
-        "fig_1a": figures.fig_1a_position(spans, args.out / "fig_1a.png"),
-        "fig_1b": figures.fig_1b_changes(spans, args.out / "fig_1b.png"),
-        "fig_3": figures.fig_3_separation(spans, args.out / "fig_3.png"),
-        "fig_9": figures.fig_9_depth(spans, args.out / "fig_9.png"),
+        "fig_1a": figures.fig_1a_position(spans, flags.out / "fig_1a.png"),
+        "fig_1b": figures.fig_1b_changes(spans, flags.out / "fig_1b.png"),
+        "fig_3": figures.fig_3_separation(spans, flags.out / "fig_3.png"),
+        "fig_9": figures.fig_9_depth(spans, flags.out / "fig_9.png"),
     }
 
 

@@ -17,25 +17,31 @@ generations, `ShearGRPOTrainer`, or TRL's `GRPOTrainer` for `--method grpo`.
 """
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
-from harness.config import Parser, answer, check_flags, number
-
-
-def make_parser() -> Parser:
-    """This command's flags."""
-    about = "Seconds of a training step here and in TRL, phase by phase."
-    parser = Parser(prog="python -m studies.loops", description=about, allow_abbrev=False)
-    parser.epilog = "Other flags are those of train.py; --model, --method shear or grpo among them."
-    parser.add_argument(
-        "--turns",
-        type=number(int, 2),
-        default=21,
-        help="generations of each, the first not counted",
-    )
-    return parser
+from harness.config import number, parse_study
 
 
-answer(__name__, lambda: check_flags(make_parser()))  # before what takes seconds to import
+@dataclass(frozen=True)
+class Loops:
+    """Seconds of a training step here and in TRL, phase by phase.
+
+    Other flags are those of train.py; --model, --method shear or grpo among them.
+    """
+
+    turns: Annotated[int, number(int, 2)] = 21
+    """Generations of each, the first not counted."""
+
+
+def parse_loops(argv: Sequence[str] | None = None) -> tuple[Loops, list[str]]:
+    """This command's flags, and those of train.py as they are."""
+    return parse_study(Loops, argv, "python -m studies.loops")
+
+
+if __name__ == "__main__":
+    parse_loops()  # --help and mistakes end here: what follows takes seconds to import
 
 import copy
 import datetime
@@ -43,6 +49,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +61,8 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from harness import parallel, tables
-from harness.launch import parse_args, run_command
+from harness.config import parse_train, refuse_flags
+from harness.launch import resolve, run_command
 from harness.prepare import set_up
 from harness.report import Clock
 from harness.run import Run, assemble
@@ -77,22 +85,23 @@ constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub th
 @run_command(memory="lower --micro-tokens or --prompts-per-update", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
     """Take the turns and print a table."""
-    refused = "--steps --ranks --dynamic-sampling --lora-rank"
-    flags, others = make_parser().parse_with_others(argv, refused, "is not timed here")
-    args = parse_args(others)
-    if not args.model or args.method not in TRAINERS:
-        raise BadInput(
-            f"--model {args.model} --method {args.method}: give a model, and shear or grpo"
-        )
-    if args.eps_unit == "raw":
-        args.eps, args.eps_unit = EPS, "nbar"
+    flags, others = parse_loops(argv)
+    config = parse_train(others)
+    refuse_flags(config, "steps ranks dynamic_sampling lora_rank", "is not timed here")
+    config = resolve(config)
+    method = config.credit.method
+    if not config.model or method not in TRAINERS:
+        raise BadInput(f"--model {config.model} --method {method}: give a model, and shear or grpo")
+    if config.shear.eps_unit == "raw":
+        config = replace(config, shear=replace(config.shear, eps=EPS, eps_unit="nbar"))
     warnings.simplefilter(
         "ignore"
     )  # transformers says that TRL names a flag as it was named before
-    ranks = parallel.join(args.device, args.threads)
-    ready = set_up(args, ranks)
+    ranks = parallel.join(config.machine.device, config.machine.threads)
+    ready = set_up(config, ranks)
     model = copy.deepcopy(ready.model)  # for TRL; `assemble` may wrap the layers of ours
-    run = assemble(args, ranks, ready.task, ready.model, ready.tokenizer, Path())
+    config = ready.config
+    run = assemble(config, ranks, ready.task, ready.model, ready.tokenizer, Path())
     versions = f"trl {trl.__version__}, torch {torch.__version__}"
     print(f"{versions}, {torch.get_num_threads()} CPU threads, {datetime.date.today()}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -104,11 +113,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
     """TRL's trainer of a model, with the run's recipe."""
-    args, task = run.args, run.task
+    task = run.task
+    sampling = run.config.sampling
+    optimisation = run.config.optimisation
     problems = [
         problem
         for turn in range(turns)
-        for problem in task.draw(turn, args.prompts_per_step, args.seed)
+        for problem in task.draw(turn, sampling.prompts_per_step, run.config.seed)
     ]
     prompts = without_bos(run.tokenizer, map(task.prompt, problems))
     references = [
@@ -119,35 +130,37 @@ def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
     def reward(completions: list[str], reference: list[str], **columns) -> list[float | None]:
         return scores(task.grade, completions, list(map(json.loads, reference)))
 
-    updates = args.prompts_per_step // args.prompts_per_update  # of a generation
-    config = GRPOConfig(
+    updates = sampling.prompts_per_step // optimisation.prompts_per_update  # of a generation
+    grpo_config = GRPOConfig(
         folder,
         max_steps=turns * updates,
         steps_per_generation=updates,
-        per_device_train_batch_size=args.prompts_per_update * args.rollouts_per_prompt,
-        num_generations=args.rollouts_per_prompt,
-        max_completion_length=args.max_tokens,
-        temperature=args.temperature,
-        learning_rate=args.lr,
+        per_device_train_batch_size=optimisation.prompts_per_update * sampling.rollouts_per_prompt,
+        num_generations=sampling.rollouts_per_prompt,
+        max_completion_length=sampling.max_tokens,
+        temperature=sampling.temperature,
+        learning_rate=optimisation.lr,
         lr_scheduler_type="constant",
-        max_grad_norm=args.max_grad_norm,
-        epsilon=args.clip_low,
-        epsilon_high=args.clip_high,
-        gradient_checkpointing=args.recompute,
-        bf16=args.dtype == "bfloat16",
-        use_cpu=args.device == "cpu",
+        max_grad_norm=optimisation.max_grad_norm,
+        epsilon=optimisation.clip_low,
+        epsilon_high=optimisation.clip_high,
+        gradient_checkpointing=run.config.machine.recompute,
+        bf16=run.config.machine.dtype == "bfloat16",
+        use_cpu=run.config.machine.device == "cpu",
         shuffle_dataset=False,
         save_strategy="no",
         report_to="none",
         logging_strategy="no",  # which would clear the metrics
         disable_tqdm=True,
-        seed=args.seed,
+        seed=run.config.seed,
     )
-    sizes = (
-        dict(window=args.window, stride=args.stride, eps=args.eps) if args.method == "shear" else {}
-    )
+    method = run.config.credit.method
+    shear = run.config.shear
+    sizes = {}
+    if method == "shear":
+        sizes = {"window": shear.window, "stride": shear.stride, "eps": shear.eps}
     data = dict(train_dataset=dataset, processing_class=run.tokenizer)
-    trainer = TRAINERS[args.method](model, reward, config, **data, **sizes)
+    trainer = TRAINERS[method](model, reward, grpo_config, **data, **sizes)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -10,23 +10,31 @@ What it shows is said in `harness/page.py`.
 
 import sys
 import webbrowser
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from harness.config import Parser, answer
+import tyro
+
+from harness.config import PathFlag, parse
 
 
-def make_parser() -> Parser:
+@dataclass(frozen=True)
+class Page:
+    """One HTML page of a run's groups of rollouts, every token shaded by its weight."""
+
+    run: tyro.conf.Positional[PathFlag]
+    """Folder of a run of train.py, or of studies.diagnose, which holds samples.jsonl."""
+    open: bool = False
+    """Show it in the browser."""
+
+
+def parse_page(argv: Sequence[str] | None = None) -> Page:
     """This command's flags."""
-    about = "One HTML page of a run's groups of rollouts, every token shaded by its weight."
-    parser = Parser(prog="python -m studies.page", description=about)
-    parser.usage = "%(prog)s RUN [flags]"
-    run = "folder of a run of train.py, or of studies.diagnose, which holds samples.jsonl"
-    parser.add_argument("run", type=Path, metavar="RUN", help=run)
-    parser.add_argument("--open", action="store_true", help="show it in the browser")
-    return parser
+    return parse(Page, argv, "python -m studies.page")
 
 
-answer(__name__, lambda: make_parser().parse_args())  # before what takes seconds to import
+if __name__ == "__main__":
+    parse_page()  # --help and mistakes end here: what follows takes seconds to import
 
 from harness.launch import run_command
 from harness.page import write_page
@@ -37,7 +45,7 @@ from harness.page import write_page
 )
 def main(argv: list[str] | None = None) -> None:
     """The page of a run, whole or not at all. Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
-    flags = make_parser().parse_args(argv)
+    flags = parse_page(argv)
     print(write_page(flags.run))
     if flags.open:
         webbrowser.open((flags.run / "credit.html").absolute().as_uri())

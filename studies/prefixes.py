@@ -3,7 +3,7 @@
 
     collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on
                        continuations; on disk
-    given(args, ...)   -> Prefixes of solutions from a file, without continuations
+    given(file, ...)   -> Prefixes of solutions from a file, without continuations
     scored(group, ...) -> the group as a `Batch`, with hidden states
     span_table(...)    -> all prefixes, with their local distances, as the table that `figures.py`
                        takes
@@ -37,10 +37,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from credit.batch import Batch, Source
+from credit.batch import Batch
 from credit.salience import answer_places
+from credit.settings import Shear
 from credit.shear_settings import Closest
 from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, rollout, stop_ids
+from harness.config import TrainConfig
 from harness.files import write_whole
 from harness.models import sampling_of
 from harness.run import seed_of
@@ -84,38 +86,43 @@ class Prefixes:
 # ---- sampling ------------------------------------------------------------------------------------
 
 
-def collect(args, task: Task, model, tokenizer) -> list[Prefixes]:
-    """The groups of the first held-out problems, from `--out` where they are there, else made and
-    saved one by one.
+def collect(
+    config: TrainConfig, count: int, continuations: int, out: Path, task: Task, model, tokenizer
+) -> list[Prefixes]:
+    """The groups of the first `count` held-out problems, from the folder `out` if they are there,
+    else made and saved one by one.
     """
     groups = []
     for number, problem in enumerate(
-        tqdm(task.heldout[: args.groups], "groups", leave=False, disable=None)
+        tqdm(task.heldout[:count], "groups", leave=False, disable=None)
     ):
-        path = args.out / f"group-{number:04d}.json"
+        path = out / f"group-{number:04d}.json"
         if not path.exists():
-            torch.manual_seed(seed_of(args.seed, number))
-            group = sampled(args, task, model, tokenizer, problem)
-            if group.mixed and args.continuations:
-                group = continued(group, args.continuations, args, task, model, tokenizer)
+            torch.manual_seed(seed_of(config.seed, number))
+            group = sampled(config, task, model, tokenizer, problem)
+            if group.mixed and continuations:
+                group = continued(group, continuations, config, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
             groups.append(Prefixes(**json.loads(regular(path).read_text())))
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise BadInput(
-                f"--out {args.out}: {path.name} is damaged ({error}); delete it"
-            ) from error
+            raise BadInput(f"--out {out}: {path.name} is damaged ({error}); delete it") from error
     return groups
 
 
-def sampled(args, task: Task, model, tokenizer, problem: dict) -> Prefixes:
+def sampled(config: TrainConfig, task: Task, model, tokenizer, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
-    limits = dict(max_tokens=args.max_tokens, temperature=args.temperature)
+    limits = dict(max_tokens=config.sampling.max_tokens, temperature=config.sampling.temperature)
     prompts = [task.prompt(problem)]
     rollouts = rollout(
-        model, tokenizer, prompts, args.rollouts_per_prompt, **limits, **sampling_of(args, model)
+        model,
+        tokenizer,
+        prompts,
+        config.sampling.rollouts_per_prompt,
+        **limits,
+        **sampling_of(model, config.machine.generate_batch),
     )
-    return as_group(args, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
+    return as_group(config.shear, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
 
 def as_rollouts(
@@ -133,7 +140,7 @@ def as_rollouts(
 
 
 def as_group(
-    args, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]
+    shear: Shear, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]
 ) -> Prefixes:
     """Rollouts as plain lists, with the lengths of their prefixes: those of their full spans within
     the reasoning.
@@ -146,7 +153,7 @@ def as_group(
         )  # without a box all tokens but the last
         responses.append(ids)
         ends.append(
-            [end for _, end in span_bounds(len(ids), args.window, args.stride) if end < reasoning]
+            [end for _, end in span_bounds(len(ids), shear.window, shear.stride) if end < reasoning]
         )
     return Prefixes(
         problem=problem,
@@ -161,7 +168,9 @@ def as_group(
     )
 
 
-def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -> Prefixes:
+def continued(
+    group: Prefixes, count: int, config: TrainConfig, task: Task, model, tokenizer
+) -> Prefixes:
     """`count` completions of every prefix, graded: those of one length together, from the sampled
     ids.
     """
@@ -173,8 +182,11 @@ def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
-        limits = dict(max_tokens=args.max_tokens - end, temperature=args.temperature)
-        rollouts = rollout(model, tokenizer, prompts, count, **limits, **sampling_of(args, model))
+        limits = dict(
+            max_tokens=config.sampling.max_tokens - end, temperature=config.sampling.temperature
+        )
+        options = sampling_of(model, config.machine.generate_batch)
+        rollouts = rollout(model, tokenizer, prompts, count, **limits, **options)
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]
@@ -191,15 +203,15 @@ def continued(group: Prefixes, count: int, args, task: Task, model, tokenizer) -
 # ---- solutions from a file -----------------------------------------------------------------------
 
 
-def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
+def given(file: str, shear: Shear, task: Task, tokenizer, context: float) -> list[Prefixes]:
     """The solutions of `--rollouts`, encoded once: a group per problem, without continuations.
 
     A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one
     that is not, and for solutions that do not fit the model's `context`.
     """
-    blame, by_problem = f"--rollouts {args.rollouts}", {}
+    blame, by_problem = f"--rollouts {file}", {}
     with reading(blame, "give a UTF-8 JSON-lines file"):
-        lines = json_lines(Path(args.rollouts))
+        lines = json_lines(Path(file))
     for number, row in lines:
         texts = [row.get("problem"), row.get("solution")]
         if not all(
@@ -226,7 +238,7 @@ def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
             raise BadInput(f"{blame}: {size}; leave it out")
         rollouts = as_rollouts(prompt, responses, solutions, [False] * len(rows), tokenizer, "cpu")
         verdicts = [Verdict(float(row["label"]), "label") for row in rows]
-        groups.append(as_group(args, tokenizer, problem, rollouts, verdicts))
+        groups.append(as_group(shear, tokenizer, problem, rollouts, verdicts))
     return groups
 
 
@@ -234,19 +246,18 @@ def given(args, task: Task, tokenizer, context: float) -> list[Prefixes]:
 
 
 def scored(
-    group: Prefixes, policy: Policy, task: Task, tokenizer, args, reward_model=None
+    group: Prefixes, policy: Policy, tokenizer, temperature: float, micro_tokens: int
 ) -> Batch:
     """A group as credit methods see it, with hidden states."""
     device = policy.model.device
     rollouts = as_rollouts(
         group.prompt, group.responses, group.texts, group.truncated, tokenizer, device
     )
-    limits = dict(temperature=args.temperature, micro_tokens=args.micro_tokens)
-    source = Source(policy, tokenizer, task, 0, reward_model)
-    batch = Batch.of(
-        rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem], source
+    verdicts = list(map(Verdict, group.scores, group.reasons))
+    batch = Batch.of(rollouts, verdicts, [group.problem])
+    batch.log_probs, batch.entropies, batch.hidden = log_probs(
+        policy, batch.rollouts, temperature=temperature, micro_tokens=micro_tokens
     )
-    batch.log_probs, batch.entropies, batch.hidden = log_probs(policy, batch.rollouts, **limits)
     return batch
 
 

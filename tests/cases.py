@@ -2,7 +2,6 @@
 what they share.
 """
 
-import argparse
 import os
 from dataclasses import replace
 
@@ -19,10 +18,13 @@ from transformers import (
 
 from credit import lora
 from credit.batch import Batch
+from credit.methods import assign_credit
 from grpo import Rollouts, group_advantages, pad_left
 from harness import files
-from harness.launch import parse_args
+from harness.config import TrainConfig, changed, parse_train
+from harness.launch import resolve
 from harness.parallel import Ranks
+from harness.run import credit_context
 from tasks import toy
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -110,9 +112,20 @@ def drawn_batch(rewards: list[list[float]], *, shared: int = 0) -> Batch:
     return made_batch(rewards.flatten(), without_text(mask), size, **parts)
 
 
-def flags(**changes) -> argparse.Namespace:
+def configured(argv: list[str]) -> TrainConfig:
+    """The configuration of a run with these flags."""
+    return resolve(parse_train(argv))
+
+
+def flags(**changes) -> TrainConfig:
     """The recipe's, and `changes`."""
-    return argparse.Namespace(**{**vars(parse_args([])), **changes})
+    return changed(configured([]), changes)
+
+
+def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
+    """Token advantages by the configuration's method, which needs no policy of its own."""
+    context = credit_context(config, None, None, None, 0)
+    return assign_credit(batch, context, config.credit)
 
 
 def saved(folder, model, tokenizer=None) -> str:

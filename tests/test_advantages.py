@@ -2,16 +2,17 @@
 alike.
 """
 
-import argparse
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from cases import configured
 from test_diagnose import SIZES
 
-from harness.launch import parse_args
+from credit.settings import Credit
 from studies.advantages import agreement, line_ends, line_stats, measure, value_of
 
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
@@ -97,14 +98,14 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     from harness.parallel import Ranks
     from harness.prepare import set_up
 
-    args = parse_args([*SIZES, "--model", taught, "--negative-scale", "0.5"])
-    ready = set_up(args, Ranks(0, 1, torch.device("cpu")))
-    parts = args, ready.task, ready.model, ready.tokenizer, ready.task.heldout[:2]
-    rows = {"shear": {"method": "shear"}, "shear mean1": {"method": "shear", "rescale": "mean1"}}
+    config = configured([*SIZES, "--model", taught, "--negative-scale", "0.5"])
+    ready = set_up(config, Ranks(0, 1, torch.device("cpu")))
+    parts = config, ready.task, ready.model, ready.tokenizer, ready.task.heldout[:2]
+    rows = {"shear": Credit("shear"), "shear mean1": Credit("shear", rescale="mean1")}
     both = measure(*parts, rows, 2)
     alone = measure(*parts, {"shear": rows["shear"]}, 2)
     assert both["methods"]["shear"] == alone["methods"]["shear"]
     assert both["methods"]["shear"] != both["methods"]["shear mean1"]
-    plain = argparse.Namespace(**(vars(args) | {"negative_scale": 1.0}))
+    plain = replace(config, credit=Credit())
     assert measure(plain, *parts[1:], {"shear": rows["shear"]}, 2) == alone
     json.dumps(both)

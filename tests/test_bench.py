@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 import torch
+from cases import configured
 
-from harness.launch import parse_args
 from studies import bench
 from studies.bench import synthetic
 from tasks.problems import BadInput
@@ -44,7 +44,7 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
 def test_the_command_prints_tables(small, taught, monkeypatch, capsys):
     """A table a group, of a model and of random walks; an error of ours that is rounding."""
     monkeypatch.setattr(
-        bench, "states_of_step", lambda args, device: small._replace(name=args.model)
+        bench, "states_of_step", lambda config, device: small._replace(name=config.model)
     )
     flags = (
         "--tokens 120 --width 8 --group 3 --pairs 8 --rounds 2 --device cpu --task embedded --model"
@@ -66,7 +66,7 @@ def test_the_states_of_a_step_are_those_of_its_groups(taught):
         taught,
         *"--toy-lines 1 --heldout 16 --eval-groups 16".split(),
     ]
-    states = bench.states_of_step(parse_args(words), CPU)
+    states = bench.states_of_step(configured(words), CPU)
     assert (states.window, states.stride) == (12, 6)
     for hidden, mask, correct in states.groups:
         assert (
@@ -79,7 +79,7 @@ def test_the_states_of_a_step_are_those_of_its_groups(taught):
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [("--tokens 0", "--tokens 0: must be at least 1"), ("--lr 0", "--lr 0: must be above 0")],
+    [("--tokens 0", "--tokens: '0' must be from 1"), ("--lr 0", "--lr: '0' must be from 1e-30")],
 )
 def test_bad_flags_are_one_sentence(argv, said, assert_refused):
     """Of this command and of train.py, before anything is measured."""

@@ -40,7 +40,6 @@ def in_this_process(monkeypatch):
 
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: SimpleNamespace(Pool=Pool))
     monkeypatch.setattr(compare, "grid", lambda middle, curves: [middle])
-    monkeypatch.setattr(compare, "TUNING", (7,))
     monkeypatch.setattr(compare, "HELDOUT", 8)
     monkeypatch.setattr(compare, "GROUPS", 2)
     monkeypatch.setattr(compare, "CONTINUATIONS", 2)
@@ -157,7 +156,17 @@ def test_differences_are_paired_by_seed():
 
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsys):
     """Rows of four stages, a table of all columns; then nothing is left to run."""
-    command = [*SMALL.split(), "--methods", "grpo", "arca-lora", "--seeds", "1", "2"]
+    command = [
+        *SMALL.split(),
+        "--methods",
+        "grpo",
+        "arca-lora",
+        "--seeds",
+        "1",
+        "2",
+        "--tuning-seeds",
+        "7",
+    ]
     command += ["--rows", str(tmp_path / "rows.jsonl")]
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
@@ -336,7 +345,7 @@ def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, monkeypatch, c
         ("--seeds 0 0", "--seeds 0 0: --tuning-seeds 100 101 choose the rates"),
         ("--seeds 0 100", "--seeds 0 100: --tuning-seeds 100 101 choose the rates"),
         ("--seed 3", "--seed: the trials set it; leave it out"),
-        ("--window 0", "--window 0: must be at least 1"),
+        ("--window 0", "--window: '0' must be from 1"),
         ("--methods grpo nothing", "--methods nothing: is no method of train.py"),
     ],
 )

@@ -2,11 +2,10 @@
 written-out numbers.
 """
 
-import argparse
 import math
 import re
 import statistics
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import cases
 import pytest
@@ -14,15 +13,16 @@ import torch
 from cases import Numbers, adapted, drawn_batch, made_batch, widened, with_a_stop
 
 from credit import hindsight, methods, salience
-from credit.batch import Batch, Source, add_stats
+from credit.batch import Batch, Context, add_stats
 from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, own_side_weights, true_errors
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings, group_weights
 from credit.table import METHODS, needing
 from grpo import Policy, group_advantages, log_probs, spread
-from harness.launch import parse_args
+from harness.config import TrainConfig
 from harness.prepare import embedded_task
+from harness.run import credit_context
 from shear import span_bounds
 from sinkhorn import sinkhorn
 from tasks import toy
@@ -35,7 +35,7 @@ OPTIONS = {
 }
 
 
-def flags(method: str = "", **changes) -> argparse.Namespace:
+def flags(method: str = "", **changes) -> TrainConfig:
     """The recipe's, but for OPTIONS of the method, and `changes`."""
     return cases.flags(**OPTIONS.get(method, {}), **changes)
 
@@ -46,9 +46,30 @@ def with_entropies(batch: Batch, entropies: torch.Tensor, mask: torch.Tensor) ->
     return replace(batch, rollouts=rollouts, entropies=entropies)
 
 
-def with_source(batch: Batch, **changes) -> Batch:
-    """The batch from a changed source."""
-    return replace(batch, source=replace(batch.source, **changes))
+@dataclass
+class Told(Batch):
+    """A batch, and what its methods may use besides."""
+
+    context: Context | None = None
+
+
+def context_of(batch: Batch, config: TrainConfig) -> Context:
+    """The batch's own context, if it has one, with these settings."""
+    if not isinstance(batch, Told):
+        return credit_context(config, None, None, None, 0)
+    known = batch.context
+    return credit_context(config, known.policy, known.tokenizer, known.task, known.step, known.prm)
+
+
+def assign(method: str, batch: Batch, config: TrainConfig) -> torch.Tensor:
+    """Token advantages by a method with these settings."""
+    credit = replace(config.credit, method=method)
+    return assign_credit(batch, context_of(batch, config), credit)
+
+
+def with_context(batch: Told, **changes) -> Told:
+    """The batch in a changed context."""
+    return replace(batch, context=replace(batch.context, **changes))
 
 
 def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
@@ -63,7 +84,7 @@ def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
 def weights_of(method: str, batch: Batch) -> torch.Tensor:
     """(B, T), what the method multiplies advantages by."""
     return effective_weights(
-        assign_credit(method, batch, flags(method)), batch.advantages, batch.rollouts.mask
+        assign(method, batch, flags(method)), batch.advantages, batch.rollouts.mask
     )
 
 
@@ -89,7 +110,7 @@ def worked_responses(lines: int) -> Batch:
     torch.manual_seed(0)
     adapted(model, std=0.1)
     words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
-    task = embedded_task(parse_args(words), tokenizer)
+    task = embedded_task(cases.configured(words), tokenizer)
     problems = [task.train[0], task.train[1]]
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(4)]
@@ -100,8 +121,9 @@ def worked_responses(lines: int) -> Batch:
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
     scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
-    source = Source(policy, tokenizer, task, 3, prm=())
-    return made_batch(rewards, rollouts, 4, problems=problems, source=source, **scored)
+    context = credit_context(flags(), policy, tokenizer, task, 3, prm=())
+    batch = made_batch(rewards, rollouts, 4, problems=problems, **scored)
+    return Told(**vars(batch), context=context)
 
 
 def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_tokens=0):
@@ -165,7 +187,7 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     """
     options = flags(method)
     torch.manual_seed(5)
-    ours = assign_credit(method, told, options)
+    ours = assign(method, told, options)
     assert ours.shape == told.rollouts.mask.shape and not ours.requires_grad
     assert ours.isfinite().all() and ours[:4].abs().max() > 0
     assert ours[~told.rollouts.mask].abs().max() == 0
@@ -176,12 +198,12 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
         assert (ours * told.advantages[:, None] >= 0).all()
     wide = wider(told, 3)  # filled with garbage
     torch.manual_seed(5)
-    padded = assign_credit(method, wide, options)
+    padded = assign(method, wide, options)
     torch.testing.assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
     if method not in {"random", "shuffle"} | needing("peer"):  # draws and peers follow the order
         order = [6, 5, 4, 7, 3, 0, 1, 2]
-        exchanged = assign_credit(method, reordered(told, order), options)
+        exchanged = assign(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
         torch.testing.assert_close(
             exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4
@@ -192,7 +214,7 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
             "none",
             "mean1",
         ):  # no NaN, and no division by the deviation of a single rollout
-            assert assign_credit(method, alone, flags(method, rescale=rescale)).abs().max() == 0
+            assert assign(method, alone, flags(method, rescale=rescale)).abs().max() == 0
 
 
 # Of the whole batch; oar-p's depend on lengths.
@@ -204,7 +226,7 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
     """Forward passes are counted in tokens; `.grad` of every parameter is what it was, and so is
     every weight.
     """
-    model = told.source.policy.model
+    model = told.context.policy.model
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -216,7 +238,7 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
         seen.append(given.shape[0] * given.shape[1])
 
     hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    assign_credit(method, told, flags(method, micro_tokens=100_000))
+    assign(method, told, flags(method, micro_tokens=100_000))
     if method == "oar-p":
         assert (
             len(seen) == 2 * 4
@@ -224,7 +246,7 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
     else:
         assert len(seen) == PASSES.get(method, 0)
     seen.clear()
-    assign_credit(method, told, flags(method, micro_tokens=90))
+    assign(method, told, flags(method, micro_tokens=90))
     hook.remove()
     assert all(tokens <= 90 for tokens in seen)
     assert all((parameter.grad == 1).all() for parameter in model.parameters())
@@ -239,18 +261,17 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     """
     monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     torch.manual_seed(5)
-    whole = assign_credit(method, told, flags(method))
-    batch, seen = replace(told, hidden=None, stats={}), []
-    for number, block in enumerate(batch.blocks()):
-        scored = log_probs(block.source.policy, block.rollouts, temperature=1.0, micro_tokens=300)
+    whole = assign(method, told, flags(method))
+    batch = replace(told, hidden=None, stats={})
+    for number, rows in enumerate(batch.block_rows()):
+        block = Told(**vars(batch.block(rows)), context=batch.context)
+        scored = log_probs(batch.context.policy, block.rollouts, temperature=1.0, micro_tokens=300)
         block.log_probs, block.entropies, block.hidden = scored
-        block.token_advantages = assign_credit(method, block, flags(method))
+        block.token_advantages = assign(method, block, flags(method))
         assert block.problems == [told.problems[number]]
         assert block.rollouts.texts == told.rollouts.texts[4 * number : 4 * number + 4]
-        seen.append(block)
-    assert (
-        len(seen) == 2 and batch.hidden is None and [block.hidden for block in seen] == [None, None]
-    )
+        batch.fill(rows, block)
+    assert number == 1 and batch.hidden is None
     torch.testing.assert_close(batch.token_advantages, whole, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(batch.log_probs, told.log_probs, atol=1e-5, rtol=0)
     torch.testing.assert_close(batch.entropies, told.entropies, atol=1e-5, rtol=0)
@@ -278,7 +299,7 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of():
 def test_negative_scale_multiplies_wrong_rollouts_only():
     """Half the punishment, the same reward."""
     batch = drawn_batch([[1, 0, 0, 1]])
-    ours = assign_credit("grpo", batch, flags(negative_scale=0.5))
+    ours = assign("grpo", batch, flags(negative_scale=0.5))
     expected = batch.advantages * torch.tensor([1, 0.5, 0.5, 1])
     assert torch.equal(ours, expected[:, None] * batch.rollouts.mask)
 
@@ -287,8 +308,8 @@ def test_negative_scale_multiplies_wrong_rollouts_only():
 def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
     """Over the tokens of the group; the weights' proportions stay."""
     batch = drawn_batch([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
-    plain = assign_credit(method, batch, flags(method, negative_scale=0.3))
-    ours = assign_credit(method, batch, flags(method, negative_scale=0.3, rescale="mean1"))
+    plain = assign(method, batch, flags(method, negative_scale=0.3))
+    ours = assign(method, batch, flags(method, negative_scale=0.3, rescale="mean1"))
     weights = effective_weights(ours, batch.advantages, batch.rollouts.mask)
     signal = (
         batch.rollouts.mask & (batch.advantages != 0)[:, None]
@@ -306,7 +327,7 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
 def test_shear_is_the_rollout_advantage_times_its_weights():
     """The door adds nothing to Algorithm 1, and reports how the solver fared."""
     batch = drawn_batch([[1, 0, 0, 1], [0, 0, 0, 0]])
-    ours = assign_credit("shear", batch, flags("shear"))
+    ours = assign("shear", batch, flags("shear"))
     mask = batch.rollouts.mask
     hidden = spread(batch.hidden, mask)
     omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
@@ -324,7 +345,7 @@ def test_entropy_adds_at_most_half_the_advantage():
     batch = drawn_batch([[1, 0]])
     scale = batch.advantages.tolist()
     entropies = torch.tensor([0.0, 0.1, 2.0]).repeat(2, 1)
-    ours = assign_credit("entropy", with_entropies(batch, entropies, torch.ones(2, 3)), flags())
+    ours = assign("entropy", with_entropies(batch, entropies, torch.ones(2, 3)), flags())
     expected = [[a, a + 0.04, a + abs(a) / 2] for a in scale]
     torch.testing.assert_close(ours, torch.tensor(expected))
 
@@ -337,18 +358,18 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
     scale = batch.advantages.tolist()
     entropies = torch.tensor([[0.0, 0, 1], [1.0, 99, 99]])
     batch = with_entropies(batch, entropies, torch.tensor([[1, 1, 1], [1, 0, 0]]))
-    ours = assign_credit("hapo", batch, flags())
+    ours = assign("hapo", batch, flags())
     bend = 0.2 * abs(scale[0]) / 2
     expected = [[scale[0] - bend, scale[0] - bend, scale[0] + bend], [scale[1] - bend, 0, 0]]
     torch.testing.assert_close(ours, torch.tensor(expected))
-    mild = assign_credit(
+    mild = assign(
         "hapo", replace(batch, advantages=10 * batch.advantages), flags(method_option=["alpha=1"])
     )
     torch.testing.assert_close(mild[0], 10 * scale[0] + torch.tensor([-1.0, -1, 1]))
     flat = replace(
         batch, entropies=torch.full_like(entropies, 0.3)
     )  # no deviation, no bend, no NaN
-    hapo, grpo = (assign_credit(method, flat, flags()) for method in ("hapo", "grpo"))
+    hapo, grpo = (assign(method, flat, flags()) for method in ("hapo", "grpo"))
     torch.testing.assert_close(hapo, grpo, atol=1e-4, rtol=0)
 
 
@@ -361,8 +382,8 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
     logp = torch.tensor([-3.55, -3.5, -0.6, -0.38, 0]).repeat(2, 1)
     batch = replace(batch, log_probs=logp)
     expected = batch.advantages[:, None] * torch.tensor([0, 2.5, 2.5, 0, 0])
-    torch.testing.assert_close(assign_credit("rsi", batch, flags()), expected)
-    none = assign_credit("rsi", batch, flags(method_option=["low=.85", "high=.9"]))
+    torch.testing.assert_close(assign("rsi", batch, flags()), expected)
+    none = assign("rsi", batch, flags(method_option=["low=.85", "high=.9"]))
     assert none.abs().max() == 0  # no token, no division by nothing
 
 
@@ -451,9 +472,7 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
     lengths.
     """
     batch = drawn_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
-    ours = assign_credit(
-        "kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"])
-    )
+    ours = assign("kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"]))
     hidden = spread(batch.hidden, batch.rollouts.mask).double()
     for start in (0, 5):
         rows = range(start, start + 5)
@@ -472,7 +491,7 @@ def test_kgae_without_discount_telescopes():
     verdict.
     """
     batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
-    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
+    ours = assign("kgae", batch, flags(method_option=["width=.3", "decay=1"]))
     torch.testing.assert_close(ours[:, 0], batch.advantages * 4 / 3, atol=1e-5, rtol=1e-5)
 
 
@@ -483,7 +502,7 @@ def test_kgae_gives_nothing_on_a_shared_prefix_and_nothing_to_equal_rewards():
     batch = drawn_batch(
         [[1, 0, 0, 1], [1, 1, math.nan, 1], [math.nan, math.nan, 0, math.nan]], shared=3
     )
-    ours = assign_credit("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
+    ours = assign("kgae", batch, flags(method_option=["width=.3", "decay=0"]))
     assert ours[:4, 1:3].abs().max() < 1e-6 and ours[:4, 3].abs().min() > 1e-3
     assert ours[4:].abs().max() == 0
 
@@ -496,7 +515,7 @@ def test_taco(options):
     batch = drawn_batch([[1.0, 0, 0], [1, 1, 1]])
     alpha, strength = options.get("alpha", 0.01), options.get("strength", 0.9)
     given = flags(method_option=[f"{name}={value}" for name, value in options.items()])
-    ours, weights = assign_credit("taco", batch, given), []
+    ours, weights = assign("taco", batch, given), []
     for i, t in tokens(batch):
         r = -batch.log_probs[i, t].item() - batch.entropies[i, t].item() + math.log(alpha)
         weights.append(
@@ -513,9 +532,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
     keeps weight 1.
     """
     batch, window, stride = drawn_batch([[1.0, 0, 0, 1], [0, 0, 1, 0]]), 4, 2
-    ours = assign_credit(
-        "own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5)
-    )
+    ours = assign("own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5))
     hidden = spread(batch.hidden, batch.rollouts.mask).double()
     for group in (range(4), range(4, 8)):
         rollouts = {i: hidden[i][batch.rollouts.mask[i]] for i in group}
@@ -567,8 +584,8 @@ def test_cliff(prefix):
         return None if place is None else toy.FirstError(place, "copy", place + 1)
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
-    batch = replace(batch, source=Source(None, Numbers(), task, 0))
-    ours = assign_credit("cliff", batch, flags(method_option=[f"prefix={prefix}"]))
+    batch = Told(**vars(batch), context=credit_context(flags(), None, Numbers(), task, 0))
+    ours = assign("cliff", batch, flags(method_option=[f"prefix={prefix}"]))
     expected = torch.zeros(ours.shape)
     for first, mu in ((0, 2 / 5), (6, 4 / 6)):
         sigma, moved = math.sqrt(mu * (1 - mu)), []
@@ -594,8 +611,8 @@ def test_scapo():
     problems of three lines, as two lines have one phrasing.
     """
     told = worked_responses(3)
-    tokenizer, model = told.source.tokenizer, told.source.policy.model
-    ours = assign_credit("scapo", told, flags(method_option=["strength=0.5", "phrasings=3"]))
+    tokenizer, model = told.context.tokenizer, told.context.policy.model
+    ours = assign("scapo", told, flags(method_option=["strength=0.5", "phrasings=3"]))
 
     def chances(problem: str, response: str) -> torch.Tensor:
         """p of each symbol of the response and of its end."""
@@ -646,7 +663,7 @@ def test_the_embedded_task_rephrases_by_renaming():
 def test_a_task_that_does_not_rephrase_refuses_scapo():
     """Before anything is loaded."""
     with pytest.raises(BadInput, match="--method scapo: needs its problems in other words"):
-        parse_args("--task math --data x.jsonl --model M --method scapo".split())
+        cases.configured("--task math --data x.jsonl --model M --method scapo".split())
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
@@ -695,9 +712,7 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkey
         expected = change[row][inside] / change[row][inside].sum() * inside.sum()
         torch.testing.assert_close(weights[row][inside], expected, atol=1e-4, rtol=1e-4)
     monkeypatch.setattr(salience, "adapter_residual", lambda *inputs, **limits: 0 * change)
-    torch.testing.assert_close(
-        assign_credit("arca", told, flags()), assign_credit("grpo", told, flags())
-    )
+    torch.testing.assert_close(assign("arca", told, flags()), assign("grpo", told, flags()))
 
 
 def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
@@ -710,7 +725,7 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
         if not share:  # the teacher is not asked
             monkeypatch.setattr(hindsight, "told_log_probs", None)
-        weights = weights_of("rlsd", with_source(told, step=step))
+        weights = weights_of("rlsd", with_context(told, step=step))
         right, wrong = weights[0], weights[1]
         up, down = torch.tensor([0.1, -0.1]).exp()
         for got, ratio in ((right[0], up), (right[1], 0.8), (wrong[0], down), (wrong[1], 1.2)):
@@ -722,12 +737,14 @@ def test_told_logp_is_that_of_the_same_response_after_another_prompt(told):
     problems = [
         {"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)
     ]
-    ours = hindsight.told_log_probs(told, problems, flags(temperature=0.7, micro_tokens=100))
-    tokenizer, rollouts = told.source.tokenizer, told.rollouts
+    ours = hindsight.told_log_probs(
+        told, problems, context_of(told, flags(temperature=0.7, micro_tokens=100))
+    )
+    tokenizer, rollouts = told.context.tokenizer, told.rollouts
     for row, problem in enumerate(problems):
         response = rollouts.ids[row][rollouts.mask[row]]
         start = tokenizer(problem["problem"])["input_ids"]
-        logits = told.source.policy.model(torch.tensor([start + response.tolist()])).logits[
+        logits = told.context.policy.model(torch.tensor([start + response.tolist()])).logits[
             0, len(start) - 1 : -1
         ]
         expected = (logits / 0.7).log_softmax(-1).gather(-1, response[:, None])[:, 0]
@@ -747,11 +764,11 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
 
     monkeypatch.setattr(hindsight, "told_log_probs", told_logp)
     inside, scale = told.rollouts.mask, told.advantages[:, None]
-    ours = assign_credit("sdpo", told, flags(method_option=["mix=.25"]))
+    ours = assign("sdpo", told, flags(method_option=["mix=.25"]))
     torch.testing.assert_close(ours[:4], (0.25 * scale + 0.75 * delta * inside)[:4] * inside[:4])
     assert ours[4:].abs().max() == 0  # nobody to learn from
     for _ in range(20):
-        torch.testing.assert_close(assign_credit("hsd", told, flags()), (delta.exp() - 1) * inside)
+        torch.testing.assert_close(assign("hsd", told, flags()), (delta.exp() - 1) * inside)
     first, second = (problem["problem"] for problem in told.problems)
     right = [texts[0] + "\n", texts[3] + "\n"]
     assert (
@@ -779,7 +796,7 @@ def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
     inside = told.rollouts.mask[:4]
     z = (values[:4] - values[:4][inside].mean()) / values[:4][inside].std(correction=0)
     for step, slope in ((0, -1), (20, 0), (40, 1)):
-        weights = weights_of("attention", with_source(told, step=step))[:4][inside]
+        weights = weights_of("attention", with_context(told, step=step))[:4][inside]
         expected = torch.sigmoid(slope * z[inside])
         torch.testing.assert_close(weights, expected / expected.mean(), atol=1e-5, rtol=1e-4)
 
@@ -801,7 +818,7 @@ def test_pure_against_a_loop_by_its_formula(second, told):
     if not there.
     """
     batch = with_rewards(told, [1, second, 0, 1, 0, 0, 0, 0])
-    ours = assign_credit("pure", batch, flags())
+    ours = assign("pure", batch, flags())
     scores = score_lines(None, None, batch.rollouts)
     for group in (range(4), range(4, 8)):
         graded = [row for row in group if not batch.rewards[row].isnan()]
@@ -833,21 +850,22 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
     for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)):
         even.append((torch.full_like(good, 0.5 + 0.001 * row), step))
     monkeypatch.setattr(methods.reward_model, "score_steps", lambda *inputs: even)
-    assert 0 < assign_credit("pure", told, flags())[4:].abs().max() < 0.2
+    assert 0 < assign("pure", told, flags())[4:].abs().max() < 0.2
 
 
 def test_true_errors_and_the_oracle(told):
     """Wrong rollouts keep A on their first wrong step alone, and where none is known on every
     token.
     """
-    tokenizer, problem = told.source.tokenizer, told.problems[0]
+    tokenizer, problem = told.context.tokenizer, told.problems[0]
     careful = toy.demonstrate(problem, toy.random.Random(0), careless=False)
     digit = str((int(careful[11 - 1]) + 1) % 10)
     texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
     rollouts = with_a_stop(tokenizer, [problem["problem"]] * 4, texts)
     rewards = torch.tensor([1.0, 0, 0, 1])
-    batch = made_batch(rewards, rollouts, 4, problems=[problem], source=told.source)
-    places = true_errors(batch, told.source.task, told.source.tokenizer)
+    batch = made_batch(rewards, rollouts, 4, problems=[problem])
+    batch = Told(**vars(batch), context=told.context)
+    places = true_errors(batch, told.context.task, told.context.tokenizer)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
     weights = weights_of("oracle", batch)
     assert weights[1].tolist() == [1] * 12 + [0] * 16
@@ -864,17 +882,17 @@ def test_position_and_random_are_what_they_say(told):
         -length // 5
     )
     assert weights.min() >= 0 and weights.max() <= 2
-    many = assign_credit("random", told, flags(window=1))[:4] / told.advantages[:4, None]
+    many = assign("random", told, flags(window=1))[:4] / told.advantages[:4, None]
     assert many[told.rollouts.mask[:4]].mean() == pytest.approx(1, abs=0.2)
 
 
 def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
     """And is the same again, whatever was drawn before."""
     cases = [
-        (with_source(told, step=step), flags(seed=seed)) for step, seed in ((3, 0), (4, 0), (3, 1))
+        (with_context(told, step=step), flags(seed=seed)) for step, seed in ((3, 0), (4, 0), (3, 1))
     ]
-    ours = [assign_credit("oar-g", *case) for case in cases]
-    assert torch.equal(assign_credit("oar-g", told, flags()), ours[0])
+    ours = [assign("oar-g", *case) for case in cases]
+    assert torch.equal(assign("oar-g", told, flags()), ours[0])
     assert not any(torch.equal(ours[0], other) for other in ours[1:])
 
 
@@ -882,9 +900,9 @@ def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
     """The same numbers in another order, anew with every draw."""
     given = flags(window=4, stride=2)
     batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
-    shear = assign_credit("shear", batch, given)
+    shear = assign("shear", batch, given)
     torch.manual_seed(0)
-    ours, again = (assign_credit("shuffle", batch, given) for _ in range(2))
+    ours, again = (assign("shuffle", batch, given) for _ in range(2))
     assert not torch.equal(ours, shear) and not torch.equal(ours, again)
     for row, inside in enumerate(batch.rollouts.mask):
         assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()

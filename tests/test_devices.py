@@ -15,6 +15,7 @@ from credit import lora, teacher
 from credit.table import METHODS
 from grpo import rollout
 from harness import models
+from harness.config import changed
 from harness.parallel import Ranks
 from harness.prepare import embedded_task
 from harness.run import assemble
@@ -51,10 +52,10 @@ def run():
         generate_batch=3,
     )
     sizes |= dict(toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4, max_iters=5, steps=2)
-    args = flags(**sizes, task="embedded", dtype="float32", lora_rank=2, smoke=True)
+    config = flags(**sizes, task="embedded", dtype="float32", lora_rank=2, smoke=True)
     with mock.patch.object(models, "hf_generate", written):
         yield assemble(
-            args, Ranks(0, 1, CUDA), embedded_task(args, tokenizer), model, tokenizer, None, prm
+            config, Ranks(0, 1, CUDA), embedded_task(config, tokenizer), model, tokenizer, None, prm
         )
 
 
@@ -73,7 +74,8 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
 
 def take_step(run, method: str) -> dict:
     """The metrics of a step, from problems to moved weights, with a method and its options."""
-    run.args.method, *run.args.method_option = method.split()
+    name, *options = method.split()
+    run.config = changed(run.config, {"method": name, "method_option": tuple(options)})
     return train.train_step(run, 0)[0]
 
 

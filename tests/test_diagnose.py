@@ -5,6 +5,7 @@ and flags.
 import functools
 import json
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from credit.shear_settings import Closest
 from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
 from harness import files, models
+from harness.config import PAPER, changed
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
 from studies.advantages import auc_without_each, half_risen, half_width
@@ -293,8 +295,8 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
         return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
 
     monkeypatch.setattr(prefixes, "sampled", draw)
-    args = SimpleNamespace(out=tmp_path, groups=2, continuations=0, seed=1)
-    parts = args, SimpleNamespace(heldout=[{}, {}, {}]), tiny[0], None
+    task = SimpleNamespace(heldout=[{}, {}, {}])
+    parts = replace(PAPER, seed=1), 2, 0, tmp_path, task, tiny[0], None
     groups, path = prefixes.collect(*parts), tmp_path / "group-0001.json"
     assert len(groups) == 2 and groups[0] != groups[1]
     path.unlink()
@@ -342,8 +344,8 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     monkeypatch.setattr(prefixes, "rollout", sampler)
     monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
-    args = SimpleNamespace(max_tokens=10, temperature=0.7, generate_batch=0)
-    found = prefixes.continued(group, 2, args, Task("x", [], [], None, grade), model, tokenizer)
+    config = changed(PAPER, {"max_tokens": 10, "temperature": 0.7})
+    found = prefixes.continued(group, 2, config, Task("x", [], [], None, grade), model, tokenizer)
     assert asked == [
         ([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7),
         ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7),

@@ -294,7 +294,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         (["--model", "M", *SMALL, "--pass-at", "3"], "--pass-at 3: embedded has fewer samples"),
         (["--model", "M", "--select", "best"], "M: is no run of train.py"),
         (["--model", "M", "--seeds", "1", "1"], "--seeds 1 1: must be different"),
-        (["--model", "M", "--max-tokens", "0"], "--max-tokens 0: must be at least 1"),
+        (["--model", "M", "--max-tokens", "0"], "--max-tokens: '0' must be from 1"),
         (["--from", "/no/folder"], "/no/folder/settings.json: cannot be read"),
         (["--runs", "/no/run"], "/no/run/metrics.jsonl: cannot be read"),
         (["--replay", "/no/file"], "--replay /no/file: cannot be read"),

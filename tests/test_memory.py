@@ -2,7 +2,6 @@
 snippet.
 """
 
-import argparse
 import math
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from grpo import HEAD_CHUNK
 from harness import memory, parallel
+from harness.config import PAPER, TrainConfig, changed
 from tasks.problems import BadInput
 
 PAGE = (Path(__file__).parents[1] / "docs" / "real-models.md").read_text(encoding="utf-8")
@@ -25,19 +25,10 @@ LAYER = 64 + 32 + 32 + 64 + (8 + 4 + 4) + 3 * 8 * 16 + 2 * 8
 TOTAL = 3 * LAYER + 2 * 10 * 8 + 8  # embeddings, head, norm
 
 
-def flags(**changes) -> argparse.Namespace:
+def flags(**changes) -> TrainConfig:
     """The paper's recipe, as far as memory depends on it."""
-    recipe = dict(
-        dtype="bfloat16",
-        prompts_per_step=64,
-        rollouts_per_prompt=8,
-        max_tokens=3000,
-        generate_batch=0,
-    )
-    recipe |= dict(device="cuda", heldout=1, eval_groups=64)
-    return argparse.Namespace(
-        **{**recipe, "shard_over": 0, "lora_rank": 0, "out": "o", "model": "M", **changes}
-    )
+    recipe = {"dtype": "bfloat16", "prompts_per_step": 64, "heldout": 1, "device": "cuda"}
+    return changed(PAPER, {**recipe, "out": "o", "model": "M", **changes})
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +56,8 @@ def test_parts_are_those_counted_by_hand():
     """Of a tiny model on four ranks, of which --shard-over makes pairs; with an adapter; on one
     rank alone.
     """
-    args = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44)
-    parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, args, 4).items()}
+    config = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44)
+    parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, config, 4).items()}
     assert (parts["weights"], parts["moments"], parts["gradients"]) == (TOTAL, 2 * TOTAL, TOTAL)
     assert parts["copy"] == 2 * TOTAL and parts["checkpoint"] == (4 + 2 + 8) * TOTAL
     # 8 rollouts a rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers;

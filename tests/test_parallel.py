@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import ALONE, RUN, adapted, assert_same_run, small_mixtral
+from cases import ALONE, RUN, adapted, assert_same_run, configured, small_mixtral
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -24,7 +24,6 @@ import harness.run
 import train
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, files, launch, parallel
-from harness.launch import parse_args
 from harness.parallel import Ranks, checksum, full, share
 from harness.run import assemble
 from rewards import Verdict
@@ -61,17 +60,19 @@ def one_step(
     """The change that `train.train_step` makes to each weight, given these rollouts; and its
     metrics.
     """
-    args = parse_args([*FLAGS, *flags])
+    config = configured([*FLAGS, *flags])
     torch.manual_seed(1)  # on both ranks one model
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
     task = Task(
         "embedded", problems, problems, None, grade, first_error=lambda problem, response: None
     )
     model = small_mixtral() if flags == CASES["experts"] else toy.make_model(2, seed=1).eval()
-    if args.lora_rank:
-        adapted(model, args.lora_rank, std=0.1)  # or the adapter is nothing yet, and credit uniform
-    run = assemble(args, ranks, task, model, toy.make_tokenizer(), None)
-    drawn = [int(problem["problem"]) for problem in task.draw(0, 6, args.seed)]
+    if config.credit.lora_rank:
+        adapted(
+            model, config.credit.lora_rank, std=0.1
+        )  # or the adapter is nothing yet, and credit uniform
+    run = assemble(config, ranks, task, model, toy.make_tokenizer(), None)
+    drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
 
     def given(run, mine, count, temperature):
         places = [drawn.index(int(problem["problem"])) for problem in mine]

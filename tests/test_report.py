@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import made_batch
+from cases import configured, made_batch
 
 from credit.batch import Mean
+from credit.settings import Shear
 from grpo import Rollouts, group_advantages
 from harness import files, report
-from harness.launch import parse_args
 from rewards import grade_math
 from tasks import toy
 from tasks.problems import Task
@@ -82,9 +82,9 @@ def test_step_metrics_are_those_of_the_batch(step):
 def test_samples_are_of_the_first_mixed_group(step):
     """With verdicts, the true first error, and one weight per token."""
     tokenizer, task, batch, weights = step
-    args = parse_args([])
-    right, wrong = report.sample_rows(6, tokenizer, task, batch, args, {"shear": weights})
-    assert report.sample_rows(6, tokenizer, task, batch, args) == [right, wrong]
+    names = "shear", Shear()
+    right, wrong = report.sample_rows(6, tokenizer, task, batch, *names, {"shear": weights})
+    assert report.sample_rows(6, tokenizer, task, batch, *names) == [right, wrong]
     assert (right["response"], right["reason"], right["first_error"]) == (RIGHT, "correct", None)
     assert (wrong["response"], wrong["score"], wrong["first_error"]) == (
         WRONG,
@@ -97,9 +97,9 @@ def test_samples_are_of_the_first_mixed_group(step):
         and wrong["advantage"] < 0
     )
     assert [
-        row["response"] for row in report.sample_rows(6, tokenizer, task, batch, args, group=0)
+        row["response"] for row in report.sample_rows(6, tokenizer, task, batch, *names, group=0)
     ] == [WRONG] * 2
-    assert len(report.credit_vs_first_error(tokenizer, task, batch, args)["samples"]) == 2
+    assert len(report.credit_vs_first_error(tokenizer, task, batch, *names)["samples"]) == 2
 
 
 def test_example_marks_the_line_of_the_first_error(step):
@@ -170,7 +170,7 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     known["eps_over_nbar"] = 0.05
     unknown = METRICS | {"step": 2, "weight_before": math.nan, "weight_after": math.nan}
     for history in ([METRICS], [METRICS, known], [unknown]):
-        report.plot(history, BEFORE, BEFORE, parse_args([]), tmp_path / "curve.png")
+        report.plot(history, BEFORE, BEFORE, configured([]), tmp_path / "curve.png")
     (_, mean, _), (_, sides, no_signal), _ = drawn
     assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264]]
     before, after, floor = (line.get_ydata() for line in sides.lines)
@@ -188,10 +188,10 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     the next command.
     """
     monkeypatch.chdir(tmp_path)
-    args = parse_args([])
+    config = configured([])
     folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
-    report.print_plan(args, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
+    report.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
     place = {"auc": 0.984, "auc_position": 0.855}
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     after = {
@@ -204,15 +204,17 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         {"step": 1, "problem": "1+1?", "tokens": ["2"], "weights": {"shear": [1]}, "advantage": 1.0}
     ]
     files.append_rows(folder / "samples.jsonl", rows)
-    report.start(args, folder, BEFORE | {"samples": rows})
-    report.conclude(args, folder, BEFORE, after | {"samples": rows}, [METRICS | {"peak_gb": 10.0}])
+    report.start(config, folder, BEFORE | {"samples": rows})
+    report.conclude(
+        config, folder, BEFORE, after | {"samples": rows}, [METRICS | {"peak_gb": 10.0}]
+    )
     printed = capsys.readouterr().out
     lines = printed.split("\n")
     assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()
     for line in (
         "shear on the embedded task; everything goes to runs/embedded-shear-1/",
         r"  a key \x1b[31m\u202e",  # which would colour the terminal and turn its lines
-        f"  40 steps x 16 prompts x 8 rollouts of up to {args.max_tokens} tokens; 4 update(s) a "
+        f"  40 steps x 16 prompts x 8 rollouts of up to {config.sampling.max_tokens} tokens; 4 update(s) a "
         "step",
         "  settings: config.json; all metrics: metrics.jsonl",
         "held-out accuracy before: greedy 34.4 ± 2.1%, sampled 37.9 ± -%",
@@ -233,8 +235,8 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert "samples" not in files.rows(folder / "metrics.jsonl")[1]["after"]
     assert files.rows(folder / "before.jsonl") == files.rows(folder / "after.jsonl") == rows
     assert (folder / "curve.png").exists() and "nothing was learned" not in printed
-    report.start(parse_args(["--window", "14"]), folder, BEFORE)
-    report.conclude(args, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
+    report.start(configured(["--window", "14"]), folder, BEFORE)
+    report.conclude(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
     assert (
         "nothing was learned: no mixed groups; change --warmup-steps or --model held out" in printed

@@ -2,21 +2,19 @@
 next random number).
 """
 
-import argparse
 import json
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
-from cases import ALONE, with_a_stop
+from cases import ALONE, configured, with_a_stop
 from transformers import AutoTokenizer
 
 import harness.run
 import train
 from credit import teacher
 from harness import evaluation, parallel, prepare
-from harness.launch import parse_args
 from harness.parallel import Ranks
 from harness.run import prepared
 from tasks import toy
@@ -64,9 +62,9 @@ def starts(tmp_path_factory):
             )
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             out = str(tmp_path_factory.mktemp("runs"))
-            args = parse_args([*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name])
+            config = configured([*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name])
             lessons.clear()
-            with prepared(args, ALONE) as run:
+            with prepared(config, ALONE) as run:
                 made.append((run, run.sets, list(lessons)))
     return made
 
@@ -110,7 +108,7 @@ def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
     ]
     tokenizer, heldout = AutoTokenizer.from_pretrained(qwen_folder), []
     for seed in (0, 0, 1):
-        task, _ = prepare.make_task(parse_args([*map(str, words), str(seed)]), tokenizer, 512)
+        _, task, _ = prepare.make_task(configured([*map(str, words), str(seed)]), tokenizer, 512)
         heldout.append(texts(task.heldout))
     assert heldout[0] == heldout[1] != heldout[2]
 
@@ -147,8 +145,8 @@ def asked(starts, monkeypatch):
         torch.manual_seed(99)  # what was drawn before must not matter
         calls.clear()
         orders.clear()
-        args = argparse.Namespace(**{**vars(first.args), "seed": seed})
-        part(replace(first, args=args, ranks=Ranks(rank, 2, ALONE.device), sets=sets), *inputs)
+        config = replace(first.config, seed=seed)
+        part(replace(first, config=config, ranks=Ranks(rank, 2, ALONE.device), sets=sets), *inputs)
         return list(calls), list(orders)
 
     ask.sets = sets

@@ -10,6 +10,7 @@ import datasets
 import huggingface_hub
 import pytest
 import torch
+from cases import configured
 from datasets import Dataset, DatasetDict
 from huggingface_hub.errors import LocalEntryNotFoundError
 from tokenizers.processors import TemplateProcessing
@@ -17,7 +18,6 @@ from transformers import AutoTokenizer
 
 from grpo import Rollouts
 from harness.files import append_rows
-from harness.launch import parse_args
 from harness.prepare import make_task
 from integrations.trl_rewards import without_bos
 from rewards import grade_math
@@ -102,8 +102,8 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(
     ]
     append_rows(tmp_path / "x.jsonl", rows)
     words = "--model M --max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method".split()
-    args = parse_args([*words, method, "--data", str(tmp_path / "x.jsonl")])
-    task, notes = make_task(args, qwen, context)
+    config = configured([*words, method, "--data", str(tmp_path / "x.jsonl")])
+    config, task, notes = make_task(config, qwen, context)
     assert f"{dropped} problems dropped: prompts of over 250 tokens" in notes
     assert (len(task.train), len(task.heldout)) == (5 - dropped, 2)
 
@@ -121,25 +121,28 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(qwen, tmp_
         ("--prompts-per-step 24 --heldout 18", (18, 24, 24, 256)),
         ("--prompts-per-step 64 --prompts-per-update 64", (7, 64, 64, 256)),
     ):
-        args = parse_args(["--model", "M", "--data", str(tmp_path / "x.jsonl"), *words.split()])
-        task, notes = make_task(args, qwen, 512)
+        config = configured(["--model", "M", "--data", str(tmp_path / "x.jsonl"), *words.split()])
+        config, task, notes = make_task(config, qwen, 512)
         assert (
-            args.heldout,
-            args.prompts_per_step,
-            args.prompts_per_update,
-            args.max_tokens,
+            config.problems.heldout,
+            config.sampling.prompts_per_step,
+            config.optimisation.prompts_per_update,
+            config.sampling.max_tokens,
         ) == sizes
         assert (len(task.train), len(task.heldout)) == (38 - sizes[0], sizes[0])
         assert ("--heldout 7, not 64: there are 38 problems" in notes) == ("--heldout" not in words)
-    args = parse_args(["--model", "M", "--data", str(tmp_path / "x.jsonl"), "--heldout", "38"])
+    config = configured(["--model", "M", "--data", str(tmp_path / "x.jsonl"), "--heldout", "38"])
     with pytest.raises(BadInput, match="not more than --heldout 38"):
-        make_task(args, qwen, 512)
+        make_task(config, qwen, 512)
     append_rows(tmp_path / "many.jsonl", numbered(800))
-    args = parse_args(["--model", "M", "--data", str(tmp_path / "many.jsonl")])
-    assert not any(
-        ", not " in note for note in make_task(args, qwen, 4096)[1]
-    )  # that of Qwen2.5-Math-7B
-    assert (args.heldout, args.prompts_per_step, args.max_tokens) == (64, 512, 3000)
+    config = configured(["--model", "M", "--data", str(tmp_path / "many.jsonl")])
+    config, _, notes = make_task(config, qwen, 4096)  # the context of Qwen2.5-Math-7B
+    assert not any(", not " in note for note in notes)
+    assert (
+        config.problems.heldout,
+        config.sampling.prompts_per_step,
+        config.sampling.max_tokens,
+    ) == (64, 512, 3000)
 
 
 # ---- templates -----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """harness/track.py: metrics reach a tracker under flat names."""
 
-import argparse
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +9,7 @@ import torch.distributed as dist
 from accelerate.state import PartialState
 from cases import ALONE
 
+from harness.config import PAPER, TrainConfig
 from harness.parallel import Ranks, leave
 from harness.track import tracker
 
@@ -21,15 +22,15 @@ ROW = {
 }
 
 
-def flags(track: str | None) -> argparse.Namespace:
-    """Those that a tracker reads."""
-    return argparse.Namespace(track=track)
+def flags(track: str | None) -> TrainConfig:
+    """A run's, with a tracker."""
+    return replace(PAPER, track=track)
 
 
 def test_nothing_is_tracked_without_the_flag_or_on_other_ranks(tmp_path):
     """No package is imported, no file is made."""
-    for args, ranks in ((flags(None), ALONE), (flags("wandb"), OTHER)):
-        with tracker(args, tmp_path / "run", ranks) as track:
+    for config, ranks in ((flags(None), ALONE), (flags("wandb"), OTHER)):
+        with tracker(config, tmp_path / "run", ranks) as track:
             track(ROW)
     assert "wandb" not in sys.modules and not list(tmp_path.iterdir())
 

@@ -17,7 +17,17 @@ from types import SimpleNamespace
 import little
 import pytest
 import torch
-from cases import ALONE, SMALL, filled, interrupt, made_batch, saved, without_text
+from cases import (
+    ALONE,
+    SMALL,
+    configured,
+    credit_by,
+    filled,
+    interrupt,
+    made_batch,
+    saved,
+    without_text,
+)
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -26,13 +36,13 @@ import harness.run
 import train
 from credit import batch as batches
 from credit import shear_settings
-from credit.methods import assign_credit
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
 from grpo import Rollouts, log_probs
 from harness import checkpoint, config, files, models, prepare
+from harness.config import changed
 from harness.files import rows
-from harness.launch import RunFailed, parse_args
+from harness.launch import RunFailed
 from harness.run import Run, assemble
 from rewards import Verdict
 from shear import shear_weights
@@ -65,25 +75,26 @@ def run(tmp_path, *flags: str) -> int:
 
 def assembled(flags: list[str]) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    args = parse_args(flags)
-    task, model, tokenizer, *_ = prepare.set_up(args, ALONE)
-    return assemble(args, ALONE, task, model, tokenizer, None)
+    config = configured(flags)
+    ready = prepare.set_up(config, ALONE)
+    return assemble(ready.config, ALONE, ready.task, ready.model, ready.tokenizer, None)
 
 
 def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     """(B, T) of the policy that sampled, as training takes them."""
     count = len(rollouts.texts)
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(count)]
-    problems = run.task.train[: count // run.args.rollouts_per_prompt]
+    problems = run.task.train[: count // run.config.sampling.rollouts_per_prompt]
     batch = batches.Batch.of(rollouts, verdicts, problems)
-    return train.with_credit(run, batch, 0, train.report.Clock(torch.device("cpu"))).log_probs
+    train.add_credit(run, batch, 0, train.report.Clock(torch.device("cpu")))
+    return batch.log_probs
 
 
 def credited(
     run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: torch.Tensor
 ) -> batches.Batch:
     """What `train.update` takes, with rewards of 0."""
-    size = run.args.rollouts_per_prompt
+    size = run.config.sampling.rollouts_per_prompt
     return made_batch(
         torch.zeros(len(old)), rollouts, size, log_probs=old, token_advantages=token_advantages
     )
@@ -189,7 +200,7 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, capsys):
     assert step["weight_std"] > 0 and {row["reason"] for row in samples} == {"drawn"}
     printed = capsys.readouterr().out
     assert "rewards in training are drawn" in printed and printed.count("smoke test passed") == 1
-    assert harness.run.free_name(parse_args(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
+    assert harness.run.free_name(configured(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
 
 
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
@@ -239,7 +250,7 @@ def test_updates_are_those_of_a_written_out_loop(start):
     )
     flags += " --clip-low .1 --clip-high .4 --max-grad-norm .05"
     run = assembled(["--task", "embedded", "--model", start, *QUICK, *flags.split()])
-    run.args.micro_tokens = 150  # several passes a mini-batch
+    run.config = changed(run.config, {"micro_tokens": 150})  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
     rollouts = harness.run.sample(run, run.task.train[:6], 4, 1.0)
@@ -296,7 +307,9 @@ def test_updates_that_are_not_finite_are_skipped(start):
     run = assembled(
         ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-update", "2", "--lr", "1"]
     )
-    rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
+    rollouts = harness.run.sample(
+        run, run.task.train[:4], run.config.sampling.rollouts_per_prompt, 1.0
+    )
     before = {name: value.clone() for name, value in run.trained.state_dict().items()}
     old, ones = old_log_probs(run, rollouts), torch.ones(rollouts.ids.shape)
     overflow = next(run.trained.parameters()).register_hook(lambda gradient: gradient / 0)
@@ -319,7 +332,9 @@ def test_rollouts_without_advantage_cost_no_pass(start):
     """
     run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
-    rollouts = harness.run.sample(run, run.task.train[:4], run.args.rollouts_per_prompt, 1.0)
+    rollouts = harness.run.sample(
+        run, run.task.train[:4], run.config.sampling.rollouts_per_prompt, 1.0
+    )
     old_logp = old_log_probs(run, rollouts) - 0.1
     some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
     seen = []
@@ -436,7 +451,7 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(monkeypatch, as
     def refuse(level):
         raise SandboxError(f"{level}: name spaces: Operation not permitted")
 
-    monkeypatch.setattr(config.sandbox, "choose_level", refuse)
+    monkeypatch.setattr("grading.sandbox.choose_level", refuse)
     words = "--task code --model m --data d --sandbox strict".split()
     assert_refused(train.main, words, "--sandbox strict", "not permitted")
 
@@ -455,7 +470,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     batch = batches.Batch.of(without_text(mask), verdicts, [{}])
     batch.hidden = hidden[[0, 1, 3]].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
-    ours = assign_credit("shear", batch, parse_args(["--window", "3", "--stride", "3"]))
+    ours = credit_by(configured(["--window", "3", "--stride", "3"]), batch)
     rest = torch.tensor([0, 1, 3])
     alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
@@ -477,7 +492,7 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
         assert (
             len(scored.hidden)
             == rollouts.mask.sum()
-            <= max(batches.BLOCK_TOKENS, 8 * run.args.max_tokens)
+            <= max(batches.BLOCK_TOKENS, 8 * run.config.sampling.max_tokens)
         )
         seen.append(len(rollouts.texts))
         return scored
@@ -486,12 +501,13 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
     run = assembled([*flags, "--prompts-per-update", "1"])
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
-    for tokens in (1, 2 * 8 * run.args.max_tokens, 2**20):
+    for tokens in (1, 2 * 8 * run.config.sampling.max_tokens, 2**20):
         monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
         batch = batches.Batch.of(harness.run.sample(run, problems, 8, 1.0), verdicts, problems)
-        found.append(train.with_credit(run, batch, 0, train.report.Clock(torch.device("cpu"))))
-        assert batch.hidden is None and batch.source is None and len(pickle.dumps(batch)) < 500_000
+        train.add_credit(run, batch, 0, train.report.Clock(torch.device("cpu")))
+        found.append(batch)
+        assert batch.hidden is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
     for batch in found[1:]:
         torch.testing.assert_close(
@@ -524,7 +540,8 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
     monkeypatch.setattr(type(run.task), "verdicts", verdicts)
     for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
-        run.args.dynamic_sampling, clock = most, train.report.Clock(torch.device("cpu"))
+        run.config = changed(run.config, {"dynamic_sampling": most})
+        clock = train.report.Clock(torch.device("cpu"))
         problems = run.task.draw(2, 8, 0)
         sampled = train.sample_and_grade(run, problems, 4, 1.0, clock)
         problems, rollouts, graded, replaced = train.resample_equal(
@@ -559,9 +576,9 @@ NEEDS = {"arca": "--lora-rank 2"}
 STEPS = []  # of each call of `surprisal`
 
 
-def surprisal(batch, args, *, floor: float):
+def surprisal(batch, context, *, floor: float):
     """A method of a user's: more on tokens that the policy itself finds unlikely."""
-    STEPS.append(batch.source.step)
+    STEPS.append(context.step)
     mask = batch.rollouts.mask  # (B, T)
     salience = (floor - batch.log_probs) * mask  # (B, T)
     batch.log("salience", salience[mask])
@@ -631,7 +648,7 @@ def test_every_method_starts_with_the_defaults(method):
     context, too.
     """
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    assert prepare.set_up(parse_args(flags), ALONE).task.heldout
+    assert prepare.set_up(configured(flags), ALONE).task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
@@ -709,7 +726,7 @@ def test_a_model_that_never_fits_is_refused_before_it_is_read(
     assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
 
 
-def configured(**changes):
+def with_config(**changes):
     """A folder whose config is of another model than its weights."""
 
     def harm(folder):
@@ -720,7 +737,7 @@ def configured(**changes):
 
 
 def layers(count):
-    return configured(num_hidden_layers=count, layer_types=["full_attention"] * count)
+    return with_config(num_hidden_layers=count, layer_types=["full_attention"] * count)
 
 
 def spoiled_weights(folder):
@@ -755,10 +772,10 @@ def other(family, sizes=SMALL, **more):
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "cannot be loaded"),
         (layers(3), "not those of its config.json (model.layers.2."),
         (layers(1), "not those of its config.json (model.layers.1."),
-        (configured(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
+        (with_config(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
         (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
         (
-            configured(rope_parameters={"rope_theta": 0, "rope_type": "default"}),
+            with_config(rope_parameters={"rope_theta": 0, "rope_type": "default"}),
             "weights are not finite (model.rotary_emb.inv_freq)",
         ),
         (piped_weights, "(its model.safetensors is no file)"),
@@ -910,10 +927,10 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
             "--eval-every 1 --bench x --model START --task embedded --toy-lines 2",
             "--bench x: no such",
         ),
-        ("--track nowhere_at_all", "--track: invalid choice"),
+        ("--track nowhere_at_all", "--track: 'nowhere_at_all' must be one of wandb"),
         ("--track tensorboard", "--track tensorboard: this package is not installed"),
-        ("--method sheer", "did you mean shear?"),
-        ("--model=", "--model: is empty"),
+        ("--method sheer", "--method: 'sheer' must be one of grpo, shear"),
+        ("--model=", "--model: '' is empty"),
     ],
 )
 def test_bad_input_is_one_sentence(

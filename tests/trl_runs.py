@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
+from cases import configured, credit_by
 from datasets import Dataset
 from huggingface_hub import constants
 from peft import LoraConfig
@@ -27,9 +28,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from credit.batch import Batch
-from credit.methods import assign_credit
 from grpo import Policy, Rollouts, cat_padded, log_probs
-from harness.launch import parse_args
 from integrations import trl_shear
 from integrations.trl_shear import ShearGRPOTrainer
 from tasks import toy
@@ -224,8 +223,8 @@ def check_omega(batches: list[dict]) -> float:
         replace(rollouts, mask=inside), verdicts, ones, GROUP, [{}] * groups, [""] * len(verdicts)
     )
     batch.hidden = scored.hidden[inside[completions]]
-    options = parse_args(["--window", str(SIZES["window"]), "--stride", str(SIZES["stride"])])
-    expected = assign_credit("shear", batch, options)
+    options = configured(["--window", str(SIZES["window"]), "--stride", str(SIZES["stride"])])
+    expected = credit_by(options, batch)
     assert ((expected > 0) & (expected != 1)).any()
     omega = joined("omega")
     assert (omega[mask & ~inside] == 1).all()  # no verdict, no weight
