@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
@@ -135,7 +135,14 @@ def pad_id(tokenizer) -> int:
     return 0
 
 
-def stop_ids(model, tokenizer) -> list[int]:
+def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor | list[int]) -> str:
+    """The text of a response's ids."""
+    text = tokenizer.decode(ids)
+    assert isinstance(text, str)  # a list is that of several texts
+    return text
+
+
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every token id that ends a response, by the model's folder, by its tokenizer, or by its chat
     template.
 
@@ -273,7 +280,7 @@ def rollout(
         is_stop.cumsum(1) - is_stop.long() == 0
     )  # (B, T) up to and including the first stop token
     said = mask & ~is_stop  # (B, T)
-    texts = [tokenizer.decode(ids[row][said[row]]) for row in range(len(ids))]
+    texts = [decode(tokenizer, ids[row][said[row]]) for row in range(len(ids))]
     return Rollouts(prompt_ids, prompt_mask, ids, mask, ~is_stop.any(1), texts)
 
 
