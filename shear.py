@@ -27,7 +27,7 @@ anyway).
     Alg. 1 line 10  nbar, Step 2       | mean_norm; first, as eps is in its units
     Alg. 1 line 5   d_k, Step 1        | closest_spans
     Alg. 1 line 14  omega_t, Step 3    | token_weights
-    Alg. 1 line 16  omega_t = 1        | shear_weights, `omega = mask.float()`
+    Alg. 1 line 16  omega_t = 1        | weigh_group, `omega = mask.float()`
     Alg. 1 line 18  A omega, Step 4    | shear_advantages
 
 Three hooks take other functions of the same signature: `distances` (`fast.distances` takes one
@@ -46,13 +46,13 @@ printed have a gap: they bound the minimum over J opposing spans by the expectat
 and fail for large J; subtracting M sqrt(2 ln J / n) repairs them. Max pooling spreads a span's
 distance over up to window - 1 tokens before the first that differs (H.1).
 
-Left out: the paper's ablations (`credit/ablations.py`), eps in raw units
-(`credit/shear_settings.py`) and many groups at once (`credit/methods.py`).
+Left out: the paper's ablations (`credit/ablations.py`) and many groups at once
+(`credit/methods.py`).
 """
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,6 +62,7 @@ from sinkhorn import sinkhorn
 WINDOW = 100  # w, tokens
 STRIDE = 25  # s, tokens
 EPS = 0.05  # in units of nbar
+TINY = 1e-30  # nbar of states that are all zero
 
 
 class Spans(NamedTuple):
@@ -77,6 +78,29 @@ class Side(NamedTuple):
     mask: Tensor  # (G, T) bool, their tokens
     states: Tensor  # (N, d), of these tokens, end to end
     spans: Spans
+
+
+class Closest(NamedTuple):
+    """Alg. 1 line 5 of a group: the closest opposing span of each span, and how far it is."""
+
+    of_right: Tensor  # (K+,) distances
+    right_to: Tensor  # (K+,) int64, which wrong span
+    of_wrong: Tensor  # (K-,) distances
+    wrong_to: Tensor  # (K-,) int64, which right span
+    iterations: Tensor | None = None  # of all pairs, if the solver counts them
+    error: Tensor | None = None  # marginal errors of the pairs that were solved
+
+
+Distances = Callable[[Tensor, Tensor], Tensor]  # as `token_distances`
+ClosestHook = Callable[[Tensor, Side, Side, float], Closest]  # as `closest_spans`
+
+
+class Weighed(NamedTuple):
+    """A group's token weights, and what they come from."""
+
+    omega: Tensor  # (G, T) float32
+    nbar: float  # the mean norm of its hidden states
+    closest: Closest | None  # distances in the costs' unit; None without two sides
 
 
 def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
@@ -100,14 +124,13 @@ def spans_of(mask: Tensor, window: int, stride: int) -> Spans:
     """The spans of all rollouts of a side, mask (G, T) bool. No span crosses from one rollout into
     the next.
     """
-    starts, ends, offset = [], [], 0
+    bounds = []
+    offset = 0  # tokens of the rollouts before
     for length in mask.sum(1).tolist():
         for start, end in span_bounds(length, window, stride):
-            starts.append(offset + start)
-            ends.append(offset + end)
+            bounds.append((offset + start, offset + end))
         offset += length
-    starts = torch.tensor(starts, device=mask.device)[:, None]  # (K, 1)
-    ends = torch.tensor(ends, device=mask.device)[:, None]  # (K, 1)
+    starts, ends = torch.tensor(bounds, device=mask.device)[:, :, None].unbind(1)  # (K, 1) each
     tokens = starts + torch.arange(min(window, mask.shape[1]), device=mask.device)  # (K, n)
     mass = (tokens < ends) / (ends - starts)  # (K, n)
     return Spans(torch.minimum(tokens, ends - 1), mass)
@@ -115,7 +138,7 @@ def spans_of(mask: Tensor, window: int, stride: int) -> Spans:
 
 def two_sides(
     hidden: Tensor, mask: Tensor, correct: Tensor, window: int, stride: int
-) -> tuple[Side, Side] | tuple[None, None]:
+) -> tuple[Side, Side] | None:
     """Eq. (4): right and wrong rollouts oppose each other. Shapes are those of `shear_weights`;
     None without both.
     """
@@ -123,7 +146,7 @@ def two_sides(
     for members in (correct, ~correct):
         own = mask & members[:, None]  # (G, T)
         if not own.any():
-            return None, None
+            return None
         sides.append(Side(own, hidden[own], spans_of(own, window, stride)))
     return sides[0], sides[1]
 
@@ -141,33 +164,46 @@ def mean_norm(states: Tensor) -> float:
 
     Raises ValueError for a state that is not finite.
     """
+    if not len(states):
+        return TINY
     nbar = states.float().norm(dim=-1).mean().item()
     if not math.isfinite(nbar):
         raise ValueError(
             "the hidden states hold a value that is not finite, or is too large for float32"
         )
-    return max(nbar, 1e-30)  # all-zero states have all-zero distances; do not divide 0 by 0
+    return max(nbar, TINY)  # all-zero states have all-zero distances; do not divide 0 by 0
 
 
 def closest_spans(
-    costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float, **limits
-) -> tuple[Tensor, Tensor]:
-    """Alg. 1 line 5, Step 1: each span's distance d_k to the closest opposing span, every pair
-    solved.
+    costs: Tensor,
+    right: Side,
+    wrong: Side,
+    eps: float,
+    *,
+    max_iters: int = 100,
+    tol: float = 1e-3,
+) -> Closest:
+    """Alg. 1 line 5, Step 1: the closest opposing span of each span, every pair solved.
 
-    costs (N+, N-) between the tokens of the right and of the wrong side; eps in their units. W_eps
-    is symmetric, so one (K+, K-) matrix serves both sides: returns its row minima (K+,) and its
-    column minima (K-,). `limits` are max_iters and tol of `sinkhorn`.
+    costs (N+, N-) between the tokens of the right and of the wrong side; eps in their units.
+    `max_iters` and `tol` are those of `sinkhorn`.
     """
     rows = []
-    for tokens, mass in zip(
-        right_spans.tokens, right_spans.mass, strict=True
-    ):  # one right span, all wrong ones
-        blocks = costs[tokens][:, wrong_spans.tokens].movedim(1, 0)  # (K-, n, m)
+    for tokens, mass in zip(right.spans.tokens, right.spans.mass, strict=True):
+        blocks = costs[tokens][:, wrong.spans.tokens].movedim(1, 0)  # (K-, n, m)
         masses = mass.expand(len(blocks), -1)  # (K-, n)
-        rows.append(sinkhorn(blocks, masses, wrong_spans.mass, eps=eps, **limits).value)  # Eq. (10)
-    distances = torch.stack(rows).clamp_min(0.0)  # (K+, K-); rounding can leave -1e-9
-    return distances.amin(1), distances.amin(0)
+        solved = sinkhorn(
+            blocks, masses, wrong.spans.mass, eps=eps, max_iters=max_iters, tol=tol
+        )  # one right span, all wrong ones
+        rows.append(solved.value)  # (K-,), Eq. (10)
+    return closest_of(torch.stack(rows).clamp_min(0.0))  # rounding can leave -1e-9
+
+
+def closest_of(distances: Tensor) -> Closest:
+    """The minima of a matrix (K+, K-). W_eps is symmetric, so one matrix serves both sides."""
+    of_right, right_to = distances.min(1)
+    of_wrong, wrong_to = distances.min(0)
+    return Closest(of_right, right_to, of_wrong, wrong_to)
 
 
 def token_weights(distances: Tensor, spans: Spans) -> Tensor:
@@ -182,6 +218,39 @@ def token_weights(distances: Tensor, spans: Spans) -> Tensor:
 
 
 @torch.no_grad()
+def weigh_group(
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    *,
+    window: int = WINDOW,
+    stride: int = STRIDE,
+    eps: float = EPS,
+    eps_unit: str = "nbar",
+    distances: Distances = token_distances,
+    closest: ClosestHook = closest_spans,
+    pool: Callable[[Tensor, Spans], Tensor] = token_weights,
+) -> Weighed:
+    """`shear_weights`, and what they come from. `eps_unit` is "nbar", or "raw": that of the
+    distances, which is the paper's. `pool` takes the distances of a side's spans, and its spans.
+    """
+    span_bounds(0, window, stride)  # raises for these, also where nothing is to be solved
+    mask = mask.bool()
+    correct = correct.bool()
+    omega = mask.float()  # (G, T), Alg. 1 line 16
+    nbar = mean_norm(hidden[mask])  # Alg. 1 line 10, Step 2
+    sides = two_sides(hidden, mask, correct, window, stride)  # Eqs. (2), (4)
+    if sides is None:
+        return Weighed(omega, nbar, None)
+    right, wrong = sides
+    costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
+    unit = nbar if eps_unit == "nbar" else 1.0
+    found = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
+    omega[right.mask] = pool(found.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
+    omega[wrong.mask] = pool(found.of_wrong / nbar, wrong.spans)
+    return Weighed(omega, nbar, found)
+
+
 def shear_weights(
     hidden: Tensor,
     mask: Tensor,
@@ -190,9 +259,8 @@ def shear_weights(
     window: int = WINDOW,
     stride: int = STRIDE,
     eps: float = EPS,
-    distances: Callable = token_distances,
-    closest: Callable = closest_spans,
-    pool: Callable = token_weights,
+    distances: Distances = token_distances,
+    closest: ClosestHook = closest_spans,
 ) -> Tensor:
     """Alg. 1 lines 1-16: the token weights omega (G, T) float32 of one group.
 
@@ -201,28 +269,23 @@ def shear_weights(
     all 0 is in neither set. `eps` is in units of nbar. The hooks have the signatures of their
     defaults. Raises ValueError for a bad window, stride or eps, and for a state that is not finite.
     """
-    span_bounds(0, window, stride)  # raises for these, also where nothing is to be solved
-    mask, correct = mask.bool(), correct.bool()
-    omega = mask.float()  # (G, T), Alg. 1 line 16
-    right, wrong = two_sides(hidden, mask, correct, window, stride)  # Eqs. (2), (4)
-    if right is None:
-        return omega
-    nbar = mean_norm(hidden[mask])  # Alg. 1 line 10, Step 2
-    costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
-    of_right, of_wrong = closest(
-        costs, right.spans, wrong.spans, eps * nbar
-    )  # Alg. 1 line 5, Step 1
-    omega[right.mask] = pool(of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
-    omega[wrong.mask] = pool(of_wrong / nbar, wrong.spans)
-    return omega
+    return weigh_group(
+        hidden,
+        mask,
+        correct,
+        window=window,
+        stride=stride,
+        eps=eps,
+        distances=distances,
+        closest=closest,
+    ).omega
 
 
 def shear_advantages(
-    advantages: Tensor, hidden: Tensor, mask: Tensor, correct: Tensor, **options
+    advantages: Tensor, hidden: Tensor, mask: Tensor, correct: Tensor, **options: Any
 ) -> Tensor:
     """Alg. 1 for one group, advantages (G,) of Eq. (1) -> token advantages (G, T); the rest as in
     `shear_weights`.
     """
-    return advantages[:, None] * shear_weights(
-        hidden, mask, correct, **options
-    )  # Alg. 1 line 18, Step 4
+    omega = shear_weights(hidden, mask, correct, **options)  # (G, T)
+    return advantages[:, None] * omega  # Alg. 1 line 18, Step 4

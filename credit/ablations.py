@@ -22,7 +22,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shear import Spans
+from fast.race import Solved
+from shear import Side, Spans
 from sinkhorn import sinkhorn
 
 DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
@@ -31,7 +32,12 @@ DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's roundin
 TILE_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
 
 
-def every_pair(costs: Tensor, right_spans: Spans, wrong_spans: Spans, measure: Callable) -> Tensor:
+def every_pair(
+    costs: Tensor,
+    right_spans: Spans,
+    wrong_spans: Spans,
+    measure: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
     """`measure(blocks (P, n, m), a (P, n), b (P, m)) -> (P,)` of all pairs of spans, (K+, K-), some
     pairs at a time.
     """
@@ -57,31 +63,30 @@ def every_pair(costs: Tensor, right_spans: Spans, wrong_spans: Spans, measure: C
 
 def sinkhorn_distances(
     costs: Tensor,
-    right_spans: Spans,
-    wrong_spans: Spans,
+    right: Side,
+    wrong: Side,
     eps: float,
     *,
     reading: str,
-    stats: dict[str, list] | None = None,
-    **limits,
-) -> Tensor:
-    """Eq. (10) of all pairs, by a reading; `limits` are those of `sinkhorn`, `stats` that of
-    `group_weights`.
-    """
+    max_iters: int,
+    tol: float,
+) -> Solved:
+    """Eq. (10) of all pairs, by a reading; `max_iters` and `tol` are those of `sinkhorn`."""
+    iterations = []
+    errors = []
 
     def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        solved = sinkhorn(blocks, a, b, eps=eps, **limits)
-        if stats is not None:
-            stats["sinkhorn_iterations"].append(solved.iterations)
-            stats["sinkhorn_error"].append(solved.error)
-        return (solved.value if reading == "value" else solved.value_linear).clamp_min(
-            0.0
-        )  # rounding can leave -1e-9
+        solved = sinkhorn(blocks, a, b, eps=eps, max_iters=max_iters, tol=tol)
+        iterations.append(solved.iterations)
+        errors.append(solved.error)
+        value = solved.value if reading == "value" else solved.value_linear
+        return value.clamp_min(0.0)  # rounding can leave -1e-9
 
-    return every_pair(costs, right_spans, wrong_spans, measure)
+    values = every_pair(costs, right.spans, wrong.spans, measure)
+    return Solved(values, torch.cat(iterations), torch.cat(errors))
 
 
-def chamfer_distances(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float) -> Tensor:
+def chamfer_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
     """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2."""
 
     def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -90,50 +95,37 @@ def chamfer_distances(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps
         to_x = blocks.masked_fill(~x[:, :, None], torch.inf).amin(1)  # (P, m)
         return ((to_y * x).sum(1) / x.sum(1) + (to_x * y).sum(1) / y.sum(1)) / 2
 
-    return every_pair(costs, right_spans, wrong_spans, measure)
+    return every_pair(costs, right.spans, wrong.spans, measure)
 
 
-def cosine_distances(
-    right_states: Tensor,
-    wrong_states: Tensor,
-    costs: Tensor,
-    right_spans: Spans,
-    wrong_spans: Spans,
-    eps: float,
-) -> Tensor:
-    """1 - cos(mean_P, mean_Q), from the states (N+, d) and (N-, d) of both sides."""
+def cosine_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
+    """1 - cos(mean_P, mean_Q), from the states of both sides."""
     means = []
-    for states, spans in ((right_states, right_spans), (wrong_states, wrong_spans)):
-        mean = torch.einsum("kn,knd->kd", spans.mass, states[spans.tokens].float())  # (K, d)
+    for side in (right, wrong):
+        states = side.states[side.spans.tokens].float()  # (K, n, d)
+        mean = torch.einsum("kn,knd->kd", side.spans.mass, states)  # (K, d)
         means.append(torch.nn.functional.normalize(mean, dim=-1))
     return (1 - means[0] @ means[1].T).clamp_min(0.0)
 
 
-def mmd_distances(
-    right_states: Tensor,
-    wrong_states: Tensor,
-    costs: Tensor,
-    right_spans: Spans,
-    wrong_spans: Spans,
-    eps: float,
-) -> Tensor:
+def mmd_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
     """sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the group's median, see above."""
     median = max(costs.median().item(), 1e-30)
 
     def kernel(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return torch.einsum("pij,pi,pj->p", (-((blocks / median) ** 2) / 2).exp(), a, b)
 
-    def own_kernels(states: Tensor, spans: Spans) -> Tensor:
+    def own_kernels(side: Side) -> Tensor:
         """Each span's mean kernel with itself, (K,)."""
         kernels = []
-        for tokens, mass in zip(spans.tokens, spans.mass, strict=True):
-            points = states[tokens].float()  # (n, d)
+        for tokens, mass in zip(side.spans.tokens, side.spans.mass, strict=True):
+            points = side.states[tokens].float()  # (n, d)
             block = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
             kernels.append(kernel(block[None], mass[None], mass[None]))
         return torch.cat(kernels)
 
-    cross = every_pair(costs, right_spans, wrong_spans, kernel)
-    own = own_kernels(right_states, right_spans)[:, None] + own_kernels(wrong_states, wrong_spans)
+    cross = every_pair(costs, right.spans, wrong.spans, kernel)
+    own = own_kernels(right)[:, None] + own_kernels(wrong)
     return (own - 2 * cross).clamp_min(0.0).sqrt()
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from credit.reward_model import RewardModel
-from credit.salience import char_starts
 from credit.settings import Shear
 from grpo import Policy, Rollouts, cat_padded, group_advantages, spread
 from rewards import Verdict, rewards_of
+from shear import Closest
 from tasks.problems import Task
 
 BLOCK_TOKENS = 2**15  # of responses, whose states exist together: 235 MB at 3,584 bfloat16s
@@ -31,23 +31,11 @@ class Mean(NamedTuple):
     count: int
 
 
-def add_stats(stats: dict, others: dict) -> None:
+def add_stats(stats: dict[str, Mean], others: dict[str, Mean]) -> None:
     """Add what another block or rank has logged, in place."""
     for name, value in others.items():
-        if name not in stats:
-            stats[name] = value
-        elif isinstance(value, Mean):
-            total, count = stats[name]
-            stats[name] = Mean(total + value.total, count + value.count)
-
-
-def tokens_of(tokenizer, rollouts: Rollouts, row: int) -> list[str]:
-    """The text of each response token of a rollout, which together are its text; a character is its
-    last byte's.
-    """
-    ids = rollouts.ids[row][rollouts.mask[row]].tolist()
-    text = tokenizer.decode(ids)
-    return [text[start:end] for start, end in pairwise([*char_starts(tokenizer, ids), len(text)])]
+        total, count = stats.get(name, Mean(0.0, 0))
+        stats[name] = Mean(total + value.total, count + value.count)
 
 
 @dataclass(frozen=True)
@@ -81,9 +69,9 @@ class Batch:
     # (N, d) of a block's N response tokens, end to end; None: not kept
     hidden: Tensor | None = None
     token_advantages: Tensor | None = None  # (B, T) float32
-    stats: dict = field(
-        default_factory=dict
-    )  # name -> Mean; "closest": of the first group that SHEAR solved
+    # of the first group that SHEAR solved, over nbar, on the CPU; for the page
+    closest: Closest | None = None
+    stats: dict[str, Mean] = field(default_factory=dict)  # of what was logged
 
     @classmethod
     def of(cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> "Batch":
@@ -98,9 +86,11 @@ class Batch:
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
         """The batches of several ranks as one."""
-        stats = {}
+        stats: dict[str, Mean] = {}
+        closest = None
         for batch in batches:
             add_stats(stats, batch.stats)
+            closest = closest or batch.closest
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
@@ -108,6 +98,7 @@ class Batch:
             batches[0].group_size,
             [problem for batch in batches for problem in batch.problems],
             [reason for batch in batches for reason in batch.reasons],
+            closest=closest,
             stats=stats,
         )
         for name in RESULTS:
@@ -150,6 +141,7 @@ class Batch:
                 setattr(self, name, empty)
             getattr(self, name)[rows, :width] = getattr(block, name)
         add_stats(self.stats, block.stats)
+        self.closest = self.closest or block.closest
 
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
@@ -173,8 +165,7 @@ class Batch:
     @property
     def metrics(self) -> dict[str, float]:
         """The means of what was logged."""
-        means = {name: value for name, value in self.stats.items() if isinstance(value, Mean)}
-        return {name: total / count for name, (total, count) in sorted(means.items())}
+        return {name: total / count for name, (total, count) in sorted(self.stats.items())}
 
     @property
     def first_mixed(self) -> int | None:

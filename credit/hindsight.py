@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.methods import standardised
+from credit.measures import standardised
 from grpo import log_probs, pad_id, pad_left
 
 

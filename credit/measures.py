@@ -25,6 +25,30 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 
+def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's
+    group.
+    """
+    # float64: a mean of equal values must be that value, or what is left over it is standardised
+    group_tokens = group_size * values.shape[1]  # G T
+    values = values.double().reshape(-1, group_tokens)  # (groups, G T)
+    mask = mask.reshape(-1, group_tokens)  # (groups, G T)
+    count = mask.sum(1, keepdim=True).clamp_min(1)  # (groups, 1)
+    mean = torch.where(mask, values, 0.0).sum(1, keepdim=True) / count
+    std = (torch.where(mask, values - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
+    return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(
+        group_size, 0
+    )
+
+
+def standardised(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
+    """The values (B, T) less the mean of their group's tokens, over the standard deviation of
+    these.
+    """
+    mean, std = group_moments(values, mask, group_size)
+    return (values - mean) / std.clamp_min(1e-8)
+
+
 def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """(B, T): what each token's advantage was multiplied by; 1 where A = 0, 0 where the
     mask is 0.

@@ -4,8 +4,9 @@ most methods.
     assign_credit(batch, context, Credit("grpo"))   ->  A_i on every token
     assign_credit(batch, context, Credit("shear"))  ->  A_i omega_t, Alg. 1 line 18 of 2604.23318
 
-`credit/table.py` lists all methods and says how to add one; `values.py` and `hindsight.py` have the
-others. A method runs its own further passes, and logs numbers with `batch.log`.
+`credit/table.py` lists all methods and says how to add one; FUNCTIONS below has the function of
+each, some of which stand in `values.py` and `hindsight.py`. A method runs its own further passes,
+and logs numbers with `batch.log`.
 
 All but those that the table says do not weigh keep the sign of A. Weights are constants for
 autograd. A docstring says "inferred" where the source is silent, and "deviates" where ours differs
@@ -13,7 +14,6 @@ from it. `credit/measures.py` measures where credit went.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 
@@ -22,13 +22,16 @@ from torch import Tensor
 
 from credit import reward_model, salience
 from credit.ablations import sinkhorn_distances
-from credit.batch import Batch, Context, tokens_of
-from credit.measures import effective_weights
+from credit.batch import Batch, Context
+from credit.hindsight import hsd, rlsd, scapo, sdpo
+from credit.measures import effective_weights, group_moments, standardised
 from credit.settings import Credit
-from credit.shear_settings import ClosestSpans, Settings, group_weights, settings_of
-from credit.table import function_of, options_of
+from credit.shear_settings import Settings, group_weights, over, settings_of
+from credit.table import options_of
+from credit.tokens import tokens_of
+from credit.values import kgae
 from fast.distances import token_distances
-from fast.race import race_matrix
+from fast.race import race
 from grpo import pad_id
 from shear import mean_norm, span_bounds, token_weights, two_sides
 from tasks.lessons import FirstError
@@ -43,7 +46,7 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     differ in direction and not in the size of the step; groups without any weight stay as they are.
     """
     options = options_of(credit.method, credit.method_option)
-    token_advantages = function_of(credit.method)(batch, context, **options)  # (B, T)
+    token_advantages = FUNCTIONS[credit.method](batch, context, **options)  # (B, T)
     token_advantages = torch.where(batch.rollouts.mask, token_advantages.detach(), 0.0)
     scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
     token_advantages = scale * token_advantages
@@ -57,30 +60,6 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     return token_advantages
 
 
-def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's
-    group.
-    """
-    # float64: a mean of equal values must be that value, or what is left over it is standardised
-    group_tokens = group_size * values.shape[1]  # G T
-    values = values.double().reshape(-1, group_tokens)  # (groups, G T)
-    mask = mask.reshape(-1, group_tokens)  # (groups, G T)
-    count = mask.sum(1, keepdim=True).clamp_min(1)  # (groups, 1)
-    mean = torch.where(mask, values, 0.0).sum(1, keepdim=True) / count
-    std = (torch.where(mask, values - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
-    return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(
-        group_size, 0
-    )
-
-
-def standardised(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
-    """The values (B, T) less the mean of their group's tokens, over the standard deviation of
-    these.
-    """
-    mean, std = group_moments(values, mask, group_size)
-    return (values - mean) / std.clamp_min(1e-8)
-
-
 # ---- group and entropies -------------------------------------------------------------------------
 
 
@@ -89,7 +68,7 @@ def grpo(batch: Batch, context: Context) -> Tensor:
     return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
 
 
-def entropy(batch: Batch, context: Context, *, alpha: float, kappa: float) -> Tensor:
+def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float) -> Tensor:
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758;
     alpha as for GRPO).
 
@@ -143,18 +122,32 @@ def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Te
 # ---- hidden states -------------------------------------------------------------------------------
 
 
-def shear(batch: Batch, context: Context, **ablations) -> Tensor:
+def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
-    stats = defaultdict(list)  # means over pairs of spans, or over groups
-    omega = group_by_group(
-        batch, partial(group_weights, settings=settings_of(context.shear, **ablations), stats=stats)
-    )
-    if "closest" in stats:
-        of_first, *_ = stats.pop("closest")
-        batch.stats["closest"] = ClosestSpans(*(values.cpu() for values in of_first))
-    for name, values in stats.items():
-        batch.log(name, torch.cat(values))
-    return batch.advantages[:, None] * omega  # Alg. 1 line 18, Step 4
+    settings = settings_of(context.shear, **ablations)
+    omega = []
+    nbars = []  # of the groups that have tokens
+    iterations = []
+    errors = []
+    for group, hidden in batch.groups():
+        mask = batch.rollouts.mask[group]
+        weighed = group_weights(hidden, mask, batch.correct[group], settings)
+        omega.append(weighed.omega)
+        if mask.any():
+            nbars.append(weighed.nbar)
+        closest = weighed.closest
+        if closest and not batch.closest:
+            batch.closest = over(closest, weighed.nbar)
+        if closest and closest.iterations is not None and closest.error is not None:
+            iterations.append(closest.iterations)
+            errors.append(closest.error)
+    if nbars:
+        batch.log("nbar", torch.tensor(nbars))
+        batch.log("eps_over_nbar", torch.tensor([settings.eps_over(nbar) for nbar in nbars]))
+    if iterations:
+        batch.log("sinkhorn_iterations", torch.cat(iterations))
+        batch.log("sinkhorn_error", torch.cat(errors))
+    return batch.advantages[:, None] * torch.cat(omega)  # Alg. 1 line 18, Step 4
 
 
 def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
@@ -186,18 +179,21 @@ def first_weights(
     window, stride = settings.window, settings.stride
     mask = mask.bool()
     omega = mask.float()  # (G, T)
-    right, wrong = two_sides(hidden, mask, correct.bool(), window, stride)
-    if right is None:
+    sides = two_sides(hidden, mask, correct.bool(), window, stride)
+    if sides is None:
         return omega
+    right, wrong = sides
     nbar = mean_norm(hidden[mask])
-    costs = token_distances(right.states, wrong.states)  # (N+, N-)
-    limits = dict(
-        eps=settings.eps_over(nbar) * nbar, max_iters=settings.max_iters, tol=settings.tol
+    solved = sinkhorn_distances(
+        token_distances(right.states, wrong.states),  # (N+, N-)
+        right,
+        wrong,
+        settings.eps_over(nbar) * nbar,
+        reading="cost",
+        max_iters=settings.max_iters,
+        tol=settings.tol,
     )
-    matrix = sinkhorn_distances(
-        costs, right.spans, wrong.spans, reading="cost", **limits
-    )  # (K+, K-)
-    distances = (matrix.amin(0) / nbar).tolist()  # K-
+    distances = (solved.values.amin(0) / nbar).tolist()  # K-
     omega[wrong.mask] = 0.0
     begin = 0  # of the rollout's spans
     for row, length in enumerate(wrong.mask.sum(1).tolist()):
@@ -232,22 +228,22 @@ def own_side_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Se
     group.
     """
     window, stride = settings.window, settings.stride
-    mask, correct = mask.bool(), correct.bool()
+    mask = mask.bool()
+    correct = correct.bool()
     omega = mask.float()  # (G, T)
-    if two_sides(hidden, mask, correct, window, stride)[0] is None:
+    if two_sides(hidden, mask, correct, window, stride) is None:
         return omega
     nbar = mean_norm(hidden[mask])
     eps = settings.eps_over(nbar) * nbar
     for row in range(len(mask)):
         same = mask & (correct == correct[row])[:, None]  # (G, T)
         alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
-        own, others = two_sides(hidden, same, alone, window, stride)
-        if own is not None:
+        sides = two_sides(hidden, same, alone, window, stride)
+        if sides is not None:
+            own, others = sides
             costs = token_distances(own.states, others.states)  # (N, N')
-            matrix = race_matrix(
-                costs, own.spans, others.spans, eps, max_iters=settings.max_iters, tol=settings.tol
-            )
-            omega[own.mask] = token_weights(matrix.amin(1) / nbar, own.spans)
+            closest = race(costs, own, others, eps, max_iters=settings.max_iters, tol=settings.tol)
+            omega[own.mask] = token_weights(closest.of_right / nbar, own.spans)
     return omega
 
 
@@ -525,13 +521,13 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     return torch.where(batch.advantages[:, None] != 0, credit, 0.0)
 
 
-def position(batch: Batch, context: Context) -> Tensor:
+def position_credit(batch: Batch, context: Context) -> Tensor:
     """A_t = A t / T: later tokens get more, whatever they say."""
     mask = batch.rollouts.mask
     return batch.advantages[:, None] * mask.cumsum(1) / mask.sum(1, keepdim=True).clamp_min(1)
 
 
-def random(batch: Batch, context: Context) -> Tensor:
+def random_credit(batch: Batch, context: Context) -> Tensor:
     """A_t = A u, u uniform in [0, 2] and the same for `--window` tokens in a row."""
     omega = batch.rollouts.mask.float()  # (B, T)
     for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
@@ -548,3 +544,33 @@ def shuffle(batch: Batch, context: Context, **ablations) -> Tensor:
     for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
         token_advantages[row, :length] = token_advantages[row, torch.randperm(length)]
     return token_advantages
+
+
+# The function of each method of `credit.table.METHODS`.
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "grpo": grpo,
+    "shear": shear,
+    "first": first,
+    "kgae": kgae,
+    "entropy": entropy_credit,
+    "hapo": hapo,
+    "rsi": rsi,
+    "taco": taco,
+    "delta": delta,
+    "oar-g": oar_g,
+    "oar-p": oar_p,
+    "arca": arca,
+    "prm": prm,
+    "pure": pure,
+    "rlsd": rlsd,
+    "sdpo": sdpo,
+    "hsd": hsd,
+    "scapo": scapo,
+    "attention": attention,
+    "oracle": oracle,
+    "cliff": cliff,
+    "own-side": own_side,
+    "position": position_credit,
+    "random": random_credit,
+    "shuffle": shuffle,
+}

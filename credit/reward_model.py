@@ -41,7 +41,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
-from credit.salience import char_starts
+from credit.tokens import char_starts
 from grpo import Rollouts, cat_padded, pack
 from tasks.problems import INSTRUCTIONS, BadInput
 

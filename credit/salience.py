@@ -19,7 +19,6 @@ the parameters' `.grad` as it was.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit import lora
+from credit.tokens import char_starts
 from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, log_probs, pack, spread
 from rewards import box_place
 
@@ -67,27 +67,6 @@ def answer_places(tokenizer, rollouts: Rollouts) -> Answers:
         end = min(bisect_left(starts, end), start + ANSWER_TOKENS)
         places.append(Answer(bisect_left(starts, opening), start, end))
     return places
-
-
-def char_starts(tokenizer, ids: Sequence[int]) -> list[int]:
-    """Where in the text of `ids` each token starts, so that what is found in a text is found in the
-    sampled ids.
-
-    Byte-level tokens may be parts of one character; each of these starts where the character does,
-    and so does the token after bytes that are no character.
-    """
-    starts = []
-    whole, shown = 0, 0  # tokens ids[:whole] are whole characters, `shown` of them
-    context = 0  # a token before, as some tokenizers drop the space of a text's first one
-    for end in range(1, len(ids) + 1):
-        starts.append(shown)
-        text = tokenizer.decode(ids[context:end])
-        if (
-            not text.endswith("\ufffd") or end - whole > 4
-        ):  # else the character goes on; none has over four bytes
-            shown += len(text) - len(tokenizer.decode(ids[context:whole]))
-            context, whole = whole, end
-    return starts
 
 
 @torch.no_grad()

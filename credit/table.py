@@ -1,8 +1,6 @@
-"""The table of credit methods: what each is, what it needs, its options, and where its function
-stands.
+"""The table of credit methods: what each is, what it needs, and its options.
 
     METHODS                              name -> Method
-    function_of(name)                    the function, imported when it is asked for
     options_of(name, given)              its options, those given as NAME=VALUE and the defaults of
                                          the others
     needing(word)                        the names of the methods that need something
@@ -11,13 +9,12 @@ Everything else asks this table: the flags and their help, what is refused, whic
 what the studies compare. It imports no torch, so that `--help` answers at once.
 
 To add a method, write a function `f(batch, context, **options)` from a `credit.batch.Batch` and its
-`Context` to token advantages (B, T), and enter it here. It is then a choice of `--method`, and its
-options are those of `--method-option`.
+`Context` to token advantages (B, T), and enter it here and in `credit.methods.FUNCTIONS`. It is
+then a choice of `--method`, and its options are those of `--method-option`.
 """
 
-import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -70,7 +67,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Method:
-    """A credit method; its function has its name, with _ for -."""
+    """A credit method; `credit.methods.FUNCTIONS` has its function."""
 
     about: str
     needs: tuple[str, ...] = ()  # of NEEDS
@@ -81,7 +78,6 @@ class Method:
     options: dict[str, Option] = field(default_factory=dict)
     # two options, the first of which must be less than the second
     ascending: tuple[str, str] | None = None
-    module: str = "credit.methods"  # where its function stands
 
 
 TINY, LARGE = 1e-30, 1e30
@@ -118,7 +114,6 @@ METHODS = {
             "decay": Option(0.95, "discount of later changes of value", 0, 1),
             "width": Option(0.05, "distance at which a neighbour's weight is 1 / e", TINY, LARGE),
         },
-        module="credit.values",
     ),
     "entropy": Method(
         "more where the policy was unsure",
@@ -191,7 +186,6 @@ METHODS = {
             "steps": Option(50, "steps until it is 0", 1, 10**6),
             "bound": Option(0.2, "weights lie within 1 +- this", 0, 1),
         },
-        module="credit.hindsight",
     ),
     "sdpo": Method(
         "the log-ratio after another right rollout is shown",
@@ -199,13 +193,11 @@ METHODS = {
         weighs=False,
         drops_uncredited=True,
         options={"mix": Option(0.0, "share of A; 0.9 for weak models", 0, 1)},
-        module="credit.hindsight",
     ),
     "hsd": Method(
         "the ratio after answer and another right rollout are shown",
         ("box", "hint", "peer"),
         weighs=False,
-        module="credit.hindsight",
     ),
     "scapo": Method(
         "less on tokens that depend on how the problem is put",
@@ -215,7 +207,6 @@ METHODS = {
             "strength": Option(0.01, "advantage per standard deviation of instability", 0, LARGE),
             "phrasings": Option(4, "of each problem, a pass each", 1, 100),
         },
-        module="credit.hindsight",
     ),
     "attention": Method(
         "from focused tokens to those that look back widely",
@@ -240,11 +231,6 @@ METHODS = {
         "control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR
     ),
 }
-
-
-def function_of(name: str) -> Callable:
-    """`f(batch, context, **options) -> (B, T)` of a method."""
-    return getattr(importlib.import_module(METHODS[name].module), name.replace("-", "_"))
 
 
 def needing(word: str) -> set[str]:

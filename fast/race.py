@@ -28,6 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shear import Closest, Side, Spans, closest_of
+
 # Entries of cost blocks at a time; on a CPU they should stay in cache.
 CHUNK_ENTRIES = {"cuda": 2**26, "cpu": 2**19}
 # in eps: pairs this close to the lowest bound move along with it, for fewer and larger rounds
@@ -38,36 +40,48 @@ LOWEST = -87.0  # exp of less is no normal float32: those make CPUs ten times sl
 RANGE = 85.0  # log of what u and v may grow or shrink by in `advance`, within float32's e^87
 
 
-def race(costs: Tensor, right_spans, wrong_spans, eps: float, **options) -> tuple[Tensor, Tensor]:
-    """Each span's distance to the closest opposing span: (K+,) of the rows' spans and (K-,) of the
-    columns'.
+def race(
+    costs: Tensor,
+    right: Side,
+    wrong: Side,
+    eps: float,
+    *,
+    max_iters: int = 100,
+    tol: float = 1e-3,
+) -> Closest:
+    """The closest opposing span of each span, as `shear.closest_spans` finds them.
 
-    Arguments, `options` and errors are those of `race_matrix`.
+    Arguments and errors are those of `race_matrix`.
     """
-    values = race_matrix(costs, right_spans, wrong_spans, eps, **options)  # (K+, K-)
-    return values.amin(1), values.amin(0)
+    solved = race_matrix(costs, right.spans, wrong.spans, eps, max_iters=max_iters, tol=tol)
+    closest = closest_of(solved.values)
+    return closest._replace(iterations=solved.iterations, error=solved.error)
+
+
+class Solved(NamedTuple):
+    """Pairs of spans, some of them solved."""
+
+    values: Tensor  # (K+, K-) in the costs' unit; inf where a pair left the race
+    iterations: Tensor  # (K+ K-,) after which each pair was solved or left
+    error: Tensor  # (solved,) marginal errors
 
 
 @torch.no_grad()
 def race_matrix(
     costs: Tensor,
-    right_spans,
-    wrong_spans,
+    right_spans: Spans,
+    wrong_spans: Spans,
     eps: float,
     *,
     max_iters: int = 100,
     tol: float = 1e-3,
-    stats: dict[str, list] | None = None,
-) -> Tensor:
-    """(K+, K-): the value of each pair that was solved, inf where a pair left the race. Minima and
-    argmins are exact.
+) -> Solved:
+    """The value of each pair that was solved. Minima and argmins of rows and columns are exact.
 
-    costs (N+, N-) float32; the spans are `shear.Spans`, the tokens of a wrong one follow each
-    other; eps in units of the costs. `max_iters` and `tol` are those of `sinkhorn`, and so is every
-    value, up to rounding (1e-6 of it). A `defaultdict(list)` given as `stats` receives
-    "sinkhorn_iterations" (K+ K-,), after which each pair was solved or left, and "sinkhorn_error"
-    (solved,), the marginal errors of the solved ones. Raises ValueError for eps <= 0, max_iters <
-    1, and costs that are not finite in units of eps.
+    costs (N+, N-) float32; the tokens of a wrong span follow each other; eps in units of the costs.
+    `max_iters` and `tol` are those of `sinkhorn`, and so is every value, up to rounding (1e-6 of
+    it). Raises ValueError for eps <= 0, max_iters < 1, and costs that are not finite in units of
+    eps.
     """
     if max_iters < 1 or not eps > 0:
         raise ValueError(f"eps must be positive and max_iters at least 1, got {eps}, {max_iters}")
@@ -101,10 +115,11 @@ def race_matrix(
             iterations[k, l] += found.iterations
             bounds[k, l] = found.value.masked_fill(found.stopped, math.inf)
             values[k, l] = found.value.masked_fill(~found.stopped, math.inf)
-    if stats is not None:
-        stats["sinkhorn_iterations"].append(iterations.flatten().clamp_min(1))
-        stats["sinkhorn_error"].append(error[values.isfinite()])
-    return eps * values.clamp_min(0.0)  # rounding can leave -1e-9
+    return Solved(
+        eps * values.clamp_min(0.0),  # rounding can leave -1e-9
+        iterations.flatten().clamp_min(1),
+        error[values.isfinite()],
+    )
 
 
 def _leads(bounds: Tensor, values: Tensor, dim: int) -> Tensor:
@@ -140,7 +155,8 @@ def lay_out(
     at the end.
     """
     padded = (y_mass == 0).any(1)  # (K-,)
-    size, starts = y_tokens.shape[1], y_tokens[:, 0].clone()
+    size = y_tokens.shape[1]
+    starts = y_tokens[:, 0].clone()
     starts[padded] = costs.shape[1] + size * torch.arange(int(padded.sum()), device=costs.device)
     matrix = torch.cat([costs, costs[:, y_tokens[padded].flatten()]], 1).div_(eps)
     if not torch.stack(matrix.aminmax()).isfinite().all():  # NaN passes through
@@ -148,14 +164,17 @@ def lay_out(
     return Blocks(matrix.flatten(), x_tokens * matrix.shape[1], starts, size)
 
 
-def first_bounds(costs: Tensor, right_spans, wrong_spans, eps: float, entries: int) -> Tensor:
+def first_bounds(
+    costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float, entries: int
+) -> Tensor:
     """The value of every pair after one iteration, (K+, K-), in units of eps.
 
     From g = 0 a token's f depends on itself and on the opposing span only: spans that share it
     share the work.
     """
     (x_tokens, x_mass), (y_tokens, y_mass) = right_spans, wrong_spans
-    at_once, bounds = max(1, entries // (x_mass.numel() * y_mass.shape[1])), []
+    at_once = max(1, entries // (x_mass.numel() * y_mass.shape[1]))
+    bounds = []
     for start in range(0, len(y_mass), at_once):
         tokens, b = y_tokens[start : start + at_once], y_mass[start : start + at_once]  # (L, m)
         gap = costs.index_select(1, tokens.flatten()).div_(eps).view(-1, *b.shape)  # (N+, L, m)

@@ -22,12 +22,13 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers.utils import ModelOutput
 
-from credit.batch import Batch, tokens_of
+from credit.batch import Batch
 from credit.measures import concentration, effective_weights, localisation, weight_by_side
 from credit.methods import true_error, true_errors
 from credit.settings import Credit, Shear
-from credit.shear_settings import Closest, closest_by_rollout
+from credit.shear_settings import ClosestSpan, closest_by_rollout
 from credit.table import METHODS, options_of
+from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
 from harness.config import MAKE_PROBLEMS, TrainConfig
@@ -202,15 +203,15 @@ class StepTable:
         return "\n".join(lines)
 
 
-def closest_in(batch: Batch, shear: Shear) -> list[list[Closest]]:
+def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
     """For the first group with right and wrong rollouts: each span and its closest opposing span.
     [] without SHEAR.
     """
-    if batch.first_mixed is None or "closest" not in batch.stats:
+    if batch.first_mixed is None or batch.closest is None:
         return []
     group = slice(batch.first_mixed * batch.group_size, (batch.first_mixed + 1) * batch.group_size)
     sides = batch.rollouts.mask[group].cpu(), batch.correct[group].cpu()
-    return closest_by_rollout(batch.stats["closest"], *sides, shear.window, shear.stride)
+    return closest_by_rollout(batch.closest, *sides, shear.window, shear.stride)
 
 
 def sample_rows(

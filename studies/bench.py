@@ -61,7 +61,6 @@ import datetime
 import itertools
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -83,7 +82,7 @@ from harness.config import TrainConfig, parse_train
 from harness.launch import resolve, run_command
 from harness.parallel import Ranks
 from harness.prepare import set_up
-from shear import Side, mean_norm, two_sides
+from shear import Closest, Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
 from tasks.problems import BadInput
@@ -264,16 +263,20 @@ def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: 
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def ours(states: States, stats: dict[str, list] | None = None) -> Tensor:
+def ours(states: States, found: list[Closest] | None = None) -> Tensor:
     """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of
     all groups,).
     """
-    limits = dict(max_iters=Settings.max_iters, tol=Settings.tol, stats=stats)
     distances = []
     for right, wrong in two_sided(states):
         nbar = mean_norm(torch.cat([right.states, wrong.states]))
         costs = token_distances(right.states, wrong.states)  # (N+, N-)
-        distances.append(race(costs, right.spans, wrong.spans, EPS * nbar, **limits)[0] / nbar)
+        closest = race(
+            costs, right, wrong, EPS * nbar, max_iters=Settings.max_iters, tol=Settings.tol
+        )
+        distances.append(closest.of_right / nbar)
+        if found is not None:
+            found.append(closest)
     return torch.cat(distances)
 
 
@@ -313,10 +316,13 @@ def table(states: States, flags: Bench) -> list[str]:
     """Seconds of a group, ratios to ours, and errors; peers get pairs of one group alone. Raises
     BadInput.
     """
-    sides, stats, device = two_sided(states), defaultdict(list), states.groups[0][0].device
-    ours(states, stats)
-    iterations = torch.cat(stats["sinkhorn_iterations"])  # (pairs,)
-    solved, total = len(torch.cat(stats["sinkhorn_error"])), len(iterations)
+    sides = two_sided(states)
+    device = states.groups[0][0].device
+    found: list[Closest] = []
+    ours(states, found)
+    iterations = torch.cat([closest.iterations for closest in found])  # (pairs,)
+    solved = len(torch.cat([closest.error for closest in found]))
+    total = len(iterations)
     for right, wrong in sides:
         most = max(1, flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2)
         pairs = full_pairs(right, wrong, most)

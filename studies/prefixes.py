@@ -40,7 +40,7 @@ from tqdm import tqdm
 from credit.batch import Batch
 from credit.salience import answer_places
 from credit.settings import Shear
-from credit.shear_settings import Closest
+from credit.shear_settings import ClosestSpan
 from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, rollout, stop_ids
 from harness.config import TrainConfig
 from harness.files import write_whole
@@ -273,7 +273,7 @@ def up_to(layer: int, model) -> Iterator[None]:
         base.layers = layers
 
 
-def span_table(groups: list[Prefixes], closest: list[list[list[Closest]]]) -> np.ndarray:
+def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -> np.ndarray:
     """A structured array with a row for each prefix, float64 SPANS; success is NaN without
     continuations.
 

@@ -7,7 +7,6 @@ It needs Chromium or Chrome, and `pip install playwright`, and is skipped withou
 import math
 import re
 import shutil
-from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from test_shear import slow_closest
 from credit.batch import Batch
 from credit.measures import effective_weights
 from credit.methods import oracle
-from credit.shear_settings import Settings, closest_by_rollout, group_weights
+from credit.shear_settings import Settings, closest_by_rollout, group_weights, over
 from harness import page
 from tasks.toy import FirstError
 
@@ -92,9 +91,8 @@ def states_group():
         window=8, stride=4, eps=0.3, tol=1e-5
     )  # a large eps, as POT takes long near exact transport
     group = []
-    stats = defaultdict(list)
-    group_weights(*states, settings, stats)
-    for row, spans in enumerate(closest_by_rollout(stats["closest"][0], mask, correct, 8, 4)):
+    _, nbar, closest = group_weights(*states, settings)
+    for row, spans in enumerate(closest_by_rollout(over(closest, nbar), mask, correct, 8, 4)):
         tokens = [f"{'abcd'[row]}{place} " for place in range(24)]
         omega = [
             max(span.distance for span in spans if span.start <= place < span.end)

@@ -13,7 +13,7 @@ import torch
 from cases import Numbers, adapted, drawn_batch, made_batch, widened, with_a_stop
 
 from credit import hindsight, methods, salience
-from credit.batch import Batch, Context, add_stats
+from credit.batch import Batch, Context
 from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, own_side_weights, true_errors
 from credit.salience import Answer, outcome_weights
@@ -287,10 +287,11 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of():
     one, other = drawn_batch([[1, 0]]), drawn_batch([[1, 0]])
     one.log("iterations", torch.tensor([1.0, 2.0]))
     other.log("iterations", torch.tensor([6.0]))
-    one.stats["closest"] = "of the first block"
-    other.stats["closest"] = "of the second"
-    add_stats(one.stats, other.stats)
-    assert one.metrics == {"iterations": 3.0} and one.stats["closest"] == "of the first block"
+    one.closest = "of the first block"
+    other.closest = "of the second"
+    other.token_advantages = other.log_probs
+    one.fill(torch.arange(2), other)
+    assert one.metrics == {"iterations": 3.0} and one.closest == "of the first block"
 
 
 # ---- the door ------------------------------------------------------------------------------------
@@ -330,7 +331,8 @@ def test_shear_is_the_rollout_advantage_times_its_weights():
     ours = assign("shear", batch, flags("shear"))
     mask = batch.rollouts.mask
     hidden = spread(batch.hidden, mask)
-    omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], Settings(window=6, stride=3))
+    settings = Settings(window=6, stride=3)
+    omega = group_weights(hidden[:4], mask[:4], batch.correct[:4], settings).omega
     assert torch.equal(ours[:4], batch.advantages[:4, None] * omega)
     assert 1 <= batch.metrics["sinkhorn_iterations"] <= 100 and batch.metrics["sinkhorn_error"] >= 0
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from credit import teacher
 from credit.measures import around, peak, shares_by_part
-from credit.shear_settings import Closest
+from credit.shear_settings import ClosestSpan
 from credit.table import METHODS
 from grpo import Rollouts, pad_left, rollout
 from harness import files, models
@@ -359,7 +359,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     closest = []
     for rows in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
         closest.append(
-            [[Closest(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows]
+            [[ClosestSpan(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows]
         )
     spans = prefixes.span_table([found, unsure], closest)  # no verdict, no row
     assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [

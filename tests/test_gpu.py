@@ -11,14 +11,13 @@ import pytest
 import torch
 from test_grpo import sampled
 from test_packing import gradients, make, of_unlike_lengths
-from test_race import CASES, LIMITS, problem
+from test_race import CASES, LIMITS, minima, problem
 from test_shear import SMALL, group, weights
 from torch import Tensor
 
 import train
 from credit.table import METHODS
 from fast.packing import packing_of
-from fast.race import race
 from grpo import Policy, log_probs, policy_loss
 from harness import files
 from harness.parallel import moved
@@ -47,10 +46,10 @@ def relative(ours: Tensor, expected: Tensor) -> float:
 def test_minima_of_the_race_are_those_of_a_cpu(name):
     """The same group on both."""
     (costs, right, wrong, eps), *_ = problem(name)
-    found = race(
+    found = minima(
         costs.to(DEVICE), Spans(*to_device(*right)), Spans(*to_device(*wrong)), eps, **LIMITS
     )
-    for ours, expected in zip(found, race(costs, right, wrong, eps, **LIMITS), strict=True):
+    for ours, expected in zip(found, minima(costs, right, wrong, eps, **LIMITS), strict=True):
         torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
 
 

@@ -15,8 +15,9 @@ from credit.table import METHODS, NEEDS
 ROOT = Path(__file__).parents[1]
 PAPER = {"sinkhorn", "shear", "grpo", "rewards", "train", "eval"}
 FLOORS = [
-    {"sinkhorn", "grpo", "fast", "grading"},
+    {"sinkhorn", "grpo", "grading"},
     {"shear", "rewards"},
+    {"fast"},
     {"tasks"},
     {"credit"},
     {"harness", "integrations"},
@@ -25,7 +26,7 @@ FLOORS = [
 ]
 # The size of each room, at most (`size_of`); the commit that raises one says why.
 ROOMS = dict(
-    root=7730,
+    root=7840,
     fast=2660,
     grading=9860,
     tasks=7450,
@@ -152,10 +153,12 @@ def test_train_py_reads_ten_modules_of_ours():
 
 
 def test_a_method_is_known_to_the_table_and_to_its_function():
-    """Below the studies no other file names one: they ask `credit.table` what it needs."""
+    """Below the studies no other file names one, but for the dictionary of functions: they ask
+    `credit.table` what it needs.
+    """
     other_words = {*NEEDS, "shear", "entropy"}  # needs, the default and the project, a metric
     for path in SOURCES:
-        if room_of(path) != "studies" and path.name != "table.py":
+        if room_of(path) != "studies" and path.name not in ("table.py", "methods.py"):
             constants = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
             words = {
                 node.value

@@ -1,7 +1,6 @@
 """fast/race.py against solving every pair with sinkhorn.py, fast/distances.py against float64."""
 
 import math
-from collections import defaultdict
 from functools import cache, partial
 
 import pytest
@@ -11,8 +10,8 @@ from credit.ablations import every_pair
 from fast import distances
 from fast import race as module
 from fast.distances import token_distances
-from fast.race import advance, race
-from shear import Spans, mean_norm, two_sides
+from fast.race import advance, race, race_matrix
+from shear import Side, Spans, mean_norm, two_sides
 from sinkhorn import sinkhorn
 
 SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
@@ -89,6 +88,13 @@ def problem(name, seed=0, window=8, stride=4):
     return (*given, eps), values.clamp_min(0.0), iterations.long()
 
 
+def minima(costs, right_spans, wrong_spans, eps, **limits):
+    """The distances that `race` finds between two sides of these spans."""
+    sides = (Side(None, None, spans) for spans in (right_spans, wrong_spans))
+    closest = race(costs, *sides, eps, **limits)
+    return closest.of_right, closest.of_wrong
+
+
 OTHER_SPANS = [
     (name, seed, *spans)
     for name in ("outliers", "ragged")
@@ -104,7 +110,7 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     have won.
     """
     group, matrix, _ = problem(name, seed, window, stride)
-    of_rows, of_columns = race(*group, **LIMITS)
+    of_rows, of_columns = minima(*group, **LIMITS)
     slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
     torch.testing.assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
     torch.testing.assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
@@ -118,11 +124,11 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
     group, *_ = problem(name)
-    usual = race(*group, **LIMITS)
+    usual = minima(*group, **LIMITS)
     for entries, lead in ((300, 0.0), (5000, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
-        for ours, expected in zip(race(*group, **LIMITS), usual, strict=True):
+        for ours, expected in zip(minima(*group, **LIMITS), usual, strict=True):
             torch.testing.assert_close(ours, expected, rtol=1e-5, atol=0)
 
 
@@ -172,10 +178,8 @@ def test_most_pairs_never_move():
     iterations.
     """
     group, _, iterations = problem("text", 3, 12, 4)
-    stats = defaultdict(list)
-    of_rows, of_columns = race(*group, **LIMITS, stats=stats)
-    found, error = stats["sinkhorn_iterations"][0], stats["sinkhorn_error"][0]
-    assert max(len(of_rows), len(of_columns)) <= len(error) < 0.35 * len(found)
+    values, found, error = race_matrix(*group, **LIMITS)
+    assert max(values.shape) <= len(error) < 0.35 * len(found)
     assert found.float().mean() < 0.4 * iterations.float().mean()
     assert (found >= 1).all() and (found <= 100).all()
 
@@ -200,7 +204,7 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     )
     for points, cost in zip(spans, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
-    of_rows, _ = race(spread, Spans(spans, mass), Spans(spans, mass), eps, max_iters=60, tol=1e-3)
+    of_rows, _ = minima(spread, Spans(spans, mass), Spans(spans, mass), eps, max_iters=60, tol=1e-3)
     torch.testing.assert_close(of_rows, reference.value, rtol=1e-4, atol=0)
 
 
@@ -219,7 +223,7 @@ def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_it
     spans, costs = Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)), torch.zeros(4, 4)
     costs[1, 2] = cost
     with pytest.raises(ValueError, match=message):
-        race(costs, spans, spans, eps, max_iters=max_iters)
+        race_matrix(costs, spans, spans, eps, max_iters=max_iters)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -10,7 +10,8 @@ import torch
 from cases import byte_tokenizer, learned, with_a_stop
 
 from credit import lora, salience
-from credit.salience import Answer, answer_places, char_starts
+from credit.salience import Answer, answer_places
+from credit.tokens import char_starts
 from grpo import Policy, Rollouts, log_probs
 
 TEXTS = [

@@ -4,7 +4,6 @@ Algorithm 1.
 
 import functools
 import math
-from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 
 from credit import ablations
 from credit.ablations import evened_out
-from credit.shear_settings import Settings, closest_by_rollout, group_weights, pair_distances
+from credit.shear_settings import Settings, closest_by, closest_by_rollout, group_weights, over
 from shear import (
     closest_spans,
     shear_advantages,
@@ -43,7 +42,7 @@ def group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int =
 
 def weights(hidden, mask, correct, **options):
     """As training computes them: by the fast hooks, or an ablation."""
-    return group_weights(hidden, mask, correct, Settings(**options))
+    return group_weights(hidden, mask, correct, Settings(**options)).omega
 
 
 # ---- Algorithm 1 in float64, token by token, with POT for each pair: written to be read beside the
@@ -146,10 +145,8 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
     for row, token in mask.nonzero().tolist():
         covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
         expected[row, token] = pool(covering)
-    stats = defaultdict(list)
-    ours = group_weights(
-        hidden, mask, correct, Settings(eps=0.5, **options, **SMALL, **EXACT), stats
-    )
+    settings = Settings(eps=0.5, **options, **SMALL, **EXACT)
+    ours, nbar, solved = group_weights(hidden, mask, correct, settings)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(
         ours.double(), expected, atol=1e-5 if name == "mmd" else 2e-6, rtol=0
@@ -158,13 +155,12 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
         closest = functools.partial(closest_spans, **EXACT)
         plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SMALL)
         torch.testing.assert_close(plain.double(), expected, atol=2e-6, rtol=0)
-    closest = closest_by_rollout(stats["closest"][0], mask, correct, **SMALL)
+    closest = closest_by_rollout(over(solved, nbar), mask, correct, **SMALL)
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
     for row in range(len(slow)):
         for found, wanted in zip(closest[row], slow[row], strict=True):
             assert found.distance == pytest.approx(wanted[2], abs=1e-5)
             assert (*found[:2], *found[3:]) == (*wanted[:2], *wanted[3:])
-    assert closest_by_rollout(None, mask, correct, **SMALL) == [[]] * 6
 
 
 @pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 9, 31])
@@ -290,12 +286,11 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     hidden, mask, correct = group(13, **kind)
     hidden = hidden.to(dtype)
     plain = shear_weights(hidden, mask, correct, **SMALL)
-    stats = defaultdict(list)
-    ours = group_weights(hidden, mask, correct, Settings(**SMALL), stats)
+    ours, nbar, closest = group_weights(hidden, mask, correct, Settings(**SMALL))
     torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
-    assert stats["nbar"][0].item() == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
-    assert (stats["sinkhorn_iterations"][0] >= 1).all() and (stats["sinkhorn_error"][0] >= 0).all()
+    assert nbar == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
+    assert (closest.iterations >= 1).all() and (closest.error >= 0).all()
 
 
 def test_statistics_are_of_every_solved_group_and_reading():
@@ -305,50 +300,36 @@ def test_statistics_are_of_every_solved_group_and_reading():
     They show that training races with the iterations and the tolerance of the settings.
     """
     hidden, mask, correct = group(14)
-    for options, count in (
-        (dict(reading="cost"), 1),
-        (dict(distance="chamfer"), 0),
-        (dict(pool="mean"), 1),
-    ):
-        stats = defaultdict(list)
-        group_weights(hidden, mask, correct, Settings(**SMALL, **options), stats)
-        assert len(stats["sinkhorn_error"]) == count and len(stats["nbar"]) == 1
+    for options in (dict(reading="cost"), dict(distance="chamfer"), dict(pool="mean")):
+        closest = group_weights(hidden, mask, correct, Settings(**SMALL, **options)).closest
+        assert (closest.error is None) == ("distance" in options)
         if "reading" in options:
-            assert len(stats["sinkhorn_iterations"][0]) == len(stats["sinkhorn_error"][0])
+            assert len(closest.iterations) == len(closest.error)
     for limits in (dict(max_iters=2), dict(tol=0.3)):
-        stats = defaultdict(list)
-        group_weights(hidden, mask, correct, Settings(**SMALL, **limits), stats)
-        (iterations,), (error,) = stats["sinkhorn_iterations"], stats["sinkhorn_error"]
-        assert iterations.max() == 2 if "max_iters" in limits else 0.01 < error.max() <= 0.3
-    stats = defaultdict(list)
-    group_weights(hidden, mask, torch.ones(5), Settings(**SMALL), stats)
-    assert set(stats) == {"nbar", "eps_over_nbar"}
+        closest = group_weights(hidden, mask, correct, Settings(**SMALL, **limits)).closest
+        most = closest.iterations.max() == 2
+        assert most if "max_iters" in limits else 0.01 < closest.error.max() <= 0.3
+    assert group_weights(hidden, mask, torch.ones(5), Settings(**SMALL)).closest is None
 
 
 @pytest.mark.parametrize("options", [dict(), dict(reading="cost")])
 def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
-    """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit, and both
-    are reported.
-    """
+    """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit."""
     hidden, mask, correct = group(15)
     nbar = hidden[mask].norm(dim=-1).mean().item()
-    stats = defaultdict(list)
     raw = Settings(eps=0.7, eps_unit="raw", **SMALL, **options)
-    ours = group_weights(hidden, mask, correct, raw, stats)
+    ours, found, _ = group_weights(hidden, mask, correct, raw)
     torch.testing.assert_close(
         ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SMALL, **options)
     )
-    assert stats["nbar"][0].item() == pytest.approx(nbar) and abs(nbar - 1) > 0.5
-    assert stats["eps_over_nbar"][0].item() == pytest.approx(0.7 / nbar)
-    scaled = group_weights(
-        3 * hidden, mask, correct, replace(raw, eps=2.1)
-    )  # eps in the unit of the distances
+    assert found == pytest.approx(nbar) and abs(nbar - 1) > 0.5
+    assert raw.eps_over(nbar) == pytest.approx(0.7 / nbar)
+    larger = replace(raw, eps=2.1)  # eps in the unit of the distances
+    scaled = group_weights(3 * hidden, mask, correct, larger).omega
     torch.testing.assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
     right, wrong = two_sides(hidden, mask, correct, **SMALL)
     costs = token_distances(right.states, wrong.states)
-    solved = pair_distances(hidden, mask, correct, raw)(costs, right.spans, wrong.spans, 0.7).amin(
-        1
-    )
+    solved = closest_by(raw)(costs, right, wrong, 0.7).of_right
     torch.testing.assert_close(
         ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4
     )

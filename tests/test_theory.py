@@ -156,7 +156,7 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
     def claim(factor=1.0, **settings):
         omega = group_weights(
             hidden, mask, torch.tensor([1, 0]), Settings(window=16, stride=16, **settings)
-        )
+        ).omega
         return np.allclose(omega, factor * 0.05 * math.log(16), atol=1e-4)
 
     sharp(claim, dict(factor=1.2), dict(factor=0.8), dict(reading="cost"), dict(eps_unit="raw"))
@@ -177,7 +177,7 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
         own = [*7 * axes[:16], *[7 * axes[16] + gap * eps * math.log(n) * axes[17]] * n]
         hidden, mask, _ = as_group([[*7 * axes[:16], *[7 * axes[16]] * n], own])
         settings = Settings(window=n, stride=n, eps=eps, eps_unit="raw", reading=reading)
-        near, far = group_weights(hidden, mask, torch.tensor([1, 0]), settings)[1, [0, n]]
+        near, far = group_weights(hidden, mask, torch.tensor([1, 0]), settings).omega[1, [0, n]]
         return far > near + 1e-3
 
     sharp(claim, dict(gap=0.8))
@@ -473,9 +473,9 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
 
     def weights(**settings):
         settings = Settings(window=window, **settings)
-        return group_weights(hidden, torch.ones(2, length), torch.tensor([1, 0]), settings)[
-            1
-        ] / math.sqrt(2)
+        mask = torch.ones(2, length)
+        weighed = group_weights(hidden, mask, torch.tensor([1, 0]), settings)
+        return weighed.omega[1] / math.sqrt(2)
 
     def reach(stride=1, pool="max", back=window - 1):
         starts = (

@@ -36,6 +36,7 @@ import harness.run
 import train
 from credit import batch as batches
 from credit import shear_settings
+from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
 from grpo import Rollouts, log_probs
@@ -45,7 +46,7 @@ from harness.files import rows
 from harness.launch import RunFailed
 from harness.run import Run, assemble
 from rewards import Verdict
-from shear import shear_weights
+from shear import Weighed, shear_weights
 from tasks import lessons, toy
 
 # Of little.py's task, which a small model learns in eight steps of a third of a second.
@@ -211,7 +212,9 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch
         batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards))
     )
     monkeypatch.setattr(
-        shear_settings, "shear_weights", lambda hidden, mask, correct, **options: mask.float()
+        shear_settings,
+        "weigh_group",
+        lambda hidden, mask, correct, **options: Weighed(mask.float(), 1.0, None),
     )
     flags = [
         "--task",
@@ -595,7 +598,8 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
     also in the evaluations before and after.
     """
     option = Option(0.01, "added to every token's -log-probability", 0, 100)
-    entry = Method("more on unlikely tokens", options={"floor": option}, module=__name__)
+    entry = Method("more on unlikely tokens", options={"floor": option})
+    monkeypatch.setitem(FUNCTIONS, "surprisal", surprisal)
     monkeypatch.setitem(METHODS, "surprisal", entry)
     flags = [
         "--task",

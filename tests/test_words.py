@@ -14,7 +14,7 @@ from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
-from credit.batch import tokens_of
+from credit.tokens import tokens_of
 from harness import prepare
 from harness.files import config_of
 from harness.parallel import Ranks
