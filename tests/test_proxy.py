@@ -155,7 +155,7 @@ def test_asserts_are_judged_outside(source, asserts, reason, link):
         ((1, 2), [1, 2], True), ([(1, 2)], [[1, 2]], True), ([1], [1, 2], False), ([], [[1, 2]], False), (0.1 + 0.2, 0.3, True),
         (1, 1.0, True), (0.30001, 0.3, False), (3, 4, False), (2.9999999999, 3, False), ("0.3", 0.3, False),
         (math.nan, math.nan, True), (math.inf, math.inf, True), ({1: (2.0,)}, {"1": [2.0]}, True),
-        ({1: 2}, {"1": 3}, False), ({1: 2, 3: 4}, {"1": 2}, False), (None, [], False), ("ab", ["a", "b"], False),
+        ({1: 2}, {"1": 3}, False), ({1: 2, "1": 2}, {"1": 2}, False), ({1: 2, 3: 4}, {"1": 2}, False), (None, [], False), ("ab", ["a", "b"], False),
         (True, True, True), (1000.0005, 1000.0, True), (1000.002, 1000.0, False), (1000, 1000.0, True),
         ("1000.0", 1000.0, False), (5e-7, 0.0, True), (2e-6, 0.0, False), (1.05, 1.5, False),
     ],
