@@ -69,7 +69,7 @@ def judge(file, tests: dict) -> tuple[str, str]:
     cause = ""
     run = run_calls if "fn_name" in tests else run_asserts if "asserts" in tests else run_check
     try:
-        reason = "correct" if run(link, tests) else "wrong"
+        reason = "correct" if run(link, tests) and cases_held() else "wrong"
     # any exception decides: of the candidate, of tests that cannot run, of an assertion
     except BaseException as error:
         if hasattr(error, "candidate"):
@@ -82,10 +82,13 @@ def judge(file, tests: dict) -> tuple[str, str]:
     return "crashed" if link.dead else reason, cause
 
 
+@functools.cache
 def read(text: str) -> types.CodeType:
     """The code of a test, where `type(x)` and `x.__class__` are `class_of(x)`. Raises Unsupported
-    for no Python.
+    for no Python, and for a runner that looks for tests in files or docstrings, which are not here.
     """
+    if re.search(r"\b(pytest\.main|testmod|run_docstring_examples)\(", text):
+        raise Unsupported("the tests run pytest or doctest, which find none here")
     try:
         if "type(" not in text and "__class__" not in text:
             return compile(text, "test", "exec")
@@ -111,7 +114,6 @@ def read(text: str) -> types.CodeType:
 
 # What every test gets, under names that no program can have.
 NAMESPACE = {
-    "__name__": "tests",
     "class of": class_of,
     "holder of": lambda value: types.SimpleNamespace(type=class_of(value)),
 }
@@ -119,13 +121,33 @@ NAMESPACE = {
 
 @functools.cache
 def load(name: str) -> types.ModuleType:
-    """A module of Python's or numpy, whose functions know the candidate's objects and tell empty
-    arrays from others.
+    """A module of Python's or numpy. numpy's functions know the candidate's objects and tell empty
+    arrays from others; unittest's results are kept.
     """
     module = importlib.import_module(name)
     for function in COMPARISONS.get(name, ()):
         setattr(module, function, without_empty(getattr(module, function)))
+    if name == "unittest":
+        module.TestResult.__new__ = keep_result
     return module
+
+
+RESULTS = []  # of unittest's runs
+
+
+def keep_result(kind: type, *args, **options) -> object:
+    """`__new__` of unittest's results."""
+    RESULTS.append(object.__new__(kind))
+    return RESULTS[-1]
+
+
+def cases_held() -> bool:
+    """Whether unittest's cases held, also if the tests do not ask. Raises Unsupported if runs had
+    no case.
+    """
+    if RESULTS and not any(result.testsRun > len(result.skipped) for result in RESULTS):
+        raise Unsupported("the tests run unittest without a case")
+    return all(result.wasSuccessful() for result in RESULTS)
 
 
 def without_empty(compare: Callable) -> Callable:
@@ -163,36 +185,50 @@ def prepare(text: str) -> None:
             load("numpy")
     if "numpy" in sys.modules and re.search(r"\btesting\b", text):
         load("numpy.testing")
+    if "unittest" in text:
+        load("unittest")
+
+
+def execute(texts: list[str], names: dict) -> None:
+    """Run the tests' texts with these names, in a module that is `__main__`. `sys.exit(0)` ends a
+    text without a failure.
+    """
+    module = types.ModuleType("__main__")
+    namespace = vars(module)
+    namespace.update(NAMESPACE | names)
+    sys.modules["__main__"] = module
+    for text in texts:
+        prepare(text)
+        try:
+            exec(read(text), namespace)
+        except SystemExit as error:
+            if hasattr(error, "candidate") or error.code not in (None, 0):
+                raise
 
 
 def run_check(link: Link, tests: dict) -> bool:
     """HumanEval: `check(candidate)` beside the prompt's own helpers; the candidate has both its
     names.
     """
+    if "check" not in tests["test"]:
+        raise Unsupported("the test defines no check")
     entry_point = tests["entry_point"]
-    namespace = dict(NAMESPACE)
-    codes = [read(tests["prompt"] + "\n    pass\n"), read(tests["test"])]
-    prepare(tests["prompt"] + "\n" + tests["test"])
-    exec(codes[0], namespace)
     candidates = link.names([entry_point])
     if not candidates:
         return False
-    namespace["candidate"] = namespace[entry_point] = candidates[entry_point]
-    exec(codes[1], namespace)
-    if "check" not in namespace:
-        raise Unsupported("the test defines no check")
-    namespace["check"](namespace["candidate"])
+    prompt = tests["prompt"] + "\n    pass\n"
+    texts = [prompt, f"{entry_point} = candidate", tests["test"], "check(candidate)"]
+    execute(texts, {"candidate": candidates[entry_point]})
     return True
 
 
 def run_asserts(link: Link, tests: dict) -> bool:
     """Run set-up and assertions in order, with the candidate's names that they mention."""
     texts = [tests.get("setup") or "", *tests["asserts"]]
-    codes = [read(text) for text in texts]
+    for text in texts:
+        read(text)
     statements = [statement for text in texts for statement in ast.parse(text).body]
-    if all(
-        isinstance(statement, DEFINITIONS) or is_main_guard(statement) for statement in statements
-    ):
+    if all(isinstance(statement, DEFINITIONS) for statement in statements):
         raise Unsupported("the tests define what nothing calls, and check nothing")
     nodes = [node for statement in statements for node in ast.walk(statement)]
     mentioned = [name for statement in statements for name in names_in(statement)]
@@ -220,23 +256,13 @@ def run_asserts(link: Link, tests: dict) -> bool:
     doubtful = python.keys() & candidates.keys()
     python |= {name: for_data(python[name], candidates[name]) for name in doubtful}
     loaded = {name: load(module) for name, module in modules.items()}
-    namespace = NAMESPACE | candidates | python | loaded
-    for text, code in zip(texts, codes, strict=True):
-        prepare(text)
-        exec(code, namespace)
-    if (
-        doubtful - bound
-    ):  # the candidate may have its own by a name of the library's: the checks hold with these, too
-        namespace = NAMESPACE | python | candidates | loaded
+    namespace = candidates | python | loaded
+    execute(texts, namespace)
+    # The candidate may have its own by a name of the library's: the checks hold with each, too.
+    for name in doubtful - bound:
         with contextlib.suppress(Unsupported):
-            for code in codes:
-                exec(code, namespace)
+            execute(texts, namespace | {name: candidates[name]})
     return True
-
-
-def is_main_guard(statement: ast.stmt) -> bool:
-    """Whether it is `if __name__ == "__main__":`, which no test enters here."""
-    return isinstance(statement, ast.If) and "__name__" in names_in(statement.test)
 
 
 def for_data(function: Callable, own: Callable) -> Callable:

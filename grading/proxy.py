@@ -277,8 +277,8 @@ class Link:
                     raise TypeError
             elif isinstance(error, StopIteration) and operation != "next":
                 error = RuntimeError("StopIteration")
-            if error is not None:
-                error.candidate = True  # TypeError: the message is forged
+            if not isinstance(error, BaseException | None):
+                raise TypeError
         except (
             EOFError,
             OSError,
@@ -288,8 +288,8 @@ class Link:
             AttributeError,
             RecursionError,
             ArithmeticError,
-        ):
-            self.dead = True  # the other errors: the message is forged
+        ):  # all but the first two: the message is forged
+            self.dead = True
             raise Died from None
         if error is not None:
             raise error
@@ -308,6 +308,7 @@ class Link:
                 error = type.__call__(kind, *args)
             except TypeError:  # a class that wants more than it keeps in `args`
                 error = kind.__new__(kind)
+        error.candidate = True
         if number is not None:
             self.errors[number] = error
             error._number = operator.index(number)

@@ -31,8 +31,10 @@ FIVE = "f(3) == 5"
 CALL = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [5, 6]}
 LIST = ("sorted(f([2, 1])) == [1, 2]", "f([3]) == [3]")
 NEAR = "abs(f(2) - 12.566370614359172) < 1e-6"
-UNITTEST = (
+CASE = (
     "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(f(3), 5)\n"
+)
+UNITTEST = CASE + (
     "r = unittest.TestResult()\nunittest.defaultTestLoader.loadTestsFromTestCase(T).run(r)\nassert "
     "r.wasSuccessful()"
 )
@@ -149,6 +151,9 @@ CHEATS = [
     ("huge_args", "def f(x): raise ValueError('x' * 2**25)", FIVE),
     ("swallowed", "import os\ndef f(x): os._exit(0)", "try:\n    assert f(3) == 5\nexcept "
                                                       "BaseException:\n    pass"),
+    ("unittest_main", "def f(x): return 0", CASE + "unittest.main(exit=False)"),
+    ("unittest_run", "def f(x): return 0", CASE + "T('test').run()"),
+    ("exit_returned", "def f(x): return SystemExit(0)", "raise f(3)"),
     ("segfault", "import ctypes\ndef f(x): ctypes.string_at(0)", FIVE),
     ("code_152", "import os\nos._exit(152)", SCRIPT),
     ("sigint_to_init", "import os, signal\nos.kill(1, signal.SIGINT)", SCRIPT),
@@ -580,6 +585,10 @@ HONEST = [
       "str(e) == '3'")),
     ("error_cancelled", "class CancelledError(Exception): pass\ndef f(x): raise CancelledError(x)",
      raises("f(1)", "CancelledError", "e.args == (1,)")),
+    # ends of tests
+    ("unittest_main", "def f(x): return x + 2", CASE + "unittest.main()"),
+    ("unittest_guarded", "def f(x): return x + 2", CASE + "if __name__ == '__main__': unittest.main()"),
+    ("exit_of_tests", "def f(x): return x + 2", (FIVE, "import sys\nsys.exit(0)")),
     # classes
     ("vector", VECTOR,
      ("V(1, 2) + V(3, 4) == V(4, 6) and V(1, 2) * 3 == 3 * V(1, 2) == -V(-3, -6)",

@@ -18,8 +18,9 @@ import pytest
 
 
 @pytest.fixture
-def link():
+def link(monkeypatch):
     """`link(source)`: a Link to a process-like thread that serves the names of a program."""
+    monkeypatch.setitem(sys.modules, "__main__", None)  # tests run as this module
     ends = []
 
     def make(source: str) -> proxy.Link:

@@ -229,13 +229,17 @@ def test_tests_that_cannot_be_run_are_no_verdict():
     uncalled = (
         "import unittest\nclass T(unittest.TestCase): pass\ndef test():\n    assert f(3) == 5"
     )
-    with pytest.warns(RuntimeWarning, match="check nothing"):
-        assert grade_code(response, {"asserts": [uncalled], "entry_point": None}) == (
-            None,
-            "infra_error",
-        )
-    with pytest.warns(RuntimeWarning, match="cannot be read"):
-        assert grade_code(response, {"asserts": ["assert f(1 == 2"]}) == (None, "infra_error")
+    for text, cause in (
+        (uncalled, "check nothing"),
+        ("assert f(1 == 2", "cannot be read"),
+        (uncalled + "\nunittest.main(exit=False)", "without a case"),
+        (uncalled + "\nimport doctest\ndoctest.testmod()", "find none"),
+    ):
+        with pytest.warns(RuntimeWarning, match=cause):
+            assert grade_code(response, {"asserts": [text], "entry_point": None}) == (
+                None,
+                "infra_error",
+            )
 
 
 def test_a_sandbox_that_breaks_is_no_verdict_and_one_that_cannot_be_had_is_an_error(monkeypatch):
