@@ -2,7 +2,8 @@
 
     Handle(link, number, origin)     used like the object; asks the inside through `proxy.Link.ask`
 
-What is plain data comes back as plain data, whatever its function is called. Only an instance of a
+A handle has the special methods that its object has. What is plain data comes back as plain data,
+whatever its function is called. Only an instance of a
 class that the tests call stays inside, even if the class extends a builtin one. Five rules keep a
 handle from judging itself. Otherwise an object that always agrees could answer `abs(f(x) - 0.5) <
 1e-6`.
@@ -27,6 +28,7 @@ Standard library only.
 import builtins
 import contextlib
 import copy
+import functools
 import operator
 import types
 from collections.abc import Callable
@@ -87,13 +89,11 @@ class Handle:
         ):
             object.__setattr__(self, name, value)
 
-    def __call__(self, *args, **options):
-        if self._origin == "class":
-            return self._link.ask("call", self, *args, origin="built", keep=True, **options)
-        return self._link.ask("call", self, *args, **options)
-
     def __getattr__(self, name: str):
-        if name.startswith("__") and name not in ("__name__", "__dict__"):
+        if name == "__signature__":
+            raise Unsupported("the tests ask for a signature")
+        # numpy would read memory where an `__array_interface__` says
+        if name.startswith("__") and name not in READABLE:
             raise AttributeError(name)
         if name in PREDICATES and not (self._built and self._used):
             return getattr(self._plain() if self._built else None, name)  # None has no predicates
@@ -101,12 +101,6 @@ class Handle:
             object.__setattr__(self, "_used", True)
         origin = "result" if self._origin == "result" else "class" if name[0].isupper() else "part"
         return self._link.ask("getattr", self, name, origin=origin)
-
-    def __contains__(self, item) -> bool:
-        if self._built and (self._used or isinstance(item, Handle)):
-            return self._link.ask("contains", self, item) is True
-        value = self._plain() if self._built else None
-        return any(item == mine for mine in self) if value is None else item in value
 
     def __instancecheck__(self, instance) -> bool:
         return (
@@ -119,12 +113,6 @@ class Handle:
 
     def __mro_entries__(self, bases: tuple) -> NoReturn:
         raise Unsupported("the tests subclass a class of the candidate's")
-
-    def __enter__(self):
-        return self._link.ask("getattr", self, "__enter__")()
-
-    def __exit__(self, *error) -> None:
-        self._link.ask("getattr", self, "__exit__")(None, None, None)
 
     def __copy__(self):
         return self._link.ask("copy", self, origin=self._origin, keep=True)
@@ -237,13 +225,50 @@ def class_of(value) -> object:
     )
 
 
-for _name in PASSED_ON:
-    setattr(Handle, f"__{_name}__", _passed_on(_name))
-for _name in NUMBERS:
-    setattr(Handle, f"__{_name}__", _number(_name))
-for _name in ORDER:
-    setattr(Handle, f"__{_name}__", _order(_name))
-for _name in ARITHMETIC + IN_PLACE:
-    setattr(Handle, f"__{_name}__", _arithmetic(_name))
-for _name in ARITHMETIC:
-    setattr(Handle, f"__r{_name}__", _arithmetic(_name, swapped=True))
+def _call(self, *args, **options):
+    if self._origin == "class":
+        return self._link.ask("call", self, *args, origin="built", keep=True, **options)
+    return self._link.ask("call", self, *args, **options)
+
+
+def _contains(self, item) -> bool:
+    if self._built and (self._used or isinstance(item, Handle)):
+        return self._link.ask("contains", self, item) is True
+    value = self._plain() if self._built else None
+    return any(item == mine for mine in self) if value is None else item in value
+
+
+def _exit(self, *error) -> None:
+    self._link.ask("getattr", self, "__exit__")(None, None, None)
+
+
+SPECIAL = {
+    "__call__": _call,
+    "__contains__": _contains,
+    "__doc__": property(lambda self: self._link.ask("getattr", self, "__doc__")),
+    "__enter__": lambda self: self._link.ask("getattr", self, "__enter__")(),
+    "__exit__": _exit,
+}
+for _make, _names in (
+    (_passed_on, PASSED_ON),
+    (_number, NUMBERS),
+    (_order, ORDER),
+    (_arithmetic, ARITHMETIC + IN_PLACE),
+):
+    SPECIAL |= {f"__{name}__": _make(name) for name in _names}
+SPECIAL |= {f"__r{name}__": _arithmetic(name, swapped=True) for name in ARITHMETIC}
+READABLE = SPECIAL.keys() | {
+    "__annotations__",
+    "__dict__",
+    "__name__",
+    "__qualname__",
+    "__wrapped__",
+}
+
+
+@functools.cache
+def class_with(names: frozenset) -> type[Handle]:
+    """The class of handles for objects with these special methods."""
+    names |= {"__bool__", "__getitem__"}  # the rules on `bool`; generic classes
+    methods = {name: SPECIAL[name] for name in names}
+    return type("Handle", (Handle,), {"__slots__": ()} | methods)

@@ -35,7 +35,7 @@ import operator
 import sys
 from collections.abc import Collection
 
-from handles import NUMBERS, OPERATIONS, ORIGINS, Handle, Unsupported
+from handles import NUMBERS, OPERATIONS, ORIGINS, SPECIAL, Handle, Unsupported, class_with
 from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, send
 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
@@ -97,7 +97,7 @@ def serve(file, names: dict, stdout: Printed) -> None:
             else:
                 result = OPERATIONS[operation](*args, **options)
                 keep = keep and (operation != "call" or is_instance(result, args[0]))
-                reply = {"value": objects.number(result) if keep else objects.encode(result)}
+                reply = {"value": objects.handle(result) if keep else objects.encode(result)}
                 if operation == "call":
                     given = [*args, *options.values()]
                     changed = [
@@ -142,15 +142,20 @@ class Objects:
         self.all: list = []
         self.numbers: dict[int, int] = {}  # by id, which stays an object's own while `all` holds it
 
-    def number(self, value) -> dict:
-        """The description of an object by its number."""
+    def number(self, value) -> int:
+        """An object's number."""
         number = self.numbers.setdefault(id(value), len(self.all))
         if number == len(self.all):
             self.all.append(value)
-        return {"handle": number}
+        return number
+
+    def handle(self, value) -> dict:
+        """The description of an object by its number and its special methods."""
+        names = set().union(*map(vars, type(value).__mro__))
+        return {"handle": [self.number(value), list(SPECIAL.keys() & names)]}
 
     def describe(self, value) -> dict:
-        """As `number`, except for what the outside can have its own of."""
+        """As `handle`, except for what the outside can have its own of."""
         if isinstance(value, type) and BUILTINS.get(value.__name__) is value:
             return {"builtin": value.__name__}
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -159,24 +164,21 @@ class Objects:
             for error in (value, value.__context__):
                 if error is not None:
                     error.__traceback__ = None  # `all` would keep what its frames hold
-            number = None if is_python(type(value).__module__) else self.number(value)["handle"]
+            number = None if is_python(type(value).__module__) else self.number(value)
             return {
                 "error": [number, self.lineage(type(value)), encode(list(value.args), self.part)]
             }
-        return self.number(value)
+        return self.handle(value)
 
     def part(self, value) -> dict:
         """The description of what is in an exception, perhaps itself."""
-        return self.number(value) if isinstance(value, BaseException) else self.describe(value)
+        return self.handle(value) if isinstance(value, BaseException) else self.describe(value)
 
     def lineage(self, kind: type) -> list[list]:
         """The classes from which this one descends, itself first: module, name and number
         of each.
         """
-        return [
-            [base.__module__, base.__qualname__, self.number(base)["handle"]]
-            for base in kind.__mro__
-        ]
+        return [[base.__module__, base.__qualname__, self.number(base)] for base in kind.__mro__]
 
     def resolve(self, description: dict):
         """The object that the outside describes."""
@@ -365,8 +367,9 @@ class Link:
             return self.error(number, classes, decode(args, self.resolve))
         if kind != "handle":
             raise ValueError(f"the inside cannot send {kind}")
-        number = operator.index(content)
-        handle = self.handles.setdefault(number, Handle(self, number, origin))
+        number = operator.index(content[0])
+        handle = class_with(frozenset(content[1]))(self, number, origin)
+        handle = self.handles.setdefault(number, handle)
         if ORIGINS.index(origin) > ORIGINS.index(handle._origin):
             object.__setattr__(
                 handle, "_origin", origin

@@ -39,6 +39,7 @@ UNITTEST = CASE + (
     "r.wasSuccessful()"
 )
 NUMPY = "import numpy as np"
+PLAIN = "class X: pass\ndef f(x): return X()"
 EQUAL = "class X:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
 
 
@@ -116,7 +117,7 @@ def receive(connection):
     return message
 def send(connection, message):
     proxy.send = say
-    names = [["f", {"handle": 0}], *([name, {"handle": 1}] for name in NAMES)]
+    names = [["f", {"handle": [0, ["__call__"]]}], *([name, {"handle": [1, ["__call__"]]}] for name in NAMES)]
     say(connection, {"value": {"dict": [names]}})
 proxy.receive, proxy.send = receive, send
 """
@@ -172,7 +173,7 @@ CHEATS = [
      "class X:\n    def __init__(s, n): s.n = n\n    def __mul__(s, o): return s.n\ndef f(n): "
      "return X(n)",
      "r = f(2.0)\nassert abs(r * r - 2.0) < 1e-6"),
-    ("slice_of_handle", "class X: pass\ndef f(x): return X()", "f(3)[:2] == [1, 2]"),
+    ("slice_of_handle", PLAIN, "f(3)[:2] == [1, 2]"),
     ("key_for_handle", "class X:\n    def sort(s, key): pass\ndef f(x): return X()",
      "r = f(3)\nr.sort(key=lambda v: -v)\nassert r == [2, 1]"),
     ("infinite", "def f(x):\n    while True: yield 1", "next(f(3)) == 2"),
@@ -188,6 +189,11 @@ CHEATS = [
     ("error", "class E(Exception):\n    __eq__ = lambda s, o: True\n    __sub__ = __abs__ = lambda "
               "s, *o: 0.0\n"
      "def f(x): return E()", "f(3) == 5 or abs(f(3) - 5) < 1e-6"),
+    # what a stand-in has and its object lacks
+    ("not_callable", PLAIN, "callable(f(3))"),
+    ("no_length", PLAIN, "hasattr(f(3), '__len__') or hasattr(X, '__len__')"),
+    ("not_iterable", PLAIN, "from typing import Iterable\nassert isinstance(f(3), Iterable)"),
+    ("no_docstring", PLAIN, "f.__doc__"),
     # what numpy finds close
     ("empty_list", "def f(x): return []", (NUMPY, "np.allclose(f(3), 2.33)")),
     ("half_float", "import numpy as np\ndef f(x): return np.array([np.inf], np.float16)",
@@ -258,7 +264,7 @@ CHEATS = [
     ("early_answers", "import os\ndef f(x): return 0\nfor _ in range(9): os.write(3, b'{\"value\": "
                       "true}\\n')", FIVE),
     ("hang_up", "import os\ndef f(x): os.closerange(3, 99)", CALL),
-    ("bad_handle", reply("{'value': {'handle': 99}}"), FIVE),
+    ("bad_handle", reply("{'value': {'handle': [99, []]}}"), FIVE),
     ("range_bomb", reply("{'value': {'tuple': [{'range': [0, 10**15, 1]}]}}"), FIVE),
     ("decimal_bomb", reply("{'value': {'Decimal': ['1E999999999999999999']}}"), "int(f(3)) % 7 == 5"),
     ("decimal_snan", reply("{'value': {'Decimal': ['sNaN']}}"), CALL),
@@ -675,6 +681,12 @@ HONEST = [
       "type(3) is int == (3).__class__ and type(A) is not A")),
     ("typed_dict", "from typing import TypedDict\nclass M(TypedDict): a: int", "M(a=1) == {'a': 1}"),
     ("none_type", "def f(x): return type(x)", "f(None) is type(None) and f(type(None)) is type"),
+    ("stand_in", "import functools\nclass X:\n    def __call__(s): return 1\n    def "
+                 "__len__(s): return 2\n@functools.wraps(len)\ndef f(x: int): return X()",
+     ("callable(f(3)) and hasattr(f(3), '__len__') and hasattr(X, '__len__')",
+      "from collections.abc import Sized, Callable\nassert isinstance(f(3), Sized) and isinstance(X(), Callable)",
+      "f.__doc__ == len.__doc__ and f.__annotations__ == {'x': int} and f.__wrapped__([3]) == 1")),
+    ("generic", "from typing import *\nT = TypeVar('T')\nclass S(Generic[T]): n = 1", "S[int]().n == 1"),
     ("singleton", "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or "
                   "super().__new__(cls)\n"
      "        return cls.one", ("S() is S()", "S().v = 3\nassert S().v == 3")),
