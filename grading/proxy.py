@@ -39,7 +39,9 @@ from handles import NUMBERS, OPERATIONS, ORIGINS, SPECIAL, Handle, Unsupported, 
 from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, send
 
 VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-BUILTINS = vars(builtins) | {"NoneType": type(None)}
+# The classes that each side has its own of, and what the tests may hand over by its name.
+TYPES = {kind.__name__: kind for kind in EXACT | {type}}
+BUILTINS = vars(builtins) | TYPES
 QUIET = (
     "GeneratorExit",
     "CancelledError",
@@ -156,7 +158,7 @@ class Objects:
 
     def describe(self, value) -> dict:
         """As `handle`, except for what the outside can have its own of."""
-        if isinstance(value, type) and BUILTINS.get(value.__name__) is value:
+        if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return {"builtin": value.__name__}
         if isinstance(value, type) and issubclass(value, BaseException):
             return {"exception": self.lineage(value)}
@@ -352,8 +354,8 @@ class Link:
         have its own of.
         """
         ((kind, content),) = description.items()
-        if kind == "builtin" and content[0] != "_" and isinstance(BUILTINS[content], type):
-            return BUILTINS[content]
+        if kind == "builtin":
+            return TYPES[content]
         if kind == "exception":
             return self.exception_class(content)
         if kind == "array":  # a list, for tests that do not use numpy

@@ -126,7 +126,8 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[Output]:
     try:
         with contextlib.suppress(BrokenPipeError):  # it has ended; its reply may say why
             for message in [job, tests] if tests else [job]:
-                data = marshal.dumps(message)
+                # a list that stands in two places is two: a program may empty its arguments
+                data = marshal.dumps(message, 2)
                 process.stdin.write(struct.pack(">Q", len(data)) + data)
             process.stdin.flush()
         while header := process.stdout.readline():

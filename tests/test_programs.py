@@ -28,6 +28,7 @@ EVAL = {
     "entry_point": "f",
 }
 FIVE = "f(3) == 5"
+SHARED = [[1]]  # one object in several places
 CALL = {"fn_name": "f", "inputs": [[3], [4]], "outputs": [5, 6]}
 LIST = ("sorted(f([2, 1])) == [1, 2]", "f([3]) == [3]")
 NEAR = "abs(f(2) - 12.566370614359172) < 1e-6"
@@ -51,6 +52,14 @@ def in_our_form(column) -> dict:
         return column
     texts = [column] if isinstance(column, str) else column
     return {"asserts": [f"assert {text}" if is_expression(text) else text for text in texts]}
+
+
+def call(*pairs):
+    return {
+        "fn_name": "f",
+        "inputs": [args for args, _ in pairs],
+        "outputs": [value for _, value in pairs],
+    }
 
 
 def is_expression(text: str) -> bool:
@@ -154,6 +163,8 @@ CHEATS = [
                                                       "BaseException:\n    pass"),
     ("unittest_main", "def f(x): return 0", CASE + "unittest.main(exit=False)"),
     ("unittest_run", "def f(x): return 0", CASE + "T('test').run()"),
+    ("import_error_returned", "def f(x): return ImportError('x')", "raise f(3)"),
+    ("argument_is_expected", "def f(x): return x.clear() or []", call((SHARED, SHARED[0]))),
     ("exit_returned", "def f(x): return SystemExit(0)", "raise f(3)"),
     ("segfault", "import ctypes\ndef f(x): ctypes.string_at(0)", FIVE),
     ("code_152", "import os\nos._exit(152)", SCRIPT),
@@ -241,6 +252,7 @@ CHEATS = [
     ("raised_goes_back", "def f(x):\n    if x == 3: raise ValueError\n    return 1",
      "try:\n    r = f(3)\nexcept Exception as e:\n    r = e\nassert f(r) == 5"),
     ("type_goes_back", LIARS + "def f(x): return Area()", "f(type(f(3))) == 5"),
+    ("class_goes_back", "def f(x): return object", "f(f(3)()) == 5"),
     ("loader_goes_back", reply("{'value': {'builtin': '__loader__'}}"), "f(f(3)) == 5"),
     ("long_goes_back", "def f(x): return 'x' * 2**23", "f(f(3) + f(4)) == 5"),
     # the proxy's own code and connection
@@ -272,6 +284,7 @@ CHEATS = [
                            "3]], []]}}"),
      FIVE),
     ("raise_number", reply("{'raise': 5}"), "try: f(3)\nexcept Exception: pass"),
+    ("raise_counter", reply("{'raise': {'Counter': [{'dict': [[]]}]}}"), "try: f(3)\nexcept Exception: pass"),
     ("member_of_list", reply("{'value': {'member': [1, [5]]}}"), FIVE),
     ("plain_true", reply("{'value': True}"), CALL),
     ("helper", "x = 1", {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]}),
@@ -350,14 +363,6 @@ class V:
     @property
     def norm(self): return abs(self)
 """
-
-
-def call(*pairs):
-    return {
-        "fn_name": "f",
-        "inputs": [args for args, _ in pairs],
-        "outputs": [value for _, value in pairs],
-    }
 
 
 def prints(text, given="\n"):
@@ -492,6 +497,7 @@ HONEST = [
      ("f().tolist() == [1, 2] and f().shape == (2,)", "(f() == [1, 2]).all()")),
     ("numpy_in_place", "def f(a): a[0] = 5", (NUMPY, "a = np.array([1, 2])\nf(a)\nassert a[0] == "
                                                      "5")),
+    ("argument_twice", "def f(x): return x.append(3) or x", call((SHARED, [1, 3]), (SHARED, [1, 3]))),
     ("deque", "from collections import deque\ndef f(): return deque([1, 2], 2)",
      "d = f()\nd.append(3)\nassert 1 not in d"),
     ("keys_of_others", "def f(x): return x + 2", {"asserts": ["assert f(3) == 5"], "inputs": None, "fn_name": "f"}),
