@@ -42,12 +42,22 @@ from math import ceil, comb, dist, factorial, floor, gcd, hypot, inf, isqrt, lcm
 from math import log, log2, log10, perm, pi, prod, sqrt
 from typing import *
 """
-# Names that tests may use without an import -> their modules.
-LIBRARY = {"allclose": "numpy", "array_equal": "numpy", "deepcopy": "copy"}
+# Names that tests may use without an import -> their modules. Left out: names that programs give to
+# functions of their own, such as `add` of operator and `sub` of re.
+LIBRARY = {"approx": "pytest", "deepcopy": "copy"}
+for _module, _names in (
+    ("datetime", "date datetime time timedelta timezone"),
+    ("hashlib", "md5 sha1 sha256 sha512"),
+    ("json", "dumps loads"),
+    ("numpy", "allclose array_equal"),
+    ("statistics", "mean median mode pstdev stdev variance"),
+):
+    LIBRARY |= dict.fromkeys(_names.split(), _module)
 for _module in (math, itertools, functools, collections, fractions, decimal):
     LIBRARY |= {name: _module.__name__ for name in dir(_module) if not name.startswith("_")}
 # Names by which tests may use modules that they do not import -> the modules.
-MODULES = {name: name for name in sys.stdlib_module_names | {"numpy"}} | {"np": "numpy"}
+MODULES = {name: name for name in sys.stdlib_module_names | {"numpy", "pytest"}}
+MODULES |= {"np": "numpy", "pd": "pandas"}
 DEFINITIONS = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -236,12 +246,14 @@ def run_asserts(link: Link, tests: dict) -> bool:
     bound = assigned | {
         getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")
     }
-    owners = {
-        getattr(node.value, "id", None) for node in nodes if hasattr(node, "attr")
-    }  # `math` in `math.isclose`
     # `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate
-    # defines by these names.
-    modules = {name: MODULES[name] for name in owners - assigned if name in MODULES}
+    # defines by these names. `queue` in `queue.put(1)` is no module.
+    modules = {}
+    for node in nodes:
+        if hasattr(node, "attr") and getattr(node.value, "id", "") in MODULES.keys() - assigned:
+            module = load(MODULES[node.value.id])
+            if hasattr(module, node.attr):
+                modules[node.value.id] = module
     builtin_names = [name for name in mentioned if hasattr(builtins, name)]
     wanted = set(mentioned) - set(builtin_names) - set(modules)
     candidates = link.names(wanted)
@@ -255,8 +267,7 @@ def run_asserts(link: Link, tests: dict) -> bool:
     }
     doubtful = python.keys() & candidates.keys()
     python |= {name: for_data(python[name], candidates[name]) for name in doubtful}
-    loaded = {name: load(module) for name, module in modules.items()}
-    namespace = candidates | python | loaded
+    namespace = candidates | python | modules
     execute(texts, namespace)
     # The candidate may have its own by a name of the library's: the checks hold with each, too.
     for name in doubtful - bound:
