@@ -68,6 +68,9 @@ FENCE = re.compile(
     r"\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)"
 )
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
+CODE = re.compile(r"^[ \t]*+[^\s#]", re.M)  # not comments alone
+RETURN = re.compile(r"^return\b", re.M)  # of a body: no module has one there
+INDENT = re.compile(r"^[ \t]*+(?=\S)", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
 KEYS = {  # of the four kinds of tests
     "stdio": ("inputs", "outputs"),
@@ -233,11 +236,7 @@ def style_of(tests: dict) -> str:
     """
     if not isinstance(tests, dict):
         raise ValueError("must be an object")
-    if (
-        _is_text(tests.get("prompt"))
-        and _is_text(tests.get("test"))
-        and _is_text(tests.get("entry_point"))
-    ):
+    if all(_is_text(tests.get(key)) for key in KEYS["humaneval"]):
         return "humaneval"
     asserts = tests.get("asserts")
     if (
@@ -331,7 +330,11 @@ def program_of(response: str, tests: dict) -> str | None:
     console session or a sample of output.
     """
     found = [(language.lower(), text.removeprefix(BOM)) for language, text in code_blocks(response)]
-    blocks = [text for language, text in found if language.startswith("py") and language != "pycon"]
+    blocks = [
+        text
+        for language, text in found
+        if language.startswith("py") and language != "pycon" and CODE.search(text)
+    ]
     if not blocks:
         bare = [text for language, text in found if not language]
         blocks = [text for text in bare if STATEMENT.search(text) and not CONSOLE.search(text)]
@@ -345,10 +348,22 @@ def program_of(response: str, tests: dict) -> str | None:
     block = (defining_blocks or blocks)[-1]
     if "entry_point" not in tests:
         return block
-    if not defining_blocks:  # the body alone
-        return f"{tests['prompt']}\n{textwrap.indent(textwrap.dedent(block), '    ')}"
+    if not defining_blocks or RETURN.search(block):  # the body alone
+        return f"{tests['prompt']}\n{as_body(block)}"
     future_imports = FUTURE_IMPORT.findall(block)  # they must come first
     return "\n".join([*future_imports, tests["prompt"], "    pass", FUTURE_IMPORT.sub("", block)])
+
+
+def as_body(block: str) -> str:
+    """A function's body, indented. Its first line may have lost its indentation, as the prompt ends
+    with it.
+    """
+    first, _, rest = block.partition("\n")
+    margins = INDENT.findall(rest)
+    least = min(margins, key=len, default="")
+    if not (first.endswith(":") and margins[:1] == [least]):  # else the rest is what it holds
+        block = least + block
+    return textwrap.indent(textwrap.dedent(block), "    ")
 
 
 def names_of(tests: dict) -> list[str]:

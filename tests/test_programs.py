@@ -491,6 +491,10 @@ HONEST = [
     ("eval_body_0", "y = x + 1\nreturn y", EVAL),
     ("eval_body_4", "    def g(y):\n        return y + 1\n    return g(x)", EVAL),
     ("eval_body_tab", "\ty = x + 1\n\treturn y", EVAL),
+    ("eval_body_if", "if x > 5:\n        return 0\n    return x + 1", EVAL),
+    ("eval_body_def", "def g(y):\n        return y + 1\n    return g(x)", EVAL),
+    ("eval_body_for", "for _ in [x]:\n    y = x + 1\n    return y", EVAL),
+    ("eval_body_own_name", "def f(y):\n    return y + 1\nreturn f(x)", EVAL),
     ("eval_bare_prompt", "def f(x):\n    return x + 1", EVAL | {"prompt": "def f(x):\n"}),
     ("eval_comment_prompt", "def f(x):\n    return x + 1", EVAL | {"prompt": "def f(x):\n    # Add one.\n"}),
     # functions

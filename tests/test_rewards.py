@@ -145,7 +145,8 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
         ("```{.python}\na()\n```", "a()"),
         ('```python\nb = """\n    ```\n    x\n    ```\n    """\n```', 'b = """\n    ```\n    x\n    ```\n    """'),
         ("```python\na(\n```python\nb()\n```", "b()"), ("```python\na = '\x0c'\n```", "a = '\x0c'"),
-        ("```python\na()\n```\n```python\nb(", "a()"), ("```python\r\na()\r\n```\r\n", "a()"), ("```python\na()", None),
+        ("```python\na()\n```\n```python\nb(", "a()"), ("```python\r\na()\r\n```\r\n", "a()"),
+        ("```python\na()\n```\n```python\n# 6\n```", "a()"), ("```python\na()", None),
         ("a()", None), ("", None),
     ],
 )  # fmt: skip
