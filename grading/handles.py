@@ -191,9 +191,8 @@ def _number(name: str) -> Callable:
             raise TypeError("an object that the candidate returned is no number")
         key = (name, self._number, *digits)
         if key not in self._link.numbers:
-            keep = self._origin == "mixed"
             self._link.numbers[key] = self._link.ask(
-                name, self, *digits, origin=self._origin, keep=keep
+                name, self, *digits, origin=self._origin, keep=self._origin == "mixed"
             )
         return self._link.numbers[key]
 

@@ -59,9 +59,8 @@ def main() -> None:
     try:
         job = read_message()
         deadline = time.monotonic() + job["timeout_s"]
-        for reason, data in (
-            run_inputs(job, deadline) if "inputs" in job else run_judge(job, deadline)
-        ):
+        run_job = run_inputs if "inputs" in job else run_judge
+        for reason, data in run_job(job, deadline):
             reply(reason, data)
     except BrokenPipeError:
         return  # the grader needs no more replies
@@ -100,8 +99,7 @@ def run_inputs(job: dict, deadline: float):
         stdin = os.memfd_create(
             "stdin"
         )  # a file, as programs may ask for its size, seek in it or map it
-        with open(stdin, "wb", closefd=False) as file:
-            file.write(text.encode("utf-8", "replace"))
+        os.write(stdin, text.encode("utf-8", "replace"))
         os.lseek(stdin, 0, os.SEEK_SET)
         output, stdout = os.pipe()
         cell = Cell(lambda: run(job["program"], "__main__"), {0: stdin, 1: stdout}, job)
@@ -315,7 +313,7 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
     )
     sys.setrecursionlimit(RECURSION)
     sys.set_int_max_str_digits(0)
-    sys.path[:] = [path for path in sys.path if path != os.path.dirname(__file__)] + job["site"]
+    sys.path[-1:] = job["site"]  # in place of this folder, which `sandbox.py` has appended
     builtins.exit = builtins.quit = sys.exit  # as `site` would
     os.cpu_count = lambda: 4  # a program that starts a worker for each core stays below PROCESSES
     sys.argv = ["program.py"]
@@ -397,9 +395,7 @@ def limit(seconds: float, few_processes: bool) -> None:
         (resource.RLIMIT_STACK, STACK),
     )
     for kind, soft in limits:
-        hard = (
-            soft + 1 if kind == resource.RLIMIT_CPU else soft
-        )  # the signal at the soft limit tells the reason
+        hard = soft + 1  # of CPU time: the signal at the soft limit tells the reason
         highest = resource.getrlimit(kind)[1]
         if kind == resource.RLIMIT_STACK:
             hard = highest  # honest programs ask for more; the address space limits it, too

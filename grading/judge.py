@@ -237,12 +237,12 @@ def run_asserts(link: Link, tests: dict) -> bool:
     texts = [tests.get("setup") or "", *tests["asserts"]]
     for text in texts:
         read(text)
-    statements = [statement for text in texts for statement in ast.parse(text).body]
-    if all(isinstance(statement, DEFINITIONS) for statement in statements):
+    tree = ast.parse("\n".join(texts))
+    if all(isinstance(statement, DEFINITIONS) for statement in tree.body):
         raise Unsupported("the tests define what nothing calls, and check nothing")
-    nodes = [node for statement in statements for node in ast.walk(statement)]
-    mentioned = [name for statement in statements for name in names_in(statement)]
-    assigned = {name for statement in statements for name in names_in(statement, ast.Store)}
+    nodes = list(ast.walk(tree))
+    mentioned = names_in(tree)
+    assigned = set(names_in(tree, ast.Store))
     bound = assigned | {
         getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")
     }
@@ -260,7 +260,7 @@ def run_asserts(link: Link, tests: dict) -> bool:
     if not candidates and ("*" in bound or wanted <= bound | LIBRARY.keys()):
         # then the first call of a builtin's name is meant
         candidates = dict(list(link.names(builtin_names).items())[:1])
-    subjects = tested(statements, candidates)
+    subjects = tested(tree, candidates)
     python = {
         name: getattr(load(LIBRARY[name]), name)
         for name in LIBRARY.keys() & set(mentioned) - subjects
@@ -288,14 +288,13 @@ def for_data(function: Callable, own: Callable) -> Callable:
     return function if isinstance(function, type) else call
 
 
-def names_in(statement: ast.AST, context: type = ast.expr_context) -> list[str]:
-    """The names in a statement, an outer call before its arguments."""
-    return [
-        n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, context)
-    ]
+def names_in(tree: ast.AST, context: type = ast.expr_context) -> list[str]:
+    """The names in statements, an outer call before its arguments."""
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    return [name.id for name in names if isinstance(name.ctx, context)]
 
 
-def tested(statements: list[ast.stmt], candidates: dict) -> set[str]:
+def tested(tree: ast.Module, candidates: dict) -> set[str]:
     """The candidate's names that are the tests' subject, though Python's library has them: `gcd` in
     `gcd(4, 6) == 2`.
 
@@ -305,27 +304,16 @@ def tested(statements: list[ast.stmt], candidates: dict) -> set[str]:
     """
     subjects = candidates.keys() - LIBRARY.keys()
     depending = set(subjects)
-    for statement in statements:
-        if depending & set(names_in(statement)):
+    for statement in tree.body:
+        if not depending.isdisjoint(names_in(statement)):
             depending.update(names_in(statement, ast.Store))
         for node in ast.walk(statement):
-            used = (
-                set(names_in(node)) & (candidates.keys() | depending)
-                if isinstance(node, ast.Assert)
-                else ()
-            )
-            if len(used) == 1:
-                subjects |= used & candidates.keys()
-    if not subjects:  # the innermost
-        subjects.update(
-            [
-                name
-                for statement in statements
-                for name in names_in(statement)
-                if name in candidates
-            ][-1:]
-        )
-    return subjects
+            if isinstance(node, ast.Assert):
+                used = (candidates.keys() | depending).intersection(names_in(node))
+                if len(used) == 1:
+                    subjects |= used & candidates.keys()
+    innermost = [name for name in names_in(tree) if name in candidates][-1:]
+    return subjects or set(innermost)
 
 
 def run_calls(link: Link, tests: dict) -> bool:
@@ -352,11 +340,10 @@ def same(value, expected) -> bool:
             and all(map(same, value, expected))
         )
     if isinstance(expected, dict):
-        if not isinstance(value, dict) or len(value) != len(expected):
-            return False
-        by_text = {str(key): item for key, item in value.items()}
-        return by_text.keys() == expected.keys() and all(
-            same(by_text[key], expected[key]) for key in by_text
+        return (
+            isinstance(value, dict)
+            and sorted(map(str, value)) == sorted(expected)
+            and all(same(item, expected[str(key)]) for key, item in value.items())
         )
     if isinstance(expected, float) and isinstance(value, int | float):
         if math.isnan(expected):

@@ -100,14 +100,12 @@ def serve(file, names: dict, stdout: Printed) -> None:
                 result = OPERATIONS[operation](*args, **options)
                 keep = keep and (operation != "call" or is_instance(result, args[0]))
                 reply = {"value": objects.handle(result) if keep else objects.encode(result)}
-                if operation == "call":
-                    given = [*args, *options.values()]
-                    changed = [
-                        isinstance(v, MUTABLE) or hasattr(v, "tolist") for v in given
-                    ]  # perhaps
+                if operation == "call":  # which may have changed these
                     reply["after"] = [
-                        objects.encode(v) if may else None
-                        for v, may in zip(given, changed, strict=True)
+                        objects.encode(v)
+                        if isinstance(v, MUTABLE) or hasattr(v, "tolist")
+                        else None
+                        for v in [*args, *options.values()]
                     ]
             send(file, reply)
         except (
@@ -225,11 +223,7 @@ class Link:
         another.
         """
         reply = self.ask("names", *wanted, origin="name")
-        names = (
-            {name: reply[name] for name in wanted if name in reply}
-            if isinstance(reply, dict)
-            else {}
-        )
+        names = {name: reply[name] for name in wanted if name in reply}
         for name, value in names.items():
             if isinstance(value, Handle) and name[0].isupper():
                 object.__setattr__(value, "_origin", "class")
@@ -257,12 +251,6 @@ class Link:
             self.numbers.clear()
         try:
             given = encode([list(args), options], _describe)
-            send(
-                self.file, [operation, given, keep], UNLIMITED
-            )  # it may hold what came from inside
-        except OSError:
-            self.dead = True
-            raise Died from None
         except Unsupported as error:
             if isinstance(args[0], Handle) and args[0]._origin == "result":
                 raise TypeError(
@@ -270,6 +258,8 @@ class Link:
                 ) from None  # an object in place of a list or text: not the tests' fault
             raise
         try:
+            # unlimited, as it may hold what came from inside
+            send(self.file, [operation, given, keep], UNLIMITED)
             reply = receive(self.file)
             error = decode(reply["raise"], self.resolve) if "raise" in reply else None
             if error is None:
@@ -283,16 +273,7 @@ class Link:
                 error = RuntimeError("StopIteration")
             if not isinstance(error, BaseException | None):
                 raise TypeError
-        except (
-            EOFError,
-            OSError,
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-            ArithmeticError,
-        ):  # all but the first two: the message is forged
+        except Exception:  # it has ended, or the message is forged
             self.dead = True
             raise Died from None
         if error is not None:
@@ -343,7 +324,7 @@ class Link:
                 return self.ask("getattr", error, name)
 
             own = {"__str__": text, "__getattr__": attribute, "stand_in": True, "_link": self}
-            own["_number"] = operator.index(number)
+            own |= {"_number": operator.index(number)}
             self.exceptions[number] = ExceptionClass(
                 name, (self.exception_class(classes[1:]),), own
             )
@@ -367,15 +348,11 @@ class Link:
         if kind == "error":
             number, classes, args = content
             return self.error(number, classes, decode(args, self.resolve))
-        if kind != "handle":
-            raise ValueError(f"the inside cannot send {kind}")
         number = operator.index(content[0])
         handle = class_with(frozenset(content[1]))(self, number, origin)
         handle = self.handles.setdefault(number, handle)
-        if ORIGINS.index(origin) > ORIGINS.index(handle._origin):
-            object.__setattr__(
-                handle, "_origin", origin
-            )  # once a function has returned it, it is a result
+        # once a function has returned it, it is a result
+        object.__setattr__(handle, "_origin", max(origin, handle._origin, key=ORIGINS.index))
         return handle
 
 

@@ -51,14 +51,8 @@ from typing import NamedTuple
 
 LEVELS = ("strict", "process")
 GRACE = 10  # seconds beyond its time limit after which a supervisor counts as broken
-UNCOVERED = (
-    "A program can use the network, read what everybody may read and write where everybody may "
-    "write"
-    + (
-        "."
-        if os.geteuid() == 0
-        else ", and do to your files and processes what you can; run as root for more."
-    )
+UNCOVERED = "A program can use the network and what everybody may read or write" + (
+    "." if os.geteuid() == 0 else ", and your files and processes; run as root for more."
 )
 
 
@@ -145,7 +139,7 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[Output]:
         process.stdout.close()
         process.wait()
         guard.cancel()
-    expected = len(job["inputs"]) if "inputs" in job else 1
+    expected = len(job.get("inputs", [""]))
     if set(reasons) <= {"ok"} and len(reasons) < expected:
         if job["level"] == "strict":
             raise SandboxError("the supervisor died")

@@ -25,9 +25,6 @@ MAX_MESSAGE = 2**24  # bytes; a longer value is the candidate's failure
 UNLIMITED = 2**32 - 1
 MUTABLE = (list, dict, set, bytearray, collections.deque)
 
-# The types that a defaultdict may make its values with.
-FACTORIES = {kind.__name__: kind for kind in (int, float, str, list, tuple, set, dict, bool)}
-
 # Plain data that JSON lacks: its type, and the arguments that make it. A class stands before its
 # bases.
 PLAIN = {
@@ -48,10 +45,10 @@ PLAIN = {
     datetime.timedelta: lambda d: [d.days, d.seconds, d.microseconds],
 }
 MAKERS = {kind.__name__: getattr(kind, "fromisoformat", kind) for kind in PLAIN}
-MAKERS["defaultdict"] = lambda factory, items: collections.defaultdict(
-    FACTORIES.get(factory), items
-)
+MAKERS["defaultdict"] = lambda factory, items: collections.defaultdict(TYPES.get(factory), items)
 EXACT = PLAIN.keys() | {type(None), bool, int, float, str, list}
+# The classes that both sides have.
+TYPES = {kind.__name__: kind for kind in EXACT | {type}}
 
 
 def encode(value, describe: Callable[[object], dict]):
@@ -104,7 +101,7 @@ def send(file, message, limit: int = MAX_MESSAGE) -> None:
     """Send a message, a line of JSON. Raises ValueError if it is longer than `limit` bytes."""
     data = json.dumps(message).encode()
     if len(data) > limit:
-        raise ValueError(f"a value of {len(data)} bytes is too long to be handed over")
+        raise ValueError(f"a value of {len(data)} bytes is too long")
     file.write(data + b"\n")
     file.flush()
 
