@@ -158,14 +158,15 @@ class Handle:
         """Arithmetic with plain data; the result is plain where the builtin value under the class
         gives the same.
         """
+
+        def operands(own) -> tuple:
+            return (other, own) if swapped else (own, other)
+
         value = self._plain()
-        left, right = (other, self) if swapped else (self, other)
-        result = self._link.ask(name, left, right, origin="built", keep=True)
+        result = self._link.ask(name, *operands(self), origin="built", keep=True)
         if value is not None:
             with contextlib.suppress(TypeError, ValueError, ArithmeticError):
-                expected = (
-                    OPERATIONS[name](other, value) if swapped else OPERATIONS[name](value, other)
-                )
+                expected = OPERATIONS[name](*operands(value))
                 if result == expected:
                     return expected
         object.__setattr__(result, "_origin", "mixed")
@@ -225,9 +226,9 @@ def class_of(value) -> object:
 
 
 def _call(self, *args, **options):
-    if self._origin == "class":
-        return self._link.ask("call", self, *args, origin="built", keep=True, **options)
-    return self._link.ask("call", self, *args, **options)
+    builds = self._origin == "class"
+    origin = "built" if builds else "result"
+    return self._link.ask("call", self, *args, origin=origin, keep=builds, **options)
 
 
 def _contains(self, item) -> bool:

@@ -47,10 +47,10 @@ from typing import *
 LIBRARY = {"approx": "pytest", "deepcopy": "copy"}
 for _module, _names in (
     ("datetime", "date datetime time timedelta timezone"),
-    ("hashlib", "md5 sha1 sha256 sha512"),
+    ("hashlib", "md5 sha256"),
     ("json", "dumps loads"),
     ("numpy", "allclose array_equal"),
-    ("statistics", "mean median mode pstdev stdev variance"),
+    ("statistics", "mean median mode stdev variance"),
 ):
     LIBRARY |= dict.fromkeys(_names.split(), _module)
 for _module in (math, itertools, functools, collections, fractions, decimal):
@@ -98,7 +98,7 @@ def read(text: str) -> types.CodeType:
     for no Python, and for a runner that looks for tests in files or docstrings, which are not here.
     """
     if re.search(r"\b(pytest\.main|testmod|run_docstring_examples)\(", text):
-        raise Unsupported("the tests run pytest or doctest, which find none here")
+        raise Unsupported("pytest and doctest find no tests here")
     try:
         if "type(" not in text and "__class__" not in text:
             return compile(text, "test", "exec")
@@ -193,7 +193,7 @@ def prepare(text: str) -> None:
     if re.search(r"^[ \t]*(from|import)\b.*\bnumpy\b|\.(tolist|shape|dtype|all|any)\b", text, re.M):
         with contextlib.suppress(ImportError):  # the test may expect it
             load("numpy")
-    if "numpy" in sys.modules and re.search(r"\btesting\b", text):
+    if "numpy" in sys.modules and "testing" in text:
         load("numpy.testing")
     if "unittest" in text:
         load("unittest")

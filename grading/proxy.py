@@ -33,14 +33,12 @@ import importlib
 import io
 import operator
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, MappingView
 
 from handles import NUMBERS, OPERATIONS, ORIGINS, SPECIAL, Handle, Unsupported, class_with
-from wire import EXACT, MUTABLE, UNLIMITED, decode, encode, overwrite, receive, send
+from wire import EXACT, MUTABLE, TYPES, UNLIMITED, decode, encode, overwrite, receive, send
 
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
-# The classes that each side has its own of, and what the tests may hand over by its name.
-TYPES = {kind.__name__: kind for kind in EXACT | {type}}
+# What the tests may hand over by its name.
 BUILTINS = vars(builtins) | TYPES
 QUIET = (
     "GeneratorExit",
@@ -304,11 +302,12 @@ class Link:
         rest.
         """
         module, name, number = classes[0]
-        if is_python(module) and (module.startswith("unittest") or name in QUIET):
-            return RuntimeError
-        kind = getattr(sys.modules.get(module), name, None) if is_python(module) else None
-        if isinstance(kind, type) and issubclass(kind, BaseException):
-            return kind
+        if is_python(module):
+            if module.startswith("unittest") or name in QUIET:
+                return RuntimeError
+            kind = getattr(sys.modules.get(module), name, None)
+            if isinstance(kind, type) and issubclass(kind, BaseException):
+                return kind
         if number not in self.exceptions:
 
             def text(error) -> str:  # the tests' own class below it has no number
@@ -324,7 +323,7 @@ class Link:
                 return self.ask("getattr", error, name)
 
             own = {"__str__": text, "__getattr__": attribute, "stand_in": True, "_link": self}
-            own |= {"_number": operator.index(number)}
+            own["_number"] = operator.index(number)
             self.exceptions[number] = ExceptionClass(
                 name, (self.exception_class(classes[1:]),), own
             )
@@ -373,7 +372,7 @@ def _describe(value) -> dict:
     """How the outside describes an object to the inside."""
     if isinstance(value, Handle):
         return {"handle": value._number}
-    if isinstance(value, VIEWS):
+    if isinstance(value, MappingView):
         return encode(list(value), _describe)
     if BUILTINS.get(getattr(value, "__name__", "")) is value:
         return {"builtin": value.__name__}

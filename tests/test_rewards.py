@@ -234,7 +234,7 @@ def test_tests_that_cannot_be_run_are_no_verdict():
         (uncalled, "check nothing"),
         ("assert f(1 == 2", "cannot be read"),
         (uncalled + "\nunittest.main(exit=False)", "without a case"),
-        (uncalled + "\nimport doctest\ndoctest.testmod()", "find none"),
+        (uncalled + "\nimport doctest\ndoctest.testmod()", "find no tests"),
     ):
         with pytest.warns(RuntimeWarning, match=cause):
             assert grade_code(response, {"asserts": [text], "entry_point": None}) == (
