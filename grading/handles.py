@@ -65,9 +65,9 @@ READING = {
 PREDICATES = {name for name in READING if name.startswith("is") or name.endswith("with")}
 
 
-class Unsupported(BaseException):
-    """The tests hand over something that cannot cross; no `except Exception` of a test may
-    hide it.
+class Unsupported(KeyboardInterrupt):
+    """The tests hand over something that cannot cross. No `except Exception` of a test may hide it,
+    and of all others, unittest and asyncio let this exception pass.
     """
 
 
@@ -189,7 +189,7 @@ def _passed_on(name: str) -> Callable:
 def _number(name: str) -> Callable:
     def method(self, *digits):
         if not self._built:
-            raise TypeError("an object that the candidate returned is no number")
+            raise TypeError("a result is no number")
         key = (name, self._number, *digits)
         if key not in self._link.numbers:
             self._link.numbers[key] = self._link.ask(

@@ -309,7 +309,11 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
             os._exit(exit_status(status))
     os.environ.clear()
     os.environ.update(
-        HOME=os.getcwd(), PATH="/usr/bin:/bin", OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1"
+        HOME=os.getcwd(),
+        TMPDIR=os.getcwd(),
+        PATH="/usr/bin:/bin",
+        OPENBLAS_NUM_THREADS="1",
+        OMP_NUM_THREADS="1",
     )
     sys.setrecursionlimit(RECURSION)
     sys.set_int_max_str_digits(0)
@@ -378,26 +382,20 @@ def run(source: str, name: str, helpers: str = "") -> dict:
 
 def limit(seconds: float, few_processes: bool) -> None:
     """Set the limits of this process and of those that it starts."""
-    cpu = int(seconds) + 2
-    limits = (
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_FSIZE, FILE),
-        (
-            resource.RLIMIT_NPROC,
-            PROCESSES + (0 if few_processes else process_level.count_processes()),
-        ),
-        (resource.RLIMIT_NOFILE, FILES),
-        (
-            resource.RLIMIT_CORE,
-            1,
-        ),  # bytes; at 0 the kernel still starts a program that collects cores
-        (resource.RLIMIT_STACK, STACK),
+    limits = dict(
+        CPU=int(seconds) + 2,
+        AS=MEMORY,
+        FSIZE=FILE,
+        NPROC=PROCESSES + (0 if few_processes else process_level.count_processes()),
+        NOFILE=FILES,
+        CORE=1,  # bytes; at 0 the kernel still starts a program that collects cores
+        STACK=STACK,
     )
-    for kind, soft in limits:
-        hard = soft + 1  # of CPU time: the signal at the soft limit tells the reason
+    for name, soft in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name}")
         highest = resource.getrlimit(kind)[1]
-        if kind == resource.RLIMIT_STACK:
+        hard = soft + 1  # of CPU time: the signal at the soft limit tells the reason
+        if name == "STACK":
             hard = highest  # honest programs ask for more; the address space limits it, too
         if highest != resource.RLIM_INFINITY:
             soft, hard = min(soft, highest), min(hard, highest)

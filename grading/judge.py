@@ -56,8 +56,12 @@ for _module, _names in (
 for _module in (math, itertools, functools, collections, fractions, decimal):
     LIBRARY |= {name: _module.__name__ for name in dir(_module) if not name.startswith("_")}
 # Names by which tests may use modules that they do not import -> the modules.
-MODULES = {name: name for name in sys.stdlib_module_names | {"numpy", "pytest"}}
-MODULES |= {"np": "numpy", "pd": "pandas"}
+MODULES = {name: name for name in sys.stdlib_module_names} | {
+    "np": "numpy",
+    "numpy": "numpy",
+    "pd": "pandas",
+    "pytest": "pytest",
+}
 DEFINITIONS = (
     ast.FunctionDef,
     ast.AsyncFunctionDef,
@@ -239,7 +243,7 @@ def run_asserts(link: Link, tests: dict) -> bool:
         read(text)
     tree = ast.parse("\n".join(texts))
     if all(isinstance(statement, DEFINITIONS) for statement in tree.body):
-        raise Unsupported("the tests define what nothing calls, and check nothing")
+        raise Unsupported("the tests only define, and check nothing")
     nodes = list(ast.walk(tree))
     mentioned = names_in(tree)
     assigned = set(names_in(tree, ast.Store))
@@ -282,8 +286,8 @@ def for_data(function: Callable, own: Callable) -> Callable:
     """
 
     def call(*args, **options):
-        built = [isinstance(arg, Handle) and arg._origin == "built" for arg in args]
-        return (own if built and all(built) else function)(*args, **options)
+        built = all(isinstance(arg, Handle) and arg._origin == "built" for arg in args)
+        return (own if args and built else function)(*args, **options)
 
     return function if isinstance(function, type) else call
 

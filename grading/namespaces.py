@@ -150,7 +150,7 @@ def build_root(site: list[str]) -> None:
         if os.path.exists(path):
             os.close(os.open(new + path, os.O_CREAT))
             mount(path, new + path, None, MS_BIND)
-    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{new}/dev/{name}")
     os.symlink("/tmp", f"{new}/dev/shm")
     os.mkdir(f"{new}/proc")

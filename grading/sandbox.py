@@ -101,11 +101,7 @@ def supervise(job: dict, tests: dict | None = None) -> Iterator[Output]:
     # a module is compiled only once
     start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"
     command = [sys.executable, "-I", "-S", "-c", start, str(os.getpid())]  # `ps` shows whose it is
-    environment = (
-        {"LD_LIBRARY_PATH": os.environ["LD_LIBRARY_PATH"]}
-        if "LD_LIBRARY_PATH" in os.environ
-        else {}
-    )
+    environment = {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         process = subprocess.Popen(

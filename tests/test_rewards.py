@@ -222,7 +222,7 @@ def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
 
 def test_tests_that_cannot_be_run_are_no_verdict():
     """Tests that cannot fail cannot be passed, and a broken test is no wrong answer."""
-    response = "```python\ndef f(x): return x + 1\n```"
+    response = "```python\ndef f(x): return open(x)\n```"
     empty = {}, {"asserts": []}, dict(prompt="", test="", entry_point="")
     for tests in (*empty, *({"inputs": ["1"], "outputs": outputs} for outputs in ([], [5]))):
         with pytest.warns(RuntimeWarning, match="no verdict"):
@@ -235,6 +235,12 @@ def test_tests_that_cannot_be_run_are_no_verdict():
         ("assert f(1 == 2", "cannot be read"),
         (uncalled + "\nunittest.main(exit=False)", "without a case"),
         (uncalled + "\nimport doctest\ndoctest.testmod()", "find no tests"),
+        (
+            uncalled.replace("pass", "test = lambda s: f('a')")
+            + "\nopen('a', 'w')\nT('test').run()",
+            "files",
+        ),
+        ("import inspect\nassert inspect.signature(f)", "signature"),
     ):
         with pytest.warns(RuntimeWarning, match=cause):
             assert grade_code(response, {"asserts": [text], "entry_point": None}) == (
