@@ -81,17 +81,12 @@ class Handle:
     stand_in = True
 
     def __init__(self, link, number: int, origin: str):
-        for name, value in (
-            ("_link", link),
-            ("_number", number),
-            ("_origin", origin),
-            ("_used", False),
-        ):
+        for name, value in zip(Handle.__slots__, (link, number, origin, False), strict=True):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str):
         if name == "__signature__":
-            raise Unsupported("the tests ask for a signature")
+            raise Unsupported("the tests ask for signatures")
         # numpy would read memory where an `__array_interface__` says
         if name.startswith("__") and name not in READABLE:
             raise AttributeError(name)

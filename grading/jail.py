@@ -271,9 +271,11 @@ def place(files: dict[int, int]) -> None:
     device.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    high = {}  # copies above all numbers in use, so that none overwrites another
-    for there, here in ({0: null, 1: null, 2: null} | files).items():
-        high[there] = fcntl.fcntl(here, fcntl.F_DUPFD, 64)
+    # copies above all numbers in use, so that none overwrites another
+    high = {
+        there: fcntl.fcntl(here, fcntl.F_DUPFD, 64)
+        for there, here in ({0: null, 1: null, 2: null} | files).items()
+    }
     os.closerange(0, 64)
     for there, here in high.items():
         os.dup2(here, there)
@@ -312,7 +314,6 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         HOME=os.getcwd(),
         TMPDIR=os.getcwd(),
         PATH="/usr/bin:/bin",
-        OPENBLAS_NUM_THREADS="1",
         OMP_NUM_THREADS="1",
     )
     sys.setrecursionlimit(RECURSION)

@@ -85,23 +85,27 @@ def serve(file, names: dict, stdout: Printed) -> None:
         except EOFError:
             return
         try:
-            args, options = objects.decode(given)
+            args, options = decode(given, objects.resolve)
             text = stdout.take()
             if operation == "printed":
                 reply = {"value": text}
             elif operation == "names":
                 reply = {
-                    "value": objects.encode({name: names[name] for name in args if name in names})
+                    "value": encode(
+                        {name: names[name] for name in args if name in names}, objects.describe
+                    )
                 }
             elif operation == "plain":
                 reply = {"value": plain(*args)}
             else:
                 result = OPERATIONS[operation](*args, **options)
                 keep = keep and (operation != "call" or is_instance(result, args[0]))
-                reply = {"value": objects.handle(result) if keep else objects.encode(result)}
+                reply = {
+                    "value": objects.handle(result) if keep else encode(result, objects.describe)
+                }
                 if operation == "call":  # which may have changed these
                     reply["after"] = [
-                        objects.encode(v)
+                        encode(v, objects.describe)
                         if isinstance(v, MUTABLE) or hasattr(v, "tolist")
                         else None
                         for v in [*args, *options.values()]
@@ -186,16 +190,12 @@ class Objects:
         if kind == "exception":
             return getattr(importlib.import_module(content[0]), content[1])
         if kind == "error":
-            return self.resolve({"exception": content})(*self.decode(content[2]))
+            return self.resolve({"exception": content})(*decode(content[2], self.resolve))
         if kind == "array":
-            return importlib.import_module("numpy").array(self.decode(content[1]), content[0])
+            return importlib.import_module("numpy").array(
+                decode(content[1], self.resolve), content[0]
+            )
         return self.all[content]
-
-    def encode(self, value):
-        return encode(value, self.describe)
-
-    def decode(self, data):
-        return decode(data, self.resolve)
 
 
 # ---- the outside ---------------------------------------------------------------------------------
