@@ -69,8 +69,6 @@ FENCE = re.compile(
 )
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)
 CODE = re.compile(r"^[ \t]*+[^\s#]", re.M)  # not comments alone
-RETURN = re.compile(r"^return\b", re.M)  # of a body: no module has one there
-INDENT = re.compile(r"^[ \t]*+(?=\S)", re.M)
 CONSOLE = re.compile(r"^(>>>|\$) ", re.M)
 KEYS = {  # of the four kinds of tests
     "stdio": ("inputs", "outputs"),
@@ -348,7 +346,8 @@ def program_of(response: str, tests: dict) -> str | None:
     block = (defining_blocks or blocks)[-1]
     if "entry_point" not in tests:
         return block
-    if not defining_blocks or RETURN.search(block):  # the body alone
+    # the body alone: no module returns
+    if not defining_blocks or "\nreturn" in "\n" + block:
         return f"{tests['prompt']}\n{as_body(block)}"
     future_imports = FUTURE_IMPORT.findall(block)  # they must come first
     return "\n".join([*future_imports, tests["prompt"], "    pass", FUTURE_IMPORT.sub("", block)])
@@ -359,7 +358,7 @@ def as_body(block: str) -> str:
     with it.
     """
     first, _, rest = block.partition("\n")
-    margins = INDENT.findall(rest)
+    margins = re.findall(r"^[ \t]*+(?=\S)", rest, re.M)
     least = min(margins, key=len, default="")
     if not (first.endswith(":") and margins[:1] == [least]):  # else the rest is what it holds
         block = least + block
