@@ -233,7 +233,7 @@ def test_tests_that_cannot_be_run_are_no_verdict():
     for text, cause in (
         (uncalled, "check nothing"),
         ("assert f(1 == 2", "cannot be read"),
-        (uncalled + "\nunittest.main(exit=False)", "without a case"),
+        (uncalled.replace("pass", "test = unittest.skip('')(f)") + "\nunittest.main()", "a case"),
         (uncalled + "\nimport doctest\ndoctest.testmod()", "find no tests"),
         (
             uncalled.replace("pass", "test = lambda s: f('a')")
