@@ -8,10 +8,10 @@ model are 88 GB. They exist for a block, and only (B, T) tensors leave it.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from credit.reward_model import RewardModel
 from credit.settings import Shear
@@ -24,7 +24,11 @@ BLOCK_TOKENS = 2**15  # of responses, whose states exist together: 235 MB at 3,5
 RESULTS = "log_probs", "entropies", "token_advantages"  # the (B, T) tensors that a block fills
 
 
-class Mean(NamedTuple):
+NOT_SCORED = torch.empty(0)
+
+
+@dataclass(frozen=True)
+class Mean:
     """A mean that can be added to others."""
 
     total: float
@@ -33,9 +37,9 @@ class Mean(NamedTuple):
 
 def add_stats(stats: dict[str, Mean], others: dict[str, Mean]) -> None:
     """Add what another block or rank has logged, in place."""
-    for name, value in others.items():
-        total, count = stats.get(name, Mean(0.0, 0))
-        stats[name] = Mean(total + value.total, count + value.count)
+    for name, other in others.items():
+        own = stats.get(name, Mean(0.0, 0))
+        stats[name] = Mean(own.total + other.total, own.count + other.count)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Context:
     """What a method may use besides the batch: the run's settings, and what its own passes need."""
 
     policy: Policy  # that sampled, its weights whole
-    tokenizer: object
+    tokenizer: PreTrainedTokenizerBase
     task: Task
     shear: Shear
     step: int  # steps done
@@ -64,11 +68,11 @@ class Batch:
     group_size: int
     problems: list[dict]  # one per group
     reasons: list[str]  # of the verdicts
-    log_probs: Tensor | None = None  # (B, T) float32, of the policy that sampled
-    entropies: Tensor | None = None  # (B, T) float32, nats
+    log_probs: Tensor = NOT_SCORED  # (B, T) float32, of the policy that sampled
+    entropies: Tensor = NOT_SCORED  # (B, T) float32, nats
     # (N, d) of a block's N response tokens, end to end; None: not kept
     hidden: Tensor | None = None
-    token_advantages: Tensor | None = None  # (B, T) float32
+    token_advantages: Tensor = NOT_SCORED  # (B, T) float32
     # of the first group that SHEAR solved, over nbar, on the CPU; for the page
     closest: Closest | None = None
     stats: dict[str, Mean] = field(default_factory=dict)  # of what was logged
@@ -102,10 +106,10 @@ class Batch:
             stats=stats,
         )
         for name in RESULTS:
-            if getattr(batches[0], name) is not None:
+            if len(getattr(batches[0], name)):
                 setattr(whole, name, cat_padded([getattr(batch, name) for batch in batches]))
         if batches[0].hidden is not None:
-            whole.hidden = torch.cat([batch.hidden for batch in batches])
+            whole.hidden = torch.cat([batch.states for batch in batches])
         return whole
 
     def block_rows(self) -> Iterator[Tensor]:
@@ -136,7 +140,7 @@ class Batch:
         """Keep the RESULTS and the metrics of a block; its hidden states are left behind."""
         width = block.rollouts.ids.shape[1]
         for name in RESULTS:
-            if getattr(self, name) is None:
+            if not len(getattr(self, name)):
                 empty = torch.zeros(self.rollouts.ids.shape, device=self.rewards.device)  # (B, T)
                 setattr(self, name, empty)
             getattr(self, name)[rows, :width] = getattr(block, name)
@@ -146,10 +150,16 @@ class Batch:
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
         for number, states in enumerate(
-            self.hidden.split(self.group_tokens)
+            self.states.split(self.group_tokens)
         ):  # (n, d), n tokens of a group
             group = slice(number * self.group_size, (number + 1) * self.group_size)
             yield group, spread(states, self.rollouts.mask[group])
+
+    @property
+    def states(self) -> Tensor:
+        """(N, d), the hidden states of a batch that keeps them."""
+        assert self.hidden is not None  # the method's entry needs "states"
+        return self.hidden
 
     @property
     def group_tokens(self) -> list[int]:
@@ -165,7 +175,7 @@ class Batch:
     @property
     def metrics(self) -> dict[str, float]:
         """The means of what was logged."""
-        return {name: total / count for name, (total, count) in sorted(self.stats.items())}
+        return {name: mean.total / mean.count for name, mean in sorted(self.stats.items())}
 
     @property
     def first_mixed(self) -> int | None:

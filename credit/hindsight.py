@@ -90,19 +90,19 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
     Inferred: each z is over the group's tokens; and where a rephrasing gives things other names,
     the response gets them, too. Deviates: theirs ends after 120 to 200 steps.
     """
-    task, mask, stable = (
-        context.task,
-        batch.rollouts.mask,
-        torch.zeros_like(batch.log_probs),
-    )  # (B, T)
-    tokens_of = context.tokenizer.convert_tokens_to_ids
+    rephrase = context.task.rephrase
+    assert rephrase  # the method's entry needs it
+    mask = batch.rollouts.mask
+    stable = torch.zeros_like(batch.log_probs)  # (B, T)
+    id_of = context.tokenizer.get_vocab()
     for k in range(phrasings):
-        problems, ids = [], batch.rollouts.ids.clone()  # (B, T)
+        problems = []
+        ids = batch.rollouts.ids.clone()  # (B, T)
         for row, response in enumerate(batch.rollouts.ids):
-            problem, names = task.rephrase(batch.problem_of(row), k)
+            problem, names = rephrase(batch.problem_of(row), k)
             problems.append(problem)
             for old, new in names.items():
-                ids[row, response == tokens_of(old)] = tokens_of(new)
+                ids[row, response == id_of[old]] = id_of[new]
         log_ratio = told_log_probs(batch, problems, context, ids) - batch.log_probs  # (B, T)
         distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
         stable += standardised(-distance, mask, batch.group_size) / phrasings
@@ -135,9 +135,10 @@ def told_log_probs(
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     ids, mask = pad_left(encoded, pad_id(context.tokenizer), rollouts.ids.device)
-    limits = dict(
-        temperature=context.temperature, micro_tokens=context.micro_tokens, keep_hidden=False
-    )
     return log_probs(
-        context.policy, replace(rollouts, prompt_ids=ids, prompt_mask=mask), **limits
+        context.policy,
+        replace(rollouts, prompt_ids=ids, prompt_mask=mask),
+        temperature=context.temperature,
+        micro_tokens=context.micro_tokens,
+        keep_hidden=False,
     ).log_probs

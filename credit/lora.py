@@ -21,44 +21,42 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.rows import BadInput, cause
 
 
-def add(model, rank: int, seed: int) -> None:
+def add(model: PreTrainedModel, rank: int, seed: int) -> None:
     """Adapters into `model`, in place; drawn from the seed, so that all ranks have the same. Raises
     BadInput.
     """
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # of transformers' old names, and of experts' layouts
+    # of transformers' old names, and of experts' layouts
+    with warnings.catch_warnings(action="ignore"):
         try:
             adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
         except ValueError as error:  # of a layer of Mamba's
             raise BadInput(f"--lora-rank {rank}: {cause(error)}; leave it out") from error
-    model.peft = [
-        adapted
-    ]  # in a list: as a part of the model it would make the model a part of itself
+    vars(model)["peft"] = adapted  # as a module of the model it would make it a part of itself
 
 
-def off(model) -> AbstractContextManager:
+def off(model: PreTrainedModel) -> AbstractContextManager:
     """The model without its adapter."""
-    return model.peft[0].disable_adapter()
+    return vars(model)["peft"].disable_adapter()
 
 
-def merged(model):
+def merged(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the model without an adapter, whose weights are W + B A; the model itself if it has
     no adapter.
     """
-    if not hasattr(model, "peft"):
+    if "peft" not in vars(model):
         return model
     model = copy.deepcopy(model)
-    return model.peft.pop().merge_and_unload()
+    return vars(model).pop("peft").merge_and_unload()
 
 
-def save_merged(model, tokenizer, folder: Path) -> None:
+def save_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Model and tokenizer as any tool loads them, with or without an adapter."""
     merged(model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -91,7 +91,9 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
     }
 
 
-def localisation(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict[str, float] | None:
+def localisation(
+    weights: Tensor, mask: Tensor, wrong_step: Tensor
+) -> dict[str, float | None] | None:
     """How well token weights (B, T) tell tokens before the true first error from those at or after
     it.
 
@@ -107,8 +109,11 @@ def localisation(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict[str,
     counts = mask & (start >= 0)[:, None]  # (B, T)
     after = position >= start[:, None]  # (B, T)
     rows = (start >= 0).nonzero().flatten().tolist()
-    by_rollout = [_auc(weights[row][counts[row]], after[row][counts[row]]) for row in rows]
-    by_rollout = [value for value in by_rollout if value is not None]
+    by_rollout = []
+    for row in rows:
+        value = _auc(weights[row][counts[row]], after[row][counts[row]])
+        if value is not None:
+            by_rollout.append(value)
     if not by_rollout:
         return None
     return {

@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from credit import reward_model, salience
 from credit.ablations import sinkhorn_distances
@@ -256,10 +257,10 @@ def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     other's, `nearer_own`. Deviates: a side is one of a group, theirs of all prompts of a shard; a
     response's first token, whose h is the prompt's, has the middle.
     """
-    mask, hidden = batch.rollouts.mask, batch.hidden
+    mask = batch.rollouts.mask
     later = mask.clone()  # (B, T) all tokens but the first
     later[:, 0] = False
-    states = hidden[later.roll(-1, 1)[mask]].float()  # (n, d) of the tokens before them
+    states = batch.states[later.roll(-1, 1)[mask]].float()  # (n, d) of the tokens before them
     vectors = (1 - batch.log_probs[later].exp())[:, None] * states  # (n, d)
     own = torch.full(mask.shape, 0.5, device=mask.device)  # (B, T)
     first = 0
@@ -308,7 +309,9 @@ def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
 # ---- further passes of the policy ----------------------------------------------------------------
 
 
-def oar_g(batch: Batch, context: Context, *, noise: float, **options) -> Tensor:
+def oar_g(
+    batch: Batch, context: Context, *, quantile: float, beta: float, probe: str, noise: float
+) -> Tensor:
     """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G,
     arXiv 2601.07408).
 
@@ -320,10 +323,10 @@ def oar_g(batch: Batch, context: Context, *, noise: float, **options) -> Tensor:
     """
     seed = context.seed * 2**20 + context.step  # no run takes so many steps
     importance_of = partial(salience.importance_by_gradient, noise=noise, seed=seed)
-    return outcome_advantages(batch, context, importance_of, **options)
+    return outcome_advantages(batch, context, importance_of, quantile, beta, probe)
 
 
-def oar_p(batch: Batch, context: Context, **options) -> Tensor:
+def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe: str) -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other:
     a pass per token.
 
@@ -331,14 +334,13 @@ def oar_p(batch: Batch, context: Context, **options) -> Tensor:
     in their code, less.
     """
     importance_of = partial(salience.importance_by_masking, pad=pad_id(context.tokenizer))
-    return outcome_advantages(batch, context, importance_of, **options)
+    return outcome_advantages(batch, context, importance_of, quantile, beta, probe)
 
 
 def outcome_advantages(
     batch: Batch,
     context: Context,
-    importance_of: Callable,
-    *,
+    importance_of: Callable[..., Tensor],
     quantile: float,
     beta: float,
     probe: str,
@@ -348,8 +350,9 @@ def outcome_advantages(
     answers = salience.answer_places(context.tokenizer, batch.rollouts)
     for row in (batch.advantages == 0).nonzero().flatten().tolist():
         answers[row] = None
-    options = dict(probe=probe, micro_tokens=context.micro_tokens)
-    importance = importance_of(context.policy, batch.rollouts, answers, **options)  # (B, T)
+    importance = importance_of(
+        context.policy, batch.rollouts, answers, probe=probe, micro_tokens=context.micro_tokens
+    )  # (B, T)
     omega = salience.outcome_weights(importance, answers, mask, quantile, beta)
     return batch.advantages[:, None] * omega
 
@@ -381,8 +384,13 @@ def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
     2606.00257) says that it is small.
     """
     mask = batch.rollouts.mask
-    limits = dict(temperature=context.temperature, micro_tokens=context.micro_tokens)
-    change = salience.adapter_residual(context.policy, batch.rollouts, batch.hidden, **limits)
+    change = salience.adapter_residual(
+        context.policy,
+        batch.rollouts,
+        batch.states,
+        temperature=context.temperature,
+        micro_tokens=context.micro_tokens,
+    )
     change = (change + floor) * mask  # (B, T)
     total = change.sum(1, keepdim=True).clamp_min(floor)  # (B, 1)
     return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
@@ -393,6 +401,7 @@ def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
 
 def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:
     """For each rollout P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
+    assert context.prm is not None  # the method's entry needs one
     questions = [batch.problem_of(row)["problem"] for row in range(len(batch.rewards))]
     return reward_model.score_steps(
         context.prm,
@@ -462,7 +471,7 @@ def min_form(good: Tensor, temperature: float) -> Tensor:
 # ---- controls ------------------------------------------------------------------------------------
 
 
-def true_errors(batch: Batch, task: Task, tokenizer) -> Tensor:
+def true_errors(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 if not
     known, or if A is 0.
     """
@@ -474,7 +483,9 @@ def true_errors(batch: Batch, task: Task, tokenizer) -> Tensor:
     return places
 
 
-def true_error(batch: Batch, row: int, task: Task, tokenizer) -> FirstError | None:
+def true_error(
+    batch: Batch, row: int, task: Task, tokenizer: PreTrainedTokenizerBase
+) -> FirstError | None:
     """The first wrong step of a rollout, None if the task knows none."""
     if not task.first_error:
         return None
@@ -536,7 +547,7 @@ def random_credit(batch: Batch, context: Context) -> Tensor:
     return batch.advantages[:, None] * omega
 
 
-def shuffle(batch: Batch, context: Context, **ablations) -> Tensor:
+def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
     """A_t = A omega_p(t), p a random permutation of the rollout's tokens: SHEAR's weights without
     their places.
     """

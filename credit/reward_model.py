@@ -39,7 +39,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
 from credit.tokens import char_starts
 from grpo import Rollouts, cat_padded, pack
@@ -71,7 +71,7 @@ class ProcessRewardModel(Qwen2PreTrainedModel):
         return self.score(self.model(input_ids=ids, use_cache=False).last_hidden_state)
 
 
-RewardModel = tuple[ProcessRewardModel, object]  # with its tokenizer
+RewardModel = tuple[ProcessRewardModel, PreTrainedTokenizerBase]  # with its tokenizer
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def score_steps(
     prm: RewardModel,
     questions: Sequence[str],
     rollouts: Rollouts,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     step_end: str,
     micro_tokens: int,
 ) -> list[tuple[Tensor, Tensor]]:
@@ -95,9 +95,9 @@ def score_steps(
     inputs = {}  # rollout -> (L,) int64, the conversation, cut to the model's context
     for row in rollouts.mask.any(1).nonzero().flatten().tolist():
         steps[row] = find_steps(_blank(rollouts.texts[row]), step_end)
-        ids = encode(prm[1], _blank(questions[row]), [text for _, text in steps[row]])
-        inputs[row] = torch.tensor(ids[: model.config.max_position_embeddings])
-    lengths = {row: len(ids) for row, ids in inputs.items()}
+        turns = encode(reader, _blank(questions[row]), [text for _, text in steps[row]])
+        inputs[row] = torch.tensor(turns[: model.config.max_position_embeddings])
+    lengths = [len(inputs.get(row, ())) for row in range(len(rollouts.texts))]
     device = rollouts.ids.device
     nothing = torch.zeros(0, device=device), torch.zeros(0, device=device, dtype=torch.long)
     results = [nothing] * len(rollouts.texts)
@@ -127,7 +127,8 @@ def find_steps(text: str, step_end: str) -> list[tuple[int, str]]:
     """Where each step of a text begins, and its text. White space is no step; a text of nothing
     else is one, empty.
     """
-    steps, start = [], 0
+    steps = []
+    start = 0
     for piece in text.split(step_end):
         if piece.strip():
             steps.append((start, piece))
@@ -135,7 +136,7 @@ def find_steps(text: str, step_end: str) -> list[tuple[int, str]]:
     return steps or [(0, "")]
 
 
-def encode(tokenizer, question: str, steps: list[str]) -> list[int]:
+def encode(tokenizer: PreTrainedTokenizerBase, question: str, steps: list[str]) -> list[int]:
     """The conversation as the model's ids, with a separator after each step.
 
     Raises BadInput if the ids hold more or fewer separators than there are steps.

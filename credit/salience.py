@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from credit import lora
 from credit.tokens import char_starts
@@ -44,11 +45,11 @@ class Answer(NamedTuple):
 Answers = list[Answer | None]  # one a rollout, None for a rollout that is not probed
 
 
-def answer_places(tokenizer, rollouts: Rollouts) -> Answers:
+def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Answers:
     """Where each response's last box stands, cut to ANSWER_TOKENS tokens; None if nothing is in it
     or before it.
     """
-    places = []
+    places: Answers = []
     for row, text in enumerate(rollouts.texts):
         ids = rollouts.ids[row][rollouts.mask[row]].tolist()
         opening, begin, end = box_place(text) or (
@@ -149,12 +150,14 @@ def importance_by_gradient(
             )  # (n, V)
             counts = [len(given) for given in tokens]
             answered = zip(clean.split(counts), changed.split(counts), tokens, strict=True)
-            change = sum(_change(before, after, given, probe) for before, after, given in answered)
-            (gradient,) = torch.autograd.grad(change, noisy)  # (b, S, d), of the embeddings alone
+            changes = [_change(before, after, given, probe) for before, after, given in answered]
+            (gradient,) = torch.autograd.grad(sum(changes[1:], changes[0]), noisy)  # (b, S, d)
         inner = (gradient.float() * embeddings.float()).sum(-1).abs()  # (b, S)
         for i, row in enumerate(micro_batch.tolist()):
-            reasoning = answers[row].reasoning
-            importance[row, :reasoning] = inner[i, offsets[row] : offsets[row] + reasoning]
+            answer = answers[row]
+            assert answer  # only such rows are in a micro-batch
+            start = offsets[row]
+            importance[row, : answer.reasoning] = inner[i, start : start + answer.reasoning]
     return importance
 
 
@@ -168,9 +171,10 @@ def outcome_weights(
     All others keep 1, as do rollouts without an answer.
     """
     omega = mask.float()  # (B, T)
-    rows = [row for row, answer in enumerate(answers) if answer]
-    for row in rows:
-        reasoning = slice(answers[row].reasoning)
+    for row, answer in enumerate(answers):
+        if answer is None:
+            continue
+        reasoning = slice(answer.reasoning)
         scores = importance[row, reasoning].log1p()  # (R,)
         scores = (scores - scores.min()) / (scores.max() - scores.min()).clamp_min(1e-30)
         theta = scores.quantile(quantile)
@@ -188,9 +192,9 @@ def adapter_residual(
     adapter.
     """
     with lora.off(policy.model):
-        base = log_probs(
-            policy, rollouts, temperature=temperature, micro_tokens=micro_tokens
-        ).hidden  # (N, d)
+        scores = log_probs(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens)
+    base = scores.hidden  # (N, d)
+    assert base is not None  # they are kept unless asked otherwise
     change = []
     for start in range(
         0, len(base), HEAD_CHUNK
@@ -213,12 +217,13 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
     layers = layers_of(policy.model)
     entropies = []  # (b, S) of the pass that has just run
 
-    def keep(module, inputs, output) -> None:
+    def keep(module: torch.nn.Module, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         weights = output[1].float()  # (b, heads, S, S)
         entropies.append(-torch.xlogy(weights, weights).sum(-1).mean(1))  # (b, S)
 
     usual = policy.model.config._attn_implementation
-    hook = layers[len(layers) // 2].self_attn.register_forward_hook(keep)
+    middle = layers[len(layers) // 2].get_submodule("self_attn")
+    hook = middle.register_forward_hook(keep)
     try:
         policy.model.set_attn_implementation("eager")
         for rows in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens):
@@ -235,7 +240,7 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
     return entropy
 
 
-def _next_log_probs(policy: Policy, positions: list[slice], **inputs) -> Tensor:
+def _next_log_probs(policy: Policy, positions: list[slice], **inputs: Tensor) -> Tensor:
     """Log-distributions (n, V) float32 of the tokens that follow `positions`, a slice for each row
     of the inputs.
     """

@@ -2,7 +2,7 @@
 closest spans of each rollout.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -36,7 +36,15 @@ class Settings(Shear):
 
 def settings_of(shear: Shear, **options: str) -> Settings:
     """SHEAR's settings, from the flags and the options of the method `shear`."""
-    return Settings(**asdict(shear), **options)
+    return Settings(
+        shear.window,
+        shear.stride,
+        shear.eps,
+        shear.eps_unit,
+        shear.max_iters,
+        shear.tol,
+        **options,
+    )
 
 
 def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> Weighed:
@@ -60,14 +68,19 @@ def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
 
 def closest_by(settings: Settings) -> ClosestHook:
     """The hook `closest` for a setting's distance of two spans."""
-    limits = {"max_iters": settings.max_iters, "tol": settings.tol}
-    if (settings.distance, settings.reading) == ("w1", "value"):
-        return partial(race, **limits)  # only this reading has bounds to race with
+    if (settings.distance, settings.reading) == ("w1", "value"):  # no other has bounds to race with
+        return partial(race, max_iters=settings.max_iters, tol=settings.tol)
 
     def closest(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
         if settings.distance == "w1":
             solved = ablations.sinkhorn_distances(
-                costs, right, wrong, eps, reading=settings.reading, **limits
+                costs,
+                right,
+                wrong,
+                eps,
+                reading=settings.reading,
+                max_iters=settings.max_iters,
+                tol=settings.tol,
             )
             found = closest_of(solved.values)
             return found._replace(iterations=solved.iterations, error=solved.error)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-Number = TypeVar("Number", int, float)
+Number = TypeVar("Number", bound=float)
 
 # What a method can need; a task, a model or a machine may lack it.
 NEEDS = {
@@ -62,7 +62,8 @@ class Option:
             if text not in self.choices:
                 raise ValueError(f"must be one of {', '.join(self.choices)}")
             return text
-        return read_number(type(self.default), self.low, self.high, text)
+        kind = int if isinstance(self.default, int) else float
+        return read_number(kind, self.low, self.high, text)
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
     which says why.
     """
     options = METHODS[name].options
-    values = {option: options[option].default for option in options}
+    values: dict[str, float | str] = {option: options[option].default for option in options}
     for words in given:
         option, _, text = words.partition("=")
         if option not in options:
@@ -253,9 +254,10 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
             values[option] = options[option].read(text)
         except ValueError as error:
             raise ValueError(f"{words}: {error}; change it") from error
-    low, high = METHODS[name].ascending or (None, None)
-    if low and values[low] >= values[high]:
-        raise ValueError(
-            f"{low}={values[low]}: must be less than {high}, {values[high]}; change one of them"
-        )
+    ascending = METHODS[name].ascending
+    if ascending:
+        low, high = ascending
+        if float(values[low]) >= float(values[high]):
+            reason = f"must be less than {high}, {values[high]}; change one of them"
+            raise ValueError(f"{low}={values[low]}: {reason}")
     return values

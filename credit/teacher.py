@@ -12,7 +12,7 @@ import random
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AddedToken
+from transformers import AddedToken, PreTrainedModel, Qwen2Config
 
 from credit.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, encode
 from tasks.lessons import padded, teach
@@ -22,7 +22,7 @@ NO_RESULT = -100  # in place of a line's right result, for a line without work
 
 
 def make_prm(
-    policy, lines: int, forbidden: set[str], *, steps: int = 400, seed: int
+    policy: PreTrainedModel, lines: int, forbidden: set[str], *, steps: int = 400, seed: int
 ) -> RewardModel:
     """A process reward model of the task, with its tokenizer.
 
@@ -37,27 +37,31 @@ def make_prm(
         "{% for turn in messages if turn.role != 'system' %}{{ turn.content }}{% endfor %}"
     )
     torch.manual_seed(seed)
-    model = ProcessRewardModel(copy.deepcopy(policy.config))
+    config = copy.deepcopy(policy.config)
+    assert isinstance(config, Qwen2Config)  # of `tasks.toy.make_model`
+    model = ProcessRewardModel(config)
     model.model.load_state_dict(policy.base_model.state_dict())
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.to(policy.device)
+    torch.nn.Module.to(model, policy.device)
     rng = random.Random(f"process rewards {seed}")
 
     def batch_loss() -> torch.Tensor:
         """Cross-entropy of 32 demonstrations' labels, plus that of their right results, at the
         separators.
         """
-        rows, good, results = [], [], []
+        rows = []
+        labels = []  # of each line: is it good?
+        digits = []  # of each line, the right result
         for problem, text in demonstrations(rng.randint(1, lines), forbidden, rng):
             rows.append(encode(tokenizer, problem["problem"], text.splitlines()))
-            good += good_lines(problem, text)
-            results += [_right_result(line) for line in text.splitlines(keepends=True)]
+            labels += good_lines(problem, text)
+            digits += [_right_result(line) for line in text.splitlines(keepends=True)]
         ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (32, L, d)
         states = states[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]  # (n, d), n lines in all
         next_token = states @ model.get_input_embeddings().weight.T  # (n, V)
-        good = torch.tensor(good, device=model.device).long()  # (n,)
-        results = torch.tensor(results, device=model.device)  # (n,) int64
+        good = torch.tensor(labels, device=model.device).long()  # (n,)
+        results = torch.tensor(digits, device=model.device)  # (n,) int64
         return cross_entropy(model.score(states), good) + cross_entropy(
             next_token, results, ignore_index=NO_RESULT
         )
