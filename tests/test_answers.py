@@ -9,6 +9,14 @@ SAME = [
     # looks
     (r"\displaystyle 5", "5"), (r"\color{red}{5}", "5"), (r"\textcolor{blue}{5}", "5"), (r"5\$", "5"),
     (r"\langle 1,2,3\rangle", "(1,2,3)"), (r"\boldsymbol{5}", "5"), ("–5", "-5"),
+    (r"\bigl(3,4\bigr)", "(3,4)"), (r"\Bigl[\tfrac12,4\Bigr)", r"[\frac12,4)"), (r"2\bigl(x+1\bigr)", "2x+2"),
+    (r"\lbrace 1,2\rbrace", r"\{1,2\}"), (r"\left\lbrace 1,2\right\rbrace", "1,2"),
+    (r"\text{The answer is } 7", "7"), ("The answer is 7", "7"), (r"\text{The answer is }\frac12", ".5"),
+    # Unicode
+    ("2√3", r"2\sqrt3"), ("√12", r"2\sqrt3"), ("√(x+1)", r"\sqrt{x+1}"), ("½", "0.5"), ("7½", "7.5"), ("⅔", r"\frac23"),
+    ("x²", "x^2"), ("2x³y²", "2x^3y^2"), ("x¹²", "x^{12}"), ("10⁻³", "0.001"),
+    # powers of ten
+    ("1.5e3", "1500"), ("-1.5E+3", "-1500"), ("2.5e-3", "0.0025"), ("1.5e", r"\frac32e"), ("2e-1", "-1+2e"),
     # plain numbers, compared digit for digit
     ("5", "5"), ("5.0", "5"), ("+5", "5"), ("025", "25"), (".5", "0.5"), ("5.", "5"),
     # a rounded decimal is not the number, except to twelve places
@@ -17,6 +25,7 @@ SAME = [
     (r"6.72\times 10^{-5}", ".0000672"), (r"1.5\cdot10^6", "1500000"), ("4^{504.5}", "2^{1009}"),
     # periodic decimals
     (r"0.\overline{3}", r"\frac13"), (r"-0.1\overline{6}", r"-\frac16"), (r"x=.\bar3", r"\frac13"),
+    (r"0.\overline{34}", r"\frac{34}{99}"), (r"2.\overline{3}x", r"\frac{7x}{3}"),
     # thousands
     ("1,000", "1000"), ("1{,}000{,}000", "1000000"), (r"10,\!080", "10080"), ("1 000", "1000"), (r"10\,080", "10080"),
     (r"10\ 080", "10080"), ("12~345~678", "12345678"), (r"\$32,\!348", "32348"), ("x=1,000", "1000"),
@@ -27,32 +36,43 @@ SAME = [
     (r"5\text{ hundred}", "500"),
     (r"3\text{ million}", "3000000"), ("3 million", "3000000"), (r"\$2.5\text{ billion}", "2500000000"),
     (r"12\text{ dozen eggs}", "144"), (r"5\text{ halves}", r"\frac52"), (r"\frac12\text{ million}", "500000"),
+    (r"15\text{ dozens}", "180"), ("15 dozens", "180"), (r"4\text{ thousands}", "4000"), ("3 tenths", "0.3"),
+    (r"3\text{ hundred thousand}", "300000"), (r"3\text{ hundredths}", "0.03"), (r"3\text{ eighths}", r"\frac38"),
     # units, degrees, ordinals
     (r"6\text{ one-inch cubes}", "6"), (r"5\text{ meters squared}", "5"), (r"5\text{ times}", "5"),
     (r"5\text{ cm}", "5"), ("5", r"5\mbox{ cm}^2"), (r"12\,\mathrm{km/h}", "12"), (r"4\text{ square inches}", "4"),
     ("36 dollars", "36"), ("£36", "36"), (r"\text{36 dollars}", "36"), ("12 square units", "12"), (r"30^\circ", "30"),
     ("30°", r"30^{\circ}"), (r"\frac{270}{7}^\circ", r"\frac{270}7\text{ degrees}"), (r"5^{\text{th}}", "5"),
     ("21st", "21"),
+    (r"30\degree", "30"), (r"30^\degree", r"30^\circ"), (r"\sin 60\degree", r"\frac{\sqrt3}{2}"),
+    (r"5\,\mathrm{m\,s^{-1}}", "5"), (r"5\,\mathrm{kg\cdot m^2}", "5"), ("5 cm²", "5"),
+    (r"5\mathrm{x^2}", "5x^2"), (r"5\mathrm{e}", "5e"),  # no units
     # percent
     (r"62.5\%", "62.5%"), ("62.5", "62.5%"), (r"10\%", "10"), ("0.175", r"17.5\%"),
     # text, choices and times
     (r"\text{Friday}", "Friday"),
     ("Evelyn", r"\text{Evelyn}"), (r"\textbf{ evelyn}", r"\text{Evelyn}"), ("C", r"\text{(C)}"),
     (r"\text{C}", r"\text{(C)}"), ("(C)", r"\text{C}"), (r"\text{(C) } 12", "C"), ("(B) 5", r"\text{(B)}"),
+    (r"\text{C) }12", "C"), ("C) 12", r"\text{(C)}"),
     (r"4:30 \text{ p.m.}", r"\text{4:30 p.m.}"),
     (r"4:30\text{ PM}", r"\text{4:30 p.m.}"), ("11:21", "V_{1}:V_{2}=11:21"), ("4 : 3", "4:3"), (r"\frac43", "4:3"),
+    (r"3\!:\!4", "3:4"), (r"3\,:\,4", "3:4"),
     # bases
     ("52_8", "52_{8}"), ("52", "52_8"),
+    ("(1101)_2", "1101_2"), ("1101_{2}", "(1101)_{2}"),
     # names before an answer, and equations as answers
     ("x=5", "5"), ("5", "x=5"), ("2x+3", "y = 2x + 3"), ("n^2-n-1", r"m_{\max }=n^{2}-n-1"),
     (r"x=\frac{10}{2}=5", "5"), ("f(2)=5", "5"), ("-2x+4y=6", "x-2y+3=0"), ("xy=1", r"y=\frac1x"),
     ("5 = x", "5"), (r"\frac12=f(3)", r"\frac12"), (r"\approx 5", "5"), ("x≈2.5", "2.5"), ("f'(x)=2x", "2x"),
     (r"n\equiv3\pmod 7", r"n \equiv 3 \pmod{7}"), (r"n≡3 (\text{mod } 7)", r"n\equiv 3\pmod 7"),
+    (r"3\pmod 7", r"x\equiv 3\pmod 7"), (r"x\equiv 3\pmod 7", r"3\pmod 7"), (r"x\not=42", r"x\neq42"),
     ("f'(x)", r"f^{\prime}(x)"),
     # algebra
     ("(a+5)(b+2)", "ab+2a+5b+10"), (r"\sec^2 y", r"\tan^2 y+1"), (r"\frac{1}{\sqrt2+1}", r"\sqrt2-1"),
     ("x = 6 - 5i", "6 - 5i"), (r"\sin 60^\circ", r"\frac{\sqrt3}{2}"), (r"\cos 20^{\circ}", r"\sin 70^\circ"),
     (r"\frac{(2n)!}{n!^2}", r"\binom{2n}{n}"), (r"\frac{1+i}{2}", r"\frac{1}{1-i}"), (r"\dfrac 34", r"\tfrac{3}{4}"),
+    (r"\log_e 9", r"2\ln 3"), (r"\log_{e}(x)", r"\ln x"), (r"\mathrm{e}^2", "e^2"), ("E^2+2E", "E(E+2)"),
+    (r"\frac{2x}{2}", "x"), ("x", r"\frac{2x}{2}"), ("2n-n", "n"),
     # lists, sets, tuples
     ("100, 200", "100,200"),
     ("5,3,1", "1,3,5"), (r"\{1,3,5\}", "1,3,5"), (r"\{(1,2),(3,4)\}", "(1,2),(3,4)"),
@@ -60,17 +80,30 @@ SAME = [
     (r"\pm1,\pm7", "1,-1,7,-7"), ("69, 84", "$69$,$84$"), (r"1\pm\sqrt{19}", r"1+\sqrt{19},1-\sqrt{19}"),
     (r"\frac{1 \pm \sqrt{5}}{2}", r"\frac{1+\sqrt5}{2},\frac{1-\sqrt5}{2}"),
     (r"(0,\pm2),(4,\pm23)", "(0,2),(0,-2),(4,23),(4,-23)"), (r"1,2,\ldots,10", r"1,2,\dots,10"),
+    ("y=4, x=3", "(3,4)"), ("x=3, y=4", "(3,4)"), (r"y=4\text{ and }x=3", "x=3,y=4"), ("z=1,y=2,x=3", "(3,2,1)"),
+    ("x=-2,x=1", "1,-2"),
     # intervals and conditions
     ("x<-5", r"(-\infty,-5)"), (r"\frac12\le x\le 8", r"[\frac12,8]"), (r"-2\le x\le 7", r"x\in[-2,7]"),
     (r"x<2\text{ or }x>3", r"(-\infty,2)\cup(3,\infty)"),
     (r"(3,\infty)\cup(-\infty,2)", r"(-\infty, 2) \cup (3, \infty)"), (r"k\ge2", r"k \geqslant 2"),
     (r"\varnothing", r"\emptyset"),
+    (r"\{x\mid x>3\}", r"(3,\infty)"), (r"\{x\in\mathbb{R} : 2\le x<3\}", "[2,3)"), (r"\{x|x>3\}", "x>3"),
     # matrices
     (r"\begin{bmatrix}0.2\\[4pt]-3.6\end{bmatrix}", r"\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix}"),
     (r"\langle 1,-2\rangle", r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}"),
 ]  # fmt: skip
 
 OTHER = [
+    # looks
+    (r"\bigl(4,3\bigr)", "(3,4)"), (r"\bigl[3,4\bigr)", "[3,4]"), (r"2\bigl(x+2\bigr)", "2x+2"),
+    (r"\lbrace 1,3\rbrace", r"\{1,2\}"), (r"\lbrace 1,2\rbrace", "(1,2)"),
+    (r"\text{The answer is } 8", "7"), (r"\text{The answer is not } 7", "7"), (r"\text{The answer is } -7", "7"),
+    (r"\text{The answer is } 7\text{ or }8", "7"),
+    # Unicode
+    ("2√3", "23"), ("√12", "12"), ("√(x+2)", r"\sqrt{x+1}"), ("½", "2"), ("7½", "3.5"), ("⅔", r"\frac32"), ("x²", "2x"),
+    ("x²", "x"), ("x¹²", "x^2"), ("10⁻³", "1000"), ("5²", "52"),
+    # powers of ten
+    ("1.5e3", "15000"), ("1.5e-3", "1500"), ("1.5e3", "1.5"), ("2e-1", "0.2"), ("1.5e", "1.5"),
     # plain numbers, compared digit for digit
     ("-5", "5"), ("5", "-5"), ("6", "5"), ("50", "5"), ("1.5", "1"), ("3.000001", "3"), ("0.99999999999999999", "1"),
     ("100000000000000000001", "100000000000000000000"), ("9" * 1500, "9" * 1499 + "8"),
@@ -82,6 +115,7 @@ OTHER = [
     ("10^{20}+1", "10^{20}"), ("2^{64}-1", "2^{64}"),
     # periodic decimals
     (r"0.\overline{3}", "0.3"), (r"0.1\overline{6}", r"\frac{16}{99}"), (r"0.\overline{" + "3" * 10**4 + "}", "0.3"),
+    (r"0.\overline{3}4", r"\frac43"), (r"0.\bar34", r"\frac{34}{99}"),
     # thousands
     ("1,001", "1000"), ("1 000", "1"), ("1,0", "10"), ("1, 000, 5", "10005"),
     # mixed numbers, and numbers that only stand side by side
@@ -89,8 +123,13 @@ OTHER = [
     # million and its like
     (r"5\text{ hundred}", "5"), (r"3\text{ million}", "3"), (r"3\text{ million}", "3000"),
     (r"5\text{ halves}", "5"), ("12 dozen", "12"), (r"\frac12\text{ million}", r"\frac12"), ("12 thousandths", "12"),
+    (r"15\text{ dozens}", "15"), ("15 dozens", "12"), (r"4\text{ thousands}", "4"), ("3 tenths", "30"),
+    (r"3\text{ hundred thousand}", "300"), (r"3\text{ eighths}", "3"), (r"3\text{ twelfths}", "3"), ("2 lakh", "2"),
+    (r"2\text{ ten-thousandths}", "2"), (r"5\text{ doubled}", "5"),
     # units, degrees, ordinals
     (r"6\text{ cm}", "5"), (r"5\text{ perhaps six}", "5"), (r"5\text{ squared}", "5"), (r"5\text{ (probably)}", "5"),
+    (r"31\degree", "30"), (r"\cos 60", r"\cos 60\degree"), (r"6\,\mathrm{m\,s^{-1}}", "5"),
+    (r"5\mathrm{x^2}", "5"), (r"5\mathrm{n^2}", "5"), (r"5\mathrm{e}", "5"), ("5²", "5"),
     # a letter at the end is no unit
     ("6", "6m"), ("5", "5t"), (r"2\pi", r"2\pi h"), ("2n", "2"),
     # percent
@@ -101,28 +140,40 @@ OTHER = [
     (r"\text{Monday}", "Friday"), (r"\text{r}", "R"),
     (r"\text{Evelina}", r"\text{Evelyn}"), (r"\text{Nevely}", r"\text{Evelyn}"), ("D", r"\text{(C)}"),
     ("(C) 12", "D"), ("(C), (D)", "C"),
+    (r"\text{D) }12", "C"), (r"\text{C) or D)}", "C"), (r"\text{C) }12", "12"),
     (r"\text{(C) or (D)}", r"\text{(C)}"), (r"4:30 \text{ a.m.}", r"\text{4:30 p.m.}"),
     (r"5:30 \text{ p.m.}", r"\text{4:30 p.m.}"), ("1:00", "12:00"), (r"\text{the correct answer}", "5"), ("x", "5"),
+    (r"4\!:\!3", "3:4"), (r"3\!:\!4", "34"),
     # bases
     ("52_9", "52_8"), ("42", "52_8"), ("52_8", "42"), ("52_8", "52"), ("1112122_3", "1112112_3"),
+    ("(1101)_3", "1101_2"), ("(1100)_2", "1101_2"),
     # names before an answer, and equations as answers
     ("x=4", "5"), ("x=3", "x=4"), ("x=4", "y=4"), ("0", "x^2+1=0"), ("11a+c", "7=11a+c"), ("x-2y-3=0", "x-2y+3=0"),
     ("x^2+2=0", "x^2+1=0"), ("6=5", "5"), ("x=4=5", "5"), ("1=2=5", "5"), (r"x\ne5", "5"), ("x>5", "5"),
     ("5=x", "y=5"), ("0=x-5", "0"), (r"5\approx 6", "5"), (r"n\equiv3\pmod 7", r"n\equiv 3\pmod 8"),
     ("5'", "5"), ("f'(x)", "f(x)"), ("y'+y=0", "y''+y=0"),
+    (r"x\equiv 4\pmod 7", r"x\equiv 3\pmod 7"), (r"3\pmod 8", r"x\equiv 3\pmod 7"), ("3", r"x\equiv 3\pmod 7"),
+    (r"x\not\equiv 3\pmod 7", r"x\equiv 3\pmod 7"),
+    (r"\not=42", "42"), (r"x\not=42", "42"), (r"x\not= 42", "x=42"), (r"x\not\in[2,3]", "[2,3]"),
     # algebra
     ("(a-5)(b+2)", "ab+2a+5b+10"), (r"\sqrt2+1", r"\sqrt2-1"), ("|x|", "x"), (r"\binom{2n}{n+1}", r"\binom{2n}{n}"),
     ("z=5i", "z=1+2i"), (r"x=\pm 5i", r"x=\pm 2i"), (r"\cos 60", r"\cos 60^\circ"),
     (r"\frac{1\pm\sqrt7}{2}", r"\frac{1\pm\sqrt5}{2}"),
     (r"\frac{1-i}{2}", r"\frac{1}{1-i}"), ("R-r", "0"), ("R+r", "2r"), ("3/5", r"\frac34"),
+    (r"\log_e 8", r"\ln 9"), (r"\log_2 9", r"\ln 9"), ("E", "e"), ("e", "E"), ("2E", "2e"), (r"\ln E", "1"),
+    (r"\frac{2x}{3}", "x"), (r"\frac{2x}{2}", "y"), (r"\sqrt{x^2}", "x"), ("-x", "x"),
     # lists, sets, tuples
     ("1,3", "1,3,5"), ("1,3,5,7", "1,3,5"), ("1,3,6", "1,3,5"), ("16,3,1", "16,3,1,1"), ("-2", "-2,-2"), ("5,6", "5"),
     (r"(0,\pm2)", "(0,2)"), ("(4,2)", "(2,4)"), ("(5,3)", "(4,2)"), ("(1,3),(2,4)", "(1,2),(3,4)"),
     (r"\{1,-2\}", "(1,-2)"), ("(3,4)", r"\{3,4\}"), ("1,5", r"1,\ldots,5"), ("1,2,10", r"1,2,\dots,10"),
+    ("y=3, x=4", "(3,4)"), (r"y=3\text{ and }x=4", "(3,4)"), ("z=1,y=2,x=3", "(1,2,3)"), ("y=3,x=4", "x=3,y=4"),
+    ("x=3, x=4", "(3,4)"),
     # intervals and conditions
     (r"x<2\text{ or }x\ge3", r"(-\infty,2)\cup(3,\infty)"), (r"x\le-5", r"(-\infty,-5)"), ("x>-5", r"(-\infty,-5)"),
     ("[5,5]", "5"), (r"\left[5,5\right]", "5"),
     ("[3,4]", "[3,4)"), ("(3,4]", "[3,4]"), ("(0,1]", "[0,1)"), ("x<3", r"x\le3"),
+    (r"\{x\mid x\ge3\}", r"(3,\infty)"), (r"\{x\mid x>4\}", r"(3,\infty)"), (r"\{x\in\mathbb{Z}\mid x>3\}", r"(3,\infty)"),
+    (r"\{x\mid x>3\}", "3"),
     # matrices
     (r"\begin{pmatrix}1&2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     ("(2,1)", r"\begin{pmatrix}1\\2\end{pmatrix}"), ("(1,2)", r"\begin{pmatrix}1&2\end{pmatrix}"),
