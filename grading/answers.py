@@ -19,6 +19,7 @@ a second.
 
 import logging
 import re
+from functools import lru_cache
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
@@ -160,6 +161,7 @@ SPELLINGS = [
 ]  # fmt: skip
 
 
+@lru_cache(maxsize=4096)  # a group of rollouts has few different answers
 def compare(answer: str, gold: str) -> str:
     """The reason "correct" if `answer` equals `gold`, both LaTeX without a box around them, or why
     it does not.
@@ -179,9 +181,8 @@ def compare(answer: str, gold: str) -> str:
     if column and answer.startswith("("):  # a column vector as a tuple
         gold = "(" + column[1].replace(r"\\", ",") + ")"
     if " base " not in answer:
-        gold = re.sub(
-            r"\\text\{(\w+) base [0-9]+\}", r"\1", gold
-        )  # the question named the base: 52 is right for 52_8
+        # The question named the base: 52 is right for 52_8.
+        gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)
     if answer == gold:
         return "correct"
     if any(
@@ -193,9 +194,7 @@ def compare(answer: str, gold: str) -> str:
         right = _same(_read(gold), _read(answer))
         if not right and ("%" in answer) != ("%" in gold):  # 10 is right for 10\%
             right = _same(_read(re.sub(r"\\?%", "", gold)), _read(re.sub(r"\\?%", "", answer)))
-    except (
-        Exception
-    ):  # parser and sympy raise errors of every class on text that they cannot read or compute
+    except Exception:  # of any class: the parser and sympy raise what they like
         return "parse_error"
     return "correct" if right else "wrong"
 
@@ -205,9 +204,8 @@ def _words(text: str) -> str:
     \\text{4:30 p.m.}.
     """
     text = re.sub(UPRIGHT + r"([^{}]*)\}", r"\1", text)
-    text = re.sub(
-        r"\\[,!;:]|(?<![0-9])\s+|\s+(?![0-9])|\.(?![0-9])|\$", "", text
-    )  # 1 23 is not 12 3, nor 1.5 15
+    # 1 23 is not 12 3, nor 1.5 15.
+    text = re.sub(r"\\[,!;:]|(?<![0-9])\s+|\s+(?![0-9])|\.(?![0-9])|\$", "", text)
     return re.sub(r"^\((\w)\)$", r"\1", text).casefold()
 
 
@@ -220,6 +218,7 @@ def _normalise(text: str) -> str:
     return text.strip().rstrip(".")
 
 
+@lru_cache(maxsize=4096)  # all answers of a group are compared with one gold answer
 def _read(text: str) -> Basic | MatrixBase:
     """The parser's reading of a text; if it cannot read an equation as a whole, that of the side
     after the last `=`.

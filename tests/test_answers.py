@@ -202,3 +202,10 @@ def test_the_same_answer_in_another_spelling(answer, gold):
 def test_another_answer(answer, gold):
     """False positives: a wrong answer, a hedge or a trick marked right."""
     assert compare(answer, gold) != "correct"
+
+
+def test_a_pair_is_judged_once():
+    """Parsing takes milliseconds, and rollouts of one problem repeat their answers."""
+    compare.cache_clear()
+    assert compare(r"\frac{37}{74}", "0.5") == compare(r"\frac{37}{74}", "0.5") == "correct"
+    assert compare.cache_info().hits == 1

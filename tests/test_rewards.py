@@ -92,6 +92,13 @@ def test_workers_serve_many_threads_and_are_replaced_when_they_die():
     assert grade_all(patient, texts, golds) == [Verdict(1.0, "correct")] * 6
 
 
+def test_a_timeout_is_not_kept():
+    """A worker keeps what it judged; a question that ran out of time is judged when asked again."""
+    question = (r"\frac{37x}{74}", ".5x")
+    assert workers.in_worker(*question, timeout_s=0.0) == "timeout"
+    assert workers.in_worker(*question, timeout_s=60.0) == "correct"
+
+
 def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
     """Nobody kills it then. What counts the towers of powers holds the interpreter's lock, so that
     no thread could.
