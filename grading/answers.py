@@ -25,7 +25,6 @@ from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
-from math_verify.grader import should_treat_as_complex
 from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Symbol, Union, simplify, solve
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
@@ -71,14 +70,15 @@ UNIT_WORDS = (
 UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?!{NO_UNIT}\b)(?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
 # What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5], 5 \text{
 # perhaps six}, \not=5.
-NO_ANSWER = re.compile(
+NO_ANSWER = (
     r"\\not(?![a-z])|^[0-9.]+( [0-9.]+)+$|^\[ ?([^,\[\]]+), ?\2 ?\]$|"
     rf"[0-9}}] ?(?:\\text\{{ ?)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b"
 )
-CHOICE = re.compile(rf"(?:{UPRIGHT})? *\(?([A-J])\)(?!.*\b(?:[A-J]|or|not|but)\b).*")  # (C) 12
-TUPLE = re.compile(r"\([^()]*,[^()]*\)")
-SET = re.compile(r"\\\{(?!.*(?:[:|]|\\mid)).*\\\}")
-IMAGINARY = re.compile(r"(?<![\\A-Za-z_])i(?![A-Za-z])")  # the i of 2i: no real z is equal to it
+CHOICE = rf"(?:{UPRIGHT})? *\(?([A-J])\)(?!.*\b(?:[A-J]|or|not|but)\b).*"  # (C) 12
+TUPLE = r"\([^()]*,[^()]*\)"
+SET = r"\\\{(?!.*(?:[:|]|\\mid)).*\\\}"
+# The i of 2i, or what has complex values: no real z is equal to it.
+COMPLEX = r"(?<![\\A-Za-z_])i(?![A-Za-z])|\\(?:imath|arg|Re|Im|mathbb\{C\})(?![a-z])"
 # Symbols with another meaning: `verify` takes a symbol called E for the number e.
 LETTERS = {"i": I, "E": Symbol("energy", real=True)}
 
@@ -95,69 +95,66 @@ def _both_signs(match: re.Match) -> str:
 
 
 SPELLINGS = [
-    (re.compile(pattern), new)
-    for pattern, new in [
-        (UPRIGHT, r"\\text{"),  # one command for upright text
-        (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
-        (r"(?:(?<!\\)\\(?:[,!;:> ]|q?quad\b)|~|\s)+", " "),  # every space is one space
-        (r"√ ?(\([^()]*\)|\{[^{}]*\}|[0-9.]+|[a-z])", r"\\sqrt{\1}"),
-        # the parser knows no \big, and none is needed
-        (r"\\(?:[bB]igg?[lrm]?|middle|(?:left|right)(?= ?(?:[()\[\]]|\\[{}lr])))(?![a-z]) ?", ""),
-        (r"\\lbrace(?![a-z]) ?", r"\\{"), (r"\\rbrace(?![a-z]) ?", r"\\}"),
-        (r"\\not ?=", r"\\neq "),
-        (r"\s?(?:\^(\{)?)?\\degree(?![a-z])(?(1)\})", r"^\\circ "),
-        (r"\\log ?_ ?(?:e|\{e\})(?![a-z])", r"\\ln "),
-        # unwraps \text{36 dollars}, \text{(C)}, \mathrm{e}, but not the unit of 5\text{m^2}
-        (rf"(?!(?:(?<=[0-9}}])|(?<=[0-9}}] )){UNIT_WORDS})"
-         r"\\text\{([^{}]*[0-9(][^{}]*|[ei])\}", r"\1"),
-        (r"^(?i:(?:\\text\{ ?)?the answer is):? ?\}? ?", ""),
-        (r"^\\\{ ?([a-z])(?: ?\\in ?\\mathbb ?\{?R\}?)? ?(?:\\(?:mid|vert|colon)(?![a-z])|[:|]) ?"
-         r"((?=.*\1)(?!.*=).*(?:[<>]|\\[lgn]eq?(?![a-z])).*)\\\}$", r"\2"),  # \{x\mid x>3\}
-        (r"^(?:[a-cx-z] ?=[^,=]+(?:,|\\text\{.?and.?\}|$) ?){2,}$",  # y=4, x=3
-         lambda m: ",".join(sorted(re.split(r",\s?|\\text\{.?and.?\}", m[0])))),
-        (r"^([a-z])\s?=[^,=]+(?:,\s?\1\s?=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
-        (r"(?<![\w.])([0-9]*\.[0-9]+)[eE]\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot 10^{\2}"),  # 1.5e3
-        (r"\\?\$|[£€¥]", ""),  # currency, and dollar signs around math
-        (r"(^|=) *([-+]?[1-9][0-9]{0,2}(?:[ ,][0-9]{3})+)(?![0-9]| ?[,;])",
-         lambda m: m[1] + re.sub("[ ,]", "", m[2])),  # thousands: 1 000, and 1,000 beside a unit
-        (r"^(-?[0-9]+) +([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
-        (r"(?<![0-9])([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar|dot) ?"  # 0.1\overline{6}
-         r"(\{)?((?(3)[0-9]{1,30}|[0-9]))(?(3)\})(?! ?[0-9])",
-         lambda m: m.expand(r"\\frac{0\1\2\4-0\1\2}{") + "9" * len(m[4]) + "0" * len(m[2]) + "}"),
-        *[(rf"(?<=[0-9}}]) *(\\text\{{)? *(?:{word})s?(?=(?:ths?)?\b)(?!-)", rf"\\cdot {factor}\1")
-          for word, factor in FACTORS.items()],  # 3\text{ million}
-        (r"(?<=\\cdot 10\^\{)([0-9]+\}(?:\\text\{)?)ths?\b", r"-\1"),  # 3\text{ hundredths}
-        (r"\\(?:thick)?approx(?![a-z]) ?", "="),
-        (r"^ *= *", ""),
-        (r" ?\(? ?\\?(?:[pb]?mod(?![a-z])|text\{ ?mod ?\}) ?\{? ?([^{} ]+?) ?\}? ?\)?$",
-         r"\\pmod{\1}"),
-        (r" ?\\equiv(?![a-z]) ?", r"\\equiv "),
-        (r"^(?:[a-z]\\equiv )?(?=-?[0-9]+\\pmod)", r"\\equiv "),  # 3 (mod 7) is right for x = 3
-        # f'(x), f^\prime(x) and f^{\prime}(x) are f_{prime}(x), which is not f(x)
-        (r"\\prime(?![a-z]) ?", "'"), (r"\^ ?(?:\{ ?('+)\}|(?='))", r"\1"),
-        (r"(?<=[A-Za-z])('+)", r"_{\1}"), (r"(?<=[{'])'", "prime"),
-        (r"'", r"^{\\prime}"),
-        (r"(?<=[0-9])(?: |\^|\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
-        # 12\text{ cm}^2, 36 dollars
-        (rf"(?<=[\w}})])(?:[ /]*{UNIT}(?: ?\^ ?\{{?-?[0-9]\}}?)?)+$", ""),
-        # 52_8 is not 52_9
-        (r"(?<![\w.^])(\()?([0-9][0-9A-F]*)(?(1)\))_ ?\{?([0-9]+)\}?(?![\w!])",
-         r"\\text{\2 base \3}"),
-        (r"\\[lcd]?dots[bcmio]?\b|\.\.\.", r"\\text{dots}"),  # 1,...,5 is not 1,5
-        (r"([0-9]+)\.([0-9]+) ?\\(?:times|cdot) ?(?=10 ?\^)",  # 6.7\times 10^{-34}, exactly
-         lambda m: m.expand(r"\\frac{\1\2}{1") + "0" * len(m[2]) + r"}\cdot "),
-        (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
-        (r"\([^()]*,[^()]*\)", _both_signs),  # (0,\pm2)
-        (r"[^,]+", _both_signs),  # \frac{1\pm\sqrt5}{2}, which the parser does not know
-        (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\ "),  # \\[4pt] between the rows of a matrix
-        (r"(\\(?:sin|cos|tan|cot|sec|csc) ?)([0-9.]+) ?\^ ?(?:\\circ|\{ ?\\circ ?\})",
-         r"\1(\2\\pi/180)"),
-        (r"\\varnothing\b", r"\\emptyset "),
-        (r"\\(?:display|text|script)style\b|\\(?:text)?color\{\w+\}", ""),  # appearance
-        (r"\\langle\b", "("), (r"\\rangle\b", ")"),
-        # 5 = x
-        (r"^((?:\\[a-z]+|[^A-Za-z=,<>\\])+)= ?([A-Za-z](?:\([^()]*\))?)$", r"\2=\1"),
-    ]
+    (UPRIGHT, r"\\text{"),  # one command for upright text
+    (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
+    (r"(?:(?<!\\)\\(?:[,!;:> ]|q?quad\b)|~|\s)+", " "),  # every space is one space
+    (r"√ ?(\([^()]*\)|\{[^{}]*\}|[0-9.]+|[a-z])", r"\\sqrt{\1}"),
+    # the parser knows no \big, and none is needed
+    (r"\\(?:[bB]igg?[lrm]?|middle|(?:left|right)(?= ?(?:[()\[\]]|\\[{}lr])))(?![a-z]) ?", ""),
+    (r"\\lbrace(?![a-z]) ?", r"\\{"), (r"\\rbrace(?![a-z]) ?", r"\\}"),
+    (r"\\not ?=", r"\\neq "),
+    (r"\s?(?:\^(\{)?)?\\degree(?![a-z])(?(1)\})", r"^\\circ "),
+    (r"\\log ?_ ?(?:e|\{e\})(?![a-z])", r"\\ln "),
+    # unwraps \text{36 dollars}, \text{(C)}, \mathrm{e}, but not the unit of 5\text{m^2}
+    (rf"(?!(?:(?<=[0-9}}])|(?<=[0-9}}] )){UNIT_WORDS})"
+     r"\\text\{([^{}]*[0-9(][^{}]*|[ei])\}", r"\1"),
+    (r"^(?i:(?:\\text\{ ?)?the answer is):? ?\}? ?", ""),
+    (r"^\\\{ ?([a-z])(?: ?\\in ?\\mathbb ?\{?R\}?)? ?(?:\\(?:mid|vert|colon)(?![a-z])|[:|]) ?"
+     r"((?=.*\1)(?!.*=).*(?:[<>]|\\[lgn]eq?(?![a-z])).*)\\\}$", r"\2"),  # \{x\mid x>3\}
+    (r"^(?:[a-cx-z] ?=[^,=]+(?:,|\\text\{.?and.?\}|$) ?){2,}$",  # y=4, x=3
+     lambda m: ",".join(sorted(re.split(r",\s?|\\text\{.?and.?\}", m[0])))),
+    (r"^([a-z])\s?=[^,=]+(?:,\s?\1\s?=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
+    (r"(?<![\w.])([0-9]*\.[0-9]+)[eE]\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot 10^{\2}"),  # 1.5e3
+    (r"\\?\$|[£€¥]", ""),  # currency, and dollar signs around math
+    (r"(^|=) *([-+]?[1-9][0-9]{0,2}(?:[ ,][0-9]{3})+)(?![0-9]| ?[,;])",
+     lambda m: m[1] + re.sub("[ ,]", "", m[2])),  # thousands: 1 000, and 1,000 beside a unit
+    (r"^(-?[0-9]+) +([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
+    (r"(?<![0-9])([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar|dot) ?"  # 0.1\overline{6}
+     r"(\{)?((?(3)[0-9]{1,30}|[0-9]))(?(3)\})(?! ?[0-9])",
+     lambda m: m.expand(r"\\frac{0\1\2\4-0\1\2}{") + "9" * len(m[4]) + "0" * len(m[2]) + "}"),
+    *[(rf"(?<=[0-9}}]) *(\\text\{{)? *(?:{word})s?(?=(?:ths?)?\b)(?!-)", rf"\\cdot {factor}\1")
+      for word, factor in FACTORS.items()],  # 3\text{ million}
+    (r"(?<=\\cdot 10\^\{)([0-9]+\}(?:\\text\{)?)ths?\b", r"-\1"),  # 3\text{ hundredths}
+    (r"\\(?:thick)?approx(?![a-z]) ?", "="),
+    (r"^ *= *", ""),
+    (r" ?\(? ?\\?(?:[pb]?mod(?![a-z])|text\{ ?mod ?\}) ?\{? ?([^{} ]+?) ?\}? ?\)?$",
+     r"\\pmod{\1}"),
+    (r" ?\\equiv(?![a-z]) ?", r"\\equiv "),
+    (r"^(?:[a-z]\\equiv )?(?=-?[0-9]+\\pmod)", r"\\equiv "),  # 3 (mod 7) is right for x = 3
+    # f'(x), f^\prime(x) and f^{\prime}(x) are f_{prime}(x), which is not f(x)
+    (r"\\prime(?![a-z]) ?", "'"), (r"\^ ?(?:\{ ?('+)\}|(?='))", r"\1"),
+    (r"(?<=[A-Za-z])('+)", r"_{\1}"), (r"(?<=[{'])'", "prime"),
+    (r"'", r"^{\\prime}"),
+    (r"(?<=[0-9])(?: |\^|\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
+    # 12\text{ cm}^2, 36 dollars
+    (rf"(?<=[\w}})])(?:[ /]*{UNIT}(?: ?\^ ?\{{?-?[0-9]\}}?)?)+$", ""),
+    # 52_8 is not 52_9
+    (r"(?<![\w.^])(\()?([0-9][0-9A-F]*)(?(1)\))_ ?\{?([0-9]+)\}?(?![\w!])",
+     r"\\text{\2 base \3}"),
+    (r"\\[lcd]?dots[bcmio]?\b|\.\.\.", r"\\text{dots}"),  # 1,...,5 is not 1,5
+    (r"([0-9]+)\.([0-9]+) ?\\(?:times|cdot) ?(?=10 ?\^)",  # 6.7\times 10^{-34}, exactly
+     lambda m: m.expand(r"\\frac{\1\2}{1") + "0" * len(m[2]) + r"}\cdot "),
+    (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
+    (r"\([^()]*,[^()]*\)", _both_signs),  # (0,\pm2)
+    (r"[^,]+", _both_signs),  # \frac{1\pm\sqrt5}{2}, which the parser does not know
+    (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\ "),  # \\[4pt] between the rows of a matrix
+    (r"(\\(?:sin|cos|tan|cot|sec|csc) ?)([0-9.]+) ?\^ ?(?:\\circ|\{ ?\\circ ?\})",
+     r"\1(\2\\pi/180)"),
+    (r"\\varnothing\b", r"\\emptyset "),
+    (r"\\(?:display|text|script)style\b|\\(?:text)?color\{\w+\}", ""),  # appearance
+    (r"\\langle\b", "("), (r"\\rangle\b", ")"),
+    # 5 = x
+    (r"^((?:\\[a-z]+|[^A-Za-z=,<>\\])+)= ?([A-Za-z](?:\([^()]*\))?)$", r"\2=\1"),
 ]  # fmt: skip
 
 
@@ -173,7 +170,7 @@ def compare(answer: str, gold: str) -> str:
         return "correct"
     if answer.replace(", ", ",") == gold.replace(", ", ","):  # 100,200 may be a list
         return "correct"
-    choice = CHOICE.fullmatch(answer)
+    choice = re.fullmatch(CHOICE, answer)
     if choice and choice[1].casefold() == _words(gold):  # (C) 12 is right for C
         return "correct"
     answer, gold = _normalise(answer), _normalise(gold)
@@ -185,10 +182,7 @@ def compare(answer: str, gold: str) -> str:
         gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)
     if answer == gold:
         return "correct"
-    if any(
-        TUPLE.fullmatch(one) and SET.fullmatch(other)
-        for one, other in ((answer, gold), (gold, answer))
-    ):
+    if re.fullmatch(f"{TUPLE};{SET}|{SET};{TUPLE}", f"{answer};{gold}"):
         return "wrong"
     try:
         right = _same(_read(gold), _read(answer))
@@ -214,7 +208,7 @@ def _normalise(text: str) -> str:
     text = re.sub("[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}", text)  # x²
     text = text.translate(UNICODE).strip().rstrip(".")
     for pattern, replacement in SPELLINGS:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     return text.strip().rstrip(".")
 
 
@@ -223,12 +217,14 @@ def _read(text: str) -> Basic | MatrixBase:
     """The parser's reading of a text; if it cannot read an equation as a whole, that of the side
     after the last `=`.
     """
-    if NO_ANSWER.search(text):
+    if re.search(NO_ANSWER, text):
         raise ValueError(f"{text} is not one answer")
     try:
-        is_real = not should_treat_as_complex(text) and not IMAGINARY.search(text)
         expr = latex2sympy(
-            text, is_real=is_real, normalization_config=CLEANING, conversion_config=MEANING
+            text,
+            is_real=not re.search(COMPLEX, text),
+            normalization_config=CLEANING,
+            conversion_config=MEANING,
         )
     except Exception:  # of any class, see `compare`, which gets it unless this is an equation
         value = re.fullmatch(r"[^,;<>]*[^\\<>!,;]=([^=,;<>]+)", text)
@@ -239,7 +235,7 @@ def _read(text: str) -> Basic | MatrixBase:
     if is_union and not any(isinstance(e, Eq) for e in expr):
         expr = _union(expr)
     letters = {e: LETTERS[e.name] for e in expr.free_symbols if e.name in LETTERS}
-    expr = expr.xreplace(letters) if letters else expr
+    expr = expr.xreplace(letters)
     # `verify` compares a symbol with anything else by its name: \frac{2x}{2} would not be x.
     return expr.doit() if isinstance(expr, Expr) and expr.free_symbols else expr
 
@@ -261,8 +257,10 @@ def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
     gold_has_repeats = isinstance(gold, FiniteSet) and len(gold._unsorted_args) > len(gold)
     if gold_has_repeats and len(gold._unsorted_args) != len(getattr(answer, "_unsorted_args", ())):
         return False
-    if not _numeric_equations_hold(answer):
-        return False
+    for equation in answer.atoms(Eq):  # x=2+3=5 has one between plain numbers
+        is_numeric = not equation.has(Symbol, AppliedUndef)
+        if is_numeric and not verify(equation.lhs, equation.rhs, 12, timeout_seconds=None):
+            return False
     # Decimals are compared to 12 places, constants to 300 digits: smaller differences are 0 to
     # `verify`, and with fewer digits 2^{-99} would be 2^{-100}. Decimals within constants, as in
     # 10^{0.01}, have no such digits, and sums would take a minute.
@@ -278,9 +276,3 @@ def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
         right = answer.lhs - answer.rhs
         return simplify((left - right) * (left + right)) == 0 or bool(solve(gold))
     return True
-
-
-def _numeric_equations_hold(expr: Basic | MatrixBase) -> bool:
-    """Whether the equations between plain numbers in an expression are true: x=2+3=5 has one."""
-    equations = [e for e in expr.atoms(Eq) if not e.has(Symbol, AppliedUndef)]
-    return all(verify(e.lhs, e.rhs, 12, timeout_seconds=None) for e in equations)
