@@ -74,7 +74,8 @@ NO_ANSWER = (
     r"\\not(?![a-z])|^[0-9.]+( [0-9.]+)+$|^\[ ?([^,\[\]]+), ?\2 ?\]$|"
     rf"[0-9}}] ?(?:\\text\{{ ?)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b"
 )
-CHOICE = rf"(?:{UPRIGHT})? *\(?([A-J])\)(?!.*\b(?:[A-J]|or|not|but)\b).*"  # (C) 12
+# (C) 12, with or without upright type
+CHOICE = rf"(?:{UPRIGHT})?\s*\(?(?:{UPRIGHT})?([A-J])\}}?\)(?!.*\b(?:[A-J]|or|not|but)\b).*"
 TUPLE = r"\([^()]*,[^()]*\)"
 SET = r"\\\{(?!.*(?:[:|]|\\mid)).*\\\}"
 # The i of 2i, or what has complex values: no real z is equal to it.

@@ -53,7 +53,7 @@ SAME = [
     (r"\text{Friday}", "Friday"),
     ("Evelyn", r"\text{Evelyn}"), (r"\textbf{ evelyn}", r"\text{Evelyn}"), ("C", r"\text{(C)}"),
     (r"\text{C}", r"\text{(C)}"), ("(C)", r"\text{C}"), (r"\text{(C) } 12", "C"), ("(B) 5", r"\text{(B)}"),
-    (r"\text{C) }12", "C"), ("C) 12", r"\text{(C)}"),
+    (r"\text{C) }12", "C"), ("C) 12", r"\text{(C)}"), (r"(\mathrm{C})\ 12", "C"),
     (r"4:30 \text{ p.m.}", r"\text{4:30 p.m.}"),
     (r"4:30\text{ PM}", r"\text{4:30 p.m.}"), ("11:21", "V_{1}:V_{2}=11:21"), ("4 : 3", "4:3"), (r"\frac43", "4:3"),
     (r"3\!:\!4", "3:4"), (r"3\,:\,4", "3:4"),
