@@ -24,7 +24,7 @@ from studies import loops
 @pytest.fixture(scope="module")
 def on_two(ended):
     """What two processes left."""
-    return torch.load(ended(*trl_runs.ON_TWO, trl_runs.__file__) / "seen.pt")
+    return torch.load(ended(trl_runs.__file__) / "seen.pt")
 
 
 def test_with_weights_of_one_it_is_grpo_to_the_bit(on_two):

@@ -24,6 +24,7 @@ from cases import configured, credit_by
 from datasets import Dataset
 from huggingface_hub import constants
 from peft import LoraConfig
+from torch.multiprocessing import start_processes
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -248,30 +249,39 @@ def print_all(where: str, rows: int, cases: dict) -> None:
         print(f"{where}, omega and advantages: to {check_omega(batches):.0e}", flush=True)
 
 
+def leave_batches(rank: int, folder: str) -> None:
+    """What test_trl.py wants of one of two processes, which rank 0 leaves in a folder."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # read, but not used
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    seen = {"differences": differences(SPLIT, **CASES["together"], max_steps=2)}
+    seen["batches"] = gather_object([first_batch(SPLIT, **LEFT_OUT)])
+    if rank == 0:
+        torch.save(seen, Path(folder) / "seen.pt")
+    torch.distributed.destroy_process_group()
+
+
 def main() -> None:
-    """On one process all cases, and it starts two; there, a folder as the only word gets what
-    test_trl.py wants.
+    """On one process all cases, and it starts two. A folder as the only word is test_trl.py's: two
+    processes are forked from this one, which has imported TRL for both.
     """
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    if "RANK" not in os.environ:
+    word = sys.argv[-1]
+    if os.path.isdir(word):
+        start_processes(leave_batches, (word,), nprocs=2, start_method="fork")
+    elif "RANK" not in os.environ:
         print_all("1 process", 12, CASES)
         for word in ("all", "zero3") if importlib.util.find_spec("deepspeed") else ("all",):
             subprocess.run([sys.executable, *ON_TWO, __file__, word], check=True)
-        return
-    word = sys.argv[1]
-    torch.distributed.init_process_group("gloo")
-    cases = {"all": CASES, "zero3": {"ZeRO-3": dict(deepspeed=ZERO3)}}.get(word)
-    if cases:
+    else:
+        torch.distributed.init_process_group("gloo")
+        cases = {"all": CASES, "zero3": {"ZeRO-3": dict(deepspeed=ZERO3)}}[word]
         for rows, layout in ((WHOLE, "whole"), (SPLIT, "split")):
             print_all(f"2 processes, groups {layout}", rows, cases)
-    else:
-        seen = {"differences": differences(SPLIT, **CASES["together"], max_steps=2)}
-        seen["batches"] = gather_object([first_batch(SPLIT, **LEFT_OUT)])
-        if torch.distributed.get_rank() == 0:
-            torch.save(seen, Path(word) / "seen.pt")
-    torch.distributed.destroy_process_group()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
