@@ -4,6 +4,7 @@ what they share.
 
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
@@ -27,6 +28,8 @@ from harness.parallel import Ranks
 from harness.run import credit_context
 from tasks import toy
 
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 ALONE = Ranks(0, 1, torch.device("cpu"))
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -68,6 +68,13 @@ def no_curve():
         yield
 
 
+@pytest.fixture
+def unequal(monkeypatch):
+    """Advantages differ, whatever a model that knows nothing says."""
+    advantages = "credit.batch.group_advantages"
+    monkeypatch.setattr(advantages, lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
+
+
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer,

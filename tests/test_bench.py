@@ -1,7 +1,5 @@
 """studies/bench.py: everyone solves the same problem, and the command prints what it measured."""
 
-import argparse
-
 import pytest
 import torch
 from cases import configured
@@ -11,6 +9,7 @@ from studies.bench import synthetic
 from tasks.problems import BadInput
 
 CPU = torch.device("cpu")
+FLAGS = bench.Bench(pairs=8, rounds=1)
 
 
 @pytest.fixture
@@ -88,9 +87,8 @@ def test_bad_flags_are_one_sentence(argv, said, assert_refused):
 
 def test_a_pair_is_measured_however_wide_the_spans(small):
     """`--pairs` counts pairs of 100 x 100, of which wide ones have many."""
-    flags = argparse.Namespace(pairs=8, rounds=1)
     states = synthetic(2, 4, 150, CPU)._replace(window=120, stride=30)
-    lines = bench.table(states, flags)
+    lines = bench.table(states, FLAGS)
     assert sum("| 4 " in line or "| 1 " in line for line in lines) >= 4
 
 
@@ -101,11 +99,10 @@ def test_responses_without_a_whole_span_are_refused(small):
     short = synthetic(2, 8, 6, CPU)
     [(hidden, mask, correct)] = short.groups
     mask[1, 5] = False
-    flags = argparse.Namespace(pairs=8, rounds=1)
     with pytest.raises(BadInput, match="no span of 100 tokens is full on both sides"):
-        bench.table(short, flags)
+        bench.table(short, FLAGS)
     lines = bench.table(
-        short._replace(groups=[*short.groups, (hidden, torch.ones_like(mask), correct)]), flags
+        short._replace(groups=[*short.groups, (hidden, torch.ones_like(mask), correct)]), FLAGS
     )
     assert "2 pairs, mixed groups: 2" in lines[0]
     assert (

@@ -71,6 +71,16 @@ def token(shown, number, place):
     return card(shown, number).locator(".token").nth(place)
 
 
+def shade(shown, number, place):
+    """How strongly a token is shaded, 0 to 1."""
+    strength = "token => token.style.getPropertyValue('--strength')"
+    return token(shown, number, place).evaluate(strength)
+
+
+def foot(shown):
+    return shown.locator("footer").text_content()
+
+
 def marked(shown, name):
     """The rollout in which tokens are marked, and their text; None where none are."""
     sections = shown.locator(f"section:has(.{name})")
@@ -116,7 +126,7 @@ def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
         assert marked(shown, "now") == (row + 1, f"{'abcd'[row]}{place} ")
         assert marked(shown, "here") == (row + 1, "".join(group[row]["tokens"][start:end]))
         assert marked(shown, "there") == (other + 1, "".join(group[other]["tokens"][begin:stop]))
-        said = shown.locator("footer").text_content()
+        said = foot(shown)
         weight = f"{group[row]['weights']['shear'][place]:.3g}"
         side = "wrong" if group[row]["score"] else "right"
         assert (
@@ -125,16 +135,10 @@ def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
         assert f"lies {weight} from the closest span of the {side} rollouts" in said
     shown.get_by_role("button", name="grpo").click()  # which has no distances
     assert marked(shown, "now") and marked(shown, "here") is None
-    assert (
-        "weight 1:" in shown.locator("footer").text_content()
-        and "lies" not in shown.locator("footer").text_content()
-    )
+    assert "weight 1:" in foot(shown) and "lies" not in foot(shown)
     assert not shown.locator("#steps").is_visible() and shown.locator("#above").is_disabled()
     shown.keyboard.press("Escape")
-    assert (
-        marked(shown, "here") is None
-        and "Point at a token" in shown.locator("footer").text_content()
-    )
+    assert marked(shown, "here") is None and "Point at a token" in foot(shown)
 
 
 def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
@@ -164,7 +168,7 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
         shown.keyboard.press(key)
         went.append(marked(shown, "now")[1])
     assert went == ["a", "b\n", "c", "d\n", "c", "b\n", "e", "a"]
-    assert "(token 1 of 5) has weight 0:" in shown.locator("footer").text_content()
+    assert "(token 1 of 5) has weight 0:" in foot(shown)
     shown.locator("#next").focus()
     shown.keyboard.press("Enter")
     assert shown.locator("section").count() == 1 and shown.locator("#next").is_disabled()
@@ -192,17 +196,16 @@ def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
     assert card(shown, 1).locator(".kind").text_content() == "\u2717 wrong value put in"
     assert card(shown, 2).locator(".error").all_text_contents() == ["c ", "d", " "]
     assert "SHEAR is told only" in shown.locator("#about").text_content()
-    strength = "token => token.style.getPropertyValue('--strength')"
-    assert token(shown, 2, 0).evaluate(strength) == "0.111"
+    assert shade(shown, 2, 0) == "0.111"
     shown.get_by_role("button", name="oracle").click()
     assert "is told the first error" in shown.locator("#about").text_content()
-    assert [token(shown, 2, place).evaluate(strength) for place in (1, 2, 4, 5)] == [
+    assert [shade(shown, 2, place) for place in (1, 2, 4, 5)] == [
         "0.000",
         "1.000",
         "1.000",
         "0.000",
     ]
-    assert [token(shown, 1, place).evaluate(strength) for place in (0, 3)] == ["1.000", "1.000"]
+    assert [shade(shown, 1, place) for place in (0, 3)] == ["1.000", "1.000"]
     assert marked(shown, "now") == (2, "d")
     box = card(shown, 2).locator("svg").bounding_box()
     shown.mouse.click(box["x"] + box["width"] * 5.5 / 6, box["y"] + 5)
@@ -257,11 +260,10 @@ def test_shades_can_begin_at_the_floor(look):
         rollout(["d"], [0.2], score=0.0, advantage=-1.0),
     ]
     shown = look(page.as_html([rows], "floor"))
-    strength = "token => token.style.getPropertyValue('--strength')"
-    strengths = [[token(shown, 1, place).evaluate(strength) for place in range(3)]]
+    strengths = [[shade(shown, 1, place) for place in range(3)]]
     for _ in range(2):
         shown.get_by_role("button", name="shade above the floor").click()
-        strengths.append([token(shown, 1, place).evaluate(strength) for place in range(3)])
+        strengths.append([shade(shown, 1, place) for place in range(3)])
     assert strengths == [
         ["0.200", "0.600", "1.000"],
         ["0.000", "0.500", "1.000"],
@@ -289,8 +291,7 @@ def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
     assert "no token gets credit" in after
     halves = [half.bounding_box() for half in shown.locator(".cards").all()]
     assert halves[0]["y"] == halves[1]["y"] and halves[0]["x"] < halves[1]["x"]
-    strength = "token => token.style.getPropertyValue('--strength')"
-    assert [token(shown, number, 0).evaluate(strength) for number in (1, 3)] == ["1.000", "0.000"]
+    assert [shade(shown, number, 0) for number in (1, 3)] == ["1.000", "0.000"]
 
 
 def test_controls_are_those_of_training(look):

@@ -20,6 +20,8 @@ import train
 from harness import checkpoint, files
 
 SIZES = [*RUN, *"--seed 1 --save-every 1 --keep 9".split()]
+# Some of the flags that a resumed run cannot change.
+KEPT = "--negative-scale .5,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
 pytestmark = pytest.mark.usefixtures("no_curve")
 
 
@@ -114,6 +116,12 @@ def test_checkpoints_come_as_often_as_asked(copied):
         ("state/*-00001-of-*", lambda data: data[:-1], "is missing or not"),
         ("state/*-00001-of-*", None, "is missing or not"),
         ("../step-*/complete.json", None, "has no complete checkpoint"),
+        ("../../metrics.jsonl", lambda data: b"".join(data.splitlines(True)[1:]), "metrics.jsonl"),
+        (
+            "../../metrics.jsonl",
+            lambda data: b"".join(data.splitlines(True)[:2] + data.splitlines(True)[3:]),
+            "metrics.jsonl",
+        ),
     ],
 )
 def test_a_missing_or_damaged_checkpoint_is_fatal(name, change, words, copied, assert_refused):
@@ -151,6 +159,7 @@ def test_a_resumed_run_may_learn_more_slowly(copied):
         ("--steps 6 --seed 5", "has 1; leave the flag out"),
         ("--steps 6 --name fork", "has run; leave the flag out"),
         ("--steps 6 --method grpo", "has shear; leave the flag out"),
+        *((f"--steps 6 {flag}", "leave the flag out") for flag in KEPT.split(",")),
     ],
 )
 def test_a_resumed_run_is_the_same_run(flags, words, whole, assert_refused):

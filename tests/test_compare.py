@@ -3,20 +3,20 @@
 import multiprocessing
 import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import saved
+import torch
+from cases import DOCS, saved
 from scipy import stats
 
+import train
 from harness import files, tables
 from studies import compare
 from studies.compare import Cell, Trial
 from tasks.problems import BadInput
 
-DOCS = Path(__file__).parents[1] / "docs"
 SMALL = (
     "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8 --steps 1 "
     "--warmup-steps 9"
@@ -47,13 +47,13 @@ def in_this_process(monkeypatch):
 
 
 def test_a_grid_grows_until_its_best_rate_is_inside():
-    """And to 8 times its middle, no further."""
+    """And to 8 times its middle or an eighth, no further."""
     assert compare.grid(2.0, {}) == [1.0, 2.0, 4.0]
     assert compare.grid(2.0, {1.0: 0.1, 2.0: 0.3, 4.0: 0.2}) == [1.0, 2.0, 4.0]
     assert compare.grid(2.0, {1.0: 0.4, 2.0: 0.3, 4.0: 0.2}) == [0.5, 1.0, 2.0, 4.0]
     assert compare.grid(2.0, {1.0: 0.1, 2.0: 0.2, 4.0: 0.3, 8.0: 0.4}) == [1.0, 2.0, 4.0, 8.0, 16.0]
-    rising = {1.0: 0.1, 2.0: 0.2, 4.0: 0.3, 8.0: 0.4, 16.0: 0.5}
-    assert compare.grid(2.0, rising) == sorted(rising)
+    for sign, rates in ((1, [1.0, 2.0, 4.0, 8.0, 16.0]), (-1, [0.25, 0.5, 1.0, 2.0, 4.0])):
+        assert compare.grid(2.0, {rate: sign * rate for rate in rates}) == rates
 
 
 def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
@@ -106,6 +106,7 @@ def test_few_seeds_keep_all_processes_busy():
 def test_names_of_rows_are_methods_with_changes():
     """Any method, any factor, in any order; a name of something else is refused."""
     assert compare.flags_of("oar-g") == {"method": "oar-g"}
+    assert compare.flags_of("sdpo") == {"method": "sdpo", "method_option": ("mix=0.9",)}
     both = {"method": "shear", "rescale": "mean1", "negative_scale": 0.5}
     assert (
         compare.flags_of("shear-mean1-wrong-.5")
@@ -139,34 +140,27 @@ def test_intervals_are_scipy_s():
     )
 
 
-def test_differences_are_paired_by_seed():
-    """Seeds that one has not run, and other stages, do not count."""
-    row = {"stage": "confirm", "cell": "c", "rule": "grpo"}
-    rows = [
-        row | {"seed": seed, "rewards": [0.0, 0.2 * seed], "sampled": 0.5} for seed in (1, 2, 3)
-    ]
-    rows += [
-        rows[seed] | {"rule": "shear", "rewards": [0.1 * seed + 0.12], "sampled": 0.75}
-        for seed in (2, 1)
-    ]
-    rows += [rows[0] | {"stage": "tune", "rule": "shear", "rewards": [0.9]}]
-    assert compare.differences(rows, "c", "shear", "grpo") == pytest.approx([0.02, 0.02])
-    assert compare.differences(rows, "c", "shear", "grpo", "sampled").tolist() == [0.25, 0.25]
+def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
+    """Rows of four stages, a table of all columns; then nothing is left to run. Evaluations have
+    one noise and their step; the first step of each run is slow, and so is an adapter's.
+    """
+    clock, noise, steps = [0], [], []
+    step, sampled, located = train.train_step, compare.sample_and_grade, compare.located
 
+    def train_step(run, number):
+        clock[0] += 1 + bool(run.config.credit.lora_rank) if number else 9
+        return step(run, number)
 
-def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsys):
-    """Rows of four stages, a table of all columns; then nothing is left to run."""
-    command = [
-        *SMALL.split(),
-        "--methods",
-        "grpo",
-        "arca-lora",
-        "--seeds",
-        "1",
-        "2",
-        "--tuning-seeds",
-        "7",
-    ]
+    def sample_and_grade(run, problems, *sampling):
+        noise.append(torch.initial_seed())
+        return sampled(run, problems, *sampling)
+
+    monkeypatch.setattr(train, "train_step", train_step)
+    monkeypatch.setattr(compare, "sample_and_grade", sample_and_grade)
+    monkeypatch.setattr(compare, "located", lambda *run: steps.append(run[1]) or located(*run))
+    monkeypatch.setattr(compare, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    command = [*SMALL.split(), "--methods", "grpo", "arca-lora", "--seeds", "1", "2"]
+    command += ["--tuning-seeds", "7"]
     command += ["--rows", str(tmp_path / "rows.jsonl")]
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
@@ -178,7 +172,13 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, capsy
         1e-4,
         1e-3,
     }  # an adapter's is ten times the others'
-    assert all(row["step"] > 0 and row["of_grpo"] > 0 for row in stages["cost"])
+    assert {(row["rule"], row["step"], row["of_grpo"]) for row in stages["cost"]} == {
+        ("grpo", 1, 1),
+        ("arca-lora", 2, 1),
+    }
+    assert all(row["rewards"] == [0.5] for row in stages["confirm"])
+    assert set(noise) == {compare.seed_of(seed, "evaluation") for seed in (1, 2)}
+    assert steps == [0, 1] * 4
     assert {row["code"] for row in rows} == {compare.code_of_training()}
     assert "arca-lora" not in stages["advantages"][0]["advantages"]["methods"]
     assert printed.count("\n") == 2 + 2
@@ -264,7 +264,7 @@ def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
 
 def test_the_table_is_of_rows_paired_by_seed():
     """Means over the seeds, D with its interval, AUCs before and after, cost against grpo's; none
-    of another rate.
+    of another rate, nor of a seed that one of both has not run.
     """
     cell, rows = Cell("--steps 2", 1e-4, ["grpo", "shear"]), []
     for rule, more in (("grpo", 0.0), ("shear", 0.1)):
@@ -273,7 +273,7 @@ def test_the_table_is_of_rows_paired_by_seed():
             rows.append(
                 usual | {"stage": "tune", "seed": seed, "rewards": [curve], "sampled": curve}
             )
-        for seed, curve in ((0, 0.4), (1, 0.6)):
+        for seed, curve in (0, 0.4), (1, 0.6), (2 + (rule == "grpo"), 0.5):
             auc = {"auc": 0.5 + more, "auc_step": 0.5 - more}
             numbers = {
                 "rewards": [curve + more, None],

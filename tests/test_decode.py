@@ -9,6 +9,7 @@ from test_packing import make, prompts
 
 from fast import prefill
 from fast.decode import live_rows
+from fast.packing import packing_of
 from grpo import hf_generate
 
 LIMITS = dict(max_tokens=30, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
@@ -33,6 +34,8 @@ def counted(model) -> list[int]:
         ("qwen2", {}, True),
         ("qwen2", WINDOW, True),
         ("llama", {}, True),
+        ("qwen3", {}, True),
+        ("mistral", {}, True),
         ("mistral", dict(sliding_window=8), True),
         ("gemma3_text", HYBRID, True),
         ("lfm2", CONVOLUTION, False),
@@ -40,11 +43,12 @@ def counted(model) -> list[int]:
 )
 def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatch):
     """Of prompts of unlike lengths, of one row alone, without stop ids, and of prompts that are
-    read once; a cache that cannot drop rows takes transformers' loop.
+    read once; a cache that cannot drop rows takes transformers' loop. Models that can pack do.
     """
     monkeypatch.setattr(prefill, "SHORT", 0)
     torch.manual_seed(0)
     model = make(family, **options)
+    packing_of(model)
     inputs = [part[torch.arange(4).repeat_interleave(3)] for part in prompts([3, 9, 1, 6])]
     inputs[0][:, -1] = torch.arange(6, 18)  # the same prompt but for its last token
     shared = [part[:, :-1].contiguous() for part in inputs]

@@ -19,7 +19,7 @@ from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.shear_settings import ClosestSpan
 from credit.table import METHODS
-from grpo import Rollouts, pad_left, rollout
+from grpo import Policy, Rollouts, log_probs, pad_left, rollout
 from harness import files, models
 from harness.config import PAPER, changed
 from rewards import Verdict
@@ -183,8 +183,10 @@ def test_fig_10_counts_groups(tmp_path):
     assert found == {"mixed": 0.5, "accuracies": [0, 0.25, 0.5, 1], "groups": [1, 2, 1, 2]}
 
 
-def test_where_the_peak_lies_and_what_is_around_a_place():
-    """Offsets by hand; constant rows and rows without an error do not count."""
+def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
+    """Offsets by hand; constant rows and rows without an error do not count. The picture's place
+    is 0.
+    """
     weights = torch.tensor(
         [[0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]]
     ).float()
@@ -195,6 +197,10 @@ def test_where_the_peak_lies_and_what_is_around_a_place():
     assert peak(weights[2:], mask[2:], places[2:]) is None
     assert around(weights, mask, places[:, 0], 2) == pytest.approx([7 / 3, 1, 4 / 3, 2, 2])
     assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
+    drawn = []
+    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path: drawn.append(figure.axes))
+    figures.weight_around_error({"shear": [1, 2, 3]}, tmp_path / "a.png")
+    assert drawn[0][0].lines[0].get_xydata().tolist() == [[-1, 0.5], [0, 1], [1, 1.5]]
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
@@ -350,9 +356,14 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         ([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7),
         ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7),
     ]
-    assert graded[0] == tokenizer.decode([4, 5, 20]) and graded[3] == tokenizer.decode([9, 8, 23])
-    assert graded[4] == tokenizer.decode([4, 5, 6, 7, 20])
+    assert graded == tokenizer.batch_decode(
+        [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
+    )
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
+    policy = Policy(model)
+    batch = prefixes.scored(group, policy, tokenizer, temperature=0.7, micro_tokens=99)
+    scored = log_probs(policy, batch.rollouts, temperature=0.7, micro_tokens=99)
+    torch.testing.assert_close(batch.log_probs, scored.log_probs)
     unsure = Prefixes(
         {}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], []
     )
@@ -382,16 +393,22 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     sizes = "--groups 2 --continuations 3 --layers 1".split()
     flags = ["--model", taught, *SIZES, *sizes, "--out", str(tmp_path)]
     made = []
-    # the one line of this model's programs would be the error, from its first token on: say that it
-    # starts later
-    monkeypatch.setattr(toy, "first_error", lambda problem, text: toy.FirstError(4, "arith", 12))
+
+    # the one line of this model's programs would be the error, from its first token on, and not
+    # count: say that it starts later in some
+    def first_error(problem, text):
+        return toy.FirstError(4 * (text[-2] in "02468"), "arith", 12)
+
+    monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     monkeypatch.setattr(
         prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options)
     )
     assert diagnose.main(flags) == 0 and made
     results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
-    assert results.keys() >= FIGURES | {"methods", "settings", "paper", "flags", "left_out"}
+    assert results.keys() >= FIGURES | {"methods", "settings", "flags", "left_out"}
+    numbers = [-0.96, -0.42, 0.64, 0.99, -0.055, -0.225, 0.838]
+    assert [number for row in results["paper"].values() for number in row] == numbers
     pictures = {
         path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")
     }
@@ -419,10 +436,12 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     assert [row["score"] for rows in shown for row in rows] == [
         x for each in groups if each.mixed for x in each.scores
     ]
-    wrong = [row["weights"]["shear"] for rows in shown for row in rows if row["score"] == 0]
+    wrong = [row for rows in shown for row in rows if row["score"] == 0]
+    counted = [row["weights"]["shear"] for row in wrong if row["first_error"][0]]
+    assert 0 < results["methods"]["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
     curve = []  # about token 11, the wrong step's last
     for place in range(11 - 8, 11 + 8 + 1):
-        known = [weights[place] for weights in wrong if place < len(weights)]
+        known = [weights[place] for weights in counted if place < len(weights)]
         curve.append(np.mean(known) if known else None)
     assert results["methods"]["shear"]["half_risen"] == half_risen(curve, 4) is not None
     assert set(shown[0][0]["weights"]) == {"shear", "grpo", "first", "oracle"}
@@ -436,12 +455,16 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     before = gone.read_text()
     gone.unlink()
     assert diagnose.main(flags) == 130 and made and gone.read_text() == before
-    assert_refused(diagnose.main, [*flags, "--continuations", "5"], "--continuations 5", "have 3")
+    config = json.loads((tmp_path / "config.json").read_text())
+    for name in config:
+        files.write_whole(tmp_path / "config.json", json.dumps(config | {name: "other"}))
+        assert_refused(diagnose.main, flags, "other")
+    assert len(config) == 19
 
 
 def solutions(path, **changed) -> list[str]:
-    """A file of one mixed group and one that is not; the flags that read it."""
-    problems = [("1+1?", [1, 0]), ("2+2?", [1, 1])]
+    """A file of two mixed groups and one that is not; the flags that read it."""
+    problems = [("1+1?", [1, 0]), ("2+2?", [1, 1]), ("3+3?", [0, 1])]
     numbered = [(problem, *pair) for problem, labels in problems for pair in enumerate(labels)]
     lines = [
         dict(problem=problem, solution=TEXT.format(i), label=label, extra=0)
@@ -458,13 +481,8 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     """Fig. 10, and the page's samples; what needs continuations or a first error is left out, and
     named.
     """
-    flags = [
-        *solutions(tmp_path / "s.jsonl"),
-        "--model",
-        str(qwen_folder),
-        "--out",
-        str(tmp_path / "out"),
-    ]
+    flags = solutions(tmp_path / "s.jsonl")
+    flags += ["--groups", "1", "--model", str(qwen_folder), "--out", str(tmp_path / "out")]
     monkeypatch.setattr(prefixes, "rollout", None)  # nothing may be sampled
     assert diagnose.main(flags) == 0
     printed, results = (
@@ -473,7 +491,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     )
     assert "left out: Figs. 1(a), 1(b), 3, 9" in printed and "first error" in printed
     assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10"}
-    assert results["fig_10"] == {"mixed": 0.5, "accuracies": [0.5, 1], "groups": [1, 1]}
+    assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
     right, wrong = files.rows(tmp_path / "out" / "samples.jsonl")
     assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
@@ -533,7 +551,7 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
     [
         (dict(label=2), ["line 1", '"label" is 2', "0 or 1"]),
         (dict(solution="\ud800"), ["line 1", '"solution"']),
-        (dict(solution="a" * 600), ["a problem and its solutions need", "leave it out"]),
+        (dict(solution="a" * 510), ["a problem and its solutions need", "leave it out"]),
     ],
 )
 def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, assert_refused):
@@ -549,7 +567,6 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
         ("--groups 513", ["--groups 513", "--heldout 512"]),
         ("--method grpo", ["--method", "leave it out"]),
         ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
-        ("--stride 13", ["--stride 13", "--window"]),
         ("--layers 1 9", ["--layers 9", "after 2 layers"]),
     ],
 )

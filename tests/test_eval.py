@@ -77,6 +77,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     nothing is.
     """
     flags = ["--model", models[0], *SMALL, "--out"]
+    part = [*flags, str(tmp_path / "part")]
     assert command.main([*flags, str(tmp_path / "whole")]) == 0
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
     blocks, made = [], []
@@ -88,19 +89,19 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
         return rollout(*args, **options)
 
     monkeypatch.setattr(evaluation, "rollout", stop)
-    assert command.main([*flags, str(tmp_path / "part")]) == 130
+    assert command.main(part) == 130
     path = tmp_path / "part" / "generations.jsonl"
     assert whole.startswith(path.read_text()) and len(rows(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
     monkeypatch.setattr(evaluation, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
-    assert command.main([*flags, str(tmp_path / "part")]) == 0
+    assert command.main(part) == 0
     assert path.read_text() == whole and len(made) == 2
     path.write_text(whole + "".join(whole.splitlines(keepends=True)[32:]))  # a block twice
     assert_refused(command.main, ["--from", path.parent], "line 41: cannot be read (it repeats")
-    assert command.main([*flags, str(tmp_path / "part")]) == 0
+    assert command.main(part) == 0
     assert path.read_text() == whole and len(made) == 3
     monkeypatch.setattr(evaluation, "rollout", None)  # nothing may be sampled
-    assert command.main([*flags, str(tmp_path / "part")]) == 0
+    assert command.main(part) == 0
 
 
 def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_refused):

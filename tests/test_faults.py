@@ -19,7 +19,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from cases import ALONE, RUN, Hostile, filled
+from cases import ALONE, ROOT, RUN, Hostile, filled, interrupt
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -61,16 +61,22 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def assert_says(command, argv: list, words: str, folder: Path, capsys) -> None:
-    """The command ends with status 2 and one sentence that has these words, and leaves the folder
-    as it was.
-    """
-    before = contents(folder)
-    capsys.readouterr()
-    assert command.main([str(word) for word in argv]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and message.count("\n") == 1 and words in message
-    assert contents(folder) == before
+@pytest.fixture
+def assert_says(assert_refused):
+    """Asserts status 2 and one sentence that has these words, and a folder that is as it was."""
+
+    def check(command, argv: list, words: str, folder: Path) -> None:
+        before = contents(folder)
+        assert_refused(command.main, argv, words)
+        assert contents(folder) == before
+
+    return check
+
+
+@pytest.fixture
+def resumed(copied) -> list:
+    """Flags that resume the run of the copy."""
+    return ["--resume", copied / "run", "--steps", "3"]
 
 
 @pytest.mark.parametrize(
@@ -99,10 +105,10 @@ def assert_says(command, argv: list, words: str, folder: Path, capsys) -> None:
         ),
     ],
 )
-def test_damaged_files_of_a_run_are_named(name, text, words, copied, capsys):
+def test_damaged_files_of_a_run_are_named(name, text, words, copied, assert_says, resumed):
     """Before a file is changed."""
     (copied / "run" / name).write_text(text)
-    assert_says(train, ["--resume", copied / "run", "--steps", "3"], words, copied, capsys)
+    assert_says(train, resumed, words, copied)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +122,13 @@ def test_damaged_files_of_a_run_are_named(name, text, words, copied, capsys):
         ("generations.jsonl", ": 0,", ": true,", '("seed" is true)'),
     ],
 )
-def test_damaged_evaluations_are_named(name, old, new, words, copied, taught, capsys):
+def test_damaged_evaluations_are_named(name, old, new, words, copied, taught, assert_says):
     """By `--from` and by the same command again."""
     path = copied / "evaluation" / name
     path.write_text(path.read_text().replace(old, new))
     again = ["--model", taught, *ASK, "--out", path.parent]
     for argv in (["--from", path.parent], again):
-        assert_says(evaluation, argv, words, copied, capsys)
+        assert_says(evaluation, argv, words, copied)
 
 
 RESPONSE = {"problem": "p", "response": r"\boxed{1}", "answer": "1"}
@@ -142,12 +148,12 @@ TRIAL = {"stage": "tune", "cell": "", "seed": 100, "rule": "grpo", "lr": 1e-4, "
         (page, "FOLDER", ROLLOUT | {"spans": [[0, 1]]}, '"spans" is [[0, 1]]'),
     ],
 )
-def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, capsys):
+def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, assert_says):
     """Not averaged, nor shown."""
     for name in ("metrics.jsonl", "samples.jsonl"):
         files.append_rows(tmp_path / name, [row])
     places = {"FILE": tmp_path / "samples.jsonl", "FOLDER": tmp_path, "NEW": tmp_path / "a" / "b"}
-    assert_says(command, [filled(word, places) for word in flags.split()], words, tmp_path, capsys)
+    assert_says(command, [filled(word, places) for word in flags.split()], words, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +172,7 @@ def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, ca
     ],
 )
 def test_weights_are_read_last(
-    flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, capsys
+    flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, assert_says
 ):
     """What is small is looked at before the minutes that a large model takes to load."""
     (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
@@ -184,7 +190,7 @@ def test_weights_are_read_last(
         "9",
     ]
     usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
-    assert_says(train, [*usual, *flags], filled(words, places), tmp_path, capsys)
+    assert_says(train, [*usual, *flags], filled(words, places), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -196,15 +202,15 @@ def test_weights_are_read_last(
         (compare, "--rows", "--methods grpo shear"),
     ],
 )
-def test_only_files_are_read(command, flag, more, qwen_folder, tmp_path, capsys):
+def test_only_files_are_read(command, flag, more, qwen_folder, tmp_path, assert_says):
     """A pipe would wait for whoever writes into it."""
     path = tmp_path / "rows.jsonl"
     os.mkfifo(path)
     more = [filled(word, {"QWEN": qwen_folder, "OUT": tmp_path / "new"}) for word in more.split()]
-    assert_says(command, [flag, path, *more], str(path), tmp_path, capsys)
+    assert_says(command, [flag, path, *more], str(path), tmp_path)
 
 
-def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
+def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
     """And what is on the disk is used; transformers would ask again and again, for half a minute a
     file.
     """
@@ -216,21 +222,20 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     words = "--model no/hub: cannot be loaded (no such folder or file; We couldn't connect"
-    assert_says(train, ["--model", "no/hub", "--out", tmp_path], words, tmp_path, capsys)
-    assert_says(evaluation, ["--model", "no/hub", *ASK, "--out", tmp_path], words, tmp_path, capsys)
+    assert_says(train, ["--model", "no/hub", "--out", tmp_path], words, tmp_path)
+    assert_says(evaluation, ["--model", "no/hub", *ASK, "--out", tmp_path], words, tmp_path)
     assert requests == ["no/hub"]
 
 
-def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
+def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, assert_says):
     """Whose generations are of other settings."""
     file = tmp_path / "responses.jsonl"
-    files.append_rows(file, [{"problem": "p", "response": r"\boxed{1}", "answer": "1"}])
+    files.append_rows(file, [RESPONSE])
     assert_says(
         evaluation,
         ["--replay", file, "--out", copied / "evaluation"],
         "choose another --out",
         copied,
-        capsys,
     )
 
 
@@ -244,40 +249,37 @@ def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, capsys):
         ),  # else rows of one temperature would count as another's
     ],
 )
-def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, capsys):
+def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, assert_says):
     """And none is left where nothing was written."""
     (copied / "evaluation" / "settings.json").unlink()
     places = {"RUN": copied / "run", "TAUGHT": taught, "BARE": copied / "evaluation"}
     places["FILE"] = tmp_path / "rows.jsonl"
-    places["FILE"].write_text('{"problem": "p", "response": "1", "answer": "1"}\n')
+    files.append_rows(places["FILE"], [RESPONSE])
     argv = [*ASK[:6], *(filled(word, places) for word in flags.split())]
-    assert_says(evaluation, argv, words, copied, capsys)
+    assert_says(evaluation, argv, words, copied)
 
 
-def test_a_folder_that_another_process_writes_is_refused(copied, taught, capsys):
+def test_a_folder_that_another_process_writes_is_refused(copied, taught, assert_says, resumed):
     """A run's and an evaluation's."""
     again = ["--model", taught, *ASK, "--out", copied / "evaluation"]
-    resumed = ["--resume", copied / "run", "--steps", "3"]
     for folder, command, argv in (
         (copied / "run", train, resumed),
         (copied / "evaluation", evaluation, again),
     ):
         handle = os.open(folder, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        assert_says(command, argv, "another process is writing there", copied, capsys)
+        assert_says(command, argv, "another process is writing there", copied)
         os.close(handle)
 
 
-def test_other_problems_are_refused(copied, monkeypatch, capsys):
+def test_other_problems_are_refused(copied, monkeypatch, assert_says, resumed):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
     monkeypatch.setattr(harness.run, "digest_of", lambda problems: "of others")
-    assert_says(
-        train, ["--resume", copied / "run", "--steps", "3"], "other problems", copied, capsys
-    )
+    assert_says(train, resumed, "other problems", copied)
 
 
 @pytest.mark.parametrize("kind", ["runs code", "lacks a tensor", "other shapes"])
-def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
+def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed):
     """Nor loads anything but the policy's tensors. Sizes are right: whoever makes a folder makes
     them, too.
     """
@@ -295,13 +297,11 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, capsys):
     complete = json.loads((folder / "complete.json").read_text())
     complete["files"][str(path.relative_to(folder))] = path.stat().st_size
     (folder / "complete.json").write_text(json.dumps(complete))
-    assert_says(
-        train, ["--resume", copied / "run", "--steps", "3"], "cannot be loaded", copied, capsys
-    )
+    assert_says(train, resumed, "cannot be loaded", copied)
     assert not (tmp_path / "made").exists()
 
 
-def test_a_model_folder_runs_no_code(taught, tmp_path, capsys):
+def test_a_model_folder_runs_no_code(taught, tmp_path, assert_says):
     """Nor does it ask on a terminal whether it may, which a piped "y" would answer."""
     folder = Path(shutil.copytree(taught, tmp_path / "model"))
     (folder / "modeling.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'made')!r})\n")
@@ -315,11 +315,7 @@ def test_a_model_folder_runs_no_code(taught, tmp_path, capsys):
         }
         (folder / name).write_text(json.dumps(settings))
     assert_says(
-        train,
-        [*SIZES, "--model", folder, "--out", tmp_path / "out"],
-        f"--model {folder}",
-        tmp_path,
-        capsys,
+        train, [*SIZES, "--model", folder, "--out", tmp_path / "out"], f"--model {folder}", tmp_path
     )
     assert not (tmp_path / "made").exists()
 
@@ -453,7 +449,7 @@ def test_workers_start_below_a_hard_limit_of_memory():
 )
 def test_odd_surroundings_are_one_sentence(environment, flags, words, tmp_path):
     """What is around a command: the environment, the encoding of names, units that were others."""
-    argv = [sys.executable, str(Path(__file__).parents[1] / "train.py"), *flags]
+    argv = [sys.executable, str(ROOT / "train.py"), *flags]
     ended = subprocess.run(
         argv, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
     )
@@ -483,7 +479,7 @@ def test_a_reader_that_leaves_ends_the_run_quietly(ranks, taught, tmp_path):
     argv = [sys.executable, "train.py", *SIZES, "--model", taught, "--out", str(tmp_path)]
     command = subprocess.Popen(
         [*argv, "--ranks", str(ranks), "--steps", "500", "--save-every", "400"],
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -507,25 +503,25 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden():
         run_command(memory="less")(work)()
 
 
-def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, capsys):
+def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, assert_says):
     """The embedded model has no letters of English words."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"problem": "What is 7 * 8?", "answer": "56"}\n' * 9)
     argv = ["--task", "math", "--model", taught, "--data", rows, "--max-tokens", "9"]
     words = "the model's tokenizer cannot write 4 of the 10 characters of 'What is 7 * 8?'"
-    assert_says(train, [*argv, "--out", tmp_path / "new"], words, tmp_path, capsys)
+    assert_says(train, [*argv, "--out", tmp_path / "new"], words, tmp_path)
 
 
-def test_a_refusal_leaves_no_new_folder(taught, tmp_path, capsys, assert_refused):
+def test_a_refusal_leaves_no_new_folder(taught, tmp_path, assert_says):
     """Nor its parents; a name that no file system takes is bad input."""
     out = tmp_path / "new" / "runs"
     argv = [*SIZES, "--model", taught, "--out", out, "--bench", "math500", "--eval-every", "1"]
     argv += ["--bench-data", "math500=/no"]
-    assert_says(train, argv, "/no: cannot be read", tmp_path, capsys)
+    assert_says(train, argv, "/no: cannot be read", tmp_path)
     assert not (tmp_path / "new").exists()
     long = [*SIZES, "--model", taught, "--out", tmp_path, "--name", "x" * 5000]
     words = f"--name: '{'x' * 40}' is longer than a file's name may be"
-    assert_refused(train.main, long, words)
+    assert_says(train, long, words, tmp_path)
     with files.made(tmp_path, ALONE, "config.json"):
         pass
     assert tmp_path.exists()  # it was there before
@@ -536,10 +532,6 @@ def test_a_refusal_leaves_no_new_folder(taught, tmp_path, capsys, assert_refused
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
     """Before the first step; the message says how to begin from it."""
-
-    def interrupt(run, step):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(train, "evaluate", interrupt)
     argv = [*SIZES, "--warmup-steps", "2", "--out", str(tmp_path), "--name", "run"]
     assert train.main(argv) == 130

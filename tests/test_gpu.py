@@ -14,6 +14,7 @@ from test_packing import gradients, make, of_unlike_lengths
 from test_race import CASES, LIMITS, minima, problem
 from test_shear import SMALL, group, weights
 from torch import Tensor
+from torch.testing import assert_close
 
 import train
 from credit.table import METHODS
@@ -50,7 +51,7 @@ def test_minima_of_the_race_are_those_of_a_cpu(name):
         costs.to(DEVICE), Spans(*to_device(*right)), Spans(*to_device(*wrong)), eps, **LIMITS
     )
     for ours, expected in zip(found, minima(costs, right, wrong, eps, **LIMITS), strict=True):
-        torch.testing.assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
+        assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,11 +64,9 @@ def test_weights_are_those_of_a_cpu(options, dtype):
     hidden = hidden.to(dtype)
     there = to_device(hidden, mask, correct)
     expected = weights(hidden, mask, correct, **SMALL, **options)
-    torch.testing.assert_close(
-        weights(*there, **SMALL, **options).cpu(), expected, atol=1e-5, rtol=1e-4
-    )
+    assert_close(weights(*there, **SMALL, **options).cpu(), expected, atol=1e-5, rtol=1e-4)
     plain = shear_weights(hidden, mask, correct, **SMALL)
-    torch.testing.assert_close(shear_weights(*there, **SMALL).cpu(), plain, atol=1e-5, rtol=1e-4)
+    assert_close(shear_weights(*there, **SMALL).cpu(), plain, atol=1e-5, rtol=1e-4)
 
 
 def test_scores_and_gradients_are_those_of_a_cpu(tiny):
@@ -88,7 +87,7 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
             ]
         )
     for ours, expected in zip(*found, strict=True):
-        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-3)
+        assert_close(ours, expected, atol=1e-4, rtol=1e-3)
 
 
 def test_packed_rollouts_are_padded_ones():

@@ -55,13 +55,19 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def dotted(path: Path) -> str:
+    """A module's name."""
+    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+
+
 def imported(path: Path) -> set[str]:
     """The modules of ours that a file imports, anywhere in it, by their dotted names."""
-    return {
-        name
-        for name in names_in(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        if name.split(".")[0] in FLOOR
-    }
+    return {name for name in names_in(ast.walk(tree_of(path))) if name.split(".")[0] in FLOOR}
 
 
 def names_in(nodes: Iterable[ast.AST]) -> set[str]:
@@ -107,10 +113,7 @@ def test_imports_run_down():
 
 def test_no_file_imports_itself_in_a_circle():
     """Nor do the files within a room, each of which can be read after those that it imports."""
-    files = {
-        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path
-        for path in SOURCES
-    }
+    files = {dotted(path): path for path in SOURCES}
     arrows = {name: imported(path) & set(files) for name, path in files.items()}
     while arrows:
         free = {name for name, others in arrows.items() if not others & set(arrows)}
@@ -120,12 +123,7 @@ def test_no_file_imports_itself_in_a_circle():
 
 def test_what_few_need_is_imported_where_it_is_needed():
     """`datasets` takes a second; POT and GeomLoss are for the table of `studies.bench`."""
-    at_once = {
-        path.relative_to(ROOT).as_posix(): names_in(
-            ast.parse(path.read_text(encoding="utf-8")).body
-        )
-        for path in SOURCES
-    }
+    at_once = {path.relative_to(ROOT).as_posix(): names_in(tree_of(path).body) for path in SOURCES}
 
     def need(package: str) -> set[str]:
         return {
@@ -146,9 +144,7 @@ def test_the_paper_s_files_import_what_the_paper_needs():
 
 def test_train_py_reads_ten_modules_of_ours():
     """One step can be followed without opening more."""
-    files = {
-        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in SOURCES
-    }
+    files = {dotted(path) for path in SOURCES}
     assert len(imported(ROOT / "train.py") & files) <= 10
 
 
@@ -159,7 +155,7 @@ def test_a_method_is_known_to_the_table_and_to_its_function():
     other_words = {*NEEDS, "shear", "entropy"}  # needs, the default and the project, a metric
     for path in SOURCES:
         if room_of(path) != "studies" and path.name not in ("table.py", "methods.py"):
-            constants = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            constants = (node for node in ast.walk(tree_of(path)))
             words = {
                 node.value
                 for node in constants
@@ -179,7 +175,7 @@ def test_a_public_name_stands_for_one_thing():
     }  # that make their own
     places = {}
     for path in SOURCES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree_of(path).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_":
                 places.setdefault((room_of(path) == "grading", node.name), []).append(path)
     twice = {name: paths for (_, name), paths in places.items() if len(paths) > 1}
@@ -205,7 +201,7 @@ def size_of(path: Path) -> int:
     """Nodes of the syntax tree, strings counted by their words, so that neither a line break nor a
     docstring nor a type counts. Operators and contexts belong to the nodes that have them.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     free = documentation_and_types(tree)
     parts = ast.expr_context | ast.operator | ast.unaryop | ast.boolop | ast.cmpop
     size = 0
@@ -231,7 +227,7 @@ def density_of(path: Path) -> Counter:
     """How often a file has each of DENSITY."""
     found = Counter()
     comprehensions = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Assign):
             is_pack = isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
             found["assignments of several values"] += is_pack

@@ -15,16 +15,16 @@ from credit import lora
 from harness import files
 from tasks import toy
 
+IDS = torch.arange(18).view(2, 9)
 pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
     """Logits to the bit; gradients on the linear layers' adapters only."""
     model, _ = tiny
-    ids = torch.randint(0, 20, (2, 9))
-    plain = model(ids).logits
+    plain = model(IDS).logits
     lora.add(model, 3, seed=5)
-    assert torch.equal(model(ids).logits, plain) and not model.training
+    assert torch.equal(model(IDS).logits, plain) and not model.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert (
         all(".lora_" in name for name in trained) and len(trained) == 2 * 2 * 7
@@ -34,14 +34,13 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     """To the bit; what can be trained stays what could be."""
     model, _ = tiny
-    ids = torch.randint(0, 20, (2, 9))
-    plain = model(ids).logits
-    moved = adapted(model)(ids).logits
+    plain = model(IDS).logits
+    moved = adapted(model)(IDS).logits
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     with pytest.raises(ZeroDivisionError), lora.off(model):
-        assert torch.equal(model(ids).logits, plain)
+        assert torch.equal(model(IDS).logits, plain)
         1 / 0  # noqa: B018 - something fails
-    assert torch.equal(model(ids).logits, moved) and not torch.equal(moved, plain)
+    assert torch.equal(model(IDS).logits, moved) and not torch.equal(moved, plain)
     assert trainable == [parameter.requires_grad for parameter in model.parameters()]
     part = model.model.layers[0].mlp.up_proj
     expected = (
@@ -64,34 +63,24 @@ def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    ids = torch.randint(0, 20, (2, 9))
-    torch.testing.assert_close(again(ids).logits, model(ids).logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(again(IDS).logits, model(IDS).logits, atol=1e-5, rtol=0)
     assert (
         AutoTokenizer.from_pretrained(tmp_path)("a=1")["input_ids"] == tokenizer("a=1")["input_ids"]
     )
 
 
-def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
+def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path, unequal):
     """arca: two steps are one step, --resume and another, to the bit; the base does not move, the
     saved model does.
     """
     saved(tmp_path / "start", toy.make_model(1, seed=0))
     flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8 --eval-groups 2".split()
     flags += "--toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2 --steps 2".split()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "credit.batch.group_advantages",
-            lambda rewards, size: torch.linspace(-1, 1, len(rewards)),
-        )
-        assert (
-            train.main(
-                [*flags, "--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]
-            )
-            == 0
-        )
-        shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-        shutil.rmtree(tmp_path / "cut" / "model")
-        assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0
+    flags += ["--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]
+    assert train.main(flags) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    shutil.rmtree(tmp_path / "cut" / "model")
+    assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0
     assert_same_run(tmp_path / "whole", tmp_path / "cut")
     whole = files.rows(tmp_path / "whole" / "metrics.jsonl")
     assert (

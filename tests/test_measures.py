@@ -78,10 +78,3 @@ def test_localisation_without_anything_to_locate_is_none():
         assert math.isnan(
             weight_by_side(torch.rand(2, 3), mask, torch.tensor([start] * 2))["weight_before"]
         )
-
-
-def test_uniform_weights_locate_nothing():
-    """GRPO's weights are all equal: every AUC is exactly one half."""
-    places = torch.tensor([[2, 4], [5, 9], [1, 2], [-1, -1]])
-    ours = localisation(torch.ones(4, 9), torch.ones(4, 9).bool(), places)
-    assert ours["auc"] == ours["auc_rollout"] == ours["auc_step"] == 0.5

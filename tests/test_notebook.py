@@ -2,13 +2,12 @@
 
 import json
 import sys
-from pathlib import Path
 
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
+from cases import DOCS
 
-DOCS = Path(__file__).parents[1] / "docs"
 SIZES, SMALL = "LINES, WARMUP = 4, 500", "LINES, WARMUP = 1, 100"
 
 

@@ -10,6 +10,7 @@ import torch
 from cases import SMALL, adapted, small_gpt2
 from make_believe import CUDA, Cuda
 from torch.nn.functional import scaled_dot_product_attention
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -118,7 +119,7 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)
     for at_once in (2, 8):
         ours, others = gradients(policy, ragged, pulls, at_once)
-        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+        assert_close(ours, expected, atol=1e-5, rtol=0)
         assert (others - gradient).norm() / gradient.norm() < 1e-5
 
 
@@ -141,7 +142,7 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch
         for each, tokens in ((policy, 70), (alone, 1))
     )
     for name in ("log_probs", "entropies", "hidden"):
-        torch.testing.assert_close(getattr(ours, name), getattr(others, name), atol=1e-5, rtol=0)
+        assert_close(getattr(ours, name), getattr(others, name), atol=1e-5, rtol=0)
     (_, gradient), (_, expected) = (
         gradients(policy, rollouts, pulls, 8),
         gradients(alone, rollouts, pulls, 1),
@@ -181,24 +182,6 @@ def test_a_model_that_packs_samples_as_before():
     assert packing_of(model) and model.config._attn_implementation == "packed"
     assert torch.equal(hf_generate(model, *inputs, **limits), before)
     assert "packed" not in model.config.to_json_string()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_that_is_read_once_is_continued_as_before(family, monkeypatch):
-    """fast/prefill.py: greedy tokens of padded prompts, three rollouts each, are those of
-    `generate` alone.
-    """
-    monkeypatch.setattr(prefill, "SHORT", 0)
-    model, read = make(family), []
-    packing_of(model)
-    model.base_model.register_forward_pre_hook(
-        lambda module, inputs, options: read.append(inputs), with_kwargs=True
-    )
-    rows = torch.arange(4).repeat_interleave(3)
-    inputs = [part[rows] for part in prompts([3, 9, 1, 6])]
-    limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
-    ours = prefill.shared_prefill(hf_generate, model, *inputs, **limits)
-    assert len(read[0][0]) == 4 and torch.equal(ours, hf_generate(model, *inputs, **limits))
 
 
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
@@ -268,4 +251,4 @@ def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
         segments = packing.Segments(starts.to(CUDA), *places)
         ours, _ = packing.packed_attention(None, *there, None, segments=segments, scaling=0.3)
         assert ours.is_cuda
-    torch.testing.assert_close(ours, expected, atol=2e-2, rtol=0)
+    assert_close(ours, expected, atol=2e-2, rtol=0)

@@ -118,7 +118,7 @@ def test_hostile_text_cannot_leave_its_place():
     row["weights"][everything] = [0.5] * len(HOSTILE)
     text, plain = (
         page.as_html([[row]], everything),
-        page.as_html([[rollout(["a"], [1.0])]], "title"),
+        page.as_html([[GOOD]], "title"),
     )
     assert data_of(text)[0][0]["tokens"] == HOSTILE and data_of(text)[0][0]["problem"] == everything
     assert (
@@ -135,7 +135,7 @@ def test_the_policy_admits_this_script_and_this_style_only():
     """Hashes are of the very text between the tags; nothing else loads or runs, and the one link is
     the paper's.
     """
-    text = page.as_html([[rollout(["a"], [1.0])]], "title")
+    text = page.as_html([[GOOD]], "title")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     for name, tag in (("script-src", "script"), ("style-src", "style")):

@@ -13,6 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
+import cases
 import pytest
 import torch
 from cases import ALONE, RUN, adapted, assert_same_run, configured, small_mixtral
@@ -23,12 +24,12 @@ from transformers import AutoModelForCausalLM
 import harness.run
 import train
 from grpo import Policy, Rollouts, rollout
-from harness import checkpoint, files, launch, parallel
+from harness import checkpoint, files, launch, parallel, prepare
 from harness.parallel import Ranks, checksum, full, share
 from harness.run import assemble
 from rewards import Verdict
 from tasks import toy
-from tasks.problems import Task
+from tasks.problems import BadInput, Task
 
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
@@ -275,8 +276,20 @@ def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):
     assert other == ""
 
 
-def test_a_killed_rank_ends_the_others(two):
-    """Rank 1 was killed (-9) while rank 0 waited for it, which it would have done for hours."""
+def test_more_ranks_than_work_are_refused():
+    """A rank without a prompt, or without a problem to evaluate, would fail in the middle."""
+    for size in ("prompts_per_step", "heldout", "eval_groups"):
+        with pytest.raises(BadInput, match=" 1: there are 2 ranks; raise it"):
+            prepare.check_ranks(cases.flags(**{size: 1}), Ranks(0, 2, ALONE.device))
+
+
+def test_a_killed_rank_ends_the_others(two, tmp_path, capsys):
+    """Rank 1 was killed (-9) while rank 0 waited for it, which it would have done for hours. Bad
+    input's status is the launcher's, which adds nothing.
+    """
+    script = tmp_path / "bad_input.py"
+    script.write_text("raise SystemExit(2)")
+    assert launch.launch(2, str(script), []) == 2 and not capsys.readouterr().err
     assert two[2]["status"] == 1
     assert two[2]["said"] == "rank 1 failed with status -9; the others were ended\n"
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import CHAT, SMALL, saved, turns_tokenizer, with_a_stop
+from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit import teacher
@@ -93,7 +94,7 @@ def test_scores_are_those_read_by_hand(pair):
     results = scored(pair, TEXTS)
     assert len(results) == len(TEXTS)
     for i, (good, step) in enumerate(results):
-        torch.testing.assert_close(good, by_hand(pair, f"What is {i} + {i}?", RESPONSES[i][1]))
+        assert_close(good, by_hand(pair, f"What is {i} + {i}?", RESPONSES[i][1]))
         assert good.dtype == torch.float32 and step.dtype == torch.int64
     assert results[0][0].std() > 1e-3
 
@@ -128,12 +129,12 @@ def test_micro_batches_and_order_do_not_matter(pair, monkeypatch):
     questions = [f"{i}?" for i in range(len(TEXTS))]
     together = scored(pair, TEXTS, questions, 10**6)
     assert [len(shape) for shape in shapes] == [2] and shapes[0][0] == len(TEXTS)
-    torch.testing.assert_close(scored(pair, TEXTS, questions, 1), together)
+    assert_close(scored(pair, TEXTS, questions, 1), together)
     shapes.clear()
-    torch.testing.assert_close(scored(pair, TEXTS, questions, 450), together)
+    assert_close(scored(pair, TEXTS, questions, 450), together)
     assert 1 < len(shapes) < len(TEXTS) == sum(shape[0] for shape in shapes)
     assert all(shape.numel() <= 450 for shape in shapes)
-    torch.testing.assert_close(scored(pair, TEXTS[::-1], questions[::-1], 450)[::-1], together)
+    assert_close(scored(pair, TEXTS[::-1], questions[::-1], 450)[::-1], together)
 
 
 def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair):
@@ -144,7 +145,7 @@ def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair):
     results = score_steps(pair, questions, rollouts, turns_tokenizer(), "\n\n", 1000)
     assert [values.shape for values in results[1]] == [(0,), (0,)]
     for i in (0, 2):
-        torch.testing.assert_close(results[i], expected[i])
+        assert_close(results[i], expected[i])
     rollouts.mask[:] = False
     for good, step in score_steps(pair, questions, rollouts, turns_tokenizer(), "\n\n", 1000):
         assert not good.numel() and not step.numel()
@@ -161,7 +162,7 @@ def test_a_spelt_separator_adds_no_score(pair, spelt):
     assert [len(good) for good, _ in results] == [3, 3 + spelt.count("\n\n"), 3]
     for i, (good, step) in enumerate(results):
         assert len(step) == len(texts[i]) + 1 and step.max() == len(good) - 1
-    torch.testing.assert_close(results[1][0][0], results[0][0][0])  # the first step was not moved
+    assert_close(results[1][0][0], results[0][0][0])  # the first step was not moved
 
 
 def test_what_exceeds_the_context_takes_the_last_score(pair):
@@ -173,7 +174,7 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
         pair, ["\n\n".join(steps), "\n\n".join(steps[2:])], ["?", "?"]
     )
     expected = by_hand(pair, "?", steps[:2])
-    torch.testing.assert_close(good, torch.cat([expected, expected[-1:].expand(3)]))
+    assert_close(good, torch.cat([expected, expected[-1:].expand(3)]))
     assert unread.tolist() == [0.5] * 3
     assert step[-1] == 4
 
@@ -220,7 +221,7 @@ def test_a_loaded_model_is_ready(folder, pair):
     good, _ = scored((model, pair[1]), ["One."])[0]
     exact, _ = scored(pair, ["One."])[0]
     assert good.dtype == torch.float32
-    torch.testing.assert_close(good, exact, atol=0.05, rtol=0.05)
+    assert_close(good, exact, atol=0.05, rtol=0.05)
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
@@ -251,7 +252,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
     loaded = load_reward_model(saved(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32)
     again = score_steps(loaded, questions, rollouts, words, "\n", 4000)
-    torch.testing.assert_close(again, results, atol=0, rtol=0)
+    assert_close(again, results, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("lines", [1, 3])

@@ -15,6 +15,7 @@ import judge
 import numpy
 import proxy
 import pytest
+import wire
 
 
 @pytest.fixture
@@ -119,6 +120,8 @@ def test_what_is_no_message_is_the_candidates_end(message):
             with pytest.raises(proxy.Died):
                 link.ask("call", 1)
         assert link.dead
+        with pytest.raises(ValueError, match="too long"):
+            wire.send(outside.makefile("rwb"), "four", limit=5)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_what_is_no_message_is_the_candidates_end(message):
         ("def f(x): raise SystemExit", ["assert f(1) == 2"], "crashed"),
         ("def f(x): raise KeyboardInterrupt", ["assert f(1) == 2"], "crashed"),
         ("def f(x): return x", ["assert f(1) = 2"], "infra_error"),
-        ("def f(x): return x", ["import no_such_module"], "infra_error"),
+        ("def f(x): return x", ["import no_such_module", "assert f(1)"], "infra_error"),
         ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "infra_error"),
         ("def f(x): return len(x)", ["assert f('x' * 2**25) == 2**25"], "correct"),
         (

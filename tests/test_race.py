@@ -5,6 +5,7 @@ from functools import cache, partial
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from credit.ablations import every_pair
 from fast import distances
@@ -112,8 +113,8 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     group, matrix, _ = problem(name, seed, window, stride)
     of_rows, of_columns = minima(*group, **LIMITS)
     slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
-    torch.testing.assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
-    torch.testing.assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
+    assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
+    assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
     assert (of_rows >= 0).all() and (of_columns >= 0).all()
     if name == "nearly tied":
         first, second = matrix.sort(1).values[:, :2].unbind(1)
@@ -129,7 +130,7 @@ def test_whatever_moves_together_the_same_wins(name, monkeypatch):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
         for ours, expected in zip(minima(*group, **LIMITS), usual, strict=True):
-            torch.testing.assert_close(ours, expected, rtol=1e-5, atol=0)
+            assert_close(ours, expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -165,7 +166,7 @@ def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
         taken, bound = taken + more * going, torch.where(going, value, bound)
         assert (error[going & stopped & (taken < 100)] <= LIMITS["tol"]).all()
         done |= stopped
-    torch.testing.assert_close(bound, values, rtol=1e-5, atol=1e-5)
+    assert_close(bound, values, rtol=1e-5, atol=1e-5)
     if name not in (
         "outliers",
         "huge",
@@ -205,7 +206,7 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     for points, cost in zip(spans, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
     of_rows, _ = minima(spread, Spans(spans, mass), Spans(spans, mass), eps, max_iters=60, tol=1e-3)
-    torch.testing.assert_close(of_rows, reference.value, rtol=1e-4, atol=0)
+    assert_close(of_rows, reference.value, rtol=1e-4, atol=0)
 
 
 REFUSED = [
@@ -246,7 +247,7 @@ def test_token_distances_are_float64_s(name, dtype):
     exact = (x.double()[:, None] - y.double()[None]).norm(dim=2)
     ours = token_distances(x, y)
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=0)
+    assert_close(ours.double(), exact, rtol=1e-4, atol=0)
     assert (ours[exact == 0] == 0).all()
 
 
@@ -260,5 +261,5 @@ def test_near_points_are_taken_by_differences_or_all_are(monkeypatch):
     some = token_distances(x, x)  # 50 of 2,500
     assert not calls
     monkeypatch.setattr(distances, "MANY", 0.0)
-    torch.testing.assert_close(token_distances(x, x), some, rtol=1e-5, atol=0)
+    assert_close(token_distances(x, x), some, rtol=1e-5, atol=0)
     assert calls

@@ -5,9 +5,9 @@ import inspect
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from cases import DOCS, ROOT
 
 from credit.methods import FUNCTIONS
 from credit.shear_settings import Settings, settings_of
@@ -60,7 +60,7 @@ def test_the_table_of_the_recipe_is_true():
     """docs/recipe.md has every default of the paper's run, and what the tasks that make their
     problems replace.
     """
-    text = (Path(__file__).parents[1] / "docs" / "recipe.md").read_text()
+    text = (DOCS / "recipe.md").read_text()
     run, own, words = (
         settings("--model", "M"),
         settings(),
@@ -128,12 +128,11 @@ def test_methods_and_their_options_are_those_of_the_table():
     """docs/methods.md has every method, docs/recipe.md every option with its default; others are
     refused by name.
     """
-    docs = Path(__file__).parents[1] / "docs"
     rows = re.findall(
-        r"^\| `(\S+)` \|", (docs / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\| `(\S+)` \|", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert set(METHODS) == set(FUNCTIONS) <= set(rows)
-    written = re.findall(r"`(\w+)=(\S+?)`", (docs / "recipe.md").read_text(encoding="utf-8"))
+    written = re.findall(r"`(\w+)=(\S+?)`", (DOCS / "recipe.md").read_text(encoding="utf-8"))
     defaults = [
         (name, str(value)) for method in METHODS for name, value in options_of(method).items()
     ]
@@ -168,9 +167,7 @@ def said(command: str, words: str) -> str:
     what is heavy.
     """
     code = RUN.format(argv=[command, *words.split()])
-    options = dict(
-        cwd=Path(__file__).parents[1], env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True
-    )
+    options = dict(cwd=ROOT, env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
     assert f"status {2 if 'modell' in words else 0} set()" in ended.stdout, ended
     return ended.stdout + ended.stderr

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import configured, made_batch
+from cases import ALONE, configured, made_batch
 
 from credit.batch import Mean
 from credit.settings import Shear
@@ -34,13 +34,13 @@ def step():
     """Two groups of two: the first all wrong, the second mixed; all texts 16 tokens and the end."""
     tokenizer = toy.make_tokenizer()
     texts = [WRONG, WRONG, RIGHT, WRONG]
-    ids = torch.tensor([[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts])
-    mask = torch.ones_like(ids).bool()
+    ids = torch.tensor([[*tokenizer(text)["input_ids"], 1, 0] for text in texts])  # padded
+    mask = ids > 0
     rewards = torch.tensor([0.0, 0, 1, 0])
     rollouts = Rollouts(ids, mask, ids, mask, torch.tensor([False, False, False, True]), texts)
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
     parts = dict(problems=problems, reasons=["wrong", "wrong", "correct", "truncated"])
-    parts |= dict(entropies=torch.full(ids.shape, 0.25), stats={"sinkhorn_error": Mean(1.0, 2)})
+    parts |= dict(entropies=0.25 * mask, stats={"sinkhorn_error": Mean(1.0, 2)})
     batch = made_batch(rewards, rollouts, 2, **parts)
     task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)
@@ -61,7 +61,7 @@ def test_step_metrics_are_those_of_the_batch(step):
     metrics = report.step_metrics(batch, task, tokenizer)
     assert metrics["reward"] == 0.25 and metrics["solved"] == 0.5 and metrics["equal_groups"] == 0.5
     assert metrics["length"] == 16 and metrics["truncated"] == 0.25 and metrics["entropy"] == 0.25
-    mixed = weights[2:]
+    mixed = weights[2:, :16]
     assert metrics["weight_mean"] == pytest.approx(mixed.mean().item())
     assert metrics["weight_std"] == pytest.approx(mixed.std().item())
     assert 0.5 < metrics["ess"] < 1 and metrics["sign_changes"] == 0
@@ -79,8 +79,9 @@ def test_step_metrics_are_those_of_the_batch(step):
     assert (metrics["weight_before"], metrics["weight_after"]) == pytest.approx((0.1, 0.9))
 
 
-def test_samples_are_of_the_first_mixed_group(step):
-    """With verdicts, the true first error, and one weight per token."""
+def test_samples_are_of_the_first_mixed_group(step, monkeypatch):
+    """With verdicts, the true first error, one weight per token, and its spans."""
+    monkeypatch.setattr(report, "closest_in", lambda *inputs: [[]] * 2)
     tokenizer, task, batch, weights = step
     names = "shear", Shear()
     right, wrong = report.sample_rows(6, tokenizer, task, batch, *names, {"shear": weights})
@@ -91,14 +92,15 @@ def test_samples_are_of_the_first_mixed_group(step):
         0.0,
         (0, "arith", 12),
     )
-    assert wrong["step"] == 7 and "".join(wrong["tokens"]) == WRONG + "<eos>"
+    assert (
+        wrong["spans"] == [] and wrong["step"] == 7 and "".join(wrong["tokens"]) == WRONG + "<eos>"
+    )
     assert (
         wrong["weights"]["shear"] == pytest.approx([0.1] * 12 + [0.9] * 4)
         and wrong["advantage"] < 0
     )
-    assert [
-        row["response"] for row in report.sample_rows(6, tokenizer, task, batch, *names, group=0)
-    ] == [WRONG] * 2
+    first = report.sample_rows(6, tokenizer, task, batch, *names, group=0)
+    assert [(row["response"], "spans" in row) for row in first] == [(WRONG, False)] * 2
     assert len(report.credit_vs_first_error(tokenizer, task, batch, *names)["samples"]) == 2
 
 
@@ -107,7 +109,7 @@ def test_example_marks_the_line_of_the_first_error(step):
     shown.
     """
     tokenizer, _, batch, weights = step
-    lines = report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, 13]))
+    lines = report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, 12]))
     assert lines == ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     assert report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, -1])) == []
 
@@ -135,10 +137,16 @@ METRICS = {
 }
 
 
-def test_a_row_a_step_under_a_header_that_repeats():
+def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     """Numbers written out; what is rare has a row of its own where it is not 0, and so have
-    benchmarks.
+    benchmarks. Seconds of a phase add up.
     """
+    times = iter([0, 1, 3, 7.5])
+    monkeypatch.setattr(report, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    clock = report.Clock(torch.device("cpu"))
+    for phase in ("score", "weights", "score"):
+        clock.lap(phase)
+    assert clock.laps == {"score": 5.5, "weights": 2}
     table = report.StepTable(40)
     assert table.row(METRICS).split("\n") == [
         "",
@@ -169,9 +177,12 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     known = METRICS | {"step": 2, "weight_before": 0.1, "weight_after": 0.3}
     known["eps_over_nbar"] = 0.05
     unknown = METRICS | {"step": 2, "weight_before": math.nan, "weight_after": math.nan}
+    after = BEFORE | {"greedy": (0.5, 0.1, 512)}
     for history in ([METRICS], [METRICS, known], [unknown]):
-        report.plot(history, BEFORE, BEFORE, configured([]), tmp_path / "curve.png")
-    (_, mean, _), (_, sides, no_signal), _ = drawn
+        report.plot(history, BEFORE, after, configured([]), tmp_path / "curve.png")
+    (_, mean, _), (accuracies, sides, no_signal), _ = drawn
+    greedy = [bars.lines[0].get_xydata().tolist() for bars in accuracies.containers]
+    assert greedy[:2] == [[[0, 0.344]], [[2, 0.5]]]
     assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264]]
     before, after, floor = (line.get_ydata() for line in sides.lines)
     assert math.isnan(before[0]) and (before[1], after[1]) == (0.1, 0.3)
@@ -274,9 +285,14 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
         (0.5, 0.9, 0.1, ""),
     ],
 )
-def test_equal_rewards_are_explained(reward, truncated, no_answer, words, capsys):
-    """By what most responses are, with the flag to change."""
-    found = {"truncated": truncated, "no_answer": no_answer}
-    report.print_no_signal(reward, found, SimpleNamespace(smoke=False, task="math"))
-    printed = " ".join(capsys.readouterr().out.split())
-    assert words in printed and bool(words) == bool(printed)
+def test_equal_rewards_are_explained(reward, truncated, no_answer, words, tmp_path, capsys):
+    """By what most responses are, with the flag to change; after two steps that are alike."""
+    found = METRICS | {"reward": reward, "truncated": truncated, "no_answer": no_answer}
+    config = configured(["--model", "M", "--method", "grpo"])
+    for first in (reward, 0.25):
+        with report.step_log(config, tmp_path, ALONE) as log:
+            log(found | {"reward": first}, [])
+            log(found | {"step": 2}, [])
+        printed = " ".join(capsys.readouterr().out.split())
+        assert words in printed or first != reward
+        assert ("learnt" in printed) == bool(words and first == reward)

@@ -5,6 +5,7 @@ test_programs.py.
 import functools
 import json
 import os
+import resource
 import signal
 import threading
 
@@ -100,11 +101,12 @@ def test_a_timeout_is_not_kept():
 
 
 def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
-    """Nobody kills it then. What counts the towers of powers holds the interpreter's lock, so that
+    """And its memory. Nobody kills it then. What counts the towers of powers holds the interpreter's lock, so that
     no thread could.
     """
     worker = workers.Worker()
     worker.listen(workers.START)
+    assert 0 < resource.prlimit(worker.process.pid, resource.RLIMIT_AS)[0] <= workers.MEMORY
     worker.process.stdin.write(json.dumps([r"9^{9^{9^{9}}}", "5", -1.0]).encode() + b"\n")
     worker.process.stdin.close()
     assert worker.process.wait(60) == -signal.SIGXCPU

@@ -20,6 +20,9 @@ TEXTS = [
 ]
 
 
+PROBES = pytest.mark.parametrize("probe", ("kl", "logp"))
+
+
 @pytest.fixture
 def asked(tiny):
     """A tiny model and responses of several lengths: with a box, without, with two digits, nothing
@@ -137,7 +140,7 @@ def slow_importance(policy, rollouts, row, answer, pad, probe) -> list[float]:
     return importance
 
 
-@pytest.mark.parametrize("probe", ("kl", "logp"))
+@PROBES
 def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
     """Also with masked copies in micro-batches of two; 0 outside of the reasoning."""
     policy, tokenizer, rollouts = asked
@@ -154,7 +157,7 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
             torch.testing.assert_close(ours[row], expected, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("probe", ("kl", "logp"))
+@PROBES
 def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked, probe):
     """|<dJ/de, e>| by central differences of J(e + noise + step * e_t) in float64, one token at a
     time.

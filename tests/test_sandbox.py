@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,12 @@ def strict() -> str:
 def run(program: str, level: str, *inputs: str, timeout_s: float = 5) -> list[Output]:
     """All outputs of a program."""
     return list(run_program(program, list(inputs or [""]), timeout_s=timeout_s, level=level))
+
+
+def sleeping(level: str) -> Iterator[Output]:
+    """The outputs of a program that is quick with its first input and slow with its second."""
+    program = "import time; print(1); time.sleep(int(input()))"
+    return run_program(program, ["0", "60"], timeout_s=60, level=level)
 
 
 def supervisors() -> list[int]:
@@ -189,9 +196,7 @@ def test_nothing_is_left(level):
 
 def test_closing_the_iterator_ends_the_program(level):
     """The rest of the program does not run."""
-    outputs = run_program(
-        "import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level
-    )
+    outputs = sleeping(level)
     assert next(outputs) == Output("ok", "1\n")
     outputs.close()
     assert not supervisors()
@@ -201,9 +206,7 @@ def test_the_end_of_the_supervisor_ends_the_program(level):
     """A supervisor killed from outside gives no verdict (strict) or a failure, and nothing outlives
     it.
     """
-    outputs = run_program(
-        "import time; print(1); time.sleep(int(input()))", ["0", "60"], timeout_s=60, level=level
-    )
+    outputs = sleeping(level)
     next(outputs)
     os.kill(min(supervisors()), signal.SIGKILL)
     if level == "strict":

@@ -10,6 +10,7 @@ import numpy as np
 import ot
 import pytest
 import torch
+from torch.testing import assert_close
 
 from credit import ablations
 from credit.ablations import evened_out
@@ -148,13 +149,11 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
     settings = Settings(eps=0.5, **options, **SMALL, **EXACT)
     ours, nbar, solved = group_weights(hidden, mask, correct, settings)
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(
-        ours.double(), expected, atol=1e-5 if name == "mmd" else 2e-6, rtol=0
-    )
+    assert_close(ours.double(), expected, atol=1e-5 if name == "mmd" else 2e-6, rtol=0)
     if not options:  # and shear.py and sinkhorn.py alone
         closest = functools.partial(closest_spans, **EXACT)
         plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SMALL)
-        torch.testing.assert_close(plain.double(), expected, atol=2e-6, rtol=0)
+        assert_close(plain.double(), expected, atol=2e-6, rtol=0)
     closest = closest_by_rollout(over(solved, nbar), mask, correct, **SMALL)
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
     for row in range(len(slow)):
@@ -177,7 +176,7 @@ def test_default_tolerance_is_close_to_the_limit():
     hidden, mask, correct = group(1)
     rough = weights(hidden, mask, correct, **SMALL)
     exact = weights(hidden, mask, correct, tol=1e-5, max_iters=3000, **SMALL)
-    torch.testing.assert_close(rough, exact, atol=0, rtol=1e-2)
+    assert_close(rough, exact, atol=0, rtol=1e-2)
 
 
 def test_scale_and_order_and_padding_change_nothing():
@@ -189,7 +188,7 @@ def test_scale_and_order_and_padding_change_nothing():
     omega = weights(hidden, mask, correct, **options)
 
     def close(other):
-        torch.testing.assert_close(other, omega, atol=1e-5, rtol=0)
+        assert_close(other, omega, atol=1e-5, rtol=0)
 
     close(weights(1000 * hidden, mask, correct, **options))
     close(weights(hidden[:, torch.randperm(6)], mask, correct, **options))
@@ -212,9 +211,7 @@ def test_chunking_changes_nothing(monkeypatch):
     hidden, mask, correct = group(4, lengths=(9, 12, 4, 7), shared=3)
     whole = weights(hidden, mask, correct, reading="cost", **SMALL)
     monkeypatch.setitem(ablations.TILE_ENTRIES, "cpu", 300)
-    torch.testing.assert_close(
-        weights(hidden, mask, correct, reading="cost", **SMALL), whole, atol=2e-6, rtol=0
-    )
+    assert_close(weights(hidden, mask, correct, reading="cost", **SMALL), whole, atol=2e-6, rtol=0)
 
 
 def test_no_opposing_set_means_weight_one():
@@ -246,8 +243,8 @@ def test_rollout_normalisation_evens_out_the_means():
     plain = weights(hidden, mask, correct, **SMALL)
     even = weights(hidden, mask, correct, normalize="rollout", **SMALL)
     means = even.sum(1) / mask.sum(1)
-    torch.testing.assert_close(means, (plain.sum() / mask.sum()).expand(5), atol=1e-6, rtol=0)
-    torch.testing.assert_close(even[0] / even[0, 0], plain[0] / plain[0, 0], atol=1e-5, rtol=0)
+    assert_close(means, (plain.sum() / mask.sum()).expand(5), atol=1e-6, rtol=0)
+    assert_close(even[0] / even[0, 0], plain[0] / plain[0, 0], atol=1e-5, rtol=0)
 
 
 def test_rollout_normalisation_leaves_dust_alone():
@@ -257,7 +254,7 @@ def test_rollout_normalisation_leaves_dust_alone():
     omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
     even = evened_out(omega, torch.ones(3, 12).bool())
     assert even[:2].abs().max() == 0
-    torch.testing.assert_close(even[2], torch.full((12,), 0.7 / 3))
+    assert_close(even[2], torch.full((12,), 0.7 / 3))
 
 
 def test_advantages_are_rollout_advantages_times_weights():
@@ -265,7 +262,12 @@ def test_advantages_are_rollout_advantages_times_weights():
     hidden, mask, correct = group(12)
     hidden.requires_grad_()
     advantages = torch.linspace(-1, 1, 5)
-    ours = shear_advantages(advantages, hidden, mask, correct, **SMALL)
+
+    def closest(costs, *spans_and_eps):
+        assert not costs.requires_grad
+        return closest_spans(costs, *spans_and_eps)
+
+    ours = shear_advantages(advantages, hidden, mask, correct, closest=closest, **SMALL)
     assert torch.equal(ours, advantages[:, None] * shear_weights(hidden, mask, correct, **SMALL))
     assert (ours.sign() == advantages.sign()[:, None] * mask).all() and not ours.requires_grad
 
@@ -287,7 +289,7 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     hidden = hidden.to(dtype)
     plain = shear_weights(hidden, mask, correct, **SMALL)
     ours, nbar, closest = group_weights(hidden, mask, correct, Settings(**SMALL))
-    torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
+    assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
     assert nbar == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
     assert (closest.iterations >= 1).all() and (closest.error >= 0).all()
@@ -319,20 +321,16 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     nbar = hidden[mask].norm(dim=-1).mean().item()
     raw = Settings(eps=0.7, eps_unit="raw", **SMALL, **options)
     ours, found, _ = group_weights(hidden, mask, correct, raw)
-    torch.testing.assert_close(
-        ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SMALL, **options)
-    )
+    assert_close(ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SMALL, **options))
     assert found == pytest.approx(nbar) and abs(nbar - 1) > 0.5
     assert raw.eps_over(nbar) == pytest.approx(0.7 / nbar)
     larger = replace(raw, eps=2.1)  # eps in the unit of the distances
     scaled = group_weights(3 * hidden, mask, correct, larger).omega
-    torch.testing.assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
+    assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
     right, wrong = two_sides(hidden, mask, correct, **SMALL)
     costs = token_distances(right.states, wrong.states)
     solved = closest_by(raw)(costs, right, wrong, 0.7).of_right
-    torch.testing.assert_close(
-        ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4
-    )
+    assert_close(ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""sinkhorn.py against POT, exact optimal transport, closed forms, and its own invariances."""
+"""sinkhorn.py against POT, exact optimal transport, and itself."""
 
 import doctest
 import itertools
@@ -8,6 +8,7 @@ import numpy as np
 import ot
 import pytest
 import torch
+from torch.testing import assert_close
 
 import sinkhorn as module
 from sinkhorn import sinkhorn
@@ -68,8 +69,8 @@ def test_a_batch_equals_a_loop():
     for at in itertools.product(range(2), range(3)):
         alone = sinkhorn(cost[at], a[at], b[at], eps=0.1)
         assert alone.iterations == together.iterations[at]
-        torch.testing.assert_close(alone.value, together.value[at], atol=2e-6, rtol=0)
-        torch.testing.assert_close(alone.plan, together.plan[at], atol=2e-6, rtol=0)
+        assert_close(alone.value, together.value[at], atol=2e-6, rtol=0)
+        assert_close(alone.plan, together.plan[at], atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("fill", [0.0, 1e9, math.inf, math.nan])
@@ -84,39 +85,10 @@ def test_points_without_mass_contribute_nothing(fill):
         a, b = torch.zeros(8, dtype=dtype), torch.zeros(9, dtype=dtype)
         a[:5], b[:4] = 1 / 5, 1 / 4
         plain, ours = sinkhorn(cost, eps=0.1), sinkhorn(padded, a, b, eps=0.1)
-        torch.testing.assert_close(ours.value, plain.value, atol=atol, rtol=0)
-        torch.testing.assert_close(ours.value_linear, plain.value_linear, atol=atol, rtol=0)
+        assert_close(ours.value, plain.value, atol=atol, rtol=0)
+        assert_close(ours.value_linear, plain.value_linear, atol=atol, rtol=0)
     assert ours.plan[5:].abs().max() == 0 and ours.plan[:, 4:].abs().max() == 0
     assert ours.potentials[0][5:].abs().max() == 0 and ours.potentials[1][4:].abs().max() == 0
-
-
-def test_symmetry_permutation_and_scale():
-    """W(P, Q) = W(Q, P); the order of points is nothing; W_{c eps}(c C) = c W_eps(C)."""
-    cost = clouds(9, 9, 7)
-    value = sinkhorn(cost, eps=0.2, **EXACT).value
-    torch.testing.assert_close(sinkhorn(cost.T, eps=0.2, **EXACT).value, value, atol=1e-9, rtol=0)
-    shuffled = cost[torch.randperm(9)][:, torch.randperm(7)]
-    torch.testing.assert_close(sinkhorn(shuffled, eps=0.2, **EXACT).value, value, atol=1e-9, rtol=0)
-    torch.testing.assert_close(
-        sinkhorn(30 * cost, eps=6.0, **EXACT).value, 30 * value, atol=1e-8, rtol=0
-    )
-
-
-def test_closed_forms():
-    """Two Diracs: their distance. Equal costs c: value and cost are c. Points on a line: sorted
-    matching.
-    """
-    assert sinkhorn(torch.tensor([[2.5]]), eps=0.01).value.item() == pytest.approx(2.5, abs=1e-6)
-    flat = sinkhorn(torch.full((4, 6), 1.5), eps=0.1)
-    assert (flat.value.item(), flat.value_linear.item()) == pytest.approx((1.5, 1.5), abs=1e-6)
-    generator = torch.Generator().manual_seed(10)
-    x, y = (
-        torch.rand(8, generator=generator).double(),
-        torch.rand(8, generator=generator).double() + 0.3,
-    )
-    exact = (x.sort().values - y.sort().values).abs().mean()
-    near = sinkhorn((x[:, None] - y[None]).abs(), eps=1e-3, max_iters=50_000, tol=1e-6).value_linear
-    assert near.item() == pytest.approx(exact.item(), abs=1e-3 * math.log(8))
 
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-6, 1e-12, 1e-30])
@@ -140,10 +112,8 @@ def test_reported_error_and_iterations_are_the_plan_s():
     cost = clouds(12, 10, 10, batch=(6,))
     ours = sinkhorn(cost, eps=0.05, max_iters=30, tol=1e-2)
     plan = ours.plan
-    torch.testing.assert_close(plan.sum(-2), ours.b, atol=1e-12, rtol=0)
-    torch.testing.assert_close(
-        (plan.sum(-1) - ours.a).abs().sum(-1), ours.error, atol=1e-12, rtol=0
-    )
+    assert_close(plan.sum(-2), ours.b, atol=1e-12, rtol=0)
+    assert_close((plan.sum(-1) - ours.a).abs().sum(-1), ours.error, atol=1e-12, rtol=0)
     assert ((ours.error <= 1e-2) | (ours.iterations == 30)).all()
     assert (ours.iterations < 30).any() and (ours.iterations == 30).any()
 

@@ -29,6 +29,7 @@ from cases import (
     without_text,
 )
 from safetensors.torch import load_file, save_file
+from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import grpo
@@ -67,6 +68,12 @@ def start(tmp_path_factory):
     learn.
     """
     return saved(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
+
+
+@pytest.fixture
+def quick(start) -> list[str]:
+    """Flags of a run that learns nothing."""
+    return ["--task", "embedded", "--model", start, *QUICK]
 
 
 def run(tmp_path, *flags: str) -> int:
@@ -178,16 +185,12 @@ def test_a_run_leaves_what_it_promises(learning):
         assert f"\n  evaluating: 64 of at most {most} tokens\n" in printed
 
 
-def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, capsys):
+def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
     """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint
     and a model.
     """
     flags = [
-        "--task",
-        "embedded",
-        "--model",
-        start,
-        *QUICK,
+        *quick,
         "--smoke",
         "--steps",
         "1",
@@ -204,24 +207,17 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, start, capsys):
     assert harness.run.free_name(configured(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
 
 
-def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch):
+def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch, unequal):
     """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place
     only.
     """
-    monkeypatch.setattr(
-        batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards))
-    )
     monkeypatch.setattr(
         shear_settings,
         "weigh_group",
         lambda hidden, mask, correct, **options: Weighed(mask.float(), 1.0, None),
     )
     flags = [
-        "--task",
-        "embedded",
-        "--model",
-        start,
-        *QUICK,
+        *quick,
         "--prompts-per-step",
         "4",
         "--steps",
@@ -240,7 +236,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, start, monkeypatch
     assert all(torch.equal(same[name], again[name]) for name in same)
 
 
-def test_updates_are_those_of_a_written_out_loop(start):
+def test_updates_are_those_of_a_written_out_loop(quick):
     """Three off-policy mini-batches of ragged rollouts in float64, a rollout at a time: every
     weight to 1e-6.
 
@@ -252,7 +248,7 @@ def test_updates_are_those_of_a_written_out_loop(start):
         "--lr 1e-2"
     )
     flags += " --clip-low .1 --clip-high .4 --max-grad-norm .05"
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, *flags.split()])
+    run = assembled([*quick, *flags.split()])
     run.config = changed(run.config, {"micro_tokens": 150})  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
@@ -261,9 +257,7 @@ def test_updates_are_those_of_a_written_out_loop(start):
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
     old_logp = old_log_probs(run, rollouts)
-    torch.testing.assert_close(
-        old_logp, run.trained(rollouts, 0.7), atol=1e-4, rtol=0
-    )  # scored as it is trained
+    assert_close(old_logp, run.trained(rollouts, 0.7), atol=1e-4, rtol=0)  # scored as it is trained
     old_logp += 0.4 * torch.randn(mask.shape, generator=generator)
     token_advantages = torch.randn(mask.shape, generator=generator) * mask
     token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
@@ -300,16 +294,14 @@ def test_updates_are_those_of_a_written_out_loop(start):
                 weight -= 1e-2 * first / (1 - 0.9**update) / (corrected + 1e-3)
     assert min(norms) > 0.1 and metrics["grad_norm"] == pytest.approx(sum(norms) / 3, rel=1e-5)
     for ours, expected in zip(run.trained.model.parameters(), weights, strict=True):
-        torch.testing.assert_close(ours.double(), expected, atol=1e-6, rtol=0)
+        assert_close(ours.double(), expected, atol=1e-6, rtol=0)
 
 
-def test_updates_that_are_not_finite_are_skipped(start):
+def test_updates_that_are_not_finite_are_skipped(quick):
     """One of two, whose loss is NaN: counted, and the other's metrics are the step's. Both, whose
     gradients are infinite: weights and moments stay; the run ends.
     """
-    run = assembled(
-        ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-update", "2", "--lr", "1"]
-    )
+    run = assembled([*quick, "--prompts-per-update", "2", "--lr", "1"])
     rollouts = harness.run.sample(
         run, run.task.train[:4], run.config.sampling.rollouts_per_prompt, 1.0
     )
@@ -329,11 +321,11 @@ def test_updates_that_are_not_finite_are_skipped(start):
     )
 
 
-def test_rollouts_without_advantage_cost_no_pass(start):
+def test_rollouts_without_advantage_cost_no_pass(quick):
     """Groups of equal rewards leave forward and backward, not the token count; the gradient is the
     same.
     """
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "4"])
+    run = assembled([*quick, "--prompts-per-step", "4"])
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
     rollouts = harness.run.sample(
         run, run.task.train[:4], run.config.sampling.rollouts_per_prompt, 1.0
@@ -356,11 +348,11 @@ def test_rollouts_without_advantage_cost_no_pass(start):
     assert train.update(run, credited(run, rollouts, old_logp, 0 * some), 0)["grad_norm"] == 0
 
 
-def test_a_filler_row_counts_for_nothing(start, monkeypatch):
+def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
     """What a rank runs beside the others when it has no work left: neither gradients nor metrics
     change.
     """
-    run = assembled(["--task", "embedded", "--model", start, *QUICK])
+    run = assembled(quick)
     run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
     rollouts = harness.run.sample(run, run.task.train[:2], 8, 1.0)
     batch = credited(
@@ -374,17 +366,13 @@ def test_a_filler_row_counts_for_nothing(start, monkeypatch):
     assert train.update(run, batch, 0) == plain and plain["grad_norm"] > 0
 
 
-def test_held_out_accuracy_is_that_of_known_verdicts(start, monkeypatch):
+def test_held_out_accuracy_is_that_of_known_verdicts(quick, monkeypatch):
     """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered
     by problem.
     """
     run = assembled(
         [
-            "--task",
-            "embedded",
-            "--model",
-            start,
-            *QUICK,
+            *quick,
             "--eval-groups",
             "3",
             "--temperature",
@@ -476,18 +464,15 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     ours = credit_by(configured(["--window", "3", "--stride", "3"]), batch)
     rest = torch.tensor([0, 1, 3])
     alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
-    torch.testing.assert_close(ours[rest], batch.advantages[rest, None] * alone)
+    assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert ours[2].abs().max() == 0
 
 
-def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
+def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, unequal):
     """A group, two, or all together: the same token advantages and log-probabilities; states never
     leave a block.
     """
-    flags = ["--task", "embedded", "--model", start, *QUICK, "--prompts-per-step", "5"]
-    monkeypatch.setattr(
-        batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards))
-    )
+    flags = [*quick, "--prompts-per-step", "5"]
     seen, found = [], []
 
     def noted(policy, rollouts, **options):
@@ -513,19 +498,17 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(start, monkeypatch):
         assert batch.hidden is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
     for batch in found[1:]:
-        torch.testing.assert_close(
-            batch.token_advantages, found[0].token_advantages, atol=2e-5, rtol=1e-4
-        )
-        torch.testing.assert_close(batch.log_probs, found[0].log_probs, atol=1e-5, rtol=0)
+        assert_close(batch.token_advantages, found[0].token_advantages, atol=2e-5, rtol=1e-4)
+        assert_close(batch.log_probs, found[0].log_probs, atol=1e-5, rtol=0)
         assert batch.rollouts.texts == found[0].rollouts.texts
     assert found[0].token_advantages.abs().max() > 0.01
 
 
-def test_dynamic_sampling_replaces_groups_of_equal_rewards(start, monkeypatch):
+def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
     """And no others; the problems that come in are others, each with its own rollouts and verdicts;
     N bounds it.
     """
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--rollouts-per-prompt", "4"])
+    run = assembled([*quick, "--rollouts-per-prompt", "4"])
     drawn = []
 
     def verdicts(task, problems, rollouts):
@@ -593,7 +576,7 @@ def surprisal(batch, context, *, floor: float):
     )
 
 
-def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, assert_refused):
+def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, assert_refused):
     """It trains two steps, its metric is logged, its option is checked; it is told the steps done,
     also in the evaluations before and after.
     """
@@ -602,11 +585,7 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
     monkeypatch.setitem(FUNCTIONS, "surprisal", surprisal)
     monkeypatch.setitem(METHODS, "surprisal", entry)
     flags = [
-        "--task",
-        "embedded",
-        "--model",
-        start,
-        *QUICK,
+        *quick,
         "--smoke",
         "--method",
         "surprisal",
@@ -626,12 +605,12 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, start, monkeypatch, as
 
 @pytest.mark.parametrize("method", ["sdpo", "grpo"])
 def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
-    start, monkeypatch, method
+    quick, monkeypatch, method
 ):
     """Two groups of four, the second without credit: the mean is over all tokens, but for sdpo over
     the first's.
     """
-    run = assembled(["--task", "embedded", "--model", start, *QUICK, "--method", method])
+    run = assembled([*quick, "--method", method])
     rollouts, counts = harness.run.sample(run, run.task.train[:2], 4, 1.0), []
     token_advantages = 1.0 * rollouts.mask
     token_advantages[4:] = 0
@@ -655,7 +634,7 @@ def test_every_method_starts_with_the_defaults(method):
     assert prepare.set_up(configured(flags), ALONE).task.heldout
 
 
-def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
+def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
     """At the paper's sizes they are 11 GB that nothing would read."""
     kept = []
     monkeypatch.setattr(
@@ -664,7 +643,7 @@ def test_grpo_does_not_keep_hidden_states(start, monkeypatch):
         lambda *_, keep_hidden, **limits: kept.append(keep_hidden) or interrupt(),
     )
     for method in ("grpo", "shear"):
-        run = assembled(["--task", "embedded", "--model", start, *QUICK, "--method", method])
+        run = assembled([*quick, "--method", method])
         with pytest.raises(KeyboardInterrupt):
             old_log_probs(run, harness.run.sample(run, run.task.train[:1], 8, 1.0))
     assert kept == [False, True]
@@ -694,14 +673,14 @@ def test_a_loaded_model_is_the_plain_one(start):
     )
 
 
-def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(start, tmp_path, monkeypatch, capsys):
+def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch, capsys):
     """Status 1, and what would take less memory."""
 
     def fail(*names, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
-    assert run(tmp_path, "--task", "embedded", "--model", start, *QUICK) == 1
+    assert run(tmp_path, *quick) == 1
     message = capsys.readouterr().err
     assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
 
@@ -825,15 +804,12 @@ def test_a_folder_that_would_train_wrongly_is_refused(
     assert_refused(train.main, ["--model", folder, *flags], "error: --", words)
 
 
-def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
+def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys, unequal):
     """A real signal during an update: the step's row is written, its weights are saved; the second
     time, they are not.
 
     The first is SIGTERM, as Slurm sends it. Status 130, and the command that goes on.
     """
-    monkeypatch.setattr(
-        batches, "group_advantages", lambda rewards, size: torch.linspace(-1, 1, len(rewards))
-    )
     plain, pressed = train.backward, []
 
     def press(*inputs):
@@ -842,11 +818,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, monkeypatch, capsys):
 
     monkeypatch.setattr(train, "backward", press)
     flags = [
-        "--task",
-        "embedded",
-        "--model",
-        start,
-        *QUICK,
+        *quick,
         "--method",
         "grpo",
         "--eval-groups",
@@ -922,6 +894,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
             "--method oracle --model QWEN",
             "--method oracle: needs the true first error; only --task",
         ),
+        ("--method scapo --model QWEN", "--method scapo: needs its problems in other words"),
         ("--method pure --rescale mean1", "--rescale mean1: the method has no weights"),
         ("--method entropy --method-option kappa=1", "--method-option kappa=1: must be"),
         ("--out DATA", "--out DATA/embedded-shear-1: cannot be made"),
@@ -931,7 +904,6 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
             "--eval-every 1 --bench x --model START --task embedded --toy-lines 2",
             "--bench x: no such",
         ),
-        ("--track nowhere_at_all", "--track: 'nowhere_at_all' must be one of wandb"),
         ("--track tensorboard", "--track tensorboard: this package is not installed"),
         ("--method sheer", "--method: 'sheer' must be one of grpo, shear"),
         ("--model=", "--model: '' is empty"),

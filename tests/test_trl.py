@@ -2,22 +2,26 @@
 All: trl_runs.py.
 """
 
+import copy
 import json
 import re
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from cases import DOCS
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")
 
 import trl_runs
 from trl import GRPOTrainer
 
+from integrations import train_trl
 from integrations.trl_rewards import code_reward, math_reward
 from integrations.trl_shear import ShearGRPOTrainer
+from shear import STRIDE, WINDOW
 from studies import loops
 
 
@@ -71,10 +75,13 @@ def test_states_are_the_adapter_s():
 
 
 def test_evaluation_keeps_trl_s_advantages():
-    """(B,), and no pass for states."""
+    """(B,), and no pass for states; nor are the states of another model, a reference, kept."""
     trainer = trl_runs.make_trainer(ShearGRPOTrainer)
     trainer.model.eval()
     batch = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+    trainer._keep_next_pass, ids = True, batch["completion_ids"]
+    reference = copy.deepcopy(trainer.model)
+    trainer._get_per_token_logps_and_entropies(reference, ids, torch.ones_like(ids), 2)
     assert batch["advantages"].shape == (trl_runs.WHOLE,) and not hasattr(trainer, "_states")
 
 
@@ -122,27 +129,27 @@ def test_a_stride_that_leaves_tokens_out_is_refused():
 
 
 def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
-    """docs/scaling.md's, a step of it; it warns where a response is one span, and not where it is
-    several.
+    """docs/scaling.md's, a step of it; it warns where a response is just one span, and not where it
+    is several.
     """
-    text = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    text = (DOCS / "scaling.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(from datasets.*?)```", text, re.S)
     assert sum(map(bool, program.split("\n"))) <= 12
     program = program.replace("Qwen/Qwen2.5-0.5B", taught).replace("shear_credit", "integrations")
     program = program.replace(
-        "report_to", "max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to"
+        "64, report_to", "4, max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to"
     )
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="is one span"):
-        exec(program.replace("window=12", "window=64"), {})
+        exec(program.replace("window=12, stride=6", "window=4, stride=4"), {})
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "the median response")
         exec(program.replace("window=12, stride=6", "window=1, stride=1"), {})
 
 
 def test_graders_are_reward_functions():
-    """Of texts and of messages; None where grading failed."""
-    messages = [{"role": "assistant", "content": r"\boxed{5}"}]
+    """Of texts and of the last message; None where grading failed."""
+    messages = [{"role": "assistant", "content": rf"\boxed{{{digit}}}"} for digit in (4, 5)]
     assert math_reward([r"\boxed{4}", messages], answer=["4", "4"], prompts=[]) == [1.0, 0.0]
     program = "```python\nprint(int(input()) + 1)\n```"
     with pytest.warns(RuntimeWarning, match="no verdict"):
@@ -152,36 +159,48 @@ def test_graders_are_reward_functions():
     assert rewards == [1.0, None]
 
 
+def test_the_command_trains_by_its_flags(monkeypatch):
+    """Of this project and of TRL; without --model the embedded task's, else the paper's spans."""
+    trainer = Mock()
+    monkeypatch.setattr(train_trl, "ShearGRPOTrainer", trainer)
+    monkeypatch.setattr(train_trl.toy, "warm_up", Mock())
+    monkeypatch.setattr("sys.argv", ["train_trl", "--window", "7", "--max_steps", "3"])
+    train_trl.main()
+    config = trainer.call_args.args[2]
+    sizes = trainer.call_args.kwargs["window"], trainer.call_args.kwargs["stride"]
+    assert (*sizes, config.max_steps, config.num_generations) == (7, 6, 3, 8)
+    defaults = train_trl.Options()
+    assert (defaults.window, defaults.stride) == (WINDOW, STRIDE)
+
+
 @pytest.mark.parametrize("method", ["shear", "grpo"])
-def test_steps_are_measured_beside_trl_s(method, taught, capsys):
+def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
     """By turns: phases that both have get a ratio; each trains a model of its own, on the same
-    prompts.
+    prompts, by one recipe. The first turn does not count.
     """
-    sizes = (
-        "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16 "
-        "--eval-groups 16"
+    flags = "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16"
+    flags += " --eval-groups 16 --task embedded --device cpu --eps 2 --eps-unit raw --lr 3e-5"
+    flags += " --temperature .7 --clip-low .1 --clip-high .4 --max-grad-norm .5"
+    made, init = [], loops.Turns.__init__
+    monkeypatch.setattr(loops.Turns, "__init__", lambda *parts: made.append(parts) or init(*parts))
+    assert loops.main([*flags.split(), "--model", taught, "--method", method]) == 0
+    ((turns, _, trainer),) = made
+    config = trainer.args
+    recipe = config.learning_rate, config.temperature, config.epsilon, config.epsilon_high
+    assert (*recipe, config.max_grad_norm) == (3e-5, 0.7, 0.1, 0.4, 0.5)
+    printed = capsys.readouterr().out
+    assert printed.endswith("\n".join(loops.phase_table(turns.ours[1:], turns.theirs[1:])) + "\n")
+    assert (
+        "3.00 (2.00-4.00)"
+        in loops.phase_table([{"generate": 1.0}] * 2, [{"generate": 2.0}, {"generate": 4.0}])[2]
     )
-    words = [
-        "--task",
-        "embedded",
-        "--model",
-        taught,
-        "--method",
-        method,
-        "--device",
-        "cpu",
-        *sizes.split(),
-    ]
-    assert loops.main(words) == 0
-    rows = {
-        line.split("|")[1].strip(): line
-        for line in capsys.readouterr().out.splitlines()
-        if line[:1] == "|"
-    }
+    rows = {line.split("|")[1].strip(): line for line in printed.splitlines() if line[:1] == "|"}
     ratio = re.compile(r"\d\.\d\d \(.+-.+\)")
     for name in ("generate", "update", "a step", "tokens"):
         assert ratio.search(rows[name])
     assert bool(ratio.search(rows["weights"])) == (method == "shear")
+    if method == "shear":
+        assert trainer.options.items() >= dict(window=12, stride=6, eps=0.05).items()
 
 
 def test_other_methods_are_not_timed(taught, assert_refused):

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
 from credit.tokens import tokens_of
+from grpo import Policy
 from harness import prepare
 from harness.files import config_of
 from harness.parallel import Ranks
@@ -245,26 +246,37 @@ def test_problems_are_different_and_of_whole_numbers():
         assert problem["answer"] == str(value)
 
 
-def test_warm_up_teaches_the_form():
+def test_warm_up_teaches_the_form(monkeypatch):
     """A model of random weights and a tokenizer of bytes: a lesson is better known after some
-    steps; no forbidden one is shown.
+    steps; no forbidden one is shown. Prompts end where responses begin, and these with the stop.
     """
     tokenizer = byte_tokenizer()
     torch.manual_seed(0)
     sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
-    shown, forbidden = [], {problem["problem"] for problem in words.make_problems(5, seed=0)}
+    seen, shown = [], []
 
     def prompt(problem: dict) -> str:
         shown.append(problem["problem"])
         return problem["problem"] + "\n"
 
-    first = words.warm_up(model, tokenizer, prompt, forbidden, steps=1, seed=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(words, "LR", 1e-2)
-        last = words.warm_up(model, tokenizer, prompt, forbidden, steps=15, seed=1)
+    def policy(*parts, **packing):
+        policy = Policy(*parts, **packing)
+        policy.register_forward_pre_hook(lambda policy, inputs: seen.append(inputs[0]))
+        return policy
+
+    monkeypatch.setattr(words, "Policy", policy)
+    first = words.warm_up(model, tokenizer, prompt, set(), steps=1, seed=0)
+    monkeypatch.setattr(words, "LR", 1e-2)
+    last = words.warm_up(model, tokenizer, prompt, set(), steps=15, seed=1)
     assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
-    assert last < 0.7 * first and len(set(shown)) > 100 and not forbidden & set(shown)
+    words.warm_up(model, tokenizer, prompt, set(shown[:8]), steps=1, seed=0)
+    assert last < 0.7 * first and len(set(shown)) > 100
+    assert not set(shown[:8]) & {*shown[8:16], *shown[-8:]}  # another seed, and forbidden ones
+    ids, mask = seen[0].ids, seen[0].mask
+    assert seen[0].prompt_mask[:, -1].all()
+    ends = ids.gather(1, mask.sum(1, keepdim=True) - 1)
+    assert (ends == tokenizer.eos_token_id).all()
 
 
 def test_lessons_are_copied_to_ranks_whose_model_is_stored_in_another_dtype(tmp_path, monkeypatch):

@@ -239,13 +239,14 @@ def check_omega(batches: list[dict]) -> float:
 
 def print_all(where: str, rows: int, cases: dict) -> None:
     """A line for each case, and one for omega. The main process prints."""
+    is_main = os.environ.get("RANK", "0") == "0"
     for name, case in cases.items():
         found = differences(rows, **case)
-        if int(os.environ.get("RANK", "0")) == 0:
+        if is_main:
             print(f"{where}, {name}: {found or 'equal'}", flush=True)
     sharding = cases.get("ZeRO-3", {})
     batches = gather_object([first_batch(rows, **LEFT_OUT, **sharding)])
-    if int(os.environ.get("RANK", "0")) == 0:
+    if is_main:
         print(f"{where}, omega and advantages: to {check_omega(batches):.0e}", flush=True)
 
 
