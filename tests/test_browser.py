@@ -311,9 +311,9 @@ def test_controls_are_those_of_training(look):
     found = [error and FirstError(*error) for error in errors]
     task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
     mask = torch.ones(4, 4, dtype=torch.bool)
-    source = SimpleNamespace(task=task, tokenizer=Numbers())
-    batch = Batch(without_text(mask), rewards, advantages, 4, [{}], ["drawn"] * 4, source)
-    expected = effective_weights(oracle(batch, None), advantages, mask)
+    context = SimpleNamespace(task=task, tokenizer=Numbers())
+    batch = Batch(without_text(mask), rewards, advantages, 4, [{}], ["drawn"] * 4)
+    expected = effective_weights(oracle(batch, context), advantages, mask)
     weights = look(page.as_html([rows], "controls")).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)
