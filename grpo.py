@@ -69,7 +69,7 @@ class Rollouts:
             [self.texts[row] for row in rows.tolist()],
         )
 
-    def replaced(self, rows: list[int], others: "Rollouts") -> "Rollouts":
+    def with_rows(self, rows: list[int], others: "Rollouts") -> "Rollouts":
         """The rollouts, some `rows` replaced by `others`."""
         order = torch.arange(len(self.texts))
         order[rows] = len(self.texts) + torch.arange(len(rows))
@@ -103,7 +103,7 @@ class LogProbs(NamedTuple):
     hidden: Tensor | None
 
 
-def spread(values: Tensor, mask: Tensor) -> Tensor:
+def to_padded(values: Tensor, mask: Tensor) -> Tensor:
     """Values (N, ...) of the N tokens of a mask (B, T), such as their states -> (B, T, ...), 0
     elsewhere.
     """
@@ -181,13 +181,13 @@ def hf_generate(
     stops,
     pad,
     loop: Callable[..., Tensor] | None = None,
-    **known,
+    **generate_kwargs,
 ) -> Tensor:
     """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop
     token.
 
     `loop` replaces its decoding loop, see `fast.decode`. `rollout` takes any function of this
-    signature; `fast.prefill` gives what is `known` of the prompts already.
+    signature; `generate_kwargs` go to transformers: `fast.prefill` hands the prompts' cache over.
     """
     config = GenerationConfig(
         do_sample=temperature > 0,
@@ -212,7 +212,7 @@ def hf_generate(
             generation_config=config,
             logits_processor=processors,
             custom_generate=loop,
-            **known,
+            **generate_kwargs,
         )
     finally:
         model.generation_config = folder_config

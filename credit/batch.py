@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from credit.reward_model import RewardModel
 from credit.settings import Shear
-from grpo import Policy, Rollouts, cat_padded, group_advantages, spread
+from grpo import Policy, Rollouts, cat_padded, group_advantages, to_padded
 from rewards import Verdict, rewards_of
 from shear import Closest
 from tasks.problems import Task
@@ -153,7 +153,7 @@ class Batch:
             self.states.split(self.group_tokens)
         ):  # (n, d), n tokens of a group
             group = slice(number * self.group_size, (number + 1) * self.group_size)
-            yield group, spread(states, self.rollouts.mask[group])
+            yield group, to_padded(states, self.rollouts.mask[group])
 
     @property
     def states(self) -> Tensor:

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from credit import lora
 from credit.tokens import char_starts
-from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, log_probs, pack, spread
+from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, log_probs, pack, to_padded
 from rewards import box_place
 
 ANSWER_TOKENS = 32  # of an answer, at most, that are probed: their distributions exist all at once
@@ -201,7 +201,7 @@ def adapter_residual(
     ):  # or float32 copies of all states would exist at once
         tokens = slice(start, start + HEAD_CHUNK)
         change.append((hidden[tokens].float() - base[tokens].float()).norm(dim=-1))
-    return spread(torch.cat(change), rollouts.mask)
+    return to_padded(torch.cat(change), rollouts.mask)
 
 
 @torch.no_grad()
@@ -232,7 +232,7 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
             policy.model.base_model(input_ids=ids, use_cache=False)
             context = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
             normed = entropies.pop() / context.float().log().clamp_min(1e-6)  # (b, S)
-            of_response = spread(normed[inside], micro_batch.mask)  # (b, t)
+            of_response = to_padded(normed[inside], micro_batch.mask)  # (b, t)
             entropy[rows, : of_response.shape[1]] = of_response
     finally:
         hook.remove()

@@ -354,7 +354,7 @@ def resample_equal(
                 place * size : (place + 1) * size
             ]
         rows = [row for group in equal for row in range(group * size, (group + 1) * size)]
-        rollouts = rollouts.replaced(rows, new_rollouts)
+        rollouts = rollouts.with_rows(rows, new_rollouts)
         replaced += len(equal)
     return problems, rollouts, verdicts, replaced
 

@@ -76,7 +76,7 @@ from credit.shear_settings import Settings
 from fast.distances import token_distances
 from fast.packing import packing_of
 from fast.race import CHUNK_ENTRIES, race
-from grpo import Policy, spread
+from grpo import Policy, to_padded
 from harness import tables
 from harness.config import TrainConfig, parse_train
 from harness.launch import resolve, run_command
@@ -155,7 +155,7 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
             micro_tokens = config.optimisation.micro_tokens
             batch = prefixes.scored(group, policy, tokenizer, temperature, micro_tokens)
             groups.append(
-                (spread(batch.hidden, batch.rollouts.mask), batch.rollouts.mask, batch.correct)
+                (to_padded(batch.hidden, batch.rollouts.mask), batch.rollouts.mask, batch.correct)
             )
     if not groups:
         none_mixed = "none of its groups holds right and wrong rollouts"

@@ -20,7 +20,7 @@ from credit.methods import assign_credit, first_weights, own_side_weights, true_
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings
 from credit.table import METHODS, needing
-from grpo import Policy, group_advantages, log_probs, spread
+from grpo import Policy, group_advantages, log_probs, to_padded
 from harness.config import TrainConfig
 from harness.prepare import embedded_task
 from harness.run import credit_context
@@ -77,7 +77,7 @@ def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
     """The batch with other verdicts, NaN for none."""
     rewards = torch.tensor(rewards)
     rollouts = replace(batch.rollouts, mask=batch.rollouts.mask & ~rewards.isnan()[:, None])
-    hidden = spread(batch.hidden, batch.rollouts.mask)[rollouts.mask]
+    hidden = to_padded(batch.hidden, batch.rollouts.mask)[rollouts.mask]
     advantages = group_advantages(rewards, batch.group_size)
     return replace(batch, rewards=rewards, advantages=advantages, rollouts=rollouts, hidden=hidden)
 
@@ -162,7 +162,7 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
         problems=[batch.problem_of(row) for row in order[:: batch.group_size]],
         log_probs=batch.log_probs[rows],
         entropies=batch.entropies[rows],
-        hidden=spread(batch.hidden, batch.rollouts.mask)[rows][batch.rollouts.mask[rows]],
+        hidden=to_padded(batch.hidden, batch.rollouts.mask)[rows][batch.rollouts.mask[rows]],
     )
 
 
@@ -383,7 +383,7 @@ def test_delta_against_a_float64_loop():
     batch = drawn_batch([[1, 1, 0], [0, 1, 0]])
     logp = -torch.rand(batch.rollouts.mask.shape) * 3
     batch = replace(batch, log_probs=logp)
-    hidden = spread(batch.hidden, batch.rollouts.mask).double()
+    hidden = to_padded(batch.hidden, batch.rollouts.mask).double()
     sides, vectors = {True: [], False: []}, {}
     for row in (3, 4, 5):
         for t in range(1, int(batch.rollouts.mask[row].sum())):
@@ -462,7 +462,7 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
     """
     batch = drawn_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
     ours = assign("kgae", batch, flags(window=window, method_option=["width=.3", f"decay={decay}"]))
-    hidden = spread(batch.hidden, batch.rollouts.mask).double()
+    hidden = to_padded(batch.hidden, batch.rollouts.mask).double()
     for start in (0, 5):
         rows = range(start, start + 5)
         states = [hidden[row][batch.rollouts.mask[row]].tolist() for row in rows]
@@ -498,7 +498,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
     """
     batch, window, stride = drawn_batch([[1.0, 0, 0, 1], [0, 0, 1, 0]]), 4, 2
     ours = assign("own-side", batch, flags(window=window, stride=stride, max_iters=2000, tol=1e-5))
-    hidden = spread(batch.hidden, batch.rollouts.mask).double()
+    hidden = to_padded(batch.hidden, batch.rollouts.mask).double()
     for group in (range(4), range(4, 8)):
         rollouts = {i: hidden[i][batch.rollouts.mask[i]] for i in group}
         nbar = torch.cat(list(rollouts.values())).norm(dim=-1).mean()
@@ -525,7 +525,7 @@ def test_own_side_without_an_opposing_side_weighs_nothing():
     """As SHEAR does, and as where a rollout has no verdict."""
     batch = drawn_batch([[1.0, 1, 1]])
     mask = batch.rollouts.mask
-    hidden, settings = spread(batch.hidden, mask), Settings(window=4, stride=2)
+    hidden, settings = to_padded(batch.hidden, mask), Settings(window=4, stride=2)
     assert torch.equal(own_side_weights(hidden, mask, batch.correct, settings), mask.float())
     mask[2] = False
     mixed = own_side_weights(hidden, mask, torch.tensor([1, 0, 0]), settings)

@@ -140,7 +140,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     rollouts = sampled(any_positions)
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
     scored = log_probs(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
-    hidden = grpo.spread(scored.hidden, rollouts.mask)  # (B, T, d)
+    hidden = grpo.to_padded(scored.hidden, rollouts.mask)  # (B, T, d)
     for row in range(8):
         prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]
         response = rollouts.ids[row][mask]
