@@ -26,12 +26,15 @@ Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value fu
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -94,7 +97,7 @@ class Rollouts:
 
 
 class LogProbs(NamedTuple):
-    """What a policy says of rollouts; all detached."""
+    """What a policy says of rollouts; detached, but for the log-probabilities in training."""
 
     log_probs: Tensor  # (B, T) float32, of each sampled token
     entropies: Tensor  # (B, T) float32, nats, of the distribution each token was drawn from
@@ -116,18 +119,20 @@ def cat_padded(tensors: Sequence[Tensor], left: bool = False, fill: int = 0) -> 
     """Tensors (B_i, T_i, ...) -> (sum of B_i, max of T_i, ...), `fill` where one is shorter, on the
     right or left.
     """
-    width = max(tensor.shape[1] for tensor in tensors)
-    count = sum(len(tensor) for tensor in tensors)
-    padded = tensors[0].new_full((count, width, *tensors[0].shape[2:]), fill)
-    row = 0
-    for tensor in tensors:
-        columns = slice(width - tensor.shape[1], width) if left else slice(0, tensor.shape[1])
-        padded[row : row + len(tensor), columns] = tensor
-        row += len(tensor)
-    return padded
+    rows = list(itertools.chain.from_iterable(tensors))
+    side = "left" if left else "right"
+    return pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
 
 
-def pad_id(tokenizer) -> int:
+def pad_left(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token lists -> ids (B, P) int64 and mask (B, P) bool, padded on the left."""
+    sequences = [torch.tensor([row], dtype=torch.int64) for row in rows]  # (1, P_i) each
+    ids = cat_padded(sequences, left=True, fill=pad)
+    mask = cat_padded([torch.ones_like(row, dtype=torch.bool) for row in sequences], left=True)
+    return ids.to(device), mask.to(device)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """What stands where no token does; any id will do where a mask or causality hides it."""
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token is not None:
@@ -154,34 +159,33 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list
         named = getattr(config, "eos_token_id", None)
         ids.update(named if isinstance(named, list) else [named])
     if tokenizer.chat_template:
+        said = "words of the assistant"
         turns = [
-            {"role": role, "content": f"words of the {role}"} for role in ("user", "assistant")
+            {"role": "user", "content": "words of the user"},
+            {"role": "assistant", "content": said},
         ]
         with contextlib.suppress(Exception):  # a template may refuse any conversation
-            _, said, after = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(
-                turns[1]["content"]
-            )
-            follows = (
-                tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1] if said else []
-            )
-            ids.update(
-                set(follows)
-                & {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-            )
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+            assert isinstance(text, str)  # of one conversation
+            _, found, after = text.rpartition(said)
+            if found:
+                follows = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1]
+                added = tokenizer.added_tokens_decoder
+                ids.update(id for id in follows if id in added and added[id].special)
     return sorted(ids - {None})
 
 
 def hf_generate(
-    model,
-    prompt_ids,
-    prompt_mask,
+    model: PreTrainedModel,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
     *,
-    max_tokens,
-    temperature,
-    stops,
-    pad,
+    max_tokens: int,
+    temperature: float,
+    stops: list[int],
+    pad: int,
     loop: Callable[..., Tensor] | None = None,
-    **generate_kwargs,
+    **generate_kwargs: object,
 ) -> Tensor:
     """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop
     token.
@@ -202,11 +206,10 @@ def hf_generate(
     )
     processors = None if temperature else [refuse_unknown]
     folder_config = model.generation_config
-    model.generation_config = (
-        GenerationConfig()
-    )  # or `generate` takes what we left unset from the folder's file
+    # otherwise `generate` takes what we left unset from the folder's file
+    model.generation_config = GenerationConfig()
     try:
-        output = model.generate(
+        output = model.generate(  # type: ignore[operator]  # typed for another checker than mypy
             prompt_ids,
             attention_mask=prompt_mask.long(),
             generation_config=config,
@@ -230,32 +233,31 @@ def refuse_unknown(ids: Tensor, logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def rollout(
-    model,
-    tokenizer,
-    prompts: list[str] | list[list[int]],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str | list[int]],
     group_size: int,
     *,
     max_tokens: int,
     temperature: float,
-    batch_size: int | Callable[[int, int], int] = AT_ONCE,
+    batch_size: int = AT_ONCE,
     generate: Callable[..., Tensor] = hf_generate,
 ) -> Rollouts:
     """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is
     greedy decoding.
 
-    `batch_size` rollouts are generated at a time, those with prompts of like length together; a
-    function takes the longest prompt and response, in tokens, and says how many fit. `generate` has
-    the signature of `hf_generate`. Texts hold every sampled token but the stop token, special ones
-    spelt out: what is graded is what was sampled.
+    `batch_size` rollouts are generated at a time, those with prompts of like length together.
+    `generate` has the signature of `hf_generate`. Texts hold every sampled token but the stop
+    token, special ones spelt out: what is graded is what was sampled.
     """
-    stops, pad = stop_ids(model, tokenizer), pad_id(tokenizer)
-    encoded = prompts  # ids: what was sampled is never encoded again
-    if isinstance(prompts[0], str):
-        encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    encoded = [ids for ids in encoded for _ in range(group_size)]
+    stops = stop_ids(model, tokenizer)
+    pad = pad_id(tokenizer)
+    encoded: list[list[int]] = []
+    for prompt in prompts:
+        if isinstance(prompt, str):  # ids stay: what was sampled is never encoded again
+            prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        encoded += [prompt] * group_size
     prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
-    if callable(batch_size):
-        batch_size = batch_size(prompt_ids.shape[1], max_tokens)
     lengths = prompt_mask.sum(1)  # (B,)
     order = lengths.argsort(stable=True)  # prompts of like length together
     responses = []
@@ -276,9 +278,8 @@ def rollout(
     bar.close()
     ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
     is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
-    mask = (
-        is_stop.cumsum(1) - is_stop.long() == 0
-    )  # (B, T) up to and including the first stop token
+    stops_before = is_stop.cumsum(1) - is_stop.long()  # (B, T)
+    mask = stops_before == 0  # (B, T) up to and including the first stop token
     said = mask & ~is_stop  # (B, T)
     texts = [decode(tokenizer, ids[row][said[row]]) for row in range(len(ids))]
     return Rollouts(prompt_ids, prompt_mask, ids, mask, ~is_stop.any(1), texts)
@@ -292,14 +293,11 @@ def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     needed.
     """
     used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
-    order = (
-        (~used).int().argsort(dim=1, stable=True)[:, : int(used.sum(1).max())]
-    )  # (b, S), used places first
+    longest = int(used.sum(1).max())  # S
+    order = (~used).int().argsort(dim=1, stable=True)[:, :longest]  # (b, S), used places first
     ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1).gather(1, order)
-    is_response = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1).gather(
-        1, order
-    )
-    return ids, is_response, {}
+    in_response = torch.cat([torch.zeros_like(rollouts.prompt_mask), rollouts.mask], 1)
+    return ids, in_response.gather(1, order), {}
 
 
 def pack(
@@ -316,10 +314,19 @@ def pack(
     while longest_first:
         count = multiple * max(1, tokens // lengths[longest_first[0]])
         together, longest_first = longest_first[:count], longest_first[count:]
-        micro_batches += [
-            torch.tensor(together[turn::multiple]) for turn in range(min(multiple, len(together)))
-        ]
+        for turn in range(min(multiple, len(together))):
+            micro_batches.append(torch.tensor(together[turn::multiple]))
     return micro_batches
+
+
+class Layout(NamedTuple):
+    """How rollouts become micro-batches, and these become the rows that the model computes."""
+
+    lay_out: Callable[[Rollouts], tuple[Tensor, Tensor, dict]] = end_to_end
+    pack: Callable[..., list[Tensor]] = pack
+
+
+PADDED = Layout()
 
 
 class Policy(torch.nn.Module):
@@ -328,84 +335,89 @@ class Policy(torch.nn.Module):
     A module and not a function because sharding gathers the outermost weights around its root's
     forward (`harness/parallel.py`): base model and head both have to run inside one. With
     `recompute` a layer keeps nothing but its input for the backward pass and runs again there.
-    `fast.packing` has a `lay_out` and a `pack` without padding.
+    `fast.packing` has a layout without padding.
     """
 
     def __init__(
-        self,
-        model,
-        recompute: bool = False,
-        *,
-        lay_out: Callable = end_to_end,
-        pack: Callable[..., list[Tensor]] = pack,
-    ):
+        self, model: PreTrainedModel, recompute: bool = False, layout: Layout = PADDED
+    ) -> None:
         super().__init__()
         self.model = model
-        self.lay_out = lay_out
-        self.pack = pack
+        self.layout = layout
         if recompute:
             for layer in layers_of(model):
                 layer.forward = _recomputed(layer.forward)
 
-    def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False):
-        """Log-probabilities (b, T) float32 of the sampled tokens, 0 outside of the mask.
+    def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False) -> LogProbs:
+        """Log-probabilities of the sampled tokens, with gradient, 0 outside of the mask.
 
-        With `details`, for scoring, also entropies (b, T) float32 and hidden states (n, d) of the n
-        response tokens. Token y_t is predicted from the state one position before it, and *is* the
-        state at its own position.
+        With `details`, for scoring, also entropies and hidden states; without, these are 0 and
+        None. Token y_t is predicted from the state one position before it, and *is* the state at
+        its own position.
         """
-        ids, is_response, model_kwargs = self.lay_out(rollouts)  # (b, S), (b, S); (1, N) if packed
+        # (b, S), (b, S); (1, N) if packed
+        ids, is_response, model_kwargs = self.layout.lay_out(rollouts)
         states = self.model.base_model(
             input_ids=ids, use_cache=False, **model_kwargs
         ).last_hidden_state  # (b, S, d)
         before = states[:, :-1][is_response[:, 1:]]  # (n, d)
         head = self.model.get_output_embeddings()
         tokens = rollouts.ids[rollouts.mask]  # (n,)
-        logp, entropies = [], []
+        logp = []
+        entropies = []
         for start in range(0, max(1, len(tokens)), HEAD_CHUNK):
             chunk = slice(start, start + HEAD_CHUNK)
-            inputs = head, before[chunk], tokens[chunk], temperature, details
             values = checkpoint(
-                _log_probs_of, *inputs, use_reentrant=False, preserve_rng_state=False
+                _log_probs_of,
+                head,
+                before[chunk],
+                tokens[chunk],
+                temperature,
+                details,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
             logp.append(values[0])
             entropies.append(values[1])
         zeros = torch.zeros(rollouts.ids.shape, device=ids.device)  # (b, T) float32
-        logp = zeros.masked_scatter(rollouts.mask, torch.cat(logp))
-        if not details:
-            return logp
-        return logp, zeros.masked_scatter(rollouts.mask, torch.cat(entropies)), states[is_response]
+        return LogProbs(
+            zeros.masked_scatter(rollouts.mask, torch.cat(logp)),
+            zeros.masked_scatter(rollouts.mask, torch.cat(entropies)),
+            states[is_response] if details else None,
+        )
 
 
-def layers_of(model) -> list[torch.nn.Module]:
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The decoder layers."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
-def _recomputed(forward):
+def _recomputed(forward: Callable[..., object]) -> Callable[..., object]:
     """A layer's forward that keeps only its input. (transformers' own switch needs train(), which
     turns dropout on.)
     """
 
-    def run(*args, **kwargs):
-        if torch.is_grad_enabled():
-            return checkpoint(
-                forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs
-            )
-        return forward(*args, **kwargs)
+    def run(*args: object, **kwargs: object) -> object:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(
+            partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False
+        )
 
     return run
 
 
 def _log_probs_of(
-    head, states: Tensor, tokens: Tensor, temperature: float, details: bool
+    head: torch.nn.Module, states: Tensor, tokens: Tensor, temperature: float, details: bool
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of tokens (n,) predicted from states (n, d), and with `details` their
-    entropies, else (0,).
+    entropies, otherwise 0.
     """
     log_probs = (head(states).float() / temperature).log_softmax(-1)  # (n, V)
-    entropies = -(log_probs.exp() * log_probs).sum(-1) if details else log_probs.new_zeros(0)
-    return log_probs.gather(-1, tokens[:, None]).squeeze(-1), entropies
+    of_tokens = log_probs.gather(-1, tokens[:, None]).squeeze(-1)  # (n,)
+    if not details:
+        return of_tokens, torch.zeros_like(of_tokens)
+    return of_tokens, -(log_probs.exp() * log_probs).sum(-1)
 
 
 @torch.no_grad()
@@ -424,21 +436,21 @@ def log_probs(
     """
     logp = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T) float32
     entropies = torch.zeros_like(logp)  # (B, T) float32
-    hidden = None
-    places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(
-        rollouts.mask
-    )  # (B, T) of each token among the N
-    batches = policy.pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
+    hidden: Tensor | None = None
+    # (B, T) of each token among the N
+    places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(rollouts.mask)
+    batches = policy.layout.pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
     for rows in tqdm(batches, desc="score", leave=False, disable=None):
         micro_batch = rollouts.take(rows)
         width = micro_batch.ids.shape[1]
-        logp[rows, :width], entropies[rows, :width], states = policy(
-            micro_batch, temperature, details=True
-        )
-        if keep_hidden and hidden is None:
-            hidden = states.new_empty(int(rollouts.mask.sum()), states.shape[-1])  # (N, d)
+        scored = policy(micro_batch, temperature, details=True)
+        logp[rows, :width] = scored.log_probs
+        entropies[rows, :width] = scored.entropies
         if keep_hidden:
-            hidden[places[rows, :width][micro_batch.mask]] = states
+            if hidden is None:
+                shape = int(rollouts.mask.sum()), scored.hidden.shape[-1]  # (N, d)
+                hidden = scored.hidden.new_empty(shape)
+            hidden[places[rows, :width][micro_batch.mask]] = scored.hidden
     return LogProbs(logp, entropies, hidden)
 
 
@@ -488,11 +500,3 @@ def policy_loss(
             "abs_log_ratio": log_ratio.abs().sum().item() / n_tokens,
         }
     return loss, metrics
-
-
-def pad_left(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token lists -> ids (B, P) int64 and mask (B, P) bool, padded on the left."""
-    width = max(len(row) for row in rows)
-    ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return ids, torch.arange(width, device=device)[None] >= width - lengths[:, None]

@@ -124,9 +124,8 @@ def cores() -> int:
     processes.
     """
     count = len(os.sched_getaffinity(0))
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # more at a time than the quota would run out of time
+    # more at a time than the quota would run out of time
+    with contextlib.suppress(OSError, ValueError):
         quota, period = QUOTA.read_text().split()
         count = min(count, int(quota) // int(period))
     return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -176,9 +175,8 @@ def box_place(text: str) -> tuple[int, int, int] | None:
         return None
     box = boxes[-1]
     depth = 1
-    for brace in re.finditer(
-        r"\\.|[{}]", text[box.end() :], re.S
-    ):  # \{ and \} are printed braces, not groups
+    # \{ and \} are printed braces, not groups
+    for brace in re.finditer(r"\\.|[{}]", text[box.end() :], re.S):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
             return box.start(), box.end(), box.end() + brace.start()
@@ -211,24 +209,20 @@ def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str =
     level = sandbox.choose_level(level)
     try:
         style = style_of(tests)
-        tests = {
-            key: tests[key] for key in KEYS[style] if key in tests
-        }  # no other kind's, which may be null
+        # no other kind's, which may be null
+        tests = {key: tests[key] for key in KEYS[style] if key in tests}
         program = program_of(response, tests)
         if program is None:
             return verdict("no_answer")
         if style == "stdio":
             return verdict(run_stdio(program, tests, timeout_s, level))
         reason, cause = sandbox.run_tests(program, tests, timeout_s=timeout_s, level=level)
-    except (
-        SandboxError,
-        ValueError,
-    ) as error:  # ValueError: the tests decide nothing or cannot be handed over
-        return infra_error(error)
+    except (SandboxError, ValueError) as error:
+        return infra_error(error)  # ValueError: the tests decide nothing or cannot be handed over
     return infra_error(cause) if reason == "infra_error" else verdict(reason)
 
 
-def style_of(tests: dict) -> str:
+def style_of(tests: object) -> str:
     """Which of the four kinds of tests these are; raises ValueError for tests that decide
     nothing.
     """
@@ -236,7 +230,7 @@ def style_of(tests: dict) -> str:
         raise ValueError("must be an object")
     if all(_is_text(tests.get(key)) for key in KEYS["humaneval"]):
         return "humaneval"
-    asserts = tests.get("asserts")
+    asserts = tests.get("asserts", [])
     if (
         _is_list_of(asserts, str)
         and all(map(_is_text, asserts))
@@ -244,7 +238,8 @@ def style_of(tests: dict) -> str:
     ):
         return "asserts"
     is_call = "fn_name" in tests
-    inputs, outputs = tests.get("inputs"), tests.get("outputs")
+    inputs = tests.get("inputs", [])
+    outputs = tests.get("outputs", [])
     if is_call and not (
         _is_text(tests["fn_name"]) and _is_list_of(inputs, list) and _is_list_of(outputs, object)
     ):
@@ -258,11 +253,11 @@ def style_of(tests: dict) -> str:
     return "fn_call" if is_call else "stdio"
 
 
-def _is_text(value) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_list_of(values, kind: type) -> bool:
+def _is_list_of(values: object, kind: type) -> bool:
     """Whether `values` is a list that is not empty, with items of this type only."""
     return (
         isinstance(values, list)
@@ -391,6 +386,8 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
         ):
             opening = fence
             lines = []
+        elif opening is None:
+            continue
         elif (
             fence
             and fence["marks"].startswith(opening["marks"])
@@ -400,6 +397,6 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
             indented = opening["indent"] or block[:1] in " \t"
             blocks.append((opening["language"], textwrap.dedent(block) if indented else block))
             opening = None
-        elif opening:
+        else:
             lines.append(line)
     return blocks

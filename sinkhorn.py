@@ -112,36 +112,44 @@ def sinkhorn(
     return Transport(C, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
 
 
-def _iterate(C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float):
+def _iterate(
+    C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """C (n, m, N), a (n, N), b (m, N) -> f (n, N), g (m, N), error (N,), iterations (N,); all in
     units of eps.
     """
-    log_a, log_b = a.log(), b.log()  # -inf where there is no mass
-    all_f, all_g = torch.zeros_like(log_a), torch.zeros_like(log_b)
+    log_a = a.log()  # -inf where there is no mass
+    log_b = b.log()
+    all_f = torch.zeros_like(log_a)
+    all_g = torch.zeros_like(log_b)
     all_error = a.new_zeros(a.shape[1])
     all_iterations = torch.zeros_like(all_error, dtype=torch.long)
     live = torch.arange(a.shape[1], device=a.device)  # the problems that have not converged
     f = _softmin(C, log_b, dim=1)  # f-update, from g = 0
     for iteration in range(1, max_iters + 1):
-        g = _softmin(
-            C, f + log_a, dim=0
-        )  # g-update: from here on <a, f> + <b, g> bounds Eq. (10) from below
-        next_f = _softmin(
-            C, g + log_b, dim=1
-        )  # the next f-update, which also tells how far the rows are off
+        # The g-update: from here on <a, f> + <b, g> bounds Eq. (10) from below.
+        g = _softmin(C, f + log_a, dim=0)
+        # The next f-update, which also tells how far the rows are off.
+        next_f = _softmin(C, g + log_b, dim=1)
         # The plan's row sums cost nothing extra. True ones are at most 1; rounding at a tiny eps
         # exceeds it.
         row_sums = (f - next_f + log_a).exp().clamp(max=1.0)  # (n, N)
         error = (row_sums - a).abs().sum(0)  # (N,)
-        all_f[:, live], all_g[:, live] = f, g
-        all_error[live], all_iterations[live] = error, iteration
+        all_f[:, live] = f
+        all_g[:, live] = g
+        all_error[live] = error
+        all_iterations[live] = iteration
         going = error > tol
         if not going.any():
             break
         f = next_f
         if not going.all():
-            live, C, f = live[going], C[..., going], f[:, going]
-            a, log_a, log_b = a[:, going], log_a[:, going], log_b[:, going]
+            live = live[going]
+            C = C[..., going]
+            f = f[:, going]
+            a = a[:, going]
+            log_a = log_a[:, going]
+            log_b = log_b[:, going]
     return all_f, all_g, all_error, all_iterations
 
 

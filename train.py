@@ -246,13 +246,13 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
         lengths,
         optimisation.micro_tokens,
         run.ranks,
-        run.trained.pack,
+        run.trained.layout.pack,
         filler=shortest,
     )
     for micro_batch, weight in dealt:
         part = rollouts.take(micro_batch)
         width = part.ids.shape[1]
-        new_log_probs = run.trained(part, temperature)  # (b, t)
+        new_log_probs = run.trained(part, temperature).log_probs  # (b, t)
         old_log_probs = batch.log_probs[micro_batch, :width]  # (b, t)
         advantages = weight * batch.token_advantages[micro_batch, :width]  # (b, t)
         loss, metrics = policy_loss(

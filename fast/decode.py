@@ -12,15 +12,12 @@ Left out: caches that cannot drop rows, such as the states of linear attention, 
 transformers' loop runs; refilling the batch with other prompts.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteriaList,
-)
+from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
 LEAVING = 8  # rows leave when one of so many has ended: each time the whole cache is copied
@@ -28,12 +25,12 @@ LEAVING = 8  # rows leave when one of so many has ended: each time the whole cac
 
 @torch.no_grad()
 def live_rows(
-    model: PreTrainedModel,
+    model: Any,  # PreTrainedModel, whose methods here are typed for another checker than mypy
     input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
+    logits_processor: Callable[[Tensor, Tensor], Tensor],
+    stopping_criteria: Callable[[Tensor, None], Tensor],
     generation_config: GenerationConfig,
-    **kwargs,
+    **kwargs: object,
 ) -> Tensor:
     """What `generate(custom_generate=...)` calls: prompts (b, P) -> prompts and responses (b, P +
     T), padded after a stop token.

@@ -1,6 +1,6 @@
 """No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
 
-    packing_of(model)  -> the hooks, or none for a model that is not known to pack
+    packing_of(model)  -> a layout of the two, or the padded one for a model not known to pack
     packed(rollouts)   -> ids (1, N), is_response (1, N), further arguments of the model   replaces
                        end_to_end
     pack(rows, ..)     -> micro-batches, as few as can be and equally full                 replaces
@@ -21,16 +21,23 @@ rollouts.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from grpo import PADDED, Layout, Rollouts
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HALF = (torch.float16, torch.bfloat16)
@@ -45,32 +52,30 @@ class Segments(NamedTuple):
 
     starts: Tensor  # (b + 1,) int32, on the device: where each begins, and where the last one ends
     lengths: list[int]  # b numbers of tokens
-    shared: list[
-        tuple[int, int]
-    ]  # b places, from and to, of the prompt where it stands before an earlier rollout
+    # b places, from and to, of the prompt where it stands before an earlier rollout
+    shared: list[tuple[int, int]]
 
 
-def attends_fully(config) -> bool:
+def attends_fully(config: PreTrainedConfig) -> bool:
     """Whether a model is of one of FAMILIES, and each token sees all before it, in every layer."""
     return (
         config.model_type in FAMILIES
         and set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
         and getattr(config, "sliding_window", None) is None
-        and config.rope_parameters["rope_type"]
-        not in ("dynamic", "longrope")  # these look at the longest row
+        # these two look at the longest row
+        and config.rope_parameters["rope_type"] not in ("dynamic", "longrope")
     )
 
 
-def packing_of(model) -> dict[str, Callable]:
-    """The hooks of `Policy`, with the model's attention set to them; none where padding is
+def packing_of(model: PreTrainedModel) -> Layout:
+    """The layout of `Policy`, with the model's attention set to it; PADDED where padding is
     needed.
     """
     if not attends_fully(model.config):
-        return {}
-    model.set_attn_implementation(
-        "packed"
-    )  # for good: layers that run again in the backward pass ask for it there
-    return dict(lay_out=packed, pack=pack)
+        return PADDED
+    # for good: layers that run again in the backward pass ask for it there
+    model.set_attn_implementation("packed")
+    return Layout(packed, pack)
 
 
 def pack(
@@ -83,7 +88,7 @@ def pack(
     total = sum(lengths[row] for row in rows)
     count = multiple * max(1, -(-total // (multiple * tokens)))
     while True:
-        micro_batches = [[] for _ in range(count)]
+        micro_batches: list[list[int]] = [[] for _ in range(count)]
         sizes = [0] * count  # tokens
         for row in longest_first:
             emptiest = sizes.index(min(sizes))
@@ -99,14 +104,13 @@ def pack(
     return [torch.tensor(micro_batches[place]) for place in fullest_first if micro_batches[place]]
 
 
-def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
+def packed(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b =
     1 and S = N.
     """
     prompt_mask = rollouts.prompt_mask  # (b, P)
-    places = (
-        torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1
-    )  # (b, P + T) 0, 1, .. of each rollout
+    # (b, P + T) 0, 1, .. of each rollout
+    places = torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1
     leader = first_with_prompt(rollouts)  # (b,)
     follows = leader != torch.arange(len(leader), device=leader.device)  # (b,)
     kept = prompt_mask & ~follows[:, None]  # (b, P)
@@ -118,11 +122,10 @@ def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
     starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()  # (b + 1,)
     start = starts[leader] * follows  # (b,)
     end = start + (prompt_mask.sum(1) - 1) * follows  # (b,)
+    shared = list(zip(start.tolist(), end.tolist(), strict=True))
     model_kwargs = dict(
         position_ids=places[used][None],
-        segments=Segments(
-            starts, lengths.tolist(), list(zip(start.tolist(), end.tolist(), strict=True))
-        ),
+        segments=Segments(starts, lengths.tolist(), shared),
         # A mask of four dimensions is taken as it is. Without one, transformers would make N x N of
         # the positions.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
@@ -130,7 +133,7 @@ def packed(rollouts) -> tuple[Tensor, Tensor, dict]:
     return ids[None], is_response[None], model_kwargs
 
 
-def first_with_prompt(rollouts) -> Tensor:
+def first_with_prompt(rollouts: Rollouts) -> Tensor:
     """(b,) of each rollout the first one with its prompt; itself where prompts are short, or on
     CUDA.
     """
@@ -138,24 +141,21 @@ def first_with_prompt(rollouts) -> Tensor:
     if rollouts.mask.is_cuda or rollouts.prompt_ids.shape[1] < SHORT:
         return rows
     prompts = torch.where(rollouts.prompt_mask, rollouts.prompt_ids, -1)  # (b, P)
-    different, of_row = prompts.unique(
-        dim=0, return_inverse=True
-    )  # (b,) the prompt of each rollout
-    return torch.full_like(rows[: len(different)], len(rows)).scatter_reduce(
-        0, of_row, rows, "amin"
-    )[of_row]
+    different, of_row = prompts.unique(dim=0, return_inverse=True)  # of_row (b,): which prompt
+    first = torch.full_like(rows[: len(different)], len(rows))  # (prompts,)
+    return first.scatter_reduce(0, of_row, rows, "amin")[of_row]
 
 
 def packed_attention(
-    module,
+    module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask,
+    attention_mask: Tensor | None,
     *,
     segments: Segments | None = None,
-    **options,
-):
+    **options: Any,  # those that the library gives to every attention
+) -> tuple[Tensor, None]:
     """Attention in the library's signature: query (b, H, S, w), key and value (b, kv, S, w) -> (b,
     S, H, w), None.
 
@@ -166,12 +166,11 @@ def packed_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     scale = options["scaling"]
     if not (query.is_cuda and query.dtype in HALF):
-        outputs, start = [], 0
+        outputs = []
+        start = 0
+        # those of one length and prompt go together
         alike = itertools.groupby(zip(segments.lengths, segments.shared, strict=True))
-        for (
-            length,
-            (first, last),
-        ), neighbours in alike:  # those of one length and prompt go together
+        for (length, (first, last)), neighbours in alike:
             rows = len(list(neighbours))
             tokens = slice(start, start + rows * length)
             q, k, v = (
@@ -183,19 +182,23 @@ def packed_attention(
                 prompts = (x[:, :, first:last].expand(rows, -1, -1, -1) for x in (key, value))
                 k, v = (torch.cat(both, 2) for both in zip(prompts, (k, v), strict=True))
                 mask = q.new_ones(length, k.shape[2], dtype=torch.bool).tril(last - first)
-            options = dict(attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True)
-            output = scaled_dot_product_attention(q, k, v, **options)
+            output = scaled_dot_product_attention(
+                q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=True
+            )
             outputs.append(output.transpose(0, 1).flatten(1, 2))  # (H, rows * length, w)
             start = tokens.stop
         return torch.cat(outputs, 1).transpose(0, 1)[None], None
     shared = query.shape[1] // key.shape[1]  # copied: torch 2.11 has no enable_gqa here
-    q, k, v = (
-        x[0].transpose(0, 1) for x in (query, key, value)
-    )  # (N, H, w), (N, kv, w), (N, kv, w)
-    k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)  # (N, H, w)
+    q = query[0].transpose(0, 1)  # (N, H, w)
+    k = key[0].transpose(0, 1).repeat_interleave(shared, 1)  # (N, H, w)
+    v = value[0].transpose(0, 1).repeat_interleave(shared, 1)  # (N, H, w)
+    starts = segments.starts
     longest = max(segments.lengths)
-    bounds = segments.starts, segments.starts, longest, longest  # of queries and of keys
-    return varlen_attn(q, k, v, *bounds, scale=scale, window_size=CAUSAL)[None], None
+    attended = varlen_attn(
+        q, k, v, starts, starts, longest, longest, scale=scale, window_size=CAUSAL
+    )
+    assert isinstance(attended, Tensor)  # without statistics, which nobody asked for
+    return attended[None], None
 
 
 AttentionInterface.register("packed", packed_attention)

@@ -14,31 +14,29 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from fast.packing import SHORT, attends_fully
 
 
 def shared_prefill(
-    generate: Callable[..., Tensor], model, prompt_ids, prompt_mask, **limits
+    generate: Callable[..., Tensor],
+    model: PreTrainedModel,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    **limits: object,
 ) -> Tensor:
     """(b, P) -> (b, T) ids, those of `generate`; equal prompts must be adjacent to be read once."""
     used = torch.cat([prompt_ids, prompt_mask], 1)  # (b, 2 P) int64
-    _, of_row = used.unique_consecutive(
-        dim=0, return_inverse=True
-    )  # (b,) the prompt of each row, 0, 0, 1, ...
-    first = (
-        (of_row.diff(prepend=of_row.new_tensor([-1])) > 0).nonzero().flatten()
-    )  # (prompts,) its first row
-    if (
-        len(first) == len(prompt_ids)
-        or prompt_ids.shape[1] < SHORT
-        or not attends_fully(model.config)
-    ):
+    # (b,) the prompt of each row, 0, 0, 1, ...
+    _, of_row = used.unique_consecutive(dim=0, return_inverse=True)
+    is_new = of_row.diff(prepend=of_row.new_tensor([-1])) > 0  # (b,)
+    first = is_new.nonzero().flatten()  # (prompts,) its first row
+    is_shared = len(first) < len(prompt_ids)
+    if not is_shared or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
         return generate(model, prompt_ids, prompt_mask, **limits)
-    ids, mask = (
-        prompt_ids[first, :-1],
-        prompt_mask[first, :-1].long(),
-    )  # (prompts, P - 1), (prompts, P - 1)
+    ids = prompt_ids[first, :-1]  # (prompts, P - 1)
+    mask = prompt_mask[first, :-1].long()  # (prompts, P - 1)
     places = (mask.cumsum(1) - 1).clamp_min(0)  # (prompts, P - 1) as `generate` counts them
     cache = model.base_model(
         ids, attention_mask=mask, position_ids=places, use_cache=True

@@ -46,7 +46,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import NamedTuple
 
 LEVELS = ("strict", "process")
@@ -71,7 +71,7 @@ class Output(NamedTuple):
 
 def run_program(
     program: str, inputs: list[str], *, timeout_s: float, level: str
-) -> Iterator[Output]:
+) -> Generator[Output, None, None]:
     """Run a program as a script on each input in turn, within `timeout_s` seconds for all. Raises
     SandboxError.
 
@@ -94,7 +94,7 @@ def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Out
     return output
 
 
-def supervise(job: dict, tests: dict | None = None) -> Iterator[Output]:
+def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, None]:
     """Start a supervisor and yield its replies. Raises SandboxError if it fails."""
     job["site"] = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     folder = os.path.dirname(os.path.abspath(__file__))

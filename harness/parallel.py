@@ -219,7 +219,7 @@ def shard(
     )  # before it is copied: the machine's memory would hold two for each rank
     if ranks.world == 1 and dtype == torch.float32:
         model = model.float()
-        return Policy(model, recompute, **packing_of(model)), model
+        return Policy(model, recompute, packing_of(model)), model
     if not dist.is_initialized():  # a mesh of one
         dist.init_process_group(
             BACKENDS[ranks.device.type], store=dist.HashStore(), rank=0, world_size=1
@@ -229,7 +229,7 @@ def shard(
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
     sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
-    policy = Policy(model, recompute, **packing_of(model))
+    policy = Policy(model, recompute, packing_of(model))
     size = shard_over or ranks.world
     mesh = init_device_mesh(
         ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")

@@ -173,7 +173,7 @@ def assemble(
     frozen = (
         trained
         if sampler is trained.model
-        else Policy(sampler, config.machine.recompute, **packing_of(sampler))
+        else Policy(sampler, config.machine.recompute, packing_of(sampler))
     )
     return Run(config, ranks, task, tokenizer, trained, frozen, optimizer, folder, prm)
 

@@ -83,7 +83,7 @@ def measure(
 
     Random numbers depend on the seed and the problem's number alone.
     """
-    policy = Policy(model, **packing_of(model))
+    policy = Policy(model, layout=packing_of(model))
     context = credit_context(config, policy, tokenizer, task, step=0)
     lines, mixed = [], 0
     for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):

@@ -146,7 +146,7 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
     """
     ready = set_up(config, Ranks(0, 1, device))
     task, model, tokenizer = ready.task, ready.model.eval().to(device), ready.tokenizer
-    policy, groups = Policy(model, **packing_of(model)), []
+    policy, groups = Policy(model, layout=packing_of(model)), []
     torch.manual_seed(config.seed)
     for problem in task.heldout[: config.sampling.prompts_per_step]:
         group = prefixes.sampled(config, task, model, tokenizer, problem)

@@ -181,7 +181,7 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
     accuracies = np.array([np.mean(scores) for scores in graded if scores])
     results["fig_10"] = figures.fig_10_accuracies(accuracies, out / "fig_10.png")
     model = subject.model
-    policy = Policy(model, **packing_of(model))
+    policy = Policy(model, layout=packing_of(model))
     context = credit_context(config, policy, subject.tokenizer, task, 0, subject.reward_model)
     options = config.credit.method_option  # of SHEAR
     # Both only where the truth is known: `first` solves every pair of spans.

@@ -259,7 +259,7 @@ def warm_up(
     `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are
     never shown.
     """
-    rng, policy = random.Random(f"demonstrations {seed}"), Policy(model, **packing_of(model))
+    rng, policy = random.Random(f"demonstrations {seed}"), Policy(model, layout=packing_of(model))
 
     def batch_loss() -> Tensor:
         """Minus the mean log-probability of a batch of demonstrations, which are laid out as

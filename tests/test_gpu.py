@@ -75,7 +75,7 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
     for device in (torch.device("cpu"), DEVICE):
         model, part = copy.deepcopy(tiny[0]).to(device), moved(rollouts, device)
         scored = log_probs(Policy(model), part, temperature=0.8, micro_tokens=150)
-        logp = Policy(model, recompute=True)(part, 0.8)
+        logp = Policy(model, recompute=True)(part, 0.8).log_probs
         old, ones = scored.log_probs + 0.1, torch.ones(8, device=device)
         loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
         loss.backward()
@@ -100,8 +100,8 @@ def test_packed_rollouts_are_padded_ones():
     given = rollouts, torch.randn(rollouts.ids.shape, device=DEVICE)
     expected = gradients(Policy(copy.deepcopy(whole)), *given, at_once=1)
     padded_half = gradients(Policy(copy.deepcopy(half), recompute=True), *given, at_once=8)
-    packed_half = gradients(Policy(half, True, **packing_of(half)), *given, at_once=8)
-    packed = gradients(Policy(whole, True, **packing_of(whole)), *given, at_once=8)
+    packed_half = gradients(Policy(half, True, packing_of(half)), *given, at_once=8)
+    packed = gradients(Policy(whole, True, packing_of(whole)), *given, at_once=8)
     for exact, *both, values in zip(packed, packed_half, padded_half, expected, strict=True):
         ours, usual = (relative(half, values) for half in both)
         assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)

@@ -177,7 +177,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     plain = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 7)
-    logp = Policy(model, recompute)(rollouts, 0.7)
+    logp = Policy(model, recompute)(rollouts, 0.7).log_probs
     assert_close(logp[rollouts.mask], expected, atol=2e-5, rtol=0)
     (logp * pulls).sum().backward()
     for name, parameter in model.named_parameters():
@@ -196,7 +196,7 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     rollouts = sampled(tiny)
     seen.clear()
     log_probs(Policy(tiny[0]), rollouts, temperature=1.0, micro_tokens=1000)
-    logp = Policy(tiny[0])(rollouts, 1.0)
+    logp = Policy(tiny[0])(rollouts, 1.0).log_probs
     logp.sum().backward()
     assert max(seen) == 10 and sum(seen) == 3 * int(
         rollouts.mask.sum()

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from fast import packing, prefill
 from fast.packing import packing_of
-from grpo import Policy, Rollouts, hf_generate, log_probs
+from grpo import PADDED, Policy, Rollouts, hf_generate, log_probs
 
 FAMILIES = {
     "qwen2": {},
@@ -92,7 +92,7 @@ def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: 
     for rows in torch.arange(len(rollouts.texts)).split(at_once):
         part = rollouts.take(rows)
         width = part.ids.shape[1]
-        values = policy(part, 0.7)
+        values = policy(part, 0.7).log_probs
         (values * pulls[rows, :width]).sum().backward()
         logp[rows, :width] = values.detach()
     trained = [
@@ -113,8 +113,8 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     if rank:
         adapted(plain, rank)
     model = copy.deepcopy(plain)
-    policy = Policy(model, recompute, **(packing_of(model) if packs else {}))
-    assert (policy.lay_out is packing.packed) == (policy.pack is packing.pack) == bool(packs)
+    policy = Policy(model, recompute, packing_of(model) if packs else PADDED)
+    assert policy.layout == ((packing.packed, packing.pack) if packs else PADDED)
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)
     for at_once in (2, 8):
@@ -136,7 +136,7 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch
     rollouts, plain = dataclasses.replace(ragged, **prompt), make(family, spread=0.3)
     assert packing.packed(rollouts)[0].shape[1] == (1 + 3 + 9 - 3) + 8 + int(rollouts.mask.sum())
     model, pulls = copy.deepcopy(plain), torch.randn(ragged.ids.shape)
-    policy, alone = Policy(model, **packing_of(model)), Policy(plain)
+    policy, alone = Policy(model, layout=packing_of(model)), Policy(plain)
     ours, others = (
         log_probs(each, rollouts, temperature=0.7, micro_tokens=tokens)
         for each, tokens in ((policy, 70), (alone, 1))
@@ -163,7 +163,7 @@ def test_nothing_grows_with_the_square_of_the_tokens(ragged):
             return output
 
     model = make()
-    policy = Policy(model, **packing_of(model))
+    policy = Policy(model, layout=packing_of(model))
     many = Rollouts.cat([ragged] * 4)
     with torch.no_grad(), Largest() as largest:
         policy(many, 1.0)
@@ -179,7 +179,7 @@ def test_a_model_that_packs_samples_as_before():
     inputs = prompts([3, 9, 1, 6])
     limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
     before = hf_generate(model, *inputs, **limits)
-    assert packing_of(model) and model.config._attn_implementation == "packed"
+    assert packing_of(model) != PADDED and model.config._attn_implementation == "packed"
     assert torch.equal(hf_generate(model, *inputs, **limits), before)
     assert "packed" not in model.config.to_json_string()
 
@@ -211,9 +211,9 @@ def test_only_full_attention_packs(packs, family, options):
     given = []
     prefill.shared_prefill(lambda *inputs, **limits: given.append(limits), model, *alike)
     assert [bool(limits) for limits in given] == [packs]
-    assert bool(packing_of(model)) == packs
+    assert (packing_of(model) != PADDED) == packs
     other = small_gpt2()
-    assert not packing_of(other) and other.config._attn_implementation == "sdpa"
+    assert packing_of(other) == PADDED and other.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py asks the kernel itself")

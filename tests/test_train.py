@@ -257,7 +257,9 @@ def test_updates_are_those_of_a_written_out_loop(quick):
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
     old_logp = old_log_probs(run, rollouts)
-    assert_close(old_logp, run.trained(rollouts, 0.7), atol=1e-4, rtol=0)  # scored as it is trained
+    assert_close(
+        old_logp, run.trained(rollouts, 0.7).log_probs, atol=1e-4, rtol=0
+    )  # scored as it is trained
     old_logp += 0.4 * torch.randn(mask.shape, generator=generator)
     token_advantages = torch.randn(mask.shape, generator=generator) * mask
     token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
