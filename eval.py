@@ -44,7 +44,7 @@ import transformers
 from harness import checkpoint, evaluation, files, parallel, tables
 from harness.evaluation import Sampler, average, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
-from harness.models import load_model, load_tokenizer, round_weights, sampling_of
+from harness.models import load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
 from harness.tables import percent, same_benchmarks, select_checkpoints, with_legend
@@ -190,8 +190,8 @@ def evaluate_model(
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
     round_weights(model, getattr(torch, config.machine.dtype))
-    options = sampling_of(model, config.machine.generate_batch)
-    sampler = Sampler(model.eval(), tokenizer, files.origin_of(path), options)
+    at_once = config.machine.generate_batch
+    sampler = Sampler(model.eval(), tokenizer, files.origin_of(path), at_once)
     checksum = 0
     for number, weight in enumerate(model.parameters()):
         checksum += parallel.checksum(weight, number)

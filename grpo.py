@@ -140,6 +140,18 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
     return 0
 
 
+def token_ids(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str | list[int]]
+) -> list[list[int]]:
+    """Texts encoded; ids as they are, as what was sampled is never encoded again."""
+    encoded = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        encoded.append(prompt)
+    return encoded
+
+
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor | list[int]) -> str:
     """The text of a response's ids."""
     text = tokenizer.decode(ids)
@@ -252,11 +264,9 @@ def rollout(
     """
     stops = stop_ids(model, tokenizer)
     pad = pad_id(tokenizer)
-    encoded: list[list[int]] = []
-    for prompt in prompts:
-        if isinstance(prompt, str):  # ids stay: what was sampled is never encoded again
-            prompt = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        encoded += [prompt] * group_size
+    encoded = []
+    for ids in token_ids(tokenizer, prompts):
+        encoded += [ids] * group_size
     prompt_ids, prompt_mask = pad_left(encoded, pad, model.device)  # (B, P), (B, P)
     lengths = prompt_mask.sum(1)  # (B,)
     order = lengths.argsort(stable=True)  # prompts of like length together
@@ -276,13 +286,14 @@ def rollout(
         responses.append(response)
         bar.update(len(rows))
     bar.close()
-    ids = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
-    is_stop = torch.isin(ids, torch.tensor(stops, device=ids.device, dtype=ids.dtype))  # (B, T)
+    sampled = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
+    stop_tokens = torch.tensor(stops, device=sampled.device, dtype=sampled.dtype)
+    is_stop = torch.isin(sampled, stop_tokens)  # (B, T)
     stops_before = is_stop.cumsum(1) - is_stop.long()  # (B, T)
     mask = stops_before == 0  # (B, T) up to and including the first stop token
     said = mask & ~is_stop  # (B, T)
-    texts = [decode(tokenizer, ids[row][said[row]]) for row in range(len(ids))]
-    return Rollouts(prompt_ids, prompt_mask, ids, mask, ~is_stop.any(1), texts)
+    texts = [decode(tokenizer, sampled[row][said[row]]) for row in range(len(sampled))]
+    return Rollouts(prompt_ids, prompt_mask, sampled, mask, ~is_stop.any(1), texts)
 
 
 def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:

@@ -21,8 +21,8 @@ rollouts.
 """
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from grpo import PADDED, Layout, Rollouts
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HALF = (torch.float16, torch.bfloat16)
+PADDED_ATTENTION: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
 CAUSAL = (-1, 0)  # the window of `varlen_attn`: everything before a token, nothing after it
 # tokens of the longest prompt; shorter ones, as the embedded task's, are read again for each
 # rollout
@@ -153,8 +154,9 @@ def packed_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
+    scaling: float | None = None,
     segments: Segments | None = None,
-    **options: Any,  # those that the library gives to every attention
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Attention in the library's signature: query (b, H, S, w), key and value (b, kv, S, w) -> (b,
     S, H, w), None.
@@ -163,8 +165,9 @@ def packed_attention(
     as while sampling, it is SDPA.
     """
     if segments is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    scale = options["scaling"]
+        return PADDED_ATTENTION(
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
     if not (query.is_cuda and query.dtype in HALF):
         outputs = []
         start = 0
@@ -183,7 +186,7 @@ def packed_attention(
                 k, v = (torch.cat(both, 2) for both in zip(prompts, (k, v), strict=True))
                 mask = q.new_ones(length, k.shape[2], dtype=torch.bool).tril(last - first)
             output = scaled_dot_product_attention(
-                q, k, v, mask, is_causal=mask is None, scale=scale, enable_gqa=True
+                q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
             )
             outputs.append(output.transpose(0, 1).flatten(1, 2))  # (H, rows * length, w)
             start = tokens.stop
@@ -195,7 +198,7 @@ def packed_attention(
     starts = segments.starts
     longest = max(segments.lengths)
     attended = varlen_attn(
-        q, k, v, starts, starts, longest, longest, scale=scale, window_size=CAUSAL
+        q, k, v, starts, starts, longest, longest, scale=scaling, window_size=CAUSAL
     )
     assert isinstance(attended, Tensor)  # without statistics, which nobody asked for
     return attended[None], None

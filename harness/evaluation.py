@@ -40,9 +40,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from grpo import rollout
 from harness import files, parallel
 from harness.config import Protocol, TrainConfig
+from harness.models import fast_rollout
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all
 from tasks import toy
@@ -77,7 +77,7 @@ class Sampler(NamedTuple):
     model: torch.nn.Module
     tokenizer: object
     name: str  # of the model, which tells its template
-    options: dict  # of `grpo.rollout`, as `models.sampling_of` returns them
+    generate_batch: int  # rollouts at a time; 0: on a GPU as many as fit
 
 
 def protocol_of(config: TrainConfig) -> Protocol:
@@ -235,8 +235,15 @@ def graded_block(
         texts, lengths, verdicts = [""] * count, [0] * count, [Verdict(0.0, "truncated")] * count
         if limit:  # else the prompt alone fills the context
             asked = [prompts[place] for place in places]
-            options = dict(max_tokens=limit, temperature=protocol.temperature, **sampler.options)
-            rollouts = rollout(sampler.model, sampler.tokenizer, asked, samples, **options)
+            rollouts = fast_rollout(
+                sampler.model,
+                sampler.tokenizer,
+                asked,
+                samples,
+                max_tokens=limit,
+                temperature=protocol.temperature,
+                generate_batch=sampler.generate_batch,
+            )
             texts, lengths = rollouts.texts, rollouts.mask.sum(1).tolist()
             verdicts = task.verdicts(together, rollouts)
         for number, text in enumerate(texts):

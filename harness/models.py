@@ -4,7 +4,7 @@
     load_tokenizer(option, name)
     load_model(name, device, ..) the same with its weights
     load_reward_model(name, ..)  a process reward model and its tokenizer
-    sampling_of(model, ...)      how a model generates rollouts
+    fast_rollout(model, ...)     `grpo.rollout`, sooner
 
 No code of a folder is run. What is loaded is checked: that the weights are all there, of the shapes
 of config.json and finite, and that the logits are the head of the last hidden state, which
@@ -16,20 +16,26 @@ import functools
 import importlib.metadata
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import huggingface_hub
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
 from fast.decode import live_rows
 from fast.prefill import shared_prefill
-from grpo import hf_generate, stop_ids
+from grpo import AT_ONCE, Rollouts, hf_generate, rollout, stop_ids, token_ids
 from harness.files import config_of, settings_in
 from harness.launch import out_of_memory
 from harness.memory import rows_that_fit
@@ -286,13 +292,28 @@ def load_reward_tokenizer(name: str):
     return tokenizer
 
 
-def sampling_of(model, generate_batch: int) -> dict:
-    """The options of `grpo.rollout` that change speed, and no chance: by what, and how many at a
-    time, it generates.
-    """
-    options = {"generate": partial(shared_prefill, partial(hf_generate, loop=live_rows))}
-    if generate_batch:
-        options["batch_size"] = generate_batch
-    elif model.device.type == "cuda":
-        options["batch_size"] = partial(rows_that_fit, model)
-    return options
+def fast_rollout(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str | list[int]],
+    group_size: int,
+    *,
+    max_tokens: int,
+    temperature: float,
+    generate_batch: int = 0,
+) -> Rollouts:
+    """`grpo.rollout`, sooner: `generate_batch` rollouts at a time, 0: on a GPU as many as fit."""
+    batch_size = generate_batch or AT_ONCE
+    if not generate_batch and model.device.type == "cuda":
+        longest = max(map(len, token_ids(tokenizer, prompts)))
+        batch_size = rows_that_fit(model, longest, max_tokens)
+    return rollout(
+        model,
+        tokenizer,
+        prompts,
+        group_size,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        batch_size=batch_size,
+        generate=partial(shared_prefill, partial(hf_generate, loop=live_rows)),
+    )

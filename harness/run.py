@@ -26,12 +26,12 @@ from credit.batch import Context
 from credit.reward_model import RewardModel
 from credit.table import METHODS
 from fast.packing import packing_of
-from grpo import Policy, Rollouts, rollout
+from grpo import Policy, Rollouts
 from harness import checkpoint, files, memory, parallel, report
 from harness.config import MAY_CHANGE, TrainConfig, flat, saved_config, spelled
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
-from harness.models import sampling_of
+from harness.models import fast_rollout
 from harness.parallel import Ranks
 from harness.prepare import make_start, needs_start, own_prm, set_up
 from rewards import Verdict
@@ -244,9 +244,8 @@ def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
 
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
-    sampling = sampling_of(run.frozen.model, run.config.machine.generate_batch)
     origin = files.origin_of(run.config.model or "made here")
-    sampler = Sampler(run.frozen.model, run.tokenizer, origin, sampling)
+    sampler = Sampler(run.frozen.model, run.tokenizer, origin, run.config.machine.generate_batch)
     path = run.folder / "eval" / f"step-{step:06d}.jsonl"
     results = {}
     if run.ranks.main:
@@ -303,15 +302,14 @@ def sample_and_grade(
 def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
     """`count` rollouts of each problem."""
     prompts = [run.task.prompt(problem) for problem in problems]
-    model = run.frozen.model
-    return rollout(
-        model,
+    return fast_rollout(
+        run.frozen.model,
         run.tokenizer,
         prompts,
         count,
         max_tokens=run.config.sampling.max_tokens,
         temperature=temperature,
-        **sampling_of(model, run.config.machine.generate_batch),
+        generate_batch=run.config.machine.generate_batch,
     )
 
 

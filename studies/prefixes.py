@@ -41,10 +41,10 @@ from credit.batch import Batch
 from credit.salience import answer_places
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
-from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, rollout, stop_ids
+from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, stop_ids
 from harness.config import TrainConfig
 from harness.files import write_whole
-from harness.models import sampling_of
+from harness.models import fast_rollout
 from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds
@@ -112,15 +112,14 @@ def collect(
 
 def sampled(config: TrainConfig, task: Task, model, tokenizer, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
-    limits = dict(max_tokens=config.sampling.max_tokens, temperature=config.sampling.temperature)
-    prompts = [task.prompt(problem)]
-    rollouts = rollout(
+    rollouts = fast_rollout(
         model,
         tokenizer,
-        prompts,
+        [task.prompt(problem)],
         config.sampling.rollouts_per_prompt,
-        **limits,
-        **sampling_of(model, config.machine.generate_batch),
+        max_tokens=config.sampling.max_tokens,
+        temperature=config.sampling.temperature,
+        generate_batch=config.machine.generate_batch,
     )
     return as_group(config.shear, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
 
@@ -182,11 +181,15 @@ def continued(
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
-        limits = dict(
-            max_tokens=config.sampling.max_tokens - end, temperature=config.sampling.temperature
+        rollouts = fast_rollout(
+            model,
+            tokenizer,
+            prompts,
+            count,
+            max_tokens=config.sampling.max_tokens - end,
+            temperature=config.sampling.temperature,
+            generate_batch=config.machine.generate_batch,
         )
-        options = sampling_of(model, config.machine.generate_batch)
-        rollouts = rollout(model, tokenizer, prompts, count, **limits, **options)
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]

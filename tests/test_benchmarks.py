@@ -122,7 +122,7 @@ def stand_in(monkeypatch, answers, truncated=()) -> list:
     """
     calls = []
 
-    def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature):
+    def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature, generate_batch):
         texts, cut = [], []
         for prompt in prompts:
             texts += [next(text for key, text in answers.items() if key in prompt)] * group_size
@@ -132,14 +132,14 @@ def stand_in(monkeypatch, answers, truncated=()) -> list:
         calls.append(dict(prompts=prompts, asked=(max_tokens, temperature), draw=draw))
         return Rollouts(ids, ids > 0, ids, ids > 0, torch.tensor(cut), texts)
 
-    monkeypatch.setattr(evaluation, "rollout", rollout)
+    monkeypatch.setattr(evaluation, "fast_rollout", rollout)
     return calls
 
 
 def ask(loaded, tiny, protocol=None, ranks=ALONE, **options) -> list[dict]:
     """`evaluate_benchmark` with a stand-in for the model."""
     protocol = protocol or Protocol(template="plain", samples=1)
-    return evaluate_benchmark(Sampler(*tiny, "some/model", {}), loaded, protocol, ranks, **options)
+    return evaluate_benchmark(Sampler(*tiny, "some/model", 0), loaded, protocol, ranks, **options)
 
 
 def math_set(count: int) -> Loaded:

@@ -22,6 +22,7 @@ from credit.table import METHODS
 from grpo import Policy, Rollouts, log_probs, pad_left, rollout
 from harness import files, models
 from harness.config import PAPER, changed
+from harness.models import fast_rollout
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
 from studies.advantages import auc_without_each, half_risen, half_width
@@ -329,7 +330,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     )
     asked, graded = [], []
 
-    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate):
+    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate_batch):
         asked.append((prompts, count, max_tokens, temperature))
         rows = len(prompts) * count
         ids = torch.tensor(
@@ -348,7 +349,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         graded.append(text)
         return Verdict(float(len(graded)), "counted")
 
-    monkeypatch.setattr(prefixes, "rollout", sampler)
+    monkeypatch.setattr(prefixes, "fast_rollout", sampler)
     monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
     config = changed(PAPER, {"max_tokens": 10, "temperature": 0.7})
     found = prefixes.continued(group, 2, config, Task("x", [], [], None, grade), model, tokenizer)
@@ -402,7 +403,9 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     monkeypatch.setattr(
-        prefixes, "rollout", lambda *parts, **options: made.append(1) or rollout(*parts, **options)
+        prefixes,
+        "fast_rollout",
+        lambda *parts, **options: made.append(1) or fast_rollout(*parts, **options),
     )
     assert diagnose.main(flags) == 0 and made
     results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
@@ -483,7 +486,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     """
     flags = solutions(tmp_path / "s.jsonl")
     flags += ["--groups", "1", "--model", str(qwen_folder), "--out", str(tmp_path / "out")]
-    monkeypatch.setattr(prefixes, "rollout", None)  # nothing may be sampled
+    monkeypatch.setattr(prefixes, "fast_rollout", None)  # nothing may be sampled
     assert diagnose.main(flags) == 0
     printed, results = (
         capsys.readouterr().out,

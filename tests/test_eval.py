@@ -9,9 +9,9 @@ from cases import saved
 
 import eval as command
 import train
-from grpo import rollout
 from harness import evaluation, files, tables
 from harness.files import rows
+from harness.models import fast_rollout
 from tasks import toy
 from tasks.benchmarks import SUITES
 
@@ -86,21 +86,23 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
         if len(blocks) == 2:
             raise KeyboardInterrupt
         blocks.append(args)
-        return rollout(*args, **options)
+        return fast_rollout(*args, **options)
 
-    monkeypatch.setattr(evaluation, "rollout", stop)
+    monkeypatch.setattr(evaluation, "fast_rollout", stop)
     assert command.main(part) == 130
     path = tmp_path / "part" / "generations.jsonl"
     assert whole.startswith(path.read_text()) and len(rows(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
-    monkeypatch.setattr(evaluation, "rollout", lambda *a, **o: made.append(a) or rollout(*a, **o))
+    monkeypatch.setattr(
+        evaluation, "fast_rollout", lambda *a, **o: made.append(a) or fast_rollout(*a, **o)
+    )
     assert command.main(part) == 0
     assert path.read_text() == whole and len(made) == 2
     path.write_text(whole + "".join(whole.splitlines(keepends=True)[32:]))  # a block twice
     assert_refused(command.main, ["--from", path.parent], "line 41: cannot be read (it repeats")
     assert command.main(part) == 0
     assert path.read_text() == whole and len(made) == 3
-    monkeypatch.setattr(evaluation, "rollout", None)  # nothing may be sampled
+    monkeypatch.setattr(evaluation, "fast_rollout", None)  # nothing may be sampled
     assert command.main(part) == 0
 
 

@@ -131,7 +131,7 @@ def asked(starts, monkeypatch):
         return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0)
 
     for module in (harness.run, evaluation):
-        monkeypatch.setattr(module, "rollout", rollout)
+        monkeypatch.setattr(module, "fast_rollout", rollout)
     monkeypatch.setattr(train, "backward", backward)
     monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
     monkeypatch.setattr(parallel, "total", lambda sums, ranks: sums)
