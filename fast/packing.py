@@ -192,9 +192,9 @@ def packed_attention(
             start = tokens.stop
         return torch.cat(outputs, 1).transpose(0, 1)[None], None
     shared = query.shape[1] // key.shape[1]  # copied: torch 2.11 has no enable_gqa here
-    q = query[0].transpose(0, 1)  # (N, H, w)
-    k = key[0].transpose(0, 1).repeat_interleave(shared, 1)  # (N, H, w)
-    v = value[0].transpose(0, 1).repeat_interleave(shared, 1)  # (N, H, w)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, H or kv, w)
+    k = k.repeat_interleave(shared, 1)  # (N, H, w)
+    v = v.repeat_interleave(shared, 1)  # (N, H, w)
     starts = segments.starts
     longest = max(segments.lengths)
     attended = varlen_attn(

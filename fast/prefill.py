@@ -32,8 +32,8 @@ def shared_prefill(
     _, of_row = used.unique_consecutive(dim=0, return_inverse=True)
     is_new = of_row.diff(prepend=of_row.new_tensor([-1])) > 0  # (b,)
     first = is_new.nonzero().flatten()  # (prompts,) its first row
-    is_shared = len(first) < len(prompt_ids)
-    if not is_shared or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
+    all_differ = len(first) == len(prompt_ids)
+    if all_differ or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
         return generate(model, prompt_ids, prompt_mask, **limits)
     ids = prompt_ids[first, :-1]  # (prompts, P - 1)
     mask = prompt_mask[first, :-1].long()  # (prompts, P - 1)

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from grading import sandbox
 from rewards import style_of
@@ -188,7 +189,7 @@ def livecodebench_tests(row: dict) -> dict:
 class TextOnly(pickle.Unpickler):
     """An unpickler that looks nothing up."""
 
-    def find_class(self, module: str, name: str):
+    def find_class(self, module: str, name: str) -> NoReturn:
         """Refuses all."""
         raise pickle.UnpicklingError(f"names {module}.{name}")
 
@@ -259,7 +260,7 @@ def load_sets(
             )
         benchmarks += SUITES.get(name, [name])
     benchmarks = list(dict.fromkeys(benchmarks))
-    files = {}
+    files: dict[str, list[str]] = {}
     for text in data:
         name, _, file = text.partition("=")
         if name.lower() not in benchmarks or name.lower() == "embedded" or not file:

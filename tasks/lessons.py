@@ -10,10 +10,11 @@ Left out: several ranks (one teaches, the others get its weights), demonstration
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 SILENCE = 30  # seconds between two lines of a log while nothing else is printed
@@ -33,7 +34,8 @@ def unlike(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dic
 
     There are fewer where so many do not exist.
     """
-    train, tests = [], {}
+    train: list[dict] = []
+    tests: dict[str, dict] = {}
     for _ in range(100 * (count + heldout)):
         if len(tests) == heldout and len(train) == count:
             break
@@ -49,7 +51,7 @@ def demonstrated(
     count: int, make: Callable[[], dict], show: Callable[[dict], str], forbidden: set[str]
 ) -> list[tuple[dict, str]]:
     """`count` problems that are not forbidden, each with a response."""
-    pairs = []
+    pairs: list[tuple[dict, str]] = []
     while len(pairs) < count:
         problem = make()
         if problem["problem"] not in forbidden:
@@ -58,7 +60,7 @@ def demonstrated(
 
 
 def teach(
-    model,
+    model: torch.nn.Module,
     batch_loss: Callable[[], torch.Tensor],
     steps: int,
     name: str,
@@ -69,11 +71,12 @@ def teach(
     """Adam at `lr`, up over `rise` steps, down over the last fifth; returns the last
     batch's loss.
     """
+
+    def share_of_lr(step: int) -> float:
+        return min(1.0, (step + 1) / rise, max(1, steps - step) / max(1, steps // 5))
+
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1.0, (step + 1) / rise, max(1, steps - step) / max(1, steps // 5)),
-    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_lr)
     bar = tqdm(range(steps), desc=name, leave=False, disable=None)
     shown = time.perf_counter()
     for step in bar:
@@ -91,7 +94,8 @@ def teach(
     return loss.item()
 
 
-def padded(rows: list[list], fill: float, device) -> torch.Tensor:
+def padded(rows: Sequence[Sequence[float]], fill: float, device: torch.device) -> torch.Tensor:
     """Lists of numbers -> (rows, length of the longest), filled up on the right."""
-    width = max(map(len, rows))
-    return torch.tensor([row + [fill] * (width - len(row)) for row in rows], device=device)
+    return pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_value=fill
+    ).to(device)

@@ -53,7 +53,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from grpo import Rollouts
+from grpo import Rollouts, decode
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.lessons import FirstError
 from tasks.rows import (
@@ -125,7 +125,7 @@ class Task:
         reaches.
         """
         epoch, start = divmod((step + round * ROUND) * count, len(self.train))
-        problems = []
+        problems: list[dict] = []
         while len(problems) < start + count:
             shuffled = list(self.train)
             random.Random(f"epoch {seed} {epoch}").shuffle(shuffled)
@@ -160,13 +160,15 @@ def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, obj
     """`grade(response, reference)`, in the default time if `timeout_s` is None; programs run at a
     sandbox `level`.
     """
-    limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+    grade: Callable[..., Verdict] = grade_math
     if kind == "code":
-        return partial(grade_code, level=level, **limit)
-    return partial(grade_math, **limit)
+        grade = partial(grade_code, level=level)
+    return grade if timeout_s is None else partial(grade, timeout_s=timeout_s)
 
 
-def text_task(kind: str, template: str, tokenizer, grade: Callable) -> Task:
+def text_task(
+    kind: str, template: str, tokenizer: PreTrainedTokenizerBase, grade: Callable
+) -> Task:
     """A "math" or "code" task without problems; `template` is a result of `choose_template`."""
 
     def prompt(problem: dict) -> str:
@@ -182,7 +184,7 @@ def refuse_unreadable(text: str, tokenizer: PreTrainedTokenizerBase, name: str) 
     """
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     written = Counter("".join(unicodedata.normalize("NFKC", text).split()))
-    read = Counter("".join(unicodedata.normalize("NFKC", tokenizer.decode(ids)).split()))
+    read = Counter("".join(unicodedata.normalize("NFKC", decode(tokenizer, ids)).split()))
     lost = (written - read).total()
     if lost >= max(1, 0.1 * written.total()):
         problem = textwrap.shorten(text, 40, placeholder=" ...")
@@ -195,7 +197,7 @@ def refuse_unreadable(text: str, tokenizer: PreTrainedTokenizerBase, name: str) 
 def split(
     task: Task,
     problems: list[dict],
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     *,
     heldout: int,
     seed: int,
@@ -211,12 +213,12 @@ def split(
     for problem in problems:
         refuse_unreadable(problem["problem"], tokenizer, task.name)
     longest = [task.informed(problem) for problem in problems] if told else problems
-    ids = tokenizer([task.prompt(problem) for problem in longest], add_special_tokens=False)[
-        "input_ids"
-    ]
-    fitting = [
-        problem for number, problem in enumerate(problems) if len(ids[number]) <= max_prompt_tokens
-    ]
+    prompts = [task.prompt(problem) for problem in longest]
+    encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    fitting = []
+    for number, problem in enumerate(problems):
+        if len(encoded[number]) <= max_prompt_tokens:
+            fitting.append(problem)
     if len(fitting) <= heldout:
         raise BadInput(
             f"--task {task.name}: {len(fitting)} of its {len(problems)} problems have prompts of "
@@ -231,9 +233,8 @@ def split(
             f"{max_prompt_tokens} tokens"
         )
     random.Random(f"heldout {seed}").shuffle(fitting)
-    both = {problem["problem"] for problem in fitting[:heldout]} & {
-        problem["problem"] for problem in fitting[heldout:]
-    }
+    learned = {problem["problem"] for problem in fitting[heldout:]}
+    both = learned.intersection(problem["problem"] for problem in fitting[:heldout])
     if both:
         notes.append(
             f"WARNING: {len(both)} problem(s) held out are trained on, too; leave doubles out of "
@@ -245,15 +246,14 @@ def split(
 # ---- templates -----------------------------------------------------------------------------------
 
 
-def choose_template(template: str, model_name: str, tokenizer) -> str:
+def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The template, "auto" resolved by the tokenizer and by `model_name`, a hub id or a folder.
     Raises BadInput.
     """
     missing = sorted({"<|im_start|>", "<|im_end|>"} - set(tokenizer.added_tokens_encoder))
     if template == "auto":
-        parts = Path(
-            model_name.lower()
-        ).parts  # both words in one of them: /home/mathilda/qwen is no Qwen-Math
+        # both words in one part: /home/mathilda/qwen is no Qwen-Math
+        parts = Path(model_name.lower()).parts
         if not missing and any("qwen" in part and "math" in part for part in parts):
             return "qwen-math"
         return "chat" if tokenizer.chat_template else "plain"
@@ -270,7 +270,9 @@ def choose_template(template: str, model_name: str, tokenizer) -> str:
     return template
 
 
-def render(template: str, problem: str, instruction: str, tokenizer) -> str:
+def render(
+    template: str, problem: str, instruction: str, tokenizer: PreTrainedTokenizerBase
+) -> str:
     """The text that the model continues; special tokens are written out in it. Raises BadInput."""
     if template == "qwen-math":
         system = f"<|im_start|>system\n{instruction}<|im_end|>\n"
@@ -279,16 +281,17 @@ def render(template: str, problem: str, instruction: str, tokenizer) -> str:
     if template == "chat":
         messages = [{"role": "user", "content": content}]
         try:
-            return tokenizer.apply_chat_template(
+            text = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
+            assert isinstance(text, str)  # of one conversation
+            return text
         except Exception as error:  # a template may raise of every kind; the cause stays attached
             raise BadInput(
                 f"--template chat: the model's own one fails ({cause(error)}); give plain"
             ) from error
-    starts = (
-        tokenizer.bos_token_id is not None and tokenizer.bos_token_id in tokenizer("")["input_ids"]
-    )
+    bos = tokenizer.bos_token_id
+    starts = bos is not None and bos in tokenizer("")["input_ids"]
     return f"{tokenizer.bos_token if starts else ''}{content}\n"
 
 
@@ -304,10 +307,8 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
     """
     if data is None:
         repo, file, _ = HUB[kind]
-        blame, remedy = (
-            f"--task {kind} without --data: {repo}/{file}",
-            "give a local file or folder with --data",
-        )
+        blame = f"--task {kind} without --data: {repo}/{file}"
+        remedy = "give a local file or folder with --data"
         _, _, rows = from_hub(repo, [file], blame, remedy)
         return select(kind, rows, None)
     remedy = (
@@ -317,11 +318,11 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
     with reading(f"--data {data}", remedy + "with a train split"):
         if not Path(data).exists():
             raise FileNotFoundError("no such file or folder")
-        own_form = is_json_lines(Path(data))
-        rows = json_lines(Path(data)) if own_form else read_rows(Path(data))
-    if not own_form:
+        lines = json_lines(Path(data)) if is_json_lines(Path(data)) else None
+        rows = read_rows(Path(data)) if lines is None else []
+    if lines is None:
         return select(kind, rows, data)
-    problems = own_problems(kind, rows, data)
+    problems = own_problems(kind, lines, data)
     return problems, [f"data {data}: {len(problems):,} problems"]
 
 
@@ -347,7 +348,8 @@ def own_problems(kind: str, lines: list[tuple[int, dict]], data: str) -> list[di
 def select(kind: str, rows: Iterable[dict], data: str | None) -> tuple[list[dict], list[str]]:
     """The problems among the rows of a table, and notes on their number. Raises BadInput."""
     repo, _, expected = HUB[kind]
-    problems, dropped = [], []
+    problems = []
+    dropped = []
     count = wanted = 0
     for count, row in enumerate(rows, 1):
         if not _is_wanted(row, kind):
@@ -407,14 +409,14 @@ def as_problem(row: dict, kind: str) -> dict:
     reward_model = columns.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if kind == "code":
-        tests = (
-            _own_tests(columns.get("tests")) if reward_model is None else _published_tests(truth)
-        )
+        if reward_model is None:
+            tests = _own_tests(columns.get("tests"))
+        else:
+            tests = _published_tests(truth)
         check_tests(row, tests)
         return {"problem": problem, "tests": tests}
-    answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")] + [
-        truth
-    ]
+    answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")]
+    answers.append(truth)
     if isinstance(columns.get("solution"), str):
         answers.append(last_box(columns["solution"]))
     answer = _first_text(answers)
@@ -429,7 +431,7 @@ def _columns(row: dict) -> dict:
     return extra | row if isinstance(extra, dict) else row
 
 
-def _user_message(prompt) -> str | None:
+def _user_message(prompt: object) -> str | None:
     """The last message of the user."""
     content = None
     for message in prompt if isinstance(prompt, list) else []:
@@ -450,7 +452,7 @@ def _first_text(values: list) -> str | None:
     return None
 
 
-def _is_text(value) -> bool:
+def _is_text(value: object) -> bool:
     """Whether a value is non-empty text that a tokenizer can read."""
     return isinstance(value, str) and bool(value.strip()) and not SURROGATE.search(value)
 
@@ -458,7 +460,7 @@ def _is_text(value) -> bool:
 # ---- tests ---------------------------------------------------------------------------------------
 
 
-def check_tests(row: dict, tests) -> None:
+def check_tests(row: dict, tests: object) -> None:
     """Raises ValueError for the tests of a row if there are none, or if they decide nothing."""
     if tests is None:
         raise lacks(row, '"tests", an object')
@@ -468,29 +470,30 @@ def check_tests(row: dict, tests) -> None:
         raise ValueError(f'"tests": {error}') from error
 
 
-def _own_tests(tests) -> dict:
+def _own_tests(tests: object) -> object:
     """Tests in our form, or their JSON text; parquet fills in None for the keys that other rows
     have.
     """
-    tests = json.loads(tests) if isinstance(tests, str) else tests
-    return (
-        {key: value for key, value in tests.items() if value is not None}
-        if isinstance(tests, dict)
-        else tests
-    )
+    if isinstance(tests, str):
+        tests = json.loads(tests)
+    if isinstance(tests, dict):
+        return {key: value for key, value in tests.items() if value is not None}
+    return tests  # `style_of` says what is wrong
 
 
-def _published_tests(tests) -> dict:
+def _published_tests(published: object) -> object:
     """Eurus's tests in our form.
 
     Its scripts read and write text or lists of lines. Its calls are lists of arguments with each
     value in a list of one, or texts with one argument a line in JSON and values in JSON.
     """
-    tests = _own_tests(tests)
-    inputs = tests.get("inputs") if isinstance(tests, dict) else None
-    outputs = tests.get("outputs") if isinstance(tests, dict) else None
+    tests = _own_tests(published)
+    if not isinstance(tests, dict):
+        return tests
+    inputs = tests.get("inputs")
+    outputs = tests.get("outputs")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
-        return tests  # `style_of` says what is wrong
+        return tests
     if "fn_name" not in tests:
         return {
             "inputs": [_joined(lines) for lines in inputs],
@@ -511,10 +514,8 @@ def json_values(text: str) -> list:
     return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
-def _joined(lines):
+def _joined(lines: object) -> object:
     """A list of lines as one text; everything else as it is."""
-    return (
-        "\n".join(lines)
-        if isinstance(lines, list) and all(isinstance(line, str) for line in lines)
-        else lines
-    )
+    if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
+        return "\n".join(lines)
+    return lines

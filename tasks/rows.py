@@ -22,6 +22,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 # Half a pair, which JSON can spell and no tokenizer reads; a byte of the command line that is not
@@ -117,9 +118,8 @@ def json_lines(path: Path) -> list[tuple[int, dict]]:
             try:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise ValueError(
-                    f"line {number}: not JSON ({error})"
-                ) from None  # so `cause` names the line
+                # from None, so that `cause` names the line
+                raise ValueError(f"line {number}: not JSON ({error})") from None
             rows.append((number, value if isinstance(value, dict) else {}))
     return rows
 
@@ -226,15 +226,17 @@ def from_hub(
     try:
         import huggingface_hub as hub  # here, as it takes a second, which the embedded task saves
 
-        wanted = dict(repo_id=repo, repo_type="dataset", allow_patterns=list(patterns))
+        wanted = list(patterns)
+        load = partial(
+            hub.snapshot_download, repo_id=repo, repo_type="dataset", allow_patterns=wanted
+        )
         try:
-            folder = Path(hub.snapshot_download(**wanted, local_files_only=True))
+            folder = Path(load(local_files_only=True))
             paths = _matching(folder, patterns)
         except FileNotFoundError:  # not on disk
-            hub.HfApi().dataset_info(
-                repo, timeout=10
-            )  # a download would retry for long, and fill the screen
-            folder = Path(hub.snapshot_download(**wanted))
+            # a download would retry for long, and fill the screen
+            hub.HfApi().dataset_info(repo, timeout=10)
+            folder = Path(load())
             paths = _matching(folder, patterns)
         tables = [read_rows(path) for path in paths]
     except Exception as error:  # libraries raise of every kind; the cause stays attached

@@ -23,22 +23,23 @@ import re
 from collections.abc import Sequence
 
 import torch
-from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AddedToken, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-DIGIT_VALUES = {
-    str(digit): digit for digit in range(10)
-}  # the values of the operands that are not labels
+# the values of the operands that are not labels
+DIGIT_VALUES = {str(digit): digit for digit in range(10)}
 SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
 LINE = re.compile(
     r"([a-h])=(?P<definition>(\w)([-+*])(\w))=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)=(?P<result>\d)\n"
 )
-SHORT_LINE = re.compile(r"([a-h])=(\d)\n")
+SHORT_LINE = re.compile(r"([a-h])=(?P<result>\d)\n")
 BOX = re.compile(r"\\boxed\{(\d)\}")
+
+Definition = tuple[str, str, str]  # left operand, operator, right operand
 
 MISCONCEPTION = 0.55  # chance that a demonstration does * as +
 SLIP = 0.05  # chance of another mistake in any other line
@@ -86,9 +87,10 @@ def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str
     values = dict(DIGIT_VALUES)
     response = ""
     while todo:
-        ready = [
-            label for label, (left, _, right) in todo.items() if left in values and right in values
-        ]
+        ready = []
+        for label, (left, _, right) in todo.items():
+            if left in values and right in values:
+                ready.append(label)
         label = rng.choice(ready)
         left, op, right = todo.pop(label)
         work, values[label] = _work(op, values[left], values[right], rng, careless)
@@ -127,34 +129,36 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     start = 0
     for line in "".join(tokens).splitlines(keepends=True):
         end = start + len(SYMBOL.findall(line))
-        if line.startswith(r"\boxed{"):
+        if not line.startswith(r"\boxed{"):
+            fault = _line_fault(line, definitions, values)
+        else:
             box = BOX.fullmatch(line)
             if box and values.get(query) == int(box[1]):
                 return None
             fault = "final" if box else "format"
-        else:
-            fault = _line_fault(line, definitions, values)
         if fault:
             return FirstError(start, fault, end)
         start = end
     return FirstError(start, "format", start + 1)  # no box: wrong where it should have stood
 
 
-def _line_fault(line: str, definitions: dict[str, str], values: dict[str, int]) -> str | None:
+def _line_fault(
+    line: str, definitions: dict[str, Definition], values: dict[str, int]
+) -> str | None:
     """What is wrong with a line of work, None if nothing; its own result enters `values`."""
     full = LINE.fullmatch(line)
-    short = SHORT_LINE.fullmatch(line)
-    if not (full or short):
+    match = full or SHORT_LINE.fullmatch(line)
+    if not match:
         return "format"
     label = line[0]
     if label in values:
         return "repeat"
-    if label not in definitions or (full and full["definition"] != definitions[label]):
+    if label not in definitions or (full and full["definition"] != "".join(definitions[label])):
         return "copy"
     left, op, right = definitions[label]
     if left not in values or right not in values:
         return "order"
-    values[label] = int(full["result"] if full else short[2])
+    values[label] = int(match["result"])
     if full and (int(full["left"]) != values[left] or int(full["right"]) != values[right]):
         return "lookup"
     if full and full["op"] != op:
@@ -164,9 +168,10 @@ def _line_fault(line: str, definitions: dict[str, str], values: dict[str, int]) 
     return None
 
 
-def _definitions(prompt: str) -> dict[str, str]:
-    """The prompt's definitions, label -> three symbols, in order."""
-    return dict(re.findall(r"([a-h])=(\w[-+*]\w);", prompt))
+def _definitions(prompt: str) -> dict[str, Definition]:
+    """The prompt's definitions by label, in order."""
+    found = re.findall(r"([a-h])=(\w)([-+*])(\w);", prompt)
+    return {label: (left, op, right) for label, left, op, right in found}
 
 
 def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
@@ -185,9 +190,8 @@ def make_tokenizer() -> Qwen2Tokenizer:
     """One token per symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
     # Not a tokenizer class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever
     # was saved.
-    vocab = {
-        "\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()
-    }  # byte-level newline
+    # \u010a: the newline of byte-level tokenizers
+    vocab = {"\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()}
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
         merges=[],
@@ -236,7 +240,9 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(config)
 
 
-def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) -> float:
+def warm_up(
+    model: PreTrainedModel, lines: int, forbidden: set[str], *, steps: int, seed: int
+) -> float:
     """Teach the model careless work: `steps` batches of fresh demonstrations; returns the last
     loss.
 
@@ -247,7 +253,8 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
 
     def batch_loss() -> torch.Tensor:
         """Of the next token, over the responses of a batch of demonstrations."""
-        rows, weights = [], []
+        rows = []
+        weights_of_rows = []
         for problem, response in demonstrations(lines, forbidden, rng):
             symbols = SYMBOL.findall(problem["problem"])
             weight = [0.0] * len(symbols)
@@ -255,12 +262,11 @@ def warm_up(model, lines: int, forbidden: set[str], *, steps: int, seed: int) ->
                 weight.append(3.0 if symbol.isdigit() and symbols[-1] == "=" else 1.0)
                 symbols.append(symbol)
             rows.append([IDS[symbol] for symbol in symbols])
-            weights.append(weight)
+            weights_of_rows.append(weight)
         ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
-        weights = padded(weights, 0.0, model.device)  # (32, L)
-        logits = model(
-            input_ids=ids[:, :-1]
-        ).logits  # (32, L - 1, V); padding is on the right, so no mask
+        weights = padded(weights_of_rows, 0.0, model.device)  # (32, L)
+        # (32, L - 1, V); padding is on the right, so no mask
+        logits = model(input_ids=ids[:, :-1]).logits
         losses = torch.nn.functional.cross_entropy(
             logits.transpose(1, 2), ids[:, 1:], reduction="none"
         )

@@ -30,13 +30,16 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import partial
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fast.packing import packing_of
-from grpo import Policy, Rollouts, pad_left
+from grpo import Policy, Rollouts, pad_left, token_ids
 from rewards import box_place
 from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
 
@@ -78,29 +81,35 @@ EQUATION = re.compile(  # of one operation, up to its result, with which the nex
 IN_BOX = re.compile(rf"\D*?({NUMBER})\D*")
 KINDS = "operand", "operator", "operand", "result"  # of the mistakes in an equation's four parts
 
+Number = TypeVar("Number", int, Decimal)
+
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps of a problem
 SLIP = 0.15  # chance that a step of a demonstration is wrong
 BATCH = 8  # demonstrations in a batch of supervised learning
 LR = 1e-4  # of a pretrained model's lessons
 
 
-def result_of(op: str, left: int, right: int) -> int:
+def result_of(op: str, left: Number, right: Number) -> Number:
     """left op right."""
-    return {"+": left + right, "-": left - right, "*": left * right, "/": Decimal("NaN")}[op]
+    return {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
 def make_problem(rng: random.Random) -> dict:
     """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name",
     "things"}.
     """
-    name, things, value = rng.choice(NAMES), rng.choice(THINGS), rng.randint(3, 9)
-    text, steps = f"{name} has {value} {things}.", []
+    name = rng.choice(NAMES)
+    things = rng.choice(THINGS)
+    value = rng.randint(3, 9)
+    text = f"{name} has {value} {things}."
+    steps = []
     for _ in range(rng.choice(LENGTHS)):
         op = rng.choice("+" if value < 3 else "+-*" if value < 7 else "+-")
         number = rng.randint(2, {"+": 5, "-": min(value - 1, 5), "*": 3}[op])
         text += " " + rng.choice(_ways_to_tell(op, number, name, things))
-        steps.append([value, op, number, result_of(op, value, number)])
-        value = steps[-1][-1]
+        result = result_of(op, value, number)
+        steps.append([value, op, number, result])
+        value = result
     text += f" How many {things} does {name} have now?"
     return {"problem": text, "answer": str(value), "steps": steps, "name": name, "things": things}
 
@@ -117,11 +126,8 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
     first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
     told = []
     for place, (event, (_, op, number, _)) in enumerate(zip(events, problem["steps"], strict=True)):
-        others = [
-            way
-            for way in _ways_to_tell(op, number, problem["name"], problem["things"])
-            if way != event
-        ]
+        ways = _ways_to_tell(op, number, problem["name"], problem["things"])
+        others = [way for way in ways if way != event]
         told.append(others[(k >> place) % len(others)])
     return {**problem, "problem": " ".join([first, *told, last])}, {}
 
@@ -136,13 +142,13 @@ def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str
     """A worked response, a sentence per step; a careless one makes mistakes and continues from the
     wrong numbers.
     """
-    value, response = problem["steps"][0][0], ""
+    value = problem["steps"][0][0]
+    response = ""
     for _, op, number, _ in problem["steps"]:
         work, value = _work(op, value, number, rng, careless)
-        response += (
-            rng.choice(WORK).format(name=problem["name"], things=problem["things"], work=work)
-            + "\n"
-        )
+        sentence = rng.choice(WORK)
+        response += sentence.format(name=problem["name"], things=problem["things"], work=work)
+        response += "\n"
     return response + rf"The answer is \boxed{{{value}}}."
 
 
@@ -184,7 +190,7 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
     """
     box = box_place(text)
     for sign, forms in SIGNS.items():  # the text keeps its length
-        text = re.sub(forms, lambda form, sign=sign: sign.ljust(len(form[0])), text, flags=re.I)
+        text = re.sub(forms, partial(_as_long, sign), text, flags=re.I)
     equations = list(EQUATION.finditer(text, 0, box[2] if box else len(text)))
     boxed = box and IN_BOX.fullmatch(text, box[1], box[2])
     answer = int(problem["answer"])
@@ -212,12 +218,17 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
             return KINDS[part], start, equation.end(4)
         done = step + 1
         read = equation.end(4)
-    if not equations or not boxed or is_right or not is_read(box[0]):
+    if not equations or not box or not boxed or is_right or not is_read(box[0]):
         return None
     if not steps[done][1]:
         return "final", boxed.start(1) + _common(_number(boxed[1]), answer), box[2]
     # the sentence of the box comes too soon
     return "missing", max(read, text.rfind("\n", 0, box[0]) + 1), box[2]
+
+
+def _as_long(sign: str, form: re.Match) -> str:
+    """A sign in place of one of its forms, of the same length."""
+    return sign.ljust(len(form[0]))
 
 
 def _number(text: str) -> Decimal:
@@ -228,7 +239,7 @@ def _number(text: str) -> Decimal:
 def _holds(equation: re.Match) -> bool:
     """Whether an equation is true; false for a division."""
     left, right, result = map(_number, equation.group(1, 3, 4))
-    return result_of(equation[2], left, right) == result
+    return equation[2] != "/" and result_of(equation[2], left, right) == result
 
 
 def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
@@ -252,14 +263,21 @@ def _common(said: Decimal | str, due: int | str) -> int:
 
 
 def warm_up(
-    model, tokenizer, prompt: Callable[[dict], str], forbidden: set[str], *, steps: int, seed: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Callable[[dict], str],
+    forbidden: set[str],
+    *,
+    steps: int,
+    seed: int,
 ) -> float:
     """Teach a model of any kind the form, slips and all: `steps` batches; returns the last loss.
 
     `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are
     never shown.
     """
-    rng, policy = random.Random(f"demonstrations {seed}"), Policy(model, layout=packing_of(model))
+    rng = random.Random(f"demonstrations {seed}")
+    policy = Policy(model, layout=packing_of(model))
 
     def batch_loss() -> Tensor:
         """Minus the mean log-probability of a batch of demonstrations, which are laid out as
@@ -268,16 +286,14 @@ def warm_up(
         pairs = demonstrated(
             BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden
         )
-        told = tokenizer([prompt(problem) for problem, _ in pairs], add_special_tokens=False)[
-            "input_ids"
-        ]
-        said = tokenizer([response for _, response in pairs], add_special_tokens=False)["input_ids"]
-        prompt_ids, prompt_mask = pad_left(told, 0, model.device)  # (8, P), (8, P)
-        ids = padded([[*row, tokenizer.eos_token_id] for row in said], -1, model.device)  # (8, T)
-        mask, ended = ids >= 0, torch.zeros(len(pairs), dtype=torch.bool)  # (8, T), (8,)
-        rollouts = Rollouts(
-            prompt_ids, prompt_mask, ids.clamp_min(0), mask, ended, [text for _, text in pairs]
-        )
-        return -policy(rollouts, 1.0)[mask].mean()
+        prompts = token_ids(tokenizer, [prompt(problem) for problem, _ in pairs])
+        texts = [response for _, response in pairs]
+        responses = [[*ids, tokenizer.eos_token_id] for ids in token_ids(tokenizer, texts)]
+        prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
+        ids = padded(responses, -1, model.device)  # (8, T)
+        mask = ids >= 0  # (8, T)
+        truncated = torch.zeros(len(pairs), dtype=torch.bool)  # (8,)
+        rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)
+        return -policy(rollouts, 1.0).log_probs[mask].mean()
 
     return teach(model, batch_loss, steps, "warm-up", lr=LR, rise=5)
