@@ -92,7 +92,7 @@ class Rollouts:
             cat_padded([batch.ids for batch in batches]),
             cat_padded([batch.mask for batch in batches]),
             torch.cat([batch.truncated for batch in batches]),
-            [text for batch in batches for text in batch.texts],
+            list(itertools.chain.from_iterable(batch.texts for batch in batches)),
         )
 
 
@@ -324,7 +324,8 @@ def pack(
     micro_batches = []
     while longest_first:
         count = multiple * max(1, tokens // lengths[longest_first[0]])
-        together, longest_first = longest_first[:count], longest_first[count:]
+        together = longest_first[:count]
+        longest_first = longest_first[count:]
         for turn in range(min(multiple, len(together))):
             micro_batches.append(torch.tensor(together[turn::multiple]))
     return micro_batches

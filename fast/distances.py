@@ -16,10 +16,8 @@ from torch import Tensor
 # whose square is above NEAR of that sum. Taking differences costs two to three times as much a pair
 # of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
-ENTRIES = {
-    "cuda": 2**26,
-    "cpu": 2**19,
-}  # of a difference of states, at a time; on a CPU they should stay in cache
+# of a difference of states, at a time; on a CPU they should stay in cache
+ENTRIES = {"cuda": 2**26, "cpu": 2**19}
 
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -27,16 +25,19 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
     of itself.
     """
     if x.is_cuda and x.dtype == y.dtype == torch.bfloat16:
-        u, v, product = x.float(), y.float(), torch.mm(x, y.T, out_dtype=torch.float32)
+        u = x.float()
+        v = y.float()
+        product = torch.mm(x, y.T, out_dtype=torch.float32)
     else:
-        middle = torch.cat([x.float(), y.float()]).mean(
-            0
-        )  # a move changes no distance, and less cancels
-        u, v = x.float() - middle, y.float() - middle
+        # a move changes no distance, and less cancels
+        middle = torch.cat([x.float(), y.float()]).mean(0)
+        u = x.float() - middle
+        v = y.float() - middle
         product = u @ v.T
-    sizes = u.square().sum(1), v.square().sum(1)  # (N+,), (N-,)
-    squares = product.mul_(-2).add_(sizes[0][:, None]).add_(sizes[1])  # (N+, N-)
-    near = squares < NEAR * (sizes[0][:, None] + sizes[1])
+    u_squares = u.square().sum(1)[:, None]  # (N+, 1)
+    v_squares = v.square().sum(1)  # (N-,)
+    squares = product.mul_(-2).add_(u_squares).add_(v_squares)  # (N+, N-)
+    near = squares < NEAR * (u_squares + v_squares)
     if near.sum() > MANY * near.numel():
         return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
     distances = squares.clamp_min_(0.0).sqrt_()

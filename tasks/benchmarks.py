@@ -234,9 +234,9 @@ SETS = [
     Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
 ]  # fmt: skip
 BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
-SUITES = {
-    kind: [each.name for each in SETS if each.kind == kind] for kind in ("math", "code", "embedded")
-}
+SUITES: dict[str, list[str]] = {"math": [], "code": [], "embedded": []}
+for benchmark in SETS:
+    SUITES[benchmark.kind].append(benchmark.name)
 ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")
 
 
@@ -317,11 +317,8 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
             continue
         try:
             problem = benchmark.read(row)
-        except (
-            ValueError,
-            TypeError,
-            RecursionError,
-        ) as error:  # TypeError: None in a list of text
+        except (ValueError, TypeError, RecursionError) as error:
+            # TypeError: None in a list of text
             raise BadInput(
                 f"{blame}, row {count}: {error}; give the file of {benchmark.repo}"
             ) from error
