@@ -126,9 +126,8 @@ def importance_by_gradient(
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     embed = policy.model.get_input_embeddings()
-    moves = noise * _fixed_noise(
-        rollouts.ids.shape[1], embed.get_parameter("weight"), seed
-    )  # (T, d)
+    weight = embed.get_parameter("weight")  # (V, d)
+    moves = noise * _fixed_noise(rollouts.ids.shape[1], weight, seed)  # (T, d)
     offsets = rollouts.prompt_mask.sum(1).tolist()  # where responses start
     rows = [row for row, answer in enumerate(answers) if answer]
     for micro_batch in pack(rows, rollouts.lengths, micro_tokens):
