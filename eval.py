@@ -40,6 +40,7 @@ if __name__ == "__main__":
 
 import torch
 import transformers
+from transformers import PreTrainedTokenizerBase
 
 from harness import checkpoint, evaluation, files, parallel, tables
 from harness.evaluation import Sampler, average, paired_difference, samples_of, summarise
@@ -83,14 +84,12 @@ def find_models(config: EvalConfig) -> dict[str, str]:
     for name in config.model:
         run = files.config_of(Path(name))
         if config.select:
-            found = (
-                [str(folder / "model") for folder in checkpoint.complete(Path(name))] if run else []
-            )
-            if not found:
+            folders = checkpoint.complete(Path(name)) if run else []
+            if not folders:
                 raise BadInput(
                     f"--model {name}: is no run of train.py with checkpoints; leave --select out"
                 )
-            paths += found
+            paths += [str(folder / "model") for folder in folders]
         else:
             paths.append(str(Path(name) / "model") if run else name)
     models = {label_of(path): path for path in paths}
@@ -110,21 +109,15 @@ def heldout_set(embedded: Embedded, models: dict[str, str]) -> Loaded:
     different ones.
     """
     preset = PRESETS["embedded"]
-    usual = {
-        "toy_lines": preset.problems.toy_lines,
-        "heldout": preset.problems.heldout,
-        "seed": preset.seed,
-    }
-    flags = {
-        "toy_lines": embedded.toy_lines,
-        "heldout": embedded.heldout,
-        "seed": embedded.toy_seed,
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
     chosen = set()
     for path in models.values():
-        values = {**usual, **files.run_of(path), **given}
-        chosen.add(tuple(values[name] for name in usual))
+        run = files.run_of(path)
+        lines = embedded.toy_lines or run.get("toy_lines", preset.problems.toy_lines)
+        heldout = embedded.heldout or run.get("heldout", preset.problems.heldout)
+        seed = embedded.toy_seed
+        if seed is None:
+            seed = run.get("seed", preset.seed)
+        chosen.add((lines, heldout, seed))
     if len(chosen) > 1:
         raise BadInput(
             "--bench embedded: the models' runs hold out different problems; give --toy-seed and "
@@ -140,13 +133,13 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     """Every model on every benchmark, into `--out`; then the table."""
     models = find_models(config)
     task = files.run_of(next(iter(models.values()))).get("task")
-    names = config.bench or ["embedded" if task == "embedded" else "math"]
+    names = list(config.bench) or ["embedded" if task == "embedded" else "math"]
     tokenizers = {}
     for label, path in models.items():
         tokenizers[label] = load_tokenizer("--model", path)  # are they there?
     protocol = config.protocol
     make_embedded = partial(heldout_set, config.embedded, models)
-    sets = benchmarks.load_sets(names, config.data, protocol.sandbox, make_embedded)
+    sets = benchmarks.load_sets(names, list(config.data), protocol.sandbox, make_embedded)
     for loaded in sets:
         if max(config.pass_at, default=0) > samples_of(loaded, protocol) * len(config.seeds):
             name = loaded.benchmark.name
@@ -165,9 +158,11 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         "models": {},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    for note in [note for loaded in sets for note in loaded.notes if ranks.main]:
-        print(printable(note))
-    with files.made(folder, ranks, "settings.json"):
+    if ranks.main:
+        for loaded in sets:
+            for note in loaded.notes:
+                print(printable(note))
+    with files.locked_folder(folder, ranks, "settings.json"):
         for label, path in models.items():
             evaluate_model(label, path, tokenizers[label], config, sets, settings, folder, ranks)
         if ranks.main:
@@ -177,7 +172,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
 def evaluate_model(
     label: str,
     path: str,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     config: EvalConfig,
     sets: list[Loaded],
     settings: dict,
@@ -192,7 +187,7 @@ def evaluate_model(
     round_weights(model, getattr(torch, config.machine.dtype))
     at_once = config.machine.generate_batch
     sampler = Sampler(model.eval(), tokenizer, files.origin_of(path), at_once)
-    checksum = 0
+    checksum = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, weight in enumerate(model.parameters()):
         checksum += parallel.checksum(weight, number)
     settings["models"][label] = {
@@ -201,7 +196,7 @@ def evaluate_model(
         "template": choose_template(config.protocol.template, sampler.name, tokenizer),
         "checksum": int(checksum),
     }
-    kept = []
+    kept: list[dict] = []
     with parallel.together(ranks):
         if ranks.main:
             add_settings(folder, settings)
@@ -232,9 +227,9 @@ def replay(file: str, config: EvalConfig) -> Path:
     rows, data = evaluation.graded_responses(file, protocol.grade_timeout, protocol.sandbox)
     settings = {"protocol": {"replayed": file}, "data": data, "models": {}}
     folder = Path(config.out or f"evals/replay-{Path(file).stem}")
-    with files.made(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
+    with files.locked_folder(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
         add_settings(folder, settings)
-        files.write_whole(folder / "generations.jsonl", "".join(map(files.as_json, rows)))
+        files.write_rows(folder / "generations.jsonl", rows)
     return folder
 
 
@@ -269,7 +264,7 @@ def show(
     """
     settings = files.settings_in(folder / "settings.json")
     data = settings["data"]
-    generations = {}  # model -> benchmark -> rows
+    generations: dict[str, dict[str, list[dict]]] = {}  # model -> benchmark -> rows
     for row in files.rows(folder / "generations.jsonl", apart=files.SAMPLE):
         is_asked = not config.model or row["seed"] in config.seeds
         if row["benchmark"] in (names or data) and is_asked:
@@ -277,45 +272,44 @@ def show(
     generations = {model: generations[model] for model in models or generations}
     if not generations:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")
-    first, results, differences = next(iter(generations)), {}, {}
+    first = next(iter(generations))
+    results: dict[str, dict] = {}
+    differences = {}
     for model, by_name in generations.items():
         results[model] = {}
         for name in [name for name in data if name in by_name]:  # one order for all models
             rows = by_name[name]
             about = data[name]
             result = summarise(rows, config.pass_at)
-            result["missing"] = about["problems"] * about["k"] * len(
-                {row["seed"] for row in rows}
-            ) - len(rows)
-            short = {
-                row["problem"] for row in rows if row.get("limit", math.inf) < about.get("limit", 0)
-            }
+            seeds = {row["seed"] for row in rows}
+            missing = about["problems"] * about["k"] * len(seeds) - len(rows)
+            result["missing"] = missing
+            limit = about.get("limit", 0)
+            short = {row["problem"] for row in rows if row.get("limit", math.inf) < limit}
+            which = printable(f"{model}, {name}")
             if short:
                 print(
-                    f"NOTE: {printable(f'{model}, {name}')}: {len(short)} problems had a lower "
-                    "limit, to fit the model's context"
+                    f"NOTE: {which}: {len(short)} problems had a lower limit, to fit the model's "
+                    "context"
                 )
-            if result["missing"]:
+            if missing:
                 print(
-                    f"WARNING: {printable(f'{model}, {name}')}: {result['missing']} samples are "
-                    "missing; finish it before reading on"
+                    f"WARNING: {which}: {missing} samples are missing; finish it before reading on"
                 )
             results[model][name] = result
         if model != first:
-            pairs = {
-                name: (generations[first][name], by_name[name])
+            differences[model] = {
+                name: paired_difference(generations[first][name], by_name[name])
                 for name in by_name
                 if name in generations[first]
             }
-            differences[model] = {name: paired_difference(*pair) for name, pair in pairs.items()}
     tables.print_tables(folder, settings, results, differences, config.paper)
     selection = None
     if config.select and same_benchmarks(results.values()):
-        runs = {}
+        runs: dict[str, dict[str, dict]] = {}
         for model, result in results.items():
-            run = model.rpartition("/")[0].partition("/checkpoints/")[
-                0
-            ]  # of a label or, where two are alike, a path
+            # of a label or, where two are alike, a path
+            run = model.rpartition("/")[0].partition("/checkpoints/")[0]
             runs.setdefault(run, {})[model] = result
         origin = settings["models"].get(first, {}).get("origin", first)
         selection = select_checkpoints(runs, config.paper or backbone_of(origin))
@@ -327,7 +321,8 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
     """The benchmark averages that `train.py --eval-every` wrote, step by step, and the choice;
     raises BadInput.
     """
-    runs = {}
+    runs: dict[str, dict[str, dict]] = {}
+    checkpoints: list[dict] = []
     for run in folders:
         steps = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
         rows = [files.with_nan(row) for row in steps if "bench" in row]
@@ -337,20 +332,20 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
                 "--bench"
             )
         runs[run] = {f"step {row['step']}": row["bench"] for row in rows}
-    if not same_benchmarks(results for steps in runs.values() for results in steps.values()):
+        checkpoints += runs[run].values()
+    if not same_benchmarks(checkpoints):
         raise BadInput(
             f"--runs {' '.join(runs)}: were asked different --bench; give those that were asked "
             "the same"
         )
-    for run, steps in runs.items():
+    for run, by_step in runs.items():
         lines = []
-        for step, results in steps.items():
-            means = {
-                name: percent(result["mean"], result["error"]) for name, result in results.items()
-            }
-            lines.append(
-                {"step": step.removeprefix("step "), **means, "average": percent(*average(results))}
-            )
+        for step, results in by_step.items():
+            line = {"step": step.removeprefix("step ")}
+            for name, result in results.items():
+                line[name] = percent(result["mean"], result["error"])
+            line["average"] = percent(*average(results))
+            lines.append(line)
         print("\n".join([printable(run), "", *with_legend(lines)]))
     origin = files.origin_of(str(Path(folders[0]) / "model"))
     select_checkpoints(runs, paper or backbone_of(origin))

@@ -31,6 +31,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from harness.config import TrainConfig, parse_train
 
@@ -82,7 +83,10 @@ def main(argv: list[str] | None = None) -> int:
 def train(config: TrainConfig, ranks: Ranks) -> int:
     """A run, from its plan to its last evaluation; returns the exit status."""
     with prepared(config, ranks) as run:
-        before, history = restore(run) if config.checkpoints.resume else begin(run)
+        if config.checkpoints.resume:
+            before, history = restore(run, Path(config.checkpoints.resume))
+        else:
+            before, history = begin(run)
         with interruptible(run), report.step_log(run.config, run.folder, ranks) as log:
             take_steps(run, history, log)
         after = evaluate(run, config.optimisation.steps)
@@ -92,7 +96,7 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
 
 def begin(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training, and no steps yet."""
-    parallel.refresh(run.trained, run.frozen.model, run.ranks)
+    parallel.refresh(run.trained, run.actor.model, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
         report.start(run.config, run.folder, before)
@@ -155,7 +159,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
-    checksum = parallel.refresh(run.trained, run.frozen.model, run.ranks)
+    checksum = parallel.refresh(run.trained, run.actor.model, run.ranks)
     clock.lap("train")
     if run.ranks.device.type == "cuda":
         updates["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
@@ -180,13 +184,12 @@ def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
     groups at a time, as only a block's hidden states fit in memory.
     """
     credit = run.config.credit
-    context = credit_context(
-        run.config, run.frozen, run.tokenizer, run.task, step, run.prm
-    )  # for passes of a method's own
+    # for passes of a method's own
+    context = credit_context(run.config, run.actor, run.tokenizer, run.task, step, run.prm)
     for rows in batch.block_rows():
         block = batch.block(rows)
         block.log_probs, block.entropies, block.hidden = log_probs(  # (b, T), (b, T), (n, d)
-            run.frozen,
+            run.actor,
             block.rollouts,
             temperature=context.temperature,
             micro_tokens=context.micro_tokens,
@@ -296,7 +299,7 @@ def evaluate(run: Run, step: int) -> dict:
     problems = parallel.share(task.heldout[: config.evaluation.eval_groups], ranks)
     temperature = config.sampling.temperature
     most = (len(heldout) + len(problems) * group_size) * config.sampling.max_tokens  # tokens
-    with report.waiting(run.frozen.model, most, ranks.main):
+    with report.waiting(run.actor.model, most, ranks.main):
         _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
         rollouts, verdicts = sample_and_grade(run, problems, group_size, temperature, clock)
     right = rewards_of(parallel.gather_items(greedy, ranks))  # (problems,)

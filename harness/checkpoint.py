@@ -27,6 +27,8 @@ from pathlib import Path
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import lora
 from grpo import Policy
@@ -39,7 +41,7 @@ warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
 )
 
-STEP = re.compile(r"step-(\d{6,})")  # a folder of ours; a copy beside it has another name
+STEP = re.compile(r"step-\d{6,}")  # a folder of ours; a copy beside it has another name
 # tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
 PER_FILE = 64
 
@@ -48,9 +50,9 @@ def save(
     run: Path,
     step: int,
     policy: Policy,
-    sampler,
-    optimizer,
-    tokenizer,
+    sampler: PreTrainedModel,
+    optimizer: Optimizer,
+    tokenizer: PreTrainedTokenizerBase,
     ranks: Ranks,
     keep: int,
     settings: dict,
@@ -58,15 +60,11 @@ def save(
     """Write the checkpoint of `step` steps done; every rank must call it, with `sampler`
     refreshed.
     """
-    folder, draft = (
-        run / "checkpoints" / f"step-{step:06d}",
-        run / "checkpoints" / f".writing-{step}",
-    )
+    folder = run / "checkpoints" / f"step-{step:06d}"
+    draft = run / "checkpoints" / f".writing-{step}"
     if ranks.main:
-        for name in (
-            "metrics.jsonl",
-            "samples.jsonl",
-        ):  # a checkpoint must not outlive the rows that lead to it
+        # a checkpoint must not outlive the rows that lead to it
+        for name in ("metrics.jsonl", "samples.jsonl"):
             with (run / name).open("ab") as file:
                 os.fsync(file.fileno())
         shutil.rmtree(draft, ignore_errors=True)
@@ -74,22 +72,18 @@ def save(
         lora.save_merged(sampler, tokenizer, draft / "model")
     gather(None, ranks)  # until the draft is there
     state = _state(policy, optimizer)
-    file_of = {name: 1 + place // PER_FILE for place, name in enumerate(state)}
+    file_of = {name: 1 + number // PER_FILE for number, name in enumerate(state)}
     with plain_errors():
-        dcp.save(
-            state,
-            storage_writer=dcp.HuggingFaceStorageWriter(
-                draft / "state", file_of, save_distributed=True
-            ),
-        )
+        place = str(draft / "state")
+        writer = dcp.HuggingFaceStorageWriter(place, file_of, save_distributed=True)
+        dcp.save(state, storage_writer=writer)
     written = [
         (str(path.relative_to(draft)), path.stat().st_size)
         for path in draft.rglob("*")
         if path.is_file()
     ]
-    sizes = dict(
-        sorted(gather_items(written, ranks))
-    )  # of all ranks: shared file systems show others' files late
+    # of all ranks: shared file systems show others' files late
+    sizes = dict(sorted(gather_items(written, ranks)))
     if ranks.main:
         report = {"step": step, "ranks": ranks.world, "settings": settings, "files": sizes}
         files.write_json(draft / "complete.json", report)
@@ -113,7 +107,7 @@ def _steps(run: Path) -> list[Path]:
 
 def step_of(folder: Path) -> int:
     """The steps that were done at a checkpoint."""
-    return int(STEP.fullmatch(folder.name)[1])
+    return int(folder.name.removeprefix("step-"))
 
 
 def find(path: Path) -> tuple[Path, int]:
@@ -143,7 +137,7 @@ def report_of(path: Path) -> dict:
     return files.settings_in(path / "complete.json")
 
 
-def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
+def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None:
     """Weights and moments as they were, --lr as it is now; every rank must call it. Raises
     BadInput.
     """
@@ -154,10 +148,8 @@ def load(path: Path, policy: Policy, optimizer, ranks: Ranks) -> None:
         )
     try:
         with plain_errors():
-            dcp.load(
-                _state(policy, optimizer),
-                storage_reader=dcp.HuggingFaceStorageReader(path / "state"),
-            )
+            reader = dcp.HuggingFaceStorageReader(str(path / "state"))
+            dcp.load(_state(policy, optimizer), storage_reader=reader)
     except Exception as error:  # torch raises of every kind; the cause stays attached
         reason = f"cannot be loaded ({cause(error)})"
         raise BadInput(f"--resume {path}: {reason}; give another checkpoint of this run") from error
@@ -193,9 +185,12 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _state(policy: Policy, optimizer) -> dict[str, Tensor]:
+def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     """Weights and moments by name, tied weights once; loading writes into these very tensors."""
     flat = StateDictOptions(flatten_optimizer_state_dict=True)
     moments = get_optimizer_state_dict(policy, optimizer, options=flat)
-    weights = {name: parameter.detach() for name, parameter in policy.named_parameters()}
-    return weights | {name: value for name, value in moments.items() if name.startswith("state.")}
+    state = {name: parameter.detach() for name, parameter in policy.named_parameters()}
+    for name, value in moments.items():
+        if name.startswith("state.") and isinstance(value, Tensor):
+            state[name] = value
+    return state

@@ -23,7 +23,16 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
@@ -45,7 +54,10 @@ from credit.table import METHODS, NEEDS, options_of
 from harness.paper_tables import PAPER as PAPERS_MODELS
 from tasks.rows import BadInput
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 Text = Annotated[str, spec("TEXT", word)]
 Texts = Annotated[tuple[str, ...], several(spec("TEXT", word))]
 Seed = Annotated[int, number(int, 0, 2**32 - 1)]
@@ -306,7 +318,7 @@ def parse(
             kind,
             args=argv,
             prog=prog,
-            default=default,
+            default=default or tyro.MISSING_NONPROP,
             config=(tyro.conf.OmitArgPrefixes,),
             console_outputs=speaks(),
         )
@@ -357,13 +369,12 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
     return parse(TrainConfig, argv, "python train.py", preset(argv))
 
 
-def resume(config: TrainConfig) -> TrainConfig:
-    """The run in --resume as its checkpoint has it, but for what was given anew; `resume` is then
+def resume(config: TrainConfig, folder: str) -> TrainConfig:
+    """The run in `folder` as its checkpoint has it, but for what was given anew; `resume` is then
     that checkpoint's folder. Raises BadInput.
     """
     from harness import checkpoint  # imports torch
 
-    folder = config.checkpoints.resume
     path, step = checkpoint.find(Path(folder))
     run = path.resolve().parent.parent
     if Path.cwd() in run.parents:
@@ -384,7 +395,7 @@ def resume(config: TrainConfig) -> TrainConfig:
 
 
 def refuse_other_settings(
-    wanted: Mapping[str, Any], had: Mapping[str, Any], holder: str, remedy: str
+    wanted: Mapping[str, object], had: Mapping[str, object], holder: str, remedy: str
 ) -> None:
     """Raise BadInput where a setting that is `wanted` differs from what a folder's files were made
     with, `had`.
@@ -396,90 +407,63 @@ def refuse_other_settings(
 
 def check(config: TrainConfig) -> None:
     """What is wrong with the settings alone; raises BadInput."""
+    check_method(config)
+    values = flat(config)
+
+    def refusal(name: str, reason: str) -> BadInput:
+        return BadInput(f"{flag(name)} {values[name]}: {reason}")
+
+    folder = Path(config.out) / (config.name or "")
+    if config.name and not config.checkpoints.resume and folder.exists():
+        raise refusal("name", f"{folder} exists already; choose another name")
+    if config.sampling.prompts_per_step % config.optimisation.prompts_per_update:
+        raise refusal("prompts_per_step", "no multiple of --prompts-per-update")
+    if config.shear.stride > config.shear.window:
+        raise refusal("stride", "exceeds --window, so tokens go uncovered; lower it")
+    is_nbar = config.shear.eps_unit == "nbar" and "eps_unit" not in config.given
+    if config.shear.eps > 1 and is_nbar:
+        reason = "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar"
+        raise refusal("eps", reason)
+    if config.task != "embedded":
+        if not config.model:
+            raise refusal("task", "needs --model; give smollm2, a Hugging Face folder or hub id")
+        if not config.sampling.max_tokens:
+            raise refusal("max_tokens", "only --task embedded knows a full response; raise it")
+    if config.task in MAKE_PROBLEMS and config.problems.data:
+        raise refusal("data", "the task makes its own; give --task math and --model")
+    if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
+        raise refusal("eval_every", "needs --bench, which needs it; give both")
+    if config.track and not find_spec(config.track):
+        raise refusal("track", "this package is not installed; leave it out")
+    method = METHODS[config.credit.method]
+    if config.credit.prm and "prm" not in method.needs:
+        raise refusal("prm", f"--method {config.credit.method} uses none; leave it out")
+    if config.credit.rescale != "none" and not method.weighs:
+        raise refusal("rescale", "the method has no weights; leave it out")
+
+
+def check_method(config: TrainConfig) -> None:
+    """Refuse options that the method of credit does not have, and a method that lacks what it
+    needs; raises BadInput.
+    """
     credit = config.credit
-    method = METHODS[credit.method]
-    makes_problems = config.task in MAKE_PROBLEMS
     try:
         options_of(credit.method, credit.method_option)
     except ValueError as error:
         raise BadInput(f"--method-option {error}") from error
-    has_prm = credit.prm or config.task == "embedded"
-    only_made = "only --task embedded and words"
-    lacking = {
-        "adapter": None if credit.lora_rank else "give --lora-rank",
-        "prm": None if has_prm else "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B",
-        "box": None if config.task != "code" else "programs have none; choose another method",
-        "first error": None if makes_problems else f"{only_made} know it; choose another method",
-        "rephrase": None if makes_problems else f"{only_made} put them so; choose another method",
-    }
-    for need in method.needs:
-        if lacking.get(need):
-            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {lacking[need]}")
-    folder = Path(config.out) / (config.name or "")
-    updates = config.optimisation.prompts_per_update
-    refusals = [
-        (
-            "name",
-            config.name and not config.checkpoints.resume and folder.exists(),
-            f"{folder} exists already; choose another name",
-        ),
-        (
-            "prompts_per_step",
-            config.sampling.prompts_per_step % updates,
-            "no multiple of --prompts-per-update",
-        ),
-        (
-            "stride",
-            config.shear.stride > config.shear.window,
-            "exceeds --window, so tokens go uncovered; lower it",
-        ),
-        (
-            "eps",
-            config.shear.eps > 1
-            and config.shear.eps_unit == "nbar"
-            and "eps_unit" not in config.given,
-            "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar",
-        ),
-        (
-            "task",
-            config.task != "embedded" and not config.model,
-            "needs --model; give smollm2, a Hugging Face folder or hub id",
-        ),
-        (
-            "max_tokens",
-            config.task != "embedded" and not config.sampling.max_tokens,
-            "only --task embedded knows a full response; raise it",
-        ),
-        (
-            "data",
-            makes_problems and config.problems.data,
-            "the task makes its own; give --task math and --model",
-        ),
-        (
-            "eval_every",
-            bool(config.evaluation.eval_every) != bool(config.evaluation.bench),
-            "needs --bench, which needs it; give both",
-        ),
-        (
-            "track",
-            config.track and not find_spec(config.track),
-            "this package is not installed; leave it out",
-        ),
-        (
-            "prm",
-            credit.prm and "prm" not in method.needs,
-            f"--method {credit.method} uses none; leave it out",
-        ),
-        (
-            "rescale",
-            credit.rescale != "none" and not method.weighs,
-            "the method has no weights; leave it out",
-        ),
-    ]
-    values = flat(config)
-    for name, is_wrong, reason in refusals:
-        if is_wrong:
-            raise BadInput(f"{flag(name)} {values[name]}: {reason}")
+    remedies = {}
+    if not credit.lora_rank:
+        remedies["adapter"] = "give --lora-rank"
+    if not credit.prm and config.task != "embedded":
+        remedies["prm"] = "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"
+    if config.task == "code":
+        remedies["box"] = "programs have none; choose another method"
+    if config.task not in MAKE_PROBLEMS:
+        remedies["first error"] = "only --task embedded and words know it; choose another method"
+        remedies["rephrase"] = "only --task embedded and words can; choose another method"
+    for need in METHODS[credit.method].needs:
+        if need in remedies:
+            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {remedies[need]}")
 
 
 # ---- eval.py -------------------------------------------------------------------------------------
@@ -577,25 +561,23 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def flat(config: object) -> dict[str, Any]:
+def flat(config: "DataclassInstance") -> dict[str, Any]:
     """Every setting of a configuration by its name, without the parts."""
-    values = {}
-    for setting in dataclasses.fields(config):
-        value = getattr(config, setting.name)
-        values.update(flat(value) if dataclasses.is_dataclass(value) else {setting.name: value})
+    values: dict[str, object] = {}
+    for name, value in dataclasses.asdict(config).items():
+        values.update(value if isinstance(value, dict) else {name: value})
     return values
 
 
-def changed(config: Config, values: Mapping[str, Any]) -> Config:
+def changed(config: Config, values: Mapping[str, object]) -> Config:
     """The configuration with other values of some settings, whatever part they stand in."""
-    parts = {}
-    for setting in dataclasses.fields(config):
-        value = getattr(config, setting.name)
-        if dataclasses.is_dataclass(value):
-            parts[setting.name] = changed(value, values)
-        elif setting.name in values:
-            parts[setting.name] = values[setting.name]
-    return replace(config, **parts)
+    changes: dict[str, object] = {}
+    for name, value in vars(config).items():
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changes[name] = changed(value, values)
+        elif name in values:
+            changes[name] = values[name]
+    return replace(config, **changes)
 
 
 def spelled(name: str, value: object) -> list[str]:
@@ -607,7 +589,7 @@ def spelled(name: str, value: object) -> list[str]:
     return [] if value is None else [flag(name), str(value)]
 
 
-def saved_config(settings: Mapping[str, Any], place: str) -> TrainConfig:
+def saved_config(settings: Mapping[str, object], place: str) -> TrainConfig:
     """The configuration of a run by its settings in JSON; raises BadInput for a value that its flag
     does not take.
     """
@@ -623,23 +605,24 @@ def saved_config(settings: Mapping[str, Any], place: str) -> TrainConfig:
     return changed(PAPER, values)
 
 
-def types_of(kind: type) -> dict[str, Any]:
+def types_of(kind: object) -> dict[str, object]:
     """The type of each setting of a configuration by its name."""
-    types = {}
+    types: dict[str, object] = {}
     for name, setting in get_type_hints(kind, include_extras=True).items():
         types.update(types_of(setting) if dataclasses.is_dataclass(setting) else {name: setting})
     return types
 
 
-def takes(kind: Any, value: object) -> bool:
+def takes(kind: object, value: object) -> bool:
     """Whether a flag of this type can have the value."""
     if kind is bool:
         return isinstance(value, bool)
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    specs = [part for part in kind.__metadata__ if isinstance(part, PrimitiveConstructorSpec)]
+    plain, *notes = get_args(kind)  # of an Annotated
+    specs = [note for note in notes if isinstance(note, PrimitiveConstructorSpec)]
     if value is None:
-        return NoneType in get_args(kind.__origin__)
+        return NoneType in get_args(plain)
     words = [str(item) for item in (value if isinstance(value, tuple) else [value])]
     if not specs or not words:  # of an option that is repeated, or empty
         return isinstance(value, tuple | str)

@@ -32,13 +32,14 @@ import itertools
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from harness import files, parallel
 from harness.config import Protocol, TrainConfig
@@ -56,7 +57,7 @@ from tasks.problems import (
     grader,
     text_task,
 )
-from tasks.rows import from_files, reading
+from tasks.rows import bad_input_on_error, from_files
 
 
 class Response(TypedDict):
@@ -74,8 +75,8 @@ class Response(TypedDict):
 class Sampler(NamedTuple):
     """The model that answers, and how fast."""
 
-    model: torch.nn.Module
-    tokenizer: object
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     name: str  # of the model, which tells its template
     generate_batch: int  # rollouts at a time; 0: on a GPU as many as fit
 
@@ -100,7 +101,7 @@ def evaluate_benchmark(
     ranks: Ranks,
     *,
     seeds: Sequence[int] = (0,),
-    done: Iterable[dict] = (),
+    done: Sequence[dict] = (),
     path: Path | None = None,
     columns: dict | None = None,
 ) -> list[dict]:
@@ -110,7 +111,9 @@ def evaluate_benchmark(
     made.
     """
     task = as_task(loaded, protocol, sampler.tokenizer, sampler.name)
-    benchmark, blocks, rows = loaded.benchmark.name, blocks_of(loaded, protocol), list(done)
+    benchmark = loaded.benchmark.name
+    blocks = blocks_of(loaded, protocol)
+    rows = list(done)
     have = {(row["seed"], row["block"]) for row in rows}
     todo = [key for key in itertools.product(seeds, range(len(blocks))) if key not in have]
     total = len(loaded.problems) * samples_of(loaded, protocol) * len(seeds)
@@ -118,26 +121,19 @@ def evaluate_benchmark(
         total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None
     ) as bar:
         for start in range(0, len(todo), ranks.world):  # a block a rank
-            made = []
+            own = []
             if start + ranks.rank < len(todo):
                 seed, number = todo[start + ranks.rank]
                 state = np.random.SeedSequence([seed, number, *benchmark.encode()])
                 torch.manual_seed(int(state.generate_state(1)[0]))
+                place = {"benchmark": benchmark, "seed": seed, "block": number}
                 for row in graded_block(sampler, task, loaded, blocks[number], protocol):
-                    made.append(
-                        {
-                            **(columns or {}),
-                            "benchmark": benchmark,
-                            "seed": seed,
-                            "block": number,
-                            **row,
-                        }
-                    )
-            made = parallel.gather_items(made, ranks)
+                    own.append({**(columns or {}), **place, **row})
+            new = parallel.gather_items(own, ranks)
             if path and ranks.main:
-                files.append_rows(path, made)
-            rows += made
-            bar.update(len(made))
+                files.append_rows(path, new)
+            rows += new
+            bar.update(len(new))
             bar.set_postfix(score=avg_at_k(rows)[0])
     return rows
 
@@ -173,7 +169,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
         for row, key in zip(rows, keys, strict=True)
         if counts[key] == sizes.get(key[2:], counts[key])
     ]
-    files.write_whole(path, "".join(map(files.as_json, kept)))
+    files.write_rows(path, kept)
     return [{name: value for name, value in row.items() if name != "response"} for row in kept]
 
 
@@ -190,7 +186,9 @@ def about(loaded: Loaded, protocol: Protocol) -> dict:
     }
 
 
-def as_task(loaded: Loaded, protocol: Protocol, tokenizer, name: str) -> Task:
+def as_task(
+    loaded: Loaded, protocol: Protocol, tokenizer: PreTrainedTokenizerBase, name: str
+) -> Task:
     """The benchmark as training sees problems: prompts in the template of the model `name`, and the
     same graders.
 
@@ -199,9 +197,8 @@ def as_task(loaded: Loaded, protocol: Protocol, tokenizer, name: str) -> Task:
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
     if kind != "embedded":
-        return text_task(
-            kind, choose_template(protocol.template, name, tokenizer), tokenizer, grade
-        )
+        template = choose_template(protocol.template, name, tokenizer)
+        return text_task(kind, template, tokenizer, grade)
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(
             f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks"
@@ -209,7 +206,7 @@ def as_task(loaded: Loaded, protocol: Protocol, tokenizer, name: str) -> Task:
     return Task(kind, [], [], lambda problem: problem["problem"], grade)
 
 
-def context_of(model) -> float:
+def context_of(model: PreTrainedModel) -> float:
     """Tokens of prompt and response that the model was made for."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
@@ -228,29 +225,30 @@ def graded_block(
     for place, ids in enumerate(sampler.tokenizer(prompts, add_special_tokens=False)["input_ids"]):
         room = context_of(sampler.model) - len(ids)
         by_limit[max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))].append(place)
-    rows = [[] for _ in problems]
+    rows: list[list[dict]] = [[] for _ in problems]
     for limit, places in sorted(by_limit.items()):
-        together = [problems[place] for place in places]
         count = len(places) * samples
-        texts, lengths, verdicts = [""] * count, [0] * count, [Verdict(0.0, "truncated")] * count
+        texts = [""] * count
+        lengths = [0] * count
+        verdicts = [Verdict(0.0, "truncated")] * count
         if limit:  # else the prompt alone fills the context
-            asked = [prompts[place] for place in places]
             rollouts = fast_rollout(
                 sampler.model,
                 sampler.tokenizer,
-                asked,
+                [prompts[place] for place in places],
                 samples,
                 max_tokens=limit,
                 temperature=protocol.temperature,
                 generate_batch=sampler.generate_batch,
             )
-            texts, lengths = rollouts.texts, rollouts.mask.sum(1).tolist()
-            verdicts = task.verdicts(together, rollouts)
+            texts = rollouts.texts
+            lengths = rollouts.mask.sum(1).tolist()
+            verdicts = task.verdicts([problems[place] for place in places], rollouts)
         for number, text in enumerate(texts):
             place = places[number // samples]
-            verdict = (
-                Verdict(None, "infra_error") if problems[place].get("fault") else verdicts[number]
-            )
+            verdict = verdicts[number]
+            if problems[place].get("fault"):
+                verdict = Verdict(None, "infra_error")
             row = {
                 "problem": problems[place]["id"],
                 "sample": number % samples,
@@ -271,34 +269,36 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
     A line has "problem", "response", and "answer" (math) or "tests" (code); "model", "benchmark",
     "seed" and "truncated" are optional.
     """
-    source, revision, lines = from_files([path], f"--replay {path}")
-    lines = [{name: value for name, value in line.items() if value is not None} for line in lines]
-    for number, line in enumerate(lines, 1):
-        needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
-        with reading(f"--replay {path}, row {number}", needed):
+    source, revision, table = from_files([path], f"--replay {path}")
+    needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
+    usual = dict(model="replay", benchmark="replay", seed=0, truncated=False)
+    lines = []
+    for number, row in enumerate(table, 1):
+        line = {name: value for name, value in row.items() if value is not None}
+        with bad_input_on_error(f"--replay {path}, row {number}", needed):
             files.object_of(json.dumps(line), [Response])
             if "tests" in line or "answer" not in line:
                 check_tests(line, line.get("tests"))
-    usual = dict(model="replay", benchmark="replay", seed=0, truncated=False)
-    lines = [{**usual, **line, "problem": str(line["problem"])} for line in lines]
+        lines.append({**usual, **line, "problem": str(line["problem"])})
 
     def grade(response: str, line: dict) -> Verdict:
-        kind, reference = (
-            ("code", line["tests"]) if "tests" in line else ("math", str(line["answer"]))
-        )
-        return grader(kind, timeout_s, level)(response, reference)
+        if "tests" in line:
+            return grader("code", timeout_s, level)(response, line["tests"])
+        return grader("math", timeout_s, level)(response, str(line["answer"]))
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
-    rows, sets = [], {}
-    counts = Counter()  # samples of a problem so far
+    rows = []
+    sets = defaultdict(list)
+    counts: Counter[tuple] = Counter()  # samples of a problem so far
     for line, verdict in zip(lines, verdicts, strict=True):
         reward, reason = (0.0, "truncated") if line["truncated"] else verdict
-        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem", "response")}
-        key = (row["model"], row["benchmark"], row["seed"], row["problem"])
+        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem")}
+        key = tuple(row.values())
         row |= {"block": 0, "sample": counts[key], "score": reward, "reason": reason}
+        row["response"] = line["response"]
         counts[key] += 1
         rows.append(row)
-        sets.setdefault(row["benchmark"], []).append(row)
+        sets[row["benchmark"]].append(row)
     data = {}
     for name, of_set in sets.items():
         k = 1 + max(row["sample"] for row in of_set)
@@ -351,10 +351,10 @@ def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
         "problems": len(problems),
         "samples": len(graded),
         "right": sum(row["score"] for row in graded),
-        "truncated": reasons["truncated"] / len(graded) if graded else math.nan,
-        "no_answer": reasons["no_answer"] / len(graded) if graded else math.nan,
         "infra_errors": len(rows) - len(graded),
     }
+    for reason in ("truncated", "no_answer"):
+        result[reason] = reasons[reason] / len(graded) if graded else math.nan
     for k in passes:
         enough = [scores for scores in problems if len(scores) >= k]
         chances = [
@@ -365,16 +365,15 @@ def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
     if len(seeds) > 1:
         means = [avg_at_k([row for row in rows if row["seed"] == seed])[0] for seed in seeds]
         result["seeds"] = dict(zip(map(str, seeds), means, strict=True))
-        result["seed_mean"], result["seed_std"] = (
-            float(np.mean(means)),
-            float(np.std(means, ddof=1)),
-        )
+        result["seed_mean"] = float(np.mean(means))
+        result["seed_std"] = float(np.std(means, ddof=1))
     return result
 
 
 def paired_difference(rows: list[dict], others: list[dict]) -> dict:
     """How much higher `others` score, over the problems that both have, paired by problem."""
-    first, second = by_problem(rows), by_problem(others)
+    first = by_problem(rows)
+    second = by_problem(others)
     gaps = [float(np.mean(second[name]) - np.mean(first[name])) for name in first if name in second]
     mean, error = mean_and_error(gaps)
     return {"difference": mean, "error": error, "problems": len(gaps)}

@@ -4,7 +4,7 @@ the error.
 write_whole, write_json, whole_folder           a file or folder is never half there
 append_rows(path, rows), rows(path)             JSON lines; BadInput names file and line
 settings_in(path)                               a JSON object
-made(folder, ranks, settings)                   a command's own folder, made and locked
+locked_folder(folder, ranks, settings)          a command's own folder, made and locked
 config_of(folder), run_of(path), origin_of(..)  the run that a folder is, or that a model's folder
                                                 lies in
 """
@@ -15,7 +15,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import UnionType
 from typing import (
@@ -30,7 +30,7 @@ from typing import (
 
 from harness.parallel import Ranks, together
 from tasks.problems import BadInput
-from tasks.rows import reading, regular
+from tasks.rows import bad_input_on_error, check_is_file
 
 RESTORE = "restore it, or choose another folder"
 
@@ -153,7 +153,7 @@ class Rollout(TypedDict):
 
 
 # What is read again, by the names of files: the forms that it may have.
-FORMS = {
+FORMS: dict[str, list[object]] = {
     "settings.json": [EvalSettings],
     "complete.json": [Checkpoint],
     "generations.jsonl": [Generation],
@@ -178,21 +178,21 @@ def without_leftovers(folder: Path, main: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
+def locked_folder(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
     """The folder of --out, made and locked by rank 0 for all, `without_leftovers`.
 
     Raises BadInput where it cannot be made, or another process writes there, or it holds files of
     others: the command's `settings` are not among them.
     """
-    handle = None
-    with without_leftovers(folder, ranks.main):
+    with without_leftovers(folder, ranks.main), ExitStack() as at_end:
         with together(ranks):
             if ranks.main:
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
                     handle = os.open(folder, os.O_RDONLY)
+                    at_end.callback(os.close, handle)
                     # a pipe would wait for its reader
-                    entries = list(map(regular, folder.iterdir()))
+                    entries = list(map(check_is_file, folder.iterdir()))
                     if entries and not (folder / settings).exists():
                         raise BadInput(
                             f"--out {folder}: holds other files, and no {settings}; choose another"
@@ -206,11 +206,7 @@ def made(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
                     raise BadInput(
                         f"--out {folder}: cannot be made ({error}); choose another"
                     ) from error
-        try:
-            yield
-        finally:
-            if ranks.main:
-                os.close(handle)
+        yield
 
 
 @contextmanager
@@ -234,7 +230,7 @@ def write_whole(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-def write_json(path: Path, value) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a JSON file whole."""
     write_whole(path, as_json(value, indent=1))
 
@@ -245,22 +241,31 @@ def append_rows(path: Path, rows: list[dict]) -> None:
         file.writelines(map(as_json, rows))
 
 
-def as_json(value, indent: int | None = None) -> str:
+def write_rows(path: Path, rows: list[dict]) -> None:
+    """Write a JSON-lines file whole."""
+    write_whole(path, "".join(map(as_json, rows)))
+
+
+def as_json(value: object, indent: int | None = None) -> str:
     """A value as JSON text that ends its line; NaN and infinity, which JSON lacks, are null."""
     finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
     return json.dumps(finite, indent=indent) + "\n"
 
 
-def with_nan(value):
-    """The opposite of `as_json`: numbers that are not known are NaN again."""
-    if isinstance(value, dict):
-        return {name: with_nan(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [with_nan(item) for item in value]
-    return math.nan if value is None else value
+def with_nan(row: dict) -> dict:
+    """The opposite of `as_json`: numbers that are not known, also in objects within, are NaN."""
+    values: dict[str, object] = {}
+    for name, value in row.items():
+        if isinstance(value, list):  # of numbers
+            values[name] = [math.nan if item is None else item for item in value]
+        elif isinstance(value, dict):
+            values[name] = with_nan(value)
+        else:
+            values[name] = math.nan if value is None else value
+    return values
 
 
-def rows(path: Path, forms: Sequence[type] = (), apart: Sequence[str] = ()) -> list[dict]:
+def rows(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = ()) -> list[dict]:
     """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput,
     naming the line.
 
@@ -268,11 +273,11 @@ def rows(path: Path, forms: Sequence[type] = (), apart: Sequence[str] = ()) -> l
     same values of `apart` (those that have none of them are not compared).
     """
     found = []
-    line_of = {}
-    with reading(str(path), RESTORE):
-        lines = regular(path).read_text(encoding="utf-8").split("\n")
+    line_of: dict[tuple, int] = {}
+    with bad_input_on_error(str(path), RESTORE):
+        lines = check_is_file(path).read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines[:-1], 1):
-        with reading(f"{path}, line {number}", "restore or remove the file"):
+        with bad_input_on_error(f"{path}, line {number}", "restore or remove the file"):
             row = object_of(line, forms or FORMS.get(path.name, ()))
             key = tuple(row.get(name) for name in apart)
             if any(key) and line_of.setdefault(key, number) != number:
@@ -281,59 +286,61 @@ def rows(path: Path, forms: Sequence[type] = (), apart: Sequence[str] = ()) -> l
     return found
 
 
-def settings_in(path: Path, forms: Sequence[type] = ()) -> dict:
+def settings_in(path: Path, forms: Sequence[object] = ()) -> dict:
     """The object in a JSON file, which has one of the `forms`, if not given those of the file's
     name; raises BadInput.
     """
-    with reading(str(path), RESTORE):
-        text = regular(path).read_text(encoding="utf-8")
+    with bad_input_on_error(str(path), RESTORE):
+        text = check_is_file(path).read_text(encoding="utf-8")
         return object_of(text, forms or FORMS.get(path.name, ()))
 
 
-def object_of(text: str, forms: Sequence[type]) -> dict:
+def object_of(text: str, forms: Sequence[object]) -> dict:
     """The object in a JSON text; raises ValueError unless it has one of the `forms`, by the nearest
     of them.
     """
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    wrong = min((misfits(value, form) for form in forms), key=len, default=[])
+    wrong: list[str] = min((misfits(value, form) for form in forms), key=len, default=[])
     if wrong:
         raise ValueError(wrong[0])
     return value
 
 
-def misfits(value: dict, form: type) -> list[str]:
+def misfits(value: dict, form: object) -> list[str]:
     """What keeps an object from having a form, a TypedDict; it may have other names, too."""
     found = []
-    for name, kind in get_type_hints(form).items():
-        if name in value and not fits(value[name], kind):
-            found.append(f'"{name}" is {json.dumps(value[name])[:60]}')
-        elif name in form.__required_keys__ - value.keys():
+    for name, kind in get_type_hints(form, include_extras=True).items():
+        if name in value:
+            if not fits(value[name], kind):
+                found.append(f'"{name}" is {json.dumps(value[name])[:60]}')
+        elif get_origin(kind) is not NotRequired:
             found.append(f'"{name}" is missing')
     return found
 
 
-def fits(value: object, form: type) -> bool:
+def fits(value: object, form: object) -> bool:
     """Whether a value read from JSON has a type; tuple[X, Y] is a list of these two."""
     parts = get_args(form)
     kind = get_origin(form) or form
-    if kind is UnionType:
+    if kind in (UnionType, NotRequired):
         return any(fits(value, part) for part in parts)
     if kind is Literal:
         return value in parts
-    if kind is Share:
-        return fits(value, float) and 0 <= value <= 1
-    if kind is float:
-        return type(value) in (int, float) and abs(value) < math.inf
+    if kind in (float, Share) and isinstance(value, int | float):
+        is_in = 0 <= value <= 1 if kind is Share else abs(value) < math.inf
+        return is_in and not isinstance(value, bool)
     if is_typeddict(kind):
-        return type(value) is dict and not misfits(value, kind)
-    if type(value) is not (list if kind is tuple else kind):  # isinstance takes true for an int
-        return False
-    if kind is tuple:
+        return isinstance(value, dict) and not misfits(value, kind)
+    if kind is tuple and isinstance(value, list):
         return len(value) == len(parts) and all(map(fits, value, parts))
-    items = value.values() if kind is dict else value
-    return not parts or all(fits(item, parts[-1]) for item in items)
+    if type(value) is not kind:  # isinstance takes true for an int
+        return False
+    items = list(value.values()) if isinstance(value, dict) else value
+    if not parts or not isinstance(items, list):
+        return True
+    return all(fits(item, parts[-1]) for item in items)
 
 
 def config_of(folder: Path) -> dict | None:

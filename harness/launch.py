@@ -10,6 +10,7 @@ processes(machine), launch(.) one process per GPU, by torch's own launcher, wher
 
 import errno
 import functools
+import io
 import logging
 import os
 import select
@@ -55,8 +56,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
     The sizes that shrink to the data are those of `harness.prepare.fit_to_data`.
     """
     if config.checkpoints.resume:
-        config = resume(config)
-    sampling, optimisation = config.sampling, config.optimisation
+        config = resume(config, config.checkpoints.resume)
+    sampling = config.sampling
+    optimisation = config.optimisation
     if "prompts_per_update" not in config.given:
         groups = min(optimisation.prompts_per_update, sampling.prompts_per_step)
         optimisation = replace(optimisation, prompts_per_update=groups)
@@ -74,7 +76,8 @@ def resolve_machine(machine: AnyMachine, half: bool = True) -> AnyMachine:
     """What `auto` means here: `half` computes in bfloat16 on a GPU. Raises BadInput for a GPU that
     is not there.
     """
-    device, dtype = machine.device, machine.dtype
+    device = machine.device
+    dtype = machine.dtype
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
@@ -146,7 +149,8 @@ def set_up_process(rank: str) -> None:
     if rank == "0" and sys.stderr.isatty():
         enable_progress_bars()  # of downloads alone, which may take an hour
     # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
-    sys.stdout.reconfigure(line_buffering=True, errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True, errors="replace")
     # SIGTERM as Ctrl-C; but a rank's launcher may end it so, and a parent may have had it ignored.
     if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -212,8 +216,8 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
         run_id=f"{os.getpid()}",
         max_restarts=0,
         signals_to_handle="SIGINT",
-        shutdown_timeout=24
-        * 3600,  # seconds from Ctrl-C until ranks are killed: they may have a step to finish
+        # seconds from Ctrl-C until ranks are killed: they may have a step to finish
+        shutdown_timeout=24 * 3600,
     )
     try:
         elastic_launch(config, sys.executable)(

@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from credit import lora
 from grpo import AT_ONCE, HEAD_CHUNK
@@ -35,56 +35,52 @@ SHARE = 0.8
 
 
 def predict(
-    model_config: PretrainedConfig, config: TrainConfig, world: int, room: float = math.inf
+    model_config: PreTrainedConfig, config: TrainConfig, world: int, room: float = math.inf
 ) -> dict[str, float]:
     """GB (1e9 bytes) a GPU; without --generate-batch it generates as many rollouts at a time as fit
     into `room` GB.
     """
     total, trained = parameters(model_config, config.credit.lora_rank)
     size = 4 if config.machine.dtype == "float32" else 2  # bytes of a number that is computed with
-    has_copy = (
-        world > 1 or size == 2
-    )  # else `parallel.shard` leaves the model as it is, and that one samples
+    # otherwise `parallel.shard` leaves the model as it is, and that one samples
+    has_copy = world > 1 or size == 2
     shards = config.machine.shard_over or world
     gb = {
-        "weights": 4 * total / shards,
+        "weights": 4 * total / shards,  # float32
         "moments": 8 * trained / shards,
         "copy": size * total * has_copy,
-    }  # float32
+    }
     gb["resident"] = sum(gb.values())
     gb["gradients"] = 4 * trained / shards
-    gb["logits"] = (
-        3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
-    )  # float32, with softmax and gradient
+    # float32, with softmax and gradient
+    gb["logits"] = 3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
     heldout = config.problems.heldout
     problems = max(config.sampling.prompts_per_step, min(config.evaluation.eval_groups, heldout))
     groups = -(-problems // world)  # of the rank that has most
     greedy = -(-heldout // world)  # held-out problems once
     rollouts = max(groups * config.sampling.rollouts_per_prompt, greedy)
     row = row_bytes(model_config, PROMPT, config.sampling.max_tokens, size)
-    fitting = AT_ONCE
+    fitting: float = AT_ONCE
     if config.machine.device == "cuda":
         fitting = SHARE * (room * 1e9 - gb["resident"]) / row
     at_once = min(config.machine.generate_batch or fitting, rollouts)
     gb["generating"] = row * max(1, int(at_once))
     gb["sampling"] = gb["resident"] + gb["generating"]
     gb["training"] = gb["resident"] + gb["gradients"] + gb["logits"]
-    gb["checkpoint"] = (
-        4 + size
-    ) * total + 8 * trained  # on the disk: weights, the sampling copy's, moments
+    # on the disk: weights, the sampling copy's, moments
+    gb["checkpoint"] = (4 + size) * total + 8 * trained
     return {name: count / 1e9 for name, count in gb.items()}
 
 
-def rows_that_fit(model, prompt: int, response: int) -> int:
+def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
     """How many rollouts of so many tokens the free memory of this rank's GPU holds; at least 1."""
     torch.cuda.empty_cache()  # or what training has cached counts as taken
     free, _ = torch.cuda.mem_get_info()
-    return max(
-        1, int(SHARE * free) // row_bytes(model.config, prompt, response, model.dtype.itemsize)
-    )
+    row = row_bytes(model.config, prompt, response, model.dtype.itemsize)
+    return max(1, int(SHARE * free) // row)
 
 
-def row_bytes(config, prompt: int, response: int, itemsize: int) -> int:
+def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:
     """Memory of a rollout in `generate`: its cache, four float32 copies of a token's logits, and
     what one layer holds.
 
@@ -98,28 +94,30 @@ def row_bytes(config, prompt: int, response: int, itemsize: int) -> int:
     cache = text.num_hidden_layers * kv_heads * head
     wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     prefill = prompt * (6 * text.hidden_size + 3 * wide)  # of all prompts at once; counted on Qwen2
-    return (
-        itemsize * (cache + max(prefill, text.num_attention_heads * head)) + 4 * 4 * text.vocab_size
-    )
+    layer = max(prefill, text.num_attention_heads * head)
+    return itemsize * (cache + layer) + 4 * 4 * text.vocab_size
 
 
-def parameters(config, rank: int = 0) -> tuple[int, int]:
+def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
     """Numbers of parameters with a LoRA adapter of this rank: all, trained. Allocates nothing."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         if rank:
             lora.add(model, rank, seed=0)
-    total = sum(parameter.numel() for parameter in model.parameters())  # tied weights count once
-    return total, sum(
-        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
-    )
+    total = 0
+    trained = 0
+    for parameter in model.parameters():  # tied weights count once
+        total += parameter.numel()
+        trained += parameter.numel() * parameter.requires_grad
+    return total, trained
 
 
 def refuse_what_cannot_fit(gb: dict[str, float], config: TrainConfig, ranks: Ranks) -> None:
     """Refuse what can never fit, whatever is sampled at a time; raises BadInput. `--force` asks for
     the disk alone.
     """
-    room, free = room_gb(ranks.device), free_gb(Path(config.out))
+    room = room_gb(ranks.device)
+    free = free_gb(Path(config.out))
     if gb["checkpoint"] > free:
         reason = (
             f"a checkpoint takes {gb['checkpoint']:.3g} GB, and {free:.3g} GB of the disk are free"
@@ -139,12 +137,8 @@ def room_gb(device: torch.device) -> float:
     """What a GPU has, or the machine's memory for each of its ranks."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1] / 1e9
-    return (
-        os.sysconf("SC_PAGE_SIZE")
-        * os.sysconf("SC_PHYS_PAGES")
-        / 1e9
-        / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    )
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return size / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def free_gb(folder: Path) -> float:
@@ -158,17 +152,17 @@ def notes(predicted: dict[str, float], device: torch.device, folder: Path, keep:
     """For the plan: the prediction, what `keep` checkpoints take, and a warning where memory or
     disk is too small.
     """
-    sampling, training, resident = (
-        f"{predicted[name]:.1f} GB" for name in ("sampling", "training", "resident")
-    )
-    room, free = room_gb(device), free_gb(folder)
+    sampling = predicted["sampling"]
+    training = predicted["training"]
+    room = room_gb(device)
+    free = free_gb(folder)
     lines = [
-        f"memory per rank, predicted: {resident} stay; sampling {sampling}, training {training} "
-        "and activations",
+        f"memory per rank, predicted: {predicted['resident']:.1f} GB stay; sampling "
+        f"{sampling:.1f} GB, training {training:.1f} GB and activations",
         f"a checkpoint takes {predicted['checkpoint']:.3g} GB; {keep} stay; {free:.0f} GB of the "
         "disk are free",
     ]
-    if max(predicted["sampling"], predicted["training"]) > room:
+    if max(sampling, training) > room:
         lines.append(
             f"WARNING: a rank has {room:.0f} GB; lower --generate-batch or --max-tokens, or use "
             "more GPUs"

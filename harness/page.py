@@ -47,8 +47,9 @@ def write_page(folder: Path) -> str:
     """Write credit.html, the page of a run's samples; returns its path and size in words. Raises
     BadInput.
     """
-    groups, path = read_groups(folder), folder / "credit.html"
-    task = (config_of(folder) or {}).get("task")
+    groups = read_groups(folder)
+    path = folder / "credit.html"
+    task = (config_of(folder) or {}).get("task", "")
     page = as_html(groups, str(folder), TASKS.get(task, ""))
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"
@@ -93,10 +94,10 @@ def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
     None or not finite show as unknown. `task` is a sentence.
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    script = re.search("<script>(.*?)</script>", frame, re.DOTALL)[1]
-    style = re.search("<style>(.*?)</style>", frame, re.DOTALL)[1]
     fillings = dict(title=html.escape(title), task=html.escape(task), data=groups_as_json(groups))
-    fillings |= dict(script_hash=hash_of(script), style_hash=hash_of(style))
+    for tag in ("script", "style"):
+        text = frame.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        fillings[f"{tag}_hash"] = hash_of(text)
     # One pass, so that a placeholder's name in what models wrote stays text.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fillings[match[1]], frame)
     return page.encode("ascii", "xmlcharrefreplace").decode()

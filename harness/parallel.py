@@ -24,7 +24,7 @@ Left out: tensor, pipeline and context parallelism, offloading.
 
 import copy
 import ctypes
-import dataclasses
+import io
 import os
 import signal
 import sys
@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,11 +40,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from fast.packing import packing_of
 from grpo import Policy, layers_of
 from tasks.problems import BadInput
 
+Value = TypeVar("Value")
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as a process alone has them
 PLACE = {"RANK", "MASTER_ADDR", "MASTER_PORT"}  # what several need
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
@@ -85,16 +88,16 @@ def join(device: str, threads: int = 0) -> Ranks:
         )
     if threads:
         torch.set_num_threads(threads)
-    place = torch.device(device, int(given["LOCAL_RANK"]) if device == "cuda" else None)
+    place = torch.device(device)
     if device == "cuda":
+        place = torch.device(device, int(given["LOCAL_RANK"]))
         torch.cuda.set_device(place)
         # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are
         # nearly always new.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if world > 1 and not dist.is_initialized():  # else the caller's own group
-        if (
-            sys.platform == "linux"
-        ):  # or ranks would run on, and hold their GPUs, when their launcher is killed
+        # otherwise ranks would run on, and hold their GPUs, when their launcher is killed
+        if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
     return Ranks(rank, world, place)
@@ -106,7 +109,7 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def share(items: Sequence, ranks: Ranks) -> Sequence:
+def share(items: list[Value], ranks: Ranks) -> list[Value]:
     """This rank's part of a list: consecutive, equal to within one, in the order of the ranks."""
     start = len(items) * ranks.rank // ranks.world
     end = len(items) * (ranks.rank + 1) // ranks.world
@@ -118,7 +121,7 @@ def deal(
     lengths: Sequence[int],
     tokens: int,
     ranks: Ranks,
-    pack: Callable,
+    pack: Callable[..., list[Tensor]],
     *,
     filler: int,
 ) -> list[tuple[Tensor, float]]:
@@ -134,25 +137,28 @@ def deal(
     return mine + [(torch.tensor([filler]), 0.0)] * (rounds - len(mine))
 
 
-def gather(value, ranks: Ranks) -> list:
+def gather(value: Value, ranks: Ranks) -> list[Value]:
     """Every rank's value, in the order of the ranks, tensors on this rank's device."""
     if ranks.world == 1:
         return [value]
-    values = [None] * ranks.world
-    dist.all_gather_object(
-        values, moved(value, torch.device("cpu"))
-    )  # a pickled CUDA tensor goes to its old GPU
-    return moved(values, ranks.device)
+    buffer = io.BytesIO()
+    torch.save(value, buffer)  # not pickled as it is: a CUDA tensor would go to its old GPU
+    saved = [b""] * ranks.world
+    dist.all_gather_object(saved, buffer.getvalue())
+    values = []
+    for data in saved:
+        values.append(torch.load(io.BytesIO(data), ranks.device, weights_only=False))
+    return values
 
 
-def gather_items(items: list, ranks: Ranks) -> list:
+def gather_items(items: list[Value], ranks: Ranks) -> list[Value]:
     """The items of every rank's list, in the order of the ranks."""
     return [item for of_rank in gather(items, ranks) for item in of_rank]
 
 
-def from_main(value, ranks: Ranks):
+def from_main(value: Value, ranks: Ranks) -> Value:
     """Rank 0's value, on all ranks."""
-    return gather(value if ranks.main else None, ranks)[0]
+    return gather(value, ranks)[0]
 
 
 @contextmanager
@@ -160,32 +166,14 @@ def together(ranks: Ranks) -> Iterator[None]:
     """A BadInput that any rank raises inside is raised by all ranks, which would wait for that one
     otherwise.
     """
-    problem = None
+    problem: BadInput | None = None
     try:
         yield
     except BadInput as error:
         problem = error
-    problems = [message for message in gather(problem and str(problem), ranks) if message]
-    if problems:
-        raise BadInput(problems[0]) from problem
-
-
-def moved(value, device: torch.device):
-    """A tensor, or a list, tuple or dataclass with tensors in it, with these on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if type(value) in (
-        list,
-        tuple,
-    ):  # not a NamedTuple, which takes its fields one by one and holds no tensor here
-        return type(value)([moved(item, device) for item in value])
-    if dataclasses.is_dataclass(value):
-        fields = {
-            field.name: moved(getattr(value, field.name), device)
-            for field in dataclasses.fields(value)
-        }
-        return dataclasses.replace(value, **fields)
-    return value
+    messages = gather_items([str(problem)] if problem else [], ranks)
+    if messages:
+        raise BadInput(messages[0]) from problem
 
 
 def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
@@ -198,7 +186,7 @@ def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
 
 
 @torch.no_grad()
-def broadcast(model, ranks: Ranks) -> None:
+def broadcast(model: PreTrainedModel, ranks: Ranks) -> None:
     """Rank 0's weights to all."""
     if ranks.world > 1:
         for parameter in model.parameters():
@@ -206,25 +194,29 @@ def broadcast(model, ranks: Ranks) -> None:
 
 
 def shard(
-    model, ranks: Ranks, dtype: torch.dtype, *, recompute: bool, shard_over: int = 0
-) -> tuple[Policy, object]:
+    model: PreTrainedModel,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    recompute: bool,
+    shard_over: int = 0,
+) -> tuple[Policy, PreTrainedModel]:
     """The policy to train and the model to sample from; `model` is used up.
 
     Weights that are trained are float32, whatever `model` came in; `dtype` is what is computed in.
     `shard_over` ranks hold one set of weights between them and the sets are copies of each other
     (HSDP); 0: all ranks hold one.
     """
-    model = model.to(
-        ranks.device
-    )  # before it is copied: the machine's memory would hold two for each rank
+    # Before it is copied: the machine's memory would hold two for each rank.
+    torch.nn.Module.to(model, ranks.device)
     if ranks.world == 1 and dtype == torch.float32:
-        model = model.float()
+        model.float()
         return Policy(model, recompute, packing_of(model)), model
     if not dist.is_initialized():  # a mesh of one
         dist.init_process_group(
             BACKENDS[ranks.device.type], store=dist.HashStore(), rank=0, world_size=1
         )
-    rounded = {}  # not sampler.to(dtype): that would round the rotary frequencies, too
+    rounded: dict = {}  # not sampler.to(dtype): that would round the rotary frequencies, too
     for parameter in model.parameters():
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
@@ -236,12 +228,10 @@ def shard(
     )
     mesh = mesh if size < ranks.world else mesh["shard"]
     compute = None if dtype == torch.float32 else dtype
-    options = dict(
-        mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    )
+    precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for layer in layers_of(model):  # one at a time to float32: only shards of it stay
-        fully_shard(layer.float(), **options)
-    fully_shard(policy.float(), **options)
+        fully_shard(layer.float(), mesh=mesh, mp_policy=precision)
+    fully_shard(policy.float(), mesh=mesh, mp_policy=precision)
     return policy, sampler
 
 
@@ -251,7 +241,7 @@ def full(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def refresh(policy: Policy, sampler, ranks: Ranks) -> int | None:
+def refresh(policy: Policy, sampler: PreTrainedModel, ranks: Ranks) -> int | None:
     """Copy the trained weights into the sampler; returns the checksum that both sides have, None if
     they are one.
 
@@ -261,18 +251,18 @@ def refresh(policy: Policy, sampler, ranks: Ranks) -> int | None:
     if sampler is policy.model:
         return None
     copies = dict(sampler.named_parameters())
-    trained = 0
+    trained = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, (name, master) in enumerate(policy.model.named_parameters()):
         rounded = master.to(copies[name].dtype)
         copies[name].copy_(rounded.full_tensor())
-        trained = trained + checksum(rounded.to_local(), number)
+        trained += checksum(rounded.to_local(), number)
         shards = master.device_mesh.get_group("shard")
     dist.all_reduce(trained, group=shards)
     copied = int(sum(checksum(values, number) for number, values in enumerate(copies.values())))
-    seen = gather((int(trained), copied), ranks)
-    if len({value for pair in seen for value in pair}) > 1:
+    seen = gather_items([int(trained), copied], ranks)
+    if len(set(seen)) > 1:
         raise RuntimeError(
-            f"rank {ranks.rank}: sampling and trained weights differ, (trained, copied) by rank: "
+            f"rank {ranks.rank}: sampling and trained weights differ, trained and copied by rank: "
             f"{seen}"
         )
     return copied

@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import teacher
+from credit.reward_model import RewardModel
 from credit.table import METHODS
 from fast.packing import attends_fully
 from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
-from harness.config import MAKE_PROBLEMS, TrainConfig, changed, flag, flat
+from harness.config import TrainConfig, changed, flag, flat
 from harness.evaluation import context_of
 from harness.parallel import Ranks
 from tasks import benchmarks, toy, words
@@ -37,10 +39,10 @@ class Ready(NamedTuple):
     """What a run starts from."""
 
     task: Task
-    model: torch.nn.Module
-    tokenizer: object
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     notes: list[str]  # for the user, about what was loaded
-    prm: tuple | None  # --prm, loaded
+    prm: RewardModel | None  # --prm, loaded
     sets: list[Loaded]  # of --bench
     predicted: dict[str, float]  # GB of a rank's memory by part
     config: TrainConfig  # sizes that were not given fit the data now
@@ -50,14 +52,15 @@ def set_up(config: TrainConfig, ranks: Ranks) -> Ready:
     """What is loaded, checked: what tells a model without its weights, then problems, then weights.
     Raises BadInput.
     """
-    if config.model:
-        model, tokenizer = models.load_outline(config.model)
-    else:
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    room = memory.room_gb(ranks.device)
+    if not config.model:
         problems = config.problems
         model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
         tokenizer = toy.make_tokenizer()
-    room = memory.room_gb(ranks.device)
-    if config.model:
+    else:
+        model, tokenizer = models.load_outline(config.model)
         predicted = memory.predict(model.config, config, ranks.world, room)
         memory.refuse_what_cannot_fit(predicted, config, ranks)
     if config.credit.prm:
@@ -108,7 +111,7 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
         raise BadInput(f"--shard-over {shard_over}: does not divide {ranks.world} ranks; change it")
 
 
-def check_architecture(config: TrainConfig, model) -> list[str]:
+def check_architecture(config: TrainConfig, model: PreTrainedModel) -> list[str]:
     """Notes on how a model, which may be without weights, can be run; raises BadInput where it
     cannot be as asked.
     """
@@ -126,7 +129,7 @@ def check_architecture(config: TrainConfig, model) -> list[str]:
 
 
 def make_task(
-    config: TrainConfig, tokenizer, context: float
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, context: float
 ) -> tuple[TrainConfig, Task, list[str]]:
     """Problems whose prompts leave room for a response in the model's `context`; the configuration
     with the sizes that fit them, and notes. Raises BadInput.
@@ -135,7 +138,7 @@ def make_task(
     responses = 1 + ("peer" in needs)  # that must fit in together
     size = Sizes(config)
     if config.task != "embedded" and responses * config.sampling.max_tokens >= context:
-        most = context // (1 + responses)
+        most = int(context // (1 + responses))
         size.shrink("max_tokens", most, f"the model's context is {context}")
     max_tokens = size.config.sampling.max_tokens
     room = context - responses * max_tokens  # for the prompt
@@ -144,22 +147,24 @@ def make_task(
         raise BadInput(
             f"--max-tokens {max_tokens}: the model's context is {context} tokens{shared}; lower it"
         )
-    told = "hint" in needs  # prompts must fit with their answer, too
     if config.task == "embedded":
-        longest = toy.prompt_tokens(config.problems.toy_lines) + toy.HINT_TOKENS * told
+        longest = toy.prompt_tokens(config.problems.toy_lines)
+        if "hint" in needs:  # the prompt must fit with its answer, too
+            longest += toy.HINT_TOKENS
         if room < longest:
-            reason = (
-                f"with a prompt of {longest} tokens it exceeds the model's context of {context}"
+            raise BadInput(
+                f"--max-tokens {max_tokens}: with a prompt of {longest} tokens it exceeds the "
+                f"model's context of {context}; lower it"
             )
-            raise BadInput(f"--max-tokens {max_tokens}: {reason}; lower it")
         return config, embedded_task(config, tokenizer), []
+    assert config.model  # the embedded task alone does without
     template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
     kind = "math" if config.task == "words" else config.task
     grade = grader(kind, config.grading.grade_timeout, config.grading.sandbox)
     task = text_task(kind, template, tokenizer, grade)
+    about: list[str] = []
     if config.task == "words":
         problems = words.make_problems(MADE_PROBLEMS + config.problems.heldout, config.seed)
-        about = []
         task = replace(
             task,
             name="words",
@@ -169,6 +174,22 @@ def make_task(
         )
     else:
         problems, about = load_problems(kind, config.problems.data)
+    task, notes = hold_out(size, task, problems, tokenizer, room)
+    reason = "chosen by model and tokenizer" if config.problems.template == "auto" else "asked for"
+    return size.config, task, [*about, *notes, f"template {template} ({reason})"]
+
+
+def hold_out(
+    size: "Sizes",
+    task: Task,
+    problems: list[dict],
+    tokenizer: PreTrainedTokenizerBase,
+    room: float,
+) -> tuple[Task, list[str]]:
+    """The task with problems to train on and held out, sizes that fit them, and notes. A prompt
+    has at most `room` tokens.
+    """
+    config = size.config
     there_are = f"there are {len(problems)} problems"
     heldout = size.shrink("heldout", max(1, len(problems) // 5), there_are)
     left = max(1, len(problems) - heldout)  # to train on
@@ -176,11 +197,16 @@ def make_task(
     if "prompts_per_step" not in config.given:  # else it would be no multiple
         groups = size.shrink("prompts_per_update", left, there_are)
     size.shrink("prompts_per_step", max(1, left // groups) * groups, there_are)
-    limits = dict(heldout=heldout, seed=config.seed, max_prompt_tokens=room)
-    task, dropped = split(task, problems, tokenizer, told=told, **limits)
-    reason = "chosen by model and tokenizer" if config.problems.template == "auto" else "asked for"
-    notes = [*about, *size.notes, *dropped, f"template {template} ({reason})"]
-    return size.config, task, notes
+    task, dropped = split(
+        task,
+        problems,
+        tokenizer,
+        heldout=heldout,
+        seed=config.seed,
+        max_prompt_tokens=room,
+        told="hint" in METHODS[config.credit.method].needs,  # prompts must fit with their answer
+    )
+    return task, [*size.notes, *dropped]
 
 
 class Sizes:
@@ -202,7 +228,7 @@ class Sizes:
         return most
 
 
-def embedded_task(config: TrainConfig, tokenizer) -> Task:
+def embedded_task(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     """The embedded task as a `Task`; raises BadInput where there are too few problems, or for
     another model.
     """
@@ -230,25 +256,22 @@ def embedded_task(config: TrainConfig, tokenizer) -> Task:
     )
 
 
-def load_benchmarks(config: TrainConfig, tokenizer) -> list[Loaded]:
+def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
     make_embedded = partial(
         benchmarks.embedded_set, config.problems.toy_lines, config.problems.heldout, config.seed
     )
     sets = benchmarks.load_sets(
-        config.evaluation.bench,
-        config.evaluation.bench_data,
+        list(config.evaluation.bench),
+        list(config.evaluation.bench_data),
         config.grading.sandbox,
         make_embedded,
         flag="--bench-data",
     )
+    protocol = evaluation.protocol_of(config)
+    origin = files.origin_of(config.model or "the model")
     for loaded in sets:
-        evaluation.as_task(
-            loaded,
-            evaluation.protocol_of(config),
-            tokenizer,
-            files.origin_of(config.model or "the model"),
-        )
+        evaluation.as_task(loaded, protocol, tokenizer, origin)
     return sets
 
 
@@ -256,34 +279,36 @@ def needs_start(config: TrainConfig) -> bool:
     """Whether a run begins with lessons: on a task that has them, unless its model is a run's of
     that task.
     """
-    if (
-        config.task not in MAKE_PROBLEMS
-        or config.checkpoints.resume
-        or not config.problems.warmup_steps
-    ):
+    if config.checkpoints.resume or not config.problems.warmup_steps:
         return False
-    return not config.model or (
-        config.task == "words" and files.run_of(config.model).get("task") != "words"
-    )
+    if config.task == "embedded":
+        return not config.model
+    return config.task == "words" and files.run_of(config.model or "").get("task") != "words"
 
 
 def make_start(
-    model, tokenizer, task: Task, config: TrainConfig, folder: Path, ranks: Ranks
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    config: TrainConfig,
+    folder: Path,
+    ranks: Ranks,
 ) -> None:
     """A made task's supervised start, on one rank for all."""
     model.float()  # on every rank: rank 0's weights are copied into theirs
     if ranks.main:
         forbidden = {problem["problem"] for problem in task.heldout}
-        limits = dict(steps=config.problems.warmup_steps, seed=config.seed)
+        steps = config.problems.warmup_steps
+        seed = config.seed
         started = time.perf_counter()
         if config.task == "embedded":
-            loss = toy.warm_up(model, config.problems.toy_lines, forbidden, **limits)
+            lines = config.problems.toy_lines
+            loss = toy.warm_up(model, lines, forbidden, steps=steps, seed=seed)
         else:
-            loss = words.warm_up(model, tokenizer, task.prompt, forbidden, **limits)
-        print(
-            f"warm-up: {config.problems.warmup_steps} steps, loss {loss:.3f}, "
-            f"{time.perf_counter() - started:.0f} s"
-        )
+            prompt = task.prompt
+            loss = words.warm_up(model, tokenizer, prompt, forbidden, steps=steps, seed=seed)
+        seconds = time.perf_counter() - started
+        print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
         with files.whole_folder(folder / "start") as draft:
             model.save_pretrained(draft)
             tokenizer.save_pretrained(draft)
@@ -291,8 +316,14 @@ def make_start(
 
 
 def own_prm(
-    model, task: Task, config: TrainConfig, folder: Path, ranks: Ranks, *, load_only: bool
-) -> tuple:
+    model: PreTrainedModel,
+    task: Task,
+    config: TrainConfig,
+    folder: Path,
+    ranks: Ranks,
+    *,
+    load_only: bool,
+) -> RewardModel:
     """The embedded task's process reward model, taught by one rank for all; with `load_only` the
     folder has it already.
     """

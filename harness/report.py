@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from credit.batch import Batch
@@ -31,29 +33,34 @@ from credit.table import METHODS, options_of
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
-from harness.config import MAKE_PROBLEMS, TrainConfig
+from harness.config import MAKE_PROBLEMS, TrainConfig, flat
 from harness.evaluation import mean_and_error
 from harness.page import write_page
-from harness.parallel import Ranks
+from harness.parallel import Ranks, together
 from harness.tables import percent
-from harness.track import tracker
 from shear import span_bounds
 from tasks.lessons import SILENCE
 from tasks.problems import Task
-from tasks.rows import printable
+from tasks.rows import BadInput, cause, printable
 
-RIGHT, WRONG, INK, FAINT = (
-    "#0072B2",
-    "#D55E00",
-    "#222222",
-    "#999999",
-)  # of figures: blue and orange, as on the page
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
+
+# Of figures: blue and orange, as on the page.
+RIGHT = "#0072B2"
+WRONG = "#D55E00"
+INK = "#222222"
+FAINT = "#999999"
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
 ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
 # A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and
 # standard deviation.
 COLUMNS = " reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step"
+ROW = (
+    "{reward:7.3f}{solved:8.2f}{equal_groups:11.2f}{length:8.0f}{truncated:7.2f}{entropy:9.3f}"
+    "{weight_mean:6.2f}±{weight_std:.2f}{ess:6.2f}{grad_norm:7.3f}{s_per_step:8.1f}"
+)
 # Below it where they are not 0: what they are called in metrics.jsonl.
 RARE = {
     "infra": "infra_errors",
@@ -67,7 +74,9 @@ class Clock:
     """Seconds of a step's phases."""
 
     def __init__(self, device: torch.device):
-        self.device, self.laps, self.last = device, {}, time.perf_counter()
+        self.device = device
+        self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         """The phase that ends now; phases of one name add up."""
@@ -88,7 +97,8 @@ def peak_gb() -> float:
 def print_plan(config: TrainConfig, folder: Path, notes: list[str]) -> None:
     """What will happen, before it does."""
     print(f"{config.credit.method} on the {config.task} task; everything goes to {folder}/")
-    sampling, shear = config.sampling, config.shear
+    sampling = config.sampling
+    shear = config.shear
     updates = sampling.prompts_per_step // config.optimisation.prompts_per_update
     size = (
         f"{config.optimisation.steps} steps x {sampling.prompts_per_step} prompts x "
@@ -102,7 +112,8 @@ def print_plan(config: TrainConfig, folder: Path, notes: list[str]) -> None:
             f"spans of {shear.window} tokens, eps {shear.eps:g} {shear.eps_unit}: even equal spans "
             f"are up to {floor:.2g} {shear.eps_unit} apart (the floor)"
         )
-    for line in (*notes, "settings: config.json; all metrics: metrics.jsonl"):
+    notes.append("settings: config.json; all metrics: metrics.jsonl")
+    for line in notes:
         print(wrapped(line), flush=True)
 
 
@@ -126,44 +137,47 @@ def floor_note(metrics: dict, config: TrainConfig) -> str:
 
 def wrapped(text: str) -> str:
     """Indented lines of at most WIDTH columns, but for longer words such as paths."""
-    indents = dict(initial_indent="  ", subsequent_indent="    ")
     return textwrap.fill(
-        printable(text), WIDTH, **indents, break_long_words=False, break_on_hyphens=False
+        printable(text),
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
-def step_metrics(batch: Batch, task: Task, tokenizer) -> dict[str, float]:
+def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
     """What a step says about its rollouts and its credit; where the task knows them, also beside
     the first errors.
     """
     mask = batch.rollouts.mask
     rewards = batch.rewards.cpu().numpy()
-    token_advantages = batch.token_advantages
     groups = rewards.reshape(-1, batch.group_size)
-    reasons = shares(batch.reasons)
+    equal = (batch.advantages.view(-1, batch.group_size) == 0).all(1)
     by_side = {}
     if task.first_error:
         errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
-        by_side = weight_by_side(
-            effective_weights(token_advantages, batch.advantages, mask), mask, errors
-        )
+        by_side = weight_by_side(batch_weights(batch), mask, errors)
     return {
-        **reasons,
+        **shares(batch.reasons),
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
-        "equal_groups": float(
-            (batch.advantages.view(-1, batch.group_size) == 0).all(1).float().mean()
-        ),
-        "infra_errors": int(
-            np.isnan(rewards).sum()
-        ),  # rollouts without a verdict, which left their groups
+        "equal_groups": equal.float().mean().item(),
+        # rollouts without a verdict, which left their groups
+        "infra_errors": int(np.isnan(rewards).sum()),
         "length": mask.sum(1).float().mean().item(),
         "truncated": batch.rollouts.truncated.float().mean().item(),
         "entropy": batch.entropies[mask].mean().item(),
-        **concentration(token_advantages, batch.advantages, mask),
+        **concentration(batch.token_advantages, batch.advantages, mask),
         **by_side,
         **batch.metrics,
     }
+
+
+def batch_weights(batch: Batch) -> Tensor:
+    """The weights (B, T) that the batch's token advantages amount to."""
+    return effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
 
 
 class StepTable:
@@ -180,14 +194,8 @@ class StepTable:
         if self.shown % HEADER_EVERY == 0:
             lines += ["", "step".rjust(self.width) + COLUMNS]
         self.shown += 1
-        lines.append(
-            f"{m['step']}/{self.steps}".rjust(self.width)
-            + f"{m['reward']:7.3f}{m['solved']:8.2f}{m['equal_groups']:11.2f}"
-            + f"{m['length']:8.0f}{m['truncated']:7.2f}"
-            + f"{m['entropy']:9.3f}{m['weight_mean']:6.2f}±{m['weight_std']:.2f}"
-            + f"{m['ess']:6.2f}{m['grad_norm']:7.3f}"
-            + f"{sum(m['seconds'].values()):8.1f}"
-        )
+        place = f"{m['step']}/{self.steps}".rjust(self.width)
+        lines.append(place + ROW.format(**m, s_per_step=sum(m["seconds"].values())))
         rare = []
         for name, key in RARE.items():
             if m.get(key):
@@ -195,10 +203,9 @@ class StepTable:
         if rare:
             lines.append(" " * (self.width + 2) + "  ".join(rare))
         if "bench" in m:
-            means = [
-                f"{name} {percent(each['mean'], each['error'])}"
-                for name, each in m["bench"].items()
-            ]
+            means = []
+            for name, result in m["bench"].items():
+                means.append(f"{name} {percent(result['mean'], result['error'])}")
             lines.append(wrapped(f"on benchmarks: {', '.join(means)}"))
         return "\n".join(lines)
 
@@ -216,7 +223,7 @@ def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
 
 def sample_rows(
     step: int,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     task: Task,
     batch: Batch,
     method: str,
@@ -229,39 +236,36 @@ def sample_rows(
 
     weights (B, T) are methods', by name; if not given, those of the batch's own `method`.
     """
-    group = (batch.first_mixed or 0) if group is None else group
+    if group is None:
+        group = batch.first_mixed or 0
     closest = closest_in(batch, shear) if group == batch.first_mixed else []
     if weights is None:
-        own = effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
-        weights = {method: own}  # (B, T)
+        weights = {method: batch_weights(batch)}  # (B, T)
     first = group * batch.group_size
     problem = batch.problems[group]
     rows = []
     for row in range(first, first + batch.group_size):
         mask = batch.rollouts.mask[row]  # (T,)
-        text = batch.rollouts.texts[row]
         reward = batch.rewards[row].item()
-        rows.append(
-            {
-                "step": step + 1,
-                "problem": problem["problem"],
-                task.reference: problem[task.reference],
-                "response": text,
-                "score": None if math.isnan(reward) else reward,
-                "reason": batch.reasons[row],
-                "first_error": true_error(batch, row, task, tokenizer),
-                "advantage": batch.advantages[row].item(),
-                "tokens": tokens_of(tokenizer, batch.rollouts, row),
-                "weights": {
-                    name: rounded(of_method[row][mask].tolist())
-                    for name, of_method in weights.items()
-                },
-            }
-        )
+        sample = {
+            "step": step + 1,
+            "problem": problem["problem"],
+            task.reference: problem[task.reference],
+            "response": batch.rollouts.texts[row],
+            "score": None if math.isnan(reward) else reward,
+            "reason": batch.reasons[row],
+            "first_error": true_error(batch, row, task, tokenizer),
+            "advantage": batch.advantages[row].item(),
+            "tokens": tokens_of(tokenizer, batch.rollouts, row),
+            "weights": {},
+        }
+        for name, of_method in weights.items():
+            sample["weights"][name] = rounded(of_method[row][mask].tolist())
         if closest:
-            rows[-1]["spans"] = [
+            sample["spans"] = [
                 span._replace(distance=round(span.distance, 4)) for span in closest[row - first]
             ]
+        rows.append(sample)
     return rows
 
 
@@ -270,14 +274,18 @@ def rounded(values: list[float]) -> list[float]:
     return [int(value) if value.is_integer() else round(value, 4) for value in values]
 
 
-def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor) -> list[str]:
+def example(
+    tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, weights: Tensor, first_error: Tensor
+) -> list[str]:
     """The first wrong rollout whose error is not its first token: mean weight of each line, as text
     to print.
     """
     rows = (first_error > 0).nonzero().flatten().tolist()
     if not rows:
         return []
-    row, lines, start = rows[0], [], 0
+    row = rows[0]
+    lines = []
+    start = 0
     tokens = tokens_of(tokenizer, rollouts, row)
     for end in range(1, len(tokens) + 1):
         if end == len(tokens) or "\n" in tokens[end - 1]:
@@ -288,16 +296,16 @@ def example(tokenizer, rollouts: Rollouts, weights: Tensor, first_error: Tensor)
     return lines
 
 
-def credit_vs_first_error(tokenizer, task: Task, batch: Batch, method: str, shear: Shear) -> dict:
+def credit_vs_first_error(
+    tokenizer: PreTrainedTokenizerBase, task: Task, batch: Batch, method: str, shear: Shear
+) -> dict:
     """Where the method puts credit, against the true first errors of the wrong rollouts of mixed
     groups.
 
     Also an example to print, and the first group's rows for the page, which are the same problem's
     before and after.
     """
-    weights = effective_weights(
-        batch.token_advantages, batch.advantages, batch.rollouts.mask
-    )  # (B, T)
+    weights = batch_weights(batch)  # (B, T)
     wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
     return {
         "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
@@ -310,10 +318,11 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
     """Mean, standard error and number of verdicts: of (problems,) rewards, and (problems, G)
     clustered by problem.
     """
+    answered = greedy[np.isfinite(greedy)]
     graded = np.isfinite(sampled)
     by_problem = np.nanmean(sampled[graded.any(1)], 1)
     return {
-        "greedy": (*mean_and_error(greedy[np.isfinite(greedy)]), int(np.isfinite(greedy).sum())),
+        "greedy": (*mean_and_error(answered), len(answered)),
         "sampled": (*mean_and_error(by_problem), int(graded.sum())),
     }
 
@@ -336,7 +345,7 @@ def write_evaluation(folder: Path, when: str, found: dict) -> None:
     samples = found.pop("samples", [])
     files.append_rows(folder / "metrics.jsonl", [{when: found}])
     if samples:
-        files.write_whole(folder / f"{when}.jsonl", "".join(map(files.as_json, samples)))
+        files.write_rows(folder / f"{when}.jsonl", samples)
 
 
 def span_note(length: float, shear: Shear) -> str:
@@ -345,15 +354,13 @@ def span_note(length: float, shear: Shear) -> str:
     """
     spans = len(span_bounds(int(length), shear.window, shear.stride))
     note = f"median response {length:.0f} tokens, {spans} span(s) of {shear.window}"
-    return (
-        note
-        if spans > 1
-        else f"WARNING: {note}: all tokens of a response get one weight; lower --window"
-    )
+    if spans > 1:
+        return note
+    return f"WARNING: {note}: all tokens of a response get one weight; lower --window"
 
 
 @contextmanager
-def waiting(model, most: int, main: bool) -> Iterator[None]:
+def waiting(model: PreTrainedModel, most: int, main: bool) -> Iterator[None]:
     """A bar of the tokens that the model samples, `most` of them; off a terminal a line every half
     minute.
     """
@@ -362,7 +369,7 @@ def waiting(model, most: int, main: bool) -> Iterator[None]:
 
     def count(module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
         nonlocal tokens, last
-        rollouts = len(output.logits)  # a token of each
+        rollouts = len(output["logits"])  # a token of each
         tokens += rollouts
         bar.update(rollouts)
         if main and bar.disable and time.perf_counter() - last >= SILENCE:
@@ -404,10 +411,7 @@ def step_log(
 
 def shares(reasons: list[str]) -> dict[str, float]:
     """How many responses have no verdict of right or wrong for these reasons."""
-    return {
-        name: np.mean([reason == name for reason in reasons]).item()
-        for name in ("truncated", "no_answer")
-    }
+    return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
 
 
 def other_problems(task: str, which: str) -> str:
@@ -429,13 +433,11 @@ def print_no_signal(reward: float, found: dict, task: str) -> None:
             remedy = "raise --max-tokens"
         elif task not in MAKE_PROBLEMS:
             remedy = "change --template or --model"
-    reasons = (
-        f"{found['truncated']:.0%} of responses are cut off, {found['no_answer']:.0%} have no "
-        "answer"
+    note = (
+        f"all rewards are {reward:.0f}, so nothing can be learnt: {found['truncated']:.0%} of "
+        f"responses are cut off, {found['no_answer']:.0%} have no answer; {remedy}"
     )
-    tqdm.write(
-        wrapped(f"all rewards are {reward:.0f}, so nothing can be learnt: {reasons}; {remedy}")
-    )
+    tqdm.write(wrapped(note))
 
 
 def conclude(
@@ -448,15 +450,14 @@ def conclude(
         print(f"\nnothing was learned: no mixed groups; {remedy}")
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
     for name in ("greedy", "sampled"):
-        first, last = percent(*before[name][:2]), percent(*after[name][:2])
-        print(f"{name + ' accuracy, %':27}{first:>14}{last:>14}")
-    unknown = dict.fromkeys(("auc", "auc_position"), math.nan)  # where no group was mixed
-    first, last = before.get("localisation") or unknown, after.get("localisation") or unknown
-    if first is not last:
-        print(f"{'AUC to the true first error':27}{first['auc']:14.3f}{last['auc']:14.3f}")
-        print(
-            f"{'AUC of position alone':27}{first['auc_position']:14.3f}{last['auc_position']:14.3f}"
-        )
+        accuracies = [percent(*found[name][:2]) for found in (before, after)]
+        print(f"{name + ' accuracy, %':27}{accuracies[0]:>14}{accuracies[1]:>14}")
+    places = [found.get("localisation") or {} for found in (before, after)]
+    if any(places):  # otherwise no group was mixed
+        rows = {"auc": "AUC to the true first error", "auc_position": "AUC of position alone"}
+        for name, title in rows.items():
+            first, last = (place.get(name, math.nan) for place in places)
+            print(f"{title:27}{first:14.3f}{last:14.3f}")
     if after.get("example"):
         weight = f"the mean {config.credit.method} weight of each line"
         print(f"\na wrong rollout after training, with {weight}:")
@@ -479,9 +480,8 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
     The weights are those before and from the true first error on if it is known. The floor is Eq.
     (10) of equal spans.
     """
-    figure = Figure(
-        figsize=(11, 3.4), layout="constrained"
-    )  # not pyplot: needs no display and no backend
+    # not pyplot: needs no display and no backend
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
     rewards, weights, signal = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     steps = [m["step"] for m in history]
     rewards.plot(steps, [m["reward"] for m in history], color=INK, label="training batch")
@@ -496,22 +496,21 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
         title=f"{config.credit.method}, {config.task} task",
     )
 
-    sides = {
-        "weight_before": ("before the first error", RIGHT),
-        "weight_after": ("from it on", WRONG),
-    }
     knows_errors = any("weight_before" in m for m in history)
-    for name, (label, colour) in (
-        sides if knows_errors else {"weight_mean": ("all tokens", INK)}
-    ).items():
-        weights.plot(steps, [m.get(name, math.nan) for m in history], color=colour, label=label)
-    floors = [
-        m["eps_over_nbar"] * math.log(config.shear.window) for m in history if "eps_over_nbar" in m
-    ]
-    if floors:
-        weights.axhline(
-            np.mean(floors), color=FAINT, ls="--", lw=1, label="floor, eps ln window", zorder=0
-        )
+    curves = [("weight_mean", "all tokens", INK)]
+    if knows_errors:
+        curves = [
+            ("weight_before", "before the first error", RIGHT),
+            ("weight_after", "from it on", WRONG),
+        ]
+    for name, title, colour in curves:
+        values = [m.get(name, math.nan) for m in history]
+        weights.plot(steps, values, color=colour, label=title)
+    ratios = [m["eps_over_nbar"] for m in history if "eps_over_nbar" in m]
+    if ratios:
+        floor = float(np.mean(ratios)) * math.log(config.shear.window)
+        title = "floor, eps ln window"
+        weights.axhline(floor, color=FAINT, ls="--", lw=1, label=title, zorder=0)
     of = "wrong rollouts" if knows_errors else "groups with a gradient"
     weights.set(ylabel="mean token weight", title=f"{config.credit.method} weights, {of}")
     weights.update_datalim([(0, 0)], updatex=False)  # also where no weight is known
@@ -524,3 +523,58 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=160)
+
+
+# ---- --track -------------------------------------------------------------------------------------
+# metrics.jsonl stays the source; what a tracker shows can be made again from it. Left out: the
+# evaluations before and after training, samples, weights. A resumed run is a new one of the same
+# name.
+
+
+def start_tracker(name: str, config: TrainConfig, folder: Path) -> "GeneralTracker":
+    """The tracker of `--track`; raises BadInput where it cannot start."""
+    from accelerate import tracking  # here, as few runs ask for it
+    from accelerate.state import PartialState
+
+    PartialState()  # the trackers raise without it; it takes a process group as it is
+    kind = tracking.LOGGER_TYPE_TO_CLASS[name]
+    if name == "tensorboard":
+        run = kind(name, logging_dir=folder)
+    else:
+        place = {"dir": folder} if name == "wandb" else {}
+        run = kind("shear", name=folder.name, config=flat(config), **place)
+    try:
+        run.start()
+    except Exception as error:  # of every kind; the cause stays attached
+        remedy = "log in, set WANDB_MODE=offline, or leave it out"
+        raise BadInput(f"--track {name}: cannot start ({cause(error)}); {remedy}") from error
+    return run
+
+
+@contextmanager
+def tracker(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict], None]]:
+    """The function that tracks a row of metrics.jsonl."""
+    with together(ranks):
+        run = None
+        if config.track and ranks.main:
+            run = start_tracker(config.track, config, folder)
+
+    def track(metrics: dict) -> None:
+        if run:
+            values = numbers(metrics)
+            run.log(values, step=values.pop("step"))
+
+    yield track
+    if run:
+        run.finish()  # not after an error: wandb then ends with Python, and knows its exit status
+
+
+def numbers(row: dict, prefix: str = "") -> dict[str, float]:
+    """The numbers of a row by name, those of a dictionary in it after its own name and a slash."""
+    found: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float):
+            found[prefix + name] = value
+    return found

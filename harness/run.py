@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import lora
 from credit.batch import Context
@@ -48,14 +49,13 @@ class Run:
     config: TrainConfig
     ranks: Ranks
     task: Task
-    tokenizer: object
+    tokenizer: PreTrainedTokenizerBase
     trained: Policy  # float32 weights, sharded where there are several ranks
-    frozen: (
-        Policy  # what samples and scores: a whole copy in the dtype of compute, or `trained` itself
-    )
+    # What samples and scores: a whole copy in the dtype of compute, or `trained` itself.
+    actor: Policy
     optimizer: torch.optim.Optimizer
     folder: Path
-    prm: tuple | None = None  # process reward model and its tokenizer
+    prm: RewardModel | None = None
     sets: list[Loaded] = field(default_factory=list)  # of --bench
     interrupted: bool = False  # by Ctrl-C: this step is the last
 
@@ -64,7 +64,7 @@ class Run:
 def prepared(config: TrainConfig, ranks: Ranks) -> Iterator[Run]:
     """The run, in its folder: loaded or made, checked, its plan printed."""
     folder = Path(config.out) / parallel.from_main(config.name or free_name(config), ranks)
-    with files.made(folder, ranks, "config.json"), explained(config, folder, ranks):
+    with files.locked_folder(folder, ranks, "config.json"), explained(config, folder, ranks):
         with parallel.together(ranks):
             ready = set_up(config, ranks)
             task = ready.task
@@ -75,7 +75,8 @@ def prepared(config: TrainConfig, ranks: Ranks) -> Iterator[Run]:
                     "restore the old ones"
                 )
             config = replace(ready.config, name=folder.name, digest=digest)
-        model, tokenizer, prm = ready.model, ready.tokenizer, ready.prm
+        model = ready.model
+        prm = ready.prm
         if ranks.main:
             notes = ready.notes
             if not config.checkpoints.resume:
@@ -85,13 +86,13 @@ def prepared(config: TrainConfig, ranks: Ranks) -> Iterator[Run]:
                 notes += memory.notes(ready.predicted, ranks.device, folder, keep)
             report.print_plan(config, folder, notes)
         if needs_start(config):
-            make_start(model, tokenizer, task, config, folder, ranks)
+            make_start(model, ready.tokenizer, task, config, folder, ranks)
         if "prm" in METHODS[config.credit.method].needs and not config.credit.prm:
             load_only = config.checkpoints.resume is not None
             prm = own_prm(model, task, config, folder, ranks, load_only=load_only)
         if config.credit.lora_rank:
             lora.add(model, config.credit.lora_rank, config.seed)
-        run = assemble(config, ranks, task, model, tokenizer, folder, prm)
+        run = assemble(config, ranks, task, model, ready.tokenizer, folder, prm)
         run.sets = ready.sets
         yield run
 
@@ -153,7 +154,13 @@ def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
 
 
 def assemble(
-    config: TrainConfig, ranks: Ranks, task: Task, model, tokenizer, folder: Path, prm=None
+    config: TrainConfig,
+    ranks: Ranks,
+    task: Task,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    prm: RewardModel | None = None,
 ) -> Run:
     """Policy, sampler and optimizer from a model."""
     dtype = getattr(torch, config.machine.dtype)
@@ -170,18 +177,16 @@ def assemble(
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     lr = config.optimisation.lr
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=fused)
-    frozen = (
-        trained
-        if sampler is trained.model
-        else Policy(sampler, config.machine.recompute, packing_of(sampler))
-    )
-    return Run(config, ranks, task, tokenizer, trained, frozen, optimizer, folder, prm)
+    actor = trained
+    if sampler is not trained.model:
+        actor = Policy(sampler, config.machine.recompute, packing_of(sampler))
+    return Run(config, ranks, task, tokenizer, trained, actor, optimizer, folder, prm)
 
 
 def credit_context(
     config: TrainConfig,
     policy: Policy,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerBase,
     task: Task,
     step: int,
     prm: RewardModel | None = None,
@@ -212,7 +217,7 @@ def interruptible(run: Run) -> Iterator[None]:
     A process that was started to ignore Ctrl-C keeps ignoring it.
     """
 
-    def finish_first(signum, frame) -> None:
+    def finish_first(signum: int, frame: object) -> None:
         if run.interrupted and signum == signal.SIGINT:
             raise KeyboardInterrupt
         run.interrupted = True
@@ -238,22 +243,29 @@ def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
     """Random numbers depend on the seed, the step (or "evaluation") and the rank alone: methods see
     the same.
     """
-    step = EVALUATION if step == "evaluation" else step
-    return int(np.random.SeedSequence([seed, step] + [rank] * (rank > 0)).generate_state(1)[0])
+    number = step if isinstance(step, int) else EVALUATION
+    entropy = [seed, number, rank] if rank else [seed, number]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
     origin = files.origin_of(run.config.model or "made here")
-    sampler = Sampler(run.frozen.model, run.tokenizer, origin, run.config.machine.generate_batch)
+    sampler = Sampler(run.actor.model, run.tokenizer, origin, run.config.machine.generate_batch)
     path = run.folder / "eval" / f"step-{step:06d}.jsonl"
     results = {}
     if run.ranks.main:
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
     for loaded in run.sets:
-        options = dict(seeds=[run.config.seed], path=path)
-        rows = evaluate_benchmark(sampler, loaded, protocol_of(run.config), run.ranks, **options)
+        rows = evaluate_benchmark(
+            sampler,
+            loaded,
+            protocol_of(run.config),
+            run.ranks,
+            seeds=[run.config.seed],
+            path=path,
+        )
         results[loaded.benchmark.name] = {
             **summarise(rows),
             "revision": loaded.revision,
@@ -267,7 +279,7 @@ def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
     if not run.ranks.main:
         return
     with files.whole_folder(run.folder / "model") as draft:
-        lora.save_merged(run.frozen.model, run.tokenizer, draft)
+        lora.save_merged(run.actor.model, run.tokenizer, draft)
     report.conclude(run.config, run.folder, before, after, history)
     if run.config.smoke:
         print("smoke test passed: sample, grade, credit, update, checkpoint")
@@ -279,7 +291,7 @@ def check_policy(run: Run, step: int) -> None:
     sample any more.
     """
     prompt = run.tokenizer(run.task.prompt(run.task.train[0]), return_tensors="pt")["input_ids"]
-    if not run.frozen.model(prompt.to(run.ranks.device)).logits.isfinite().all():
+    if not run.actor.model(prompt.to(run.ranks.device)).logits.isfinite().all():
         raise RunFailed(
             f"step {step + 1}: the policy's logits are not finite after its updates; lower --lr"
         )
@@ -303,7 +315,7 @@ def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Ro
     """`count` rollouts of each problem."""
     prompts = [run.task.prompt(problem) for problem in problems]
     return fast_rollout(
-        run.frozen.model,
+        run.actor.model,
         run.tokenizer,
         prompts,
         count,
@@ -346,12 +358,12 @@ def resample_equal(
         new_rollouts, new_verdicts = sample_and_grade(
             run, others, size, sampling.temperature, clock
         )
-        for place, group in enumerate(equal):
-            problems[group] = others[place]
-            verdicts[group * size : (group + 1) * size] = new_verdicts[
-                place * size : (place + 1) * size
-            ]
-        rows = [row for group in equal for row in range(group * size, (group + 1) * size)]
+        rows: list[int] = []
+        for group, problem in zip(equal, others, strict=True):
+            problems[group] = problem
+            rows += range(group * size, (group + 1) * size)
+        for row, verdict in zip(rows, new_verdicts, strict=True):
+            verdicts[row] = verdict
         rollouts = rollouts.with_rows(rows, new_rollouts)
         replaced += len(equal)
     return problems, rollouts, verdicts, replaced
@@ -362,43 +374,49 @@ def resample_equal(
 
 def save_checkpoint(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
-    parts = run.trained, run.frozen.model, run.optimizer, run.tokenizer
     settings = flat(run.config)
     for name in ("out", "name", "resume"):  # the folder that is resumed tells these
         del settings[name]
-    keep = run.config.checkpoints.keep
-    checkpoint.save(run.folder, step, *parts, run.ranks, keep, settings)
+    checkpoint.save(
+        run.folder,
+        step,
+        run.trained,
+        run.actor.model,
+        run.optimizer,
+        run.tokenizer,
+        run.ranks,
+        run.config.checkpoints.keep,
+        settings,
+    )
 
 
-def restore(run: Run) -> tuple[dict, list[dict]]:
-    """Everything as it was at the checkpoint --resume; returns the evaluation before training and
+def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
+    """Everything as it was at the checkpoint `path`; returns the evaluation before training and
     the steps' metrics.
 
     Raises BadInput, on all ranks alike, before a file is changed.
     """
-    path = Path(run.config.checkpoints.resume)
     step = checkpoint.report_of(path)["step"]
     with parallel.together(run.ranks):
-        kept = {
-            name: rows_until(run.folder / name, step) for name in ("metrics.jsonl", "samples.jsonl")
-        }
+        metrics = rows_until(run.folder / "metrics.jsonl", step)
+        samples = rows_until(run.folder / "samples.jsonl", step)
         if (run.folder / "before.jsonl").exists():  # which the page reads when all steps are done
             files.rows(run.folder / "before.jsonl")
-        first, *history = kept["metrics.jsonl"] or [{}]
+        first, *history = metrics or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(
                 f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older "
                 "checkpoint"
             )
     checkpoint.load(path, run.trained, run.optimizer, run.ranks)
-    parallel.refresh(run.trained, run.frozen.model, run.ranks)
+    parallel.refresh(run.trained, run.actor.model, run.ranks)
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
         for old in checkpoint.discard_after(run.folder, step):
             print(f"removed {old}, which comes after it")
         (run.folder / "after.jsonl").unlink(missing_ok=True)
-        for name, rows in kept.items():
-            files.write_whole(run.folder / name, "".join(map(files.as_json, rows)))
+        files.write_rows(run.folder / "metrics.jsonl", metrics)
+        files.write_rows(run.folder / "samples.jsonl", samples)
         write_config(run.config, run.folder)
     return first["before"], history
 

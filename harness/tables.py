@@ -32,22 +32,19 @@ def percent(value: float, error: float | None = None) -> str:
 
 def markdown(rows: list[dict[str, str]]) -> list[str]:
     """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
-    lines = [
-        {name: name for name in widths},
-        {name: "-" * width for name, width in widths.items()},
-        *rows,
-    ]
-    shown = []
-    for line in lines:
-        cells = [line[name].ljust(width) for name, width in widths.items()]
-        shown.append(printable("| " + " | ".join(cells) + " |"))
-    return shown
+    columns = []
+    for name in rows[0]:
+        cells = [name, *(row[name] for row in rows)]
+        width = max(map(len, cells))
+        cells.insert(1, "-" * width)
+        columns.append([cell.ljust(width) for cell in cells])
+    return [printable("| " + " | ".join(line) + " |") for line in zip(*columns, strict=True)]
 
 
 def with_legend(rows: list[dict[str, str]], *legend: str) -> list[str]:
     """A table, and its legend below an empty line, or that would be a row."""
-    return [*markdown(rows), "", *map(printable, legend), *[""] * bool(legend)]
+    lines = [*markdown(rows), "", *map(printable, legend)]
+    return [*lines, ""] if legend else lines
 
 
 # ---- of an evaluation ----------------------------------------------------------------------------
@@ -63,16 +60,15 @@ def print_tables(
         f"{name}={value}" for name, value in settings["protocol"].items() if value is not None
     )
     print(f"{printable(str(folder))}/\n{printable(protocol)}\n")
-    data = {
-        name: about
-        for name, about in settings["data"].items()
-        if any(name in of for of in results.values())
-    }
-    columns = "problems", "revision", "window"
-    rows = [
-        {"benchmark": name, **{key: str(about[key] or "") for key in columns}}
-        for name, about in data.items()
-    ]
+    data = {}
+    rows = []
+    for name, about in settings["data"].items():
+        if any(name in of_model for of_model in results.values()):
+            data[name] = about
+            row = {"benchmark": name}
+            for key in ("problems", "revision", "window"):
+                row[key] = str(about[key] or "")
+            rows.append(row)
     print("\n".join(with_legend(rows)))
     templates = set()
     for model, result in results.items():
@@ -97,14 +93,13 @@ def result_table(
     """One model: a line per benchmark. `data` says what each set is; `backbone` asks for the
     paper's columns.
     """
-    passes = sorted(
-        {name for result in results.values() for name in result if re.fullmatch(r"pass@\d+", name)}
-    )
+    names = {name for result in results.values() for name in result}
+    passes = sorted(name for name in names if re.fullmatch(r"pass@\d+", name))
     has_seeds = any("seed_std" in result for result in results.values())
     has_infra = any(result["infra_errors"] for result in results.values())
-    paper = (
-        {f"{method} †": PAPER[backbone][method] for method in ("GRPO", "SHEAR")} if backbone else {}
-    )
+    paper = {}
+    if backbone:
+        paper = {f"{method} †": PAPER[backbone][method] for method in ("GRPO", "SHEAR")}
     rows = []
     for name, result in results.items():
         row = {"benchmark": name, "avg": f"@{data[name]['k']}"}
@@ -122,15 +117,13 @@ def result_table(
             row["infra"] = str(result["infra_errors"])
         rows.append(row)
     if len(results) > 1:
-        last = dict.fromkeys(rows[0], "") | {
-            "benchmark": "average",
-            "percent ± SE": percent(*average(results)),
-        }
-        for (
-            method,
-            printed,
-        ) in paper.items():  # its own average, which is not always that of its row
-            last[method] = percent(printed.get(suite_of(results), (math.nan,))[0] / 100)
+        last = dict.fromkeys(rows[0], "")
+        last["benchmark"] = "average"
+        last["percent ± SE"] = percent(*average(results))
+        suite = suite_of(results)
+        for method, printed in paper.items():
+            # its own average, which is not always that of its row
+            last[method] = percent(printed[suite][0] / 100 if suite in printed else math.nan)
         rows.append(last)
     legend = [f"†: the paper's, {backbone}"] if backbone else []
     if has_infra:
@@ -150,9 +143,8 @@ def side_by_side(
             gain = differences[model][name]["difference"]
             error = differences[model][name]["error"]
             row[model] = percent(models[model][name]["mean"], models[model][name]["error"])
-            row[f"gain of {model}"] = percent(gain, error) + " *" * (
-                abs(gain) > SURE * error
-            )  # False for NaN
+            mark = " *" if abs(gain) > SURE * error else ""  # none for NaN
+            row[f"gain of {model}"] = percent(gain, error) + mark
         rows.append(row)
     if len(rows) > 1:
         row = {"benchmark": "average", first: percent(*average(models[first]))}
@@ -175,18 +167,21 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
     `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, as a set
     has no verdict, is left out; so is a run of none but such.
     """
-    selection = {}
+    selection: dict[str, dict] = {}
     best_results = []
     print(
         "benchmark average of each run at its last checkpoint, and at the best, SELECTED ON THE "
         "TEST SETS"
     )
     for run, checkpoints in runs.items():
-        averages = {name: average(results)[0] for name, results in checkpoints.items()}
-        graded = {name: value for name, value in averages.items() if not math.isnan(value)}
+        graded = {}
+        for name, results in checkpoints.items():
+            mean, _ = average(results)
+            if not math.isnan(mean):
+                graded[name] = mean
         if graded:
             last = list(graded)[-1]
-            best = max(graded, key=graded.get)
+            best = max(graded, key=lambda name: graded[name])
             best_results.append(checkpoints[best])
             selection[run] = {
                 "last": last,
@@ -210,25 +205,21 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
     """As the paper's Table 1: mean ± standard deviation over runs, each at its best checkpoint; the
     paper's below.
     """
-    names = list(best[0])
-    means = {name: mean_and_std([results[name]["mean"] for results in best]) for name in names}
-    rows = [
-        {
-            "": f"{len(best)} runs, best",
-            **means,
-            "average": mean_and_std([average(each)[0] for each in best]),
-        }
-    ]
-    for method, printed in PAPER.get(backbone, {}).items():
-        cells = {name: printed.get(name) for name in names} | {
-            "average": printed.get(suite_of(names))
-        }
-        cells = {
-            name: percent(cell[0] / 100, cell[1] / 100) if cell else "-"
-            for name, cell in cells.items()
-        }
-        rows.append({"": f"{method} †", **cells})
-    return with_legend(rows, *([f"†: the paper's, {backbone}"] if backbone else []))
+    row = {"": f"{len(best)} runs, best"}
+    for name in best[0]:
+        row[name] = mean_and_std([results[name]["mean"] for results in best])
+    row["average"] = mean_and_std([average(results)[0] for results in best])
+    rows = [row]
+    if not backbone:
+        return with_legend(rows)
+    keys = [*best[0], suite_of(best[0])]  # of the paper's cells
+    for method, printed in PAPER[backbone].items():
+        cells = [f"{method} †"]
+        for key in keys:
+            mean, deviation = printed.get(key or "", (math.nan, math.nan))
+            cells.append(percent(mean / 100, deviation / 100))
+        rows.append(dict(zip(row, cells, strict=True)))
+    return with_legend(rows, f"†: the paper's, {backbone}")
 
 
 def mean_and_std(values: list[float]) -> str:

@@ -428,7 +428,7 @@ def started(config: TrainConfig) -> Iterator[Run]:
     ranks = parallel.join(config.machine.device, config.machine.threads)
     try:
         with prepared(config, ranks) as run:
-            parallel.refresh(run.trained, run.frozen.model, ranks)
+            parallel.refresh(run.trained, run.actor.model, ranks)
             yield run
     finally:
         parallel.leave()
@@ -506,7 +506,7 @@ def advantages_of(config: TrainConfig, cell: Cell) -> dict:
         if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
             rules[rule] = Credit(**flags)
     with started(config) as run:
-        parts = run.config, run.task, run.frozen.model, run.tokenizer
+        parts = run.config, run.task, run.actor.model, run.tokenizer
         return {"advantages": measure(*parts, run.task.heldout[:GROUPS], rules, CONTINUATIONS)}
 
 
@@ -541,7 +541,7 @@ def outcome_by_seed(rows: list[dict], cell: str, rule: str, outcome: str) -> dic
     """Seed -> the `curve` or another outcome of the trials that are compared."""
     trials = trials_of(rows, "confirm", cell, rule)
     return {
-        row["seed"]: mean_reward(row) if outcome == "curve" else files.with_nan(row[outcome])
+        row["seed"]: mean_reward(row) if outcome == "curve" else files.with_nan(row)[outcome]
         for row in trials
     }
 

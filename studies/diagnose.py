@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     flags, config = parse_diagnose(argv)
     torch.set_num_threads(config.machine.threads or torch.get_num_threads())
     ranks = Ranks(0, 1, torch.device(config.machine.device))
-    with files.made(flags.out, ranks, "config.json"):
+    with files.locked_folder(flags.out, ranks, "config.json"):
         diagnose(flags, config)
 
 

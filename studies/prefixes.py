@@ -49,7 +49,7 @@ from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds
 from tasks.problems import SURROGATE, BadInput, Task
-from tasks.rows import json_lines, reading, regular
+from tasks.rows import bad_input_on_error, check_is_file, json_lines
 
 SPANS = (
     "rollout",
@@ -104,7 +104,7 @@ def collect(
                 group = continued(group, continuations, config, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
-            groups.append(Prefixes(**json.loads(regular(path).read_text())))
+            groups.append(Prefixes(**json.loads(check_is_file(path).read_text())))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"--out {out}: {path.name} is damaged ({error}); delete it") from error
     return groups
@@ -213,7 +213,7 @@ def given(file: str, shear: Shear, task: Task, tokenizer, context: float) -> lis
     that is not, and for solutions that do not fit the model's `context`.
     """
     blame, by_problem = f"--rollouts {file}", {}
-    with reading(blame, "give a UTF-8 JSON-lines file"):
+    with bad_input_on_error(blame, "give a UTF-8 JSON-lines file"):
         lines = json_lines(Path(file))
     for number, row in lines:
         texts = [row.get("problem"), row.get("solution")]

