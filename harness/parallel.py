@@ -39,6 +39,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -254,6 +255,7 @@ def refresh(policy: Policy, sampler: PreTrainedModel, ranks: Ranks) -> int | Non
     trained = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, (name, master) in enumerate(policy.model.named_parameters()):
         rounded = master.to(copies[name].dtype)
+        assert isinstance(master, DTensor) and isinstance(rounded, DTensor)  # FSDP has made them so
         copies[name].copy_(rounded.full_tensor())
         trained += checksum(rounded.to_local(), number)
         shards = master.device_mesh.get_group("shard")
