@@ -50,7 +50,7 @@ class BuildPackage(build_py):
         sources = "integrations/package.py", "integrations/requirements.txt", "requirements.txt"
         return [*sources, *(f"{module.replace('.', '/')}.py" for module in MODULES.values())]
 
-    def get_outputs(self, include_bytecode=True) -> list[str]:
+    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         """The files of the package."""
         return [f"{self.build_lib}/{NAME}/{name}.py" for name in ("__init__", *MODULES)]
 

@@ -22,14 +22,19 @@ from tasks import toy
 from tasks.problems import choose_template, load_problems, text_task
 
 # With two processes, train.py's recipe for the embedded task: 16 prompts a generation, 4 an update.
-TOY_DEFAULTS = dict(
-    use_cpu=True, bf16=False, window=12, stride=6, max_completion_length=2 * toy.response_tokens(2)
-)
-TOY_DEFAULTS |= dict(
-    per_device_train_batch_size=16, steps_per_generation=4, gradient_accumulation_steps=1
-)
-TOY_DEFAULTS |= dict(
-    learning_rate=1e-4, lr_scheduler_type="constant", max_steps=160, save_strategy="no"
+TOY_DEFAULTS: dict[str, object] = dict(
+    use_cpu=True,
+    bf16=False,
+    window=12,
+    stride=6,
+    max_completion_length=2 * toy.response_tokens(2),
+    per_device_train_batch_size=16,
+    steps_per_generation=4,
+    gradient_accumulation_steps=1,
+    learning_rate=1e-4,
+    lr_scheduler_type="constant",
+    max_steps=160,
+    save_strategy="no",
 )
 
 
@@ -45,9 +50,10 @@ class Options:
 
 def main() -> None:
     """Reads the flags, and trains."""
-    parser = TrlParser((Options, GRPOConfig))
+    kinds: list = [Options, GRPOConfig]
+    parser = TrlParser(kinds)
     parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)
-    given, _ = TrlParser(Options, add_help=False).parse_args_and_config(
+    given, _ = TrlParser(kinds[:1], add_help=False).parse_args_and_config(
         return_remaining_strings=True
     )  # or --config
     if given.model is None:
@@ -60,16 +66,22 @@ def main() -> None:
         problems, _ = load_problems("math", options.data)
         prompts = without_bos(tokenizer, map(task.prompt, problems))
     else:
-        model, tokenizer = toy.make_model(2, seed=0), toy.make_tokenizer()
+        model = toy.make_model(2, seed=0)
+        tokenizer = toy.make_tokenizer()
         toy.warm_up(model, 2, set(), steps=300, seed=0)
         problems, _ = toy.make_problems(2_000, 0, 2, seed=0)
         prompts = [problem["problem"] for problem in problems]
     dataset = Dataset.from_dict(
         {"prompt": prompts, "answer": [problem["answer"] for problem in problems]}
     )
-    sizes = dict(window=options.window, stride=options.stride)
     trainer = ShearGRPOTrainer(
-        model, math_reward, config, dataset, processing_class=tokenizer, **sizes
+        model,
+        math_reward,
+        config,
+        dataset,
+        processing_class=tokenizer,
+        window=options.window,
+        stride=options.stride,
     )
     trainer.train()
     trainer.save_model()

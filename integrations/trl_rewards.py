@@ -7,15 +7,17 @@ A score is 1, 0, or None where grading itself failed; TRL leaves those rollouts 
 import json
 from collections.abc import Callable, Iterable
 
+from transformers import PreTrainedTokenizerBase
+
 from rewards import grade_all, grade_code, grade_math
 
 
-def math_reward(completions: list, answer: list[str], **columns) -> list[float | None]:
+def math_reward(completions: list, answer: list[str], **columns: object) -> list[float | None]:
     """Whether the last boxed answer is right; `answer` is LaTeX."""
     return scores(grade_math, completions, answer)
 
 
-def code_reward(completions: list, tests: list[str], **columns) -> list[float | None]:
+def code_reward(completions: list, tests: list[str], **columns: object) -> list[float | None]:
     """Whether the program passes its tests, each the JSON text of one of the four forms in
     `rewards.py`.
 
@@ -32,7 +34,7 @@ def scores(grade: Callable, completions: list, references: list) -> list[float |
     return [verdict.reward for verdict in grade_all(grade, texts, references)]
 
 
-def without_bos(tokenizer, prompts: Iterable[str]) -> list[str]:
+def without_bos(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[str]:
     """Prompts without the token that begins texts, which TRL's tokenization of them writes
     itself.
     """

@@ -27,10 +27,13 @@ Refused: images, context and sequence parallelism, and one importance ratio a se
 """
 
 import warnings
+from functools import partial
+from typing import Any
 
 import torch
 from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
+from transformers.utils import ModelOutput
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
@@ -38,28 +41,41 @@ from fast.distances import token_distances
 from fast.race import race
 from shear import EPS, STRIDE, WINDOW, shear_weights, span_bounds
 
+Theirs = Any  # an argument of TRL's own methods, which is handed through; TRL gives it no type
+
 
 class ShearGRPOTrainer(GRPOTrainer):
     """TRL's, with SHEAR's `window`, `stride` (tokens) and `eps` (in units of nbar). ValueError for
     what it refuses.
     """
 
+    _states: list[Tensor]  # (b, T, d) each, of this process's rollouts
+
     def __init__(
-        self, *args, window: int = WINDOW, stride: int = STRIDE, eps: float = EPS, **kwargs
-    ):
+        self,
+        *args: Theirs,
+        window: int = WINDOW,
+        stride: int = STRIDE,
+        eps: float = EPS,
+        **kwargs: Theirs,
+    ) -> None:
         span_bounds(0, window, stride)  # raises for these
-        self.options = dict(
-            window=window, stride=stride, eps=eps, closest=race, distances=token_distances
+        self.window = window
+        self._weights_of_group = partial(
+            shear_weights,
+            window=window,
+            stride=stride,
+            eps=eps,
+            distances=token_distances,
+            closest=race,
         )
         self._keep_next_pass = False
         super().__init__(*args, **kwargs)
-        if (
-            self.importance_sampling_level != "token"
-        ):  # such a ratio's gradient sees the sum of a rollout's weights
-            level = f"importance_sampling_level={self.importance_sampling_level!r}"
+        # A ratio per sequence has a gradient that sees the sum of a rollout's weights.
+        if self.importance_sampling_level != "token":
             raise ValueError(
-                f"{level} gives all tokens of a rollout one ratio and discards their credit; use "
-                "'token'"
+                f"importance_sampling_level={self.importance_sampling_level!r} gives all tokens of "
+                "a rollout one ratio and discards their credit; use 'token'"
             )
         parallelism = self.accelerator.parallelism_config
         if parallelism and (parallelism.cp_enabled or parallelism.sp_enabled):
@@ -71,15 +87,21 @@ class ShearGRPOTrainer(GRPOTrainer):
                 "model: SHEAR's scoring pass takes no images; give a model of text alone"
             )
 
-    def _calculate_rewards(self, *args, **kwargs) -> Tensor:
+    def _calculate_rewards(self, *args: Theirs, **kwargs: Theirs) -> Tensor:
         """TRL's, (rollouts of all processes, reward functions)."""
         rewards = super()._calculate_rewards(*args, **kwargs)
         self._verdicts = rewards[:, 0]  # NaN where the function returned None
         return rewards
 
     def _get_per_token_logps_and_entropies(
-        self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
-    ):
+        self,
+        model: torch.nn.Module,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        *args: Theirs,
+        **kwargs: Theirs,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """TRL's. The policy's first pass after sampling leaves its states (b, T, d), chunk by
         chunk, on the CPU.
         """
@@ -90,8 +112,8 @@ class ShearGRPOTrainer(GRPOTrainer):
         self._keep_next_pass = False
         self._states = []
 
-        def keep(module, inputs, output):
-            self._states.append(output.last_hidden_state[:, -logits_to_keep:].detach().cpu())
+        def keep(module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
+            self._states.append(output["last_hidden_state"][:, -logits_to_keep:].detach().cpu())
 
         causal = self.accelerator.unwrap_model(model)
         if hasattr(causal, "get_base_model"):  # PEFT's
@@ -104,32 +126,32 @@ class ShearGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
         """TRL's, in training with advantages (B, T)."""
-        self._keep_next_pass = self.model.training
+        model: Theirs = self.model
+        self._keep_next_pass = model.training
         batch = super()._generate_and_score_completions(inputs)
-        if not self.model.training:
+        if not model.training:
             return batch
-        if (
-            "old_per_token_logps" not in batch
-        ):  # the policy has not scored them; PEFT's reference may have
+        # A pass over the rollouts, unless the policy has scored them (PEFT's reference may have).
+        if "old_per_token_logps" not in batch:
             self._keep_next_pass = True
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             attended = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-            sizes = batch["completion_ids"].shape[1], self.args.per_device_train_batch_size
-            with (
-                torch.no_grad(),
-                disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
-            ):
-                self._get_per_token_logps_and_entropies(self.model, ids, attended, *sizes)
+            width = batch["completion_ids"].shape[1]
+            checkpointing: Theirs = self.args.gradient_checkpointing_kwargs
+            with torch.no_grad(), disable_gradient_checkpointing(model, checkpointing):
+                self._get_per_token_logps_and_entropies(
+                    model, ids, attended, width, self.args.per_device_train_batch_size
+                )
         mask = (batch["completion_mask"] * batch.get("tool_mask", 1)).bool()  # (B, T)
-        length, window = mask.sum(1).median(), self.options["window"]
-        if not self.state.global_step and length <= window:
-            said = (
+        length = mask.sum(1).median()
+        if not self.state.global_step and length <= self.window:
+            warnings.warn(
                 f"the median response, {length} tokens, is one span, whose weights are equal; "
-                f"lower window {window}"
+                f"lower window {self.window}",
+                stacklevel=2,
             )
-            warnings.warn(said, stacklevel=2)
         omega = self._token_weights(mask)
-        self._states = None
+        self._states = []
         counts = mask & (batch["advantages"] != 0)[:, None]  # (B, T)
         sums = gather(torch.stack([omega[counts].sum(), counts.sum()])[None]).sum(0)
         self._metrics["train"]["shear/weight"].append((sums[0] / sums[1].clamp_min(1)).item())
@@ -138,7 +160,8 @@ class ShearGRPOTrainer(GRPOTrainer):
 
     def _token_weights(self, mask: Tensor) -> Tensor:
         """omega (B, T) of this process's rollouts, from the whole groups that they belong to."""
-        size = self.num_generations
+        size = self.num_generations  # G
+        assert size  # which GRPOConfig sets
         rows, width = mask.shape
         begin = self.accelerator.process_index * rows  # of my rollouts among all
         start = begin // size * size  # of my groups
@@ -152,12 +175,10 @@ class ShearGRPOTrainer(GRPOTrainer):
         for first in range(start, end, size):
             group = slice(first - start, first - start + size)
             verdicts = self._verdicts[first : first + size]  # (G,)
-            inside = (
-                masks[group].to(mask.device) & ~verdicts.isnan()[:, None]
-            )  # (G, T), on either side
-            weights = shear_weights(
-                states[group].to(mask.device), inside, verdicts > 0.5, **self.options
-            )
+            graded = ~verdicts.isnan()[:, None]  # (G, 1)
+            inside = masks[group].to(mask.device) & graded  # (G, T), on either side
+            hidden = states[group].to(mask.device)  # (G, T, d)
+            weights = self._weights_of_group(hidden, inside, verdicts > 0.5)
             omega[group] = torch.where(inside, weights, 1.0)
         return omega[begin - start :][:rows, :width]
 

@@ -21,7 +21,9 @@ rollouts of each prompt.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import transfer_queue as tq
@@ -63,35 +65,41 @@ class ShearEngine(FSDPEngineWithLMHead):
     response).
     """
 
-    _groups = None  # of the pass under way
+    _groups: "Groups | None" = None  # of the pass under way
 
-    def _build_module(self):
+    def _build_module(self) -> torch.nn.Module:
         self.model_config.model_type = "language_model"  # verl builds this and value models alone
         return super()._build_module()
 
-    def infer_batch(self, data: TensorDict, loss_function=None) -> dict:
+    def infer_batch(self, data: TensorDict, loss_function: Callable | None = None) -> dict:
         """verl's; all rollouts of each prompt must be in data."""
         settings = tu.get_non_tensor_data(data, "shear", default=None)
         if settings is None:
             return super().infer_batch(data, loss_function)
-        self._groups = Groups(data, **settings)
+        groups = Groups(data, **settings)
+        self._groups = groups
         data["row"] = torch.arange(len(data))
-        causal = getattr(self.module, "_fsdp_wrapped_module", self.module)  # FSDP1's
+        causal = self.module
+        if hasattr(causal, "_fsdp_wrapped_module"):  # FSDP1's
+            causal = causal._fsdp_wrapped_module
         if hasattr(causal, "get_base_model"):  # PEFT's
             causal = causal.get_base_model()
         hook = causal.base_model.register_forward_hook(self._keep)
         try:
             outputs = super().infer_batch(data, loss_function)
-            outputs["model_output"]["shear_weights"] = nested(self._groups.omega)
+            weights = [groups.omega[row] for row in range(len(data))]
+            outputs["model_output"]["shear_weights"] = nested(weights)
             return outputs
         finally:
             hook.remove()
             self._groups = None
 
-    def _keep(self, module, inputs, output) -> None:
+    def _keep(self, module: torch.nn.Module, inputs: tuple, output: tuple) -> None:
         self._states = output[0]  # of the micro-batch, packed (1, N, d) or padded (b, P + T, d)
 
-    def forward_step(self, micro_batch: TensorDict, loss_function, forward_only: bool):
+    def forward_step(
+        self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool
+    ) -> tuple:
         """verl's; here its autocast, in which distances would be rounded, is over."""
         result = super().forward_step(micro_batch, loss_function, forward_only)
         if self._groups is not None:
@@ -108,37 +116,39 @@ class ShearEngine(FSDPEngineWithLMHead):
 
 
 class Groups:
-    """The weights `omega` of a rank's rollouts, a list of (T,), made prompt by prompt from their
-    states.
-    """
+    """The weights of a rank's rollouts, made prompt by prompt from their states."""
 
-    def __init__(self, data: TensorDict, verdict: str | None, **options):
-        self.options = options
+    def __init__(
+        self, data: TensorDict, *, verdict: str | None, window: int, stride: int, eps: float
+    ) -> None:
+        self.weights_of = partial(
+            shear_weights,
+            window=window,
+            stride=stride,
+            eps=eps,
+            distances=token_distances,
+            closest=race,
+        )
         self.masks = data["response_mask"].unbind()
         self.correct = verdicts(data, verdict) > 0.5  # (B,)
-        self.omega = [None] * len(self.masks)
-        self.states = {}  # row -> (T, d), until its group is complete
-        self.groups = {}  # uid -> rows
+        self.omega: dict[int, Tensor] = {}  # row -> (T,), from when its group is complete
+        self.states: dict[int, Tensor] = {}  # row -> (T, d), until then
+        self.groups: dict[str, list[int]] = {}  # uid -> rows
         self.uids = [str(uid) for uid in tu.get(data, "uid")]
         for row, uid in enumerate(self.uids):
             self.groups.setdefault(uid, []).append(row)
 
     def add(self, row: int, states: Tensor) -> None:
         """Takes a rollout's states (P + T, d). The last one of a prompt completes its group."""
-        self.states[row] = states[
-            len(states) - len(self.masks[row]) :
-        ].clone()  # or the micro-batch's would stay
+        start = len(states) - len(self.masks[row])
+        self.states[row] = states[start:].clone()  # a view would keep the whole micro-batch's
         group = self.groups[self.uids[row]]
         if not self.states.keys() >= set(group):
             return
         hidden = pad_sequence([self.states.pop(i) for i in group], batch_first=True)  # (G, T, d)
-        mask = pad_sequence([self.masks[i] for i in group], batch_first=True).to(
-            hidden.device
-        )  # (G, T)
+        mask = pad_sequence([self.masks[i] for i in group], batch_first=True)  # (G, T)
         correct = self.correct[group].to(hidden.device)
-        omega = shear_weights(
-            hidden, mask, correct, closest=race, distances=token_distances, **self.options
-        )
+        omega = self.weights_of(hidden, mask.to(hidden.device), correct)
         for i, weights in zip(group, omega, strict=True):
             self.omega[i] = weights[: len(self.masks[i])]
 
@@ -167,7 +177,7 @@ def nested(rows: list[Tensor]) -> Tensor:
 class ShearTrainer(PPOTrainerSync):
     """verl's synchronous trainer. ValueError for what it refuses."""
 
-    def __init__(self, config: DictConfig):
+    def __init__(self, config: DictConfig) -> None:
         refuse(config)
         settings = OmegaConf.merge(
             OmegaConf.structured(VerlSettings), config.trainer.v1.get("shear", {})
@@ -182,8 +192,12 @@ class ShearTrainer(PPOTrainerSync):
         super().__init__(config)
 
     def _balance_batch(
-        self, batch: KVBatchMeta, metrics: dict, logging_prefix="global_seqlen", **kwargs
-    ):
+        self,
+        batch: KVBatchMeta,
+        metrics: dict,
+        logging_prefix: str = "global_seqlen",
+        **kwargs: object,
+    ) -> KVBatchMeta:
         """verl's, and then whole prompts move. Rollouts of a prompt are adjacent."""
         batch = super()._balance_batch(batch, metrics, logging_prefix, **kwargs)
         batch.reorder(sorted(range(len(batch)), key=batch.keys.__getitem__))
@@ -211,7 +225,7 @@ class ShearTrainer(PPOTrainerSync):
         """
         rollout = self.config.actor_rollout_ref.rollout
         extra = dict(shear=OmegaConf.to_container(self.config.trainer.v1.shear))
-        tokens = Counter()
+        tokens: Counter[str] = Counter()
         for prompt, tag in zip(prompts_of(batch), batch.tags, strict=True):
             tokens[prompt] += tag["seq_len"]
         if (
@@ -229,11 +243,13 @@ class ShearTrainer(PPOTrainerSync):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """verl's, times omega."""
         batch = super()._compute_advantage(batch, metrics)
-        fields = ["advantages", "shear_weights", "response_mask"]
         data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=["advantages", "shear_weights", "response_mask"],
         )
-        advantages, omega = data["advantages"].unbind(), data["shear_weights"].unbind()
+        advantages = data["advantages"].unbind()
+        omega = data["shear_weights"].unbind()
         counts = data["response_mask"].values().bool() & (data["advantages"].values() != 0)
         metrics["shear/weight"] = (
             data["shear_weights"].values()[counts].mean().item() if counts.any() else 0.0
@@ -250,7 +266,8 @@ def prompts_of(batch: KVBatchMeta) -> list[str]:
 
 def refuse(config: DictConfig) -> None:
     """Raises ValueError where weights cannot be made, or would be lost."""
-    estimator, actor = config.algorithm.adv_estimator, config.actor_rollout_ref.actor
+    estimator = config.algorithm.adv_estimator
+    actor = config.actor_rollout_ref.actor
     if estimator != AdvantageEstimator.GRPO:
         raise ValueError(
             f"algorithm.adv_estimator={estimator}: SHEAR multiplies GRPO's advantages; give grpo"
@@ -266,7 +283,7 @@ def refuse(config: DictConfig) -> None:
             "one"
         )
     if actor.policy_loss.loss_mode == "geo_mean":
-        loss = "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean"
         raise ValueError(
-            f"{loss} averages a rollout's advantages and discards their credit; give vanilla"
+            "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean averages a rollout's "
+            "advantages and discards their credit; give vanilla"
         )

@@ -35,9 +35,9 @@ which only the numbers are kept; `arca`, whose weights need a trained adapter, w
 has (`lora.save_merged` merges it).
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -45,6 +45,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
 from credit.measures import around, auc, effective_weights, localisation, peak, shares_by_part
@@ -73,8 +74,8 @@ def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
 def measure(
     config: TrainConfig,
     task: Task,
-    model,
-    tokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     problems: list[dict],
     methods: dict[str, Credit],
     continuations: int,
@@ -85,20 +86,19 @@ def measure(
     """
     policy = Policy(model, layout=packing_of(model))
     context = credit_context(config, policy, tokenizer, task, step=0)
-    lines, mixed = [], 0
+    lines = []
+    mixed = 0
     for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
         torch.manual_seed(seed_of(config.seed, index))
         group = sampled(config, task, model, tokenizer, problem)
         if not group.mixed:
             continue
         mixed += 1
-        ends = [
-            line_ends(text, len(ids))[:-1]
-            for text, ids in zip(group.texts, group.responses, strict=True)
-        ]
-        group = continued(
-            dataclasses.replace(group, ends=ends), continuations, config, task, model, tokenizer
-        )
+        ends = []
+        for text, ids in zip(group.texts, group.responses, strict=True):
+            ends.append(line_ends(text, len(ids))[:-1])
+        group = replace(group, ends=ends)
+        group = continued(group, continuations, config, task, model, tokenizer)
         batch = scored(group, policy, tokenizer, context.temperature, context.micro_tokens)
         weights = {name: weights_of(batch, context, credit) for name, credit in methods.items()}
         lines += line_stats(group, batch.advantages, weights)
@@ -139,17 +139,14 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
         ends = [*group.ends[row], len(group.responses[row])]
         values = [*map(value_of, group.continued[row]), (score, 0.0)]
         for (start, before), (end, after) in pairwise(zip(ends, values, strict=True)):
-            means = {
-                name: of_tokens[row, start:end].mean().item() for name, of_tokens in weights.items()
-            }
-            credit = {name: mean * advantages[row].item() for name, mean in means.items()}
-            line = {
-                "advantage": after[0] - before[0],
-                "noise": after[1] + before[1],
-                "credit": credit,
-            }
-            if not math.isnan(line["advantage"]):
-                lines.append(line)
+            advantage = after[0] - before[0]
+            if math.isnan(advantage):
+                continue
+            credit = {}
+            for name, of_tokens in weights.items():
+                credit[name] = of_tokens[row, start:end].mean().item() * advantages[row].item()
+            noise = after[1] + before[1]
+            lines.append({"advantage": advantage, "noise": noise, "credit": credit})
     return lines
 
 
@@ -188,13 +185,14 @@ def against_truth(
     errors = torch.cat([true_errors(batch, task, context.tokenizer) for batch in batches])  # (B, 2)
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
-    has = {
-        "adapter": None,
-        "prm": context.prm,
-        "rephrase": task.rephrase,
-    }  # no saved model has an adapter
-    for need in [name for name in has if not has[name]]:
-        if absent := [name for name in methods if name in needing(need)]:
+    lacks = ["adapter"]  # no saved model has one
+    if not context.prm:
+        lacks.append("prm")
+    if not task.rephrase:
+        lacks.append("rephrase")
+    for need in lacks:
+        absent = [name for name in methods if name in needing(need)]
+        if absent:
             left_out.append(f"{', '.join(absent)} against the truth: needs {NEEDS[need]}")
             methods = [name for name in methods if name not in absent]
     if localisation(mask.float(), mask, errors) is None:
@@ -211,9 +209,9 @@ def against_truth(
     group = torch.arange(len(batches)).repeat_interleave(
         torch.tensor([len(batch.rewards) for batch in batches])
     )
-    results = {"methods": {}, "settings": {}}
+    results: dict[str, dict[str, dict]] = {"methods": {}, "settings": {}}
     for part, name, credit, shear in tqdm(runs, "methods and settings", leave=False, disable=None):
-        changed = dataclasses.replace(context, shear=shear)
+        changed = replace(context, shear=shear)
         of_batches = [weights_of(batch, changed, credit) for batch in batches]
         weights = cat_padded(of_batches)  # (B, T)
         results[part][name] = placed(weights, mask, errors, group, window)
@@ -226,19 +224,19 @@ def placed(weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window:
     """Where weights (B, T) lie around the first errors (B, 2) of rollouts whose groups are `group`
     (B,).
     """
-    place = localisation(weights, mask, errors) | {"peak": peak(weights, mask, errors)}
+    found = localisation(weights, mask, errors)
+    assert found is not None  # there are tokens before and after an error: these are known
+    place: dict = {**found, "peak": peak(weights, mask, errors)}
     last_wrong = torch.where(errors[:, 0] >= window, errors[:, 1] - 1, -1)  # (B,)
     place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * window), window)
     place["around"] = around(weights, mask, errors[:, 0], 2 * window)
     position = torch.arange(mask.shape[1]).expand_as(mask)
     counts = mask & (errors[:, :1] >= 0)  # (B, T)
-    parts = (
-        (position >= errors[:, :1])[counts],
-        group[:, None].expand_as(mask)[counts],
-    )  # (n,), (n,)
-    aucs = auc_without_each(weights[counts], *parts)  # (1 + groups,)
+    after = (position >= errors[:, :1])[counts]  # (n,)
+    group_of = group[:, None].expand_as(mask)[counts]  # (n,)
+    aucs = auc_without_each(weights[counts], after, group_of)  # (1 + groups,)
     place["auc_half"] = half_width(aucs)
-    more = aucs - auc_without_each(position[counts], *parts)
+    more = aucs - auc_without_each(position[counts], after, group_of)
     place["over_position"] = [float(more[0]), half_width(more)]
     least = torch.stack(
         [weights[group == own][mask[group == own]].min() for own in range(int(group.max()) + 1)]
@@ -292,20 +290,17 @@ def half_risen(curve: list[float | None], window: int) -> int | None:
 
 def changes_of(shear: Shear, options: Sequence[str]) -> dict[str, tuple[Credit, Shear]]:
     """SHEAR with one setting or option changed at a time."""
+    others = {}
+    for factor in (2, 4, 8):
+        window = max(1, shear.window * factor // 3)
+        stride = min(shear.stride, window)
+        others[f"window {window}, stride {stride}"] = replace(shear, window=window, stride=stride)
+    for stride in (max(1, shear.stride // 2), min(2 * shear.stride, shear.window)):
+        others[f"stride {stride}"] = replace(shear, stride=stride)
+    for eps in (shear.eps / 5, shear.eps * 5):
+        others[f"eps {eps:g}"] = replace(shear, eps=eps)
     plain = Credit("shear", tuple(options))
-    thirds = [max(1, shear.window * factor // 3) for factor in (2, 4, 8)]
-    settings = {}
-    for changed in (
-        *({"window": window, "stride": min(shear.stride, window)} for window in thirds),
-        {"stride": max(1, shear.stride // 2)},
-        {"stride": min(2 * shear.stride, shear.window)},
-        {"eps": shear.eps / 5},
-        {"eps": shear.eps * 5},
-    ):
-        other = dataclasses.replace(shear, **changed)
-        if other != shear:
-            name = ", ".join(f"{name} {value:g}" for name, value in changed.items())
-            settings[name] = plain, other
+    settings = {name: (plain, other) for name, other in others.items() if other != shear}
     values = options_of("shear", options)
     for name in ("pool", "reading", "distance"):
         for choice in METHODS["shear"].options[name].choices:

@@ -89,7 +89,9 @@ from tasks.problems import BadInput
 
 EPS = Settings.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
-TRUTH = dict(max_iters=20_000, tol=1e-7)  # of the float64 solutions that they are checked against
+# of the float64 solutions that they are checked against
+TRUE_ITERS = 20_000
+TRUE_TOL = 1e-7
 
 
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
@@ -97,9 +99,8 @@ def main(argv: list[str] | None = None) -> None:
     """Measure all groups and print a table of each."""
     flags, others = parse_bench(argv)
     config = resolve(parse_train(others))
-    warnings.simplefilter(
-        "ignore"
-    )  # POT warns that it has not converged, which the table's errors show
+    # POT warns that it has not converged, which the table's errors show
+    warnings.simplefilter("ignore")
     device = torch.device(config.machine.device)
     name = f"CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
@@ -119,9 +120,8 @@ class States(NamedTuple):
     """Rollout groups that are measured together."""
 
     name: str
-    groups: list[
-        tuple[Tensor, Tensor, Tensor]
-    ]  # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
+    # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
+    groups: list[tuple[Tensor, Tensor, Tensor]]
     window: int = Settings.window
     stride: int = Settings.stride
 
@@ -145,8 +145,11 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
     BadInput.
     """
     ready = set_up(config, Ranks(0, 1, device))
-    task, model, tokenizer = ready.task, ready.model.eval().to(device), ready.tokenizer
-    policy, groups = Policy(model, layout=packing_of(model)), []
+    task = ready.task
+    tokenizer = ready.tokenizer
+    model = ready.model.eval().to(device)
+    policy = Policy(model, layout=packing_of(model))
+    groups = []
     torch.manual_seed(config.seed)
     for problem in task.heldout[: config.sampling.prompts_per_step]:
         group = prefixes.sampled(config, task, model, tokenizer, problem)
@@ -154,9 +157,9 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
             temperature = config.sampling.temperature
             micro_tokens = config.optimisation.micro_tokens
             batch = prefixes.scored(group, policy, tokenizer, temperature, micro_tokens)
-            groups.append(
-                (to_padded(batch.hidden, batch.rollouts.mask), batch.rollouts.mask, batch.correct)
-            )
+            assert batch.hidden is not None  # `scored` keeps them
+            mask = batch.rollouts.mask
+            groups.append((to_padded(batch.hidden, mask), mask, batch.correct))
     if not groups:
         none_mixed = "none of its groups holds right and wrong rollouts"
         raise BadInput(f"--model {config.model}: {none_mixed}; give another")
@@ -187,20 +190,34 @@ def plain_sinkhorn(pairs: Pairs) -> Tensor:
 
 def pot_batch(pairs: Pairs) -> Tensor:
     """POT's batch solver, 50 iterations in the log domain."""
-    options = dict(
-        reg=EPS, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl", grad="detach"
-    )
-    return ot.batch.solve_batch(pairs.costs, a=pairs.a, b=pairs.b, **options).value
+    return ot.batch.solve_batch(
+        pairs.costs,
+        a=pairs.a,
+        b=pairs.b,
+        reg=EPS,
+        max_iter=50,
+        tol=0.0,
+        method="log_sinkhorn",
+        reg_type="kl",
+        grad="detach",
+    ).value
 
 
 def pot_loop(pairs: Pairs) -> Tensor:
     """`ot.sinkhorn`, which `ot.sinkhorn2` calls, pair by pair with our limits; Eq. (10) of its
     plan.
     """
-    options = dict(method="sinkhorn_log", numItermax=Settings.max_iters, stopThr=Settings.tol)
     values = []
     for costs, a, b in zip(pairs.costs, pairs.a, pairs.b, strict=True):
-        plan = ot.sinkhorn(a, b, costs, EPS, **options)
+        plan = ot.sinkhorn(
+            a,
+            b,
+            costs,
+            EPS,
+            method="sinkhorn_log",
+            numItermax=Settings.max_iters,
+            stopThr=Settings.tol,
+        )
         density = plan / (a[:, None] * b)
         values.append((plan * costs).sum() + EPS * torch.xlogy(plan, density).sum())
     return torch.stack(values)
@@ -238,7 +255,12 @@ PEERS = {  # and which share of --pairs each solves: loops fewer, as they take l
 
 def two_sided(states: States) -> list[tuple[Side, Side]]:
     """The right and the wrong side of each group."""
-    return [two_sides(*group, states.window, states.stride) for group in states.groups]
+    sides = []
+    for hidden, mask, correct in states.groups:
+        both = two_sides(hidden, mask, correct, states.window, states.stride)
+        assert both is not None  # every group is mixed
+        sides.append(both)
+    return sides
 
 
 def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
@@ -263,28 +285,30 @@ def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: 
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def ours(states: States, found: list[Closest] | None = None) -> Tensor:
+def ours(states: States) -> Tensor:
     """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of
     all groups,).
     """
-    distances = []
+    return torch.cat([closest.of_right for closest in race_groups(states)])
+
+
+def race_groups(states: States) -> list[Closest]:
+    """What the race finds in each group, `of_right` over nbar."""
+    found = []
     for right, wrong in two_sided(states):
         nbar = mean_norm(torch.cat([right.states, wrong.states]))
         costs = token_distances(right.states, wrong.states)  # (N+, N-)
         closest = race(
             costs, right, wrong, EPS * nbar, max_iters=Settings.max_iters, tol=Settings.tol
         )
-        distances.append(closest.of_right / nbar)
-        if found is not None:
-            found.append(closest)
-    return torch.cat(distances)
+        found.append(closest._replace(of_right=closest.of_right / nbar))
+    return found
 
 
 def true_values(pairs: Pairs) -> Tensor:
     """(P,) float64, Eq. (10)."""
-    return sinkhorn(
-        pairs.costs.double(), pairs.a.double(), pairs.b.double(), eps=EPS, **TRUTH
-    ).value
+    costs, a, b = pairs.costs.double(), pairs.a.double(), pairs.b.double()
+    return sinkhorn(costs, a, b, eps=EPS, max_iters=TRUE_ITERS, tol=TRUE_TOL).value
 
 
 def relative_error(values: Tensor, truth: Tensor) -> str:
@@ -318,10 +342,12 @@ def table(states: States, flags: Bench) -> list[str]:
     """
     sides = two_sided(states)
     device = states.groups[0][0].device
-    found: list[Closest] = []
-    ours(states, found)
-    iterations = torch.cat([closest.iterations for closest in found])  # (pairs,)
-    solved = len(torch.cat([closest.error for closest in found]))
+    solved = 0
+    iterations: list[float] = []  # of all pairs
+    for closest in race_groups(states):
+        assert closest.iterations is not None and closest.error is not None  # the race counts
+        iterations += closest.iterations.tolist()
+        solved += len(closest.error)
     total = len(iterations)
     for right, wrong in sides:
         most = max(1, flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2)
@@ -342,7 +368,9 @@ def table(states: States, flags: Bench) -> list[str]:
     for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
         for column, (solve, count, _) in enumerate(solvers.values()):
             seconds[turn, column] = seconds_of(solve, device) * total / count  # of all pairs
-    medians, ratios, rows = np.median(seconds, 0), seconds / seconds[:, :1], []
+    medians = np.median(seconds, 0)
+    ratios = seconds / seconds[:, :1]
+    rows = []
     for column, (name, (solve, count, expected)) in enumerate(solvers.items()):
         times = ratios[:, column]
         row = {"": name, "s a group": f"{medians[column] / len(sides):.3g}"}
@@ -354,7 +382,7 @@ def table(states: States, flags: Bench) -> list[str]:
     about = (
         f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: "
         f"{len(sides)}; "
-        f"{solved / total:.1%} are solved to the end, {iterations.float().mean():.1f} iterations a "
+        f"{solved / total:.1%} are solved to the end, {np.mean(iterations):.1f} iterations a "
         "pair"
     )
     return [about, *tables.markdown(rows)]

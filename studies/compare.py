@@ -1,6 +1,6 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m studies.compare --steps 20                       # the embedded task, all rows that it
+    python -m studies.compare --steps 20                       # the embedded task, all arms that it
                                                                allows
     python -m studies.compare --methods grpo shear first       # some of them
     python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl   # any flags
@@ -8,16 +8,16 @@
     python -m studies.compare runs/A runs/B                    # nothing is trained: these runs in
                                                                one picture
 
-A row is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
+An arm is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
 `-wrong-X` (wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter
 of rank 16). `shear-mean1` and `grpo-wrong-.12` are controls: methods differ in the size of their
 steps, and in how much they punish.
 
-A trial is a row, a learning rate and a seed. Four stages run one after the other: `tune` tries
+A trial is an arm, a learning rate and a seed. Four stages run one after the other: `tune` tries
 half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further while
-the best lies at an end, or only `--rates`; `confirm` takes each row's best rate on `--seeds`. On
-the embedded task `cost` times a step of each row, and of GRPO by turns; `advantages` measures true
-token advantages at the start. Rows of a seed go from one start, or from starts made alike, and see
+the best lies at an end, or only `--rates`; `confirm` takes each arm's best rate on `--seeds`. On
+the embedded task `cost` times a step of each arm, and of GRPO by turns; `advantages` measures true
+token advantages at the start. Arms of a seed go from one start, or from starts made alike, and see
 the same problems. Finished trials are lines of `--rows`, which is only added to: the same command
 goes on where it was interrupted, and prints the table where nothing lacks. Other flags of train.py
 are another task, whose trials may go to the same file; trials of other code are not added to.
@@ -38,6 +38,7 @@ Left out: several GPUs, and the process reward model of a real one: run train.py
 
 import contextlib
 import hashlib
+import math
 import multiprocessing
 import os
 import re
@@ -58,27 +59,27 @@ from credit.table import METHODS, needing
 from harness.config import Count, PathFlag, Seeds, Texts, parse_study, spelled
 from tasks.rows import BadInput
 
-OPTIONS = {"sdpo": {"method_option": ("mix=0.9",)}}  # for a weak model
-CHANGES = {
+OPTIONS: dict[str, dict] = {"sdpo": {"method_option": ("mix=0.9",)}}  # for a weak model
+CHANGES: dict[str, dict] = {
     "mean1": {"rescale": "mean1"},
     "dynamic": {"dynamic_sampling": 4},
     "lora": {"lora_rank": 16},
 }
 TUNING = (100, 101)  # seeds
 SUFFIXES = "-mean1, -dynamic, -lora and -wrong-X"
-ROWS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
-ROWS += [name for name in METHODS if name not in ROWS and name not in needing("adapter")]
-ROWS += "grpo-dynamic shear-dynamic grpo-lora arca-lora".split()
-ROWS_HELP = (
-    f"Rows: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
-    + ", ".join(ROWS)
+ARMS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
+ARMS += [name for name in METHODS if name not in ARMS and name not in needing("adapter")]
+ARMS += "grpo-dynamic shear-dynamic grpo-lora arca-lora".split()
+ARMS_HELP = (
+    f"Arms: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
+    + ", ".join(ARMS)
 )
 
 
-def flags_of(row: str) -> dict:
-    """The flags of train.py that a row sets; raises BadInput for the name of none."""
-    method, *changes = re.split("-(?=mean1|dynamic|lora|wrong-)", row)
-    flags = {"method": method} | OPTIONS.get(method, {})
+def flags_of(arm: str) -> dict:
+    """The flags of train.py that an arm sets; raises BadInput for the name of none."""
+    method, *changes = re.split("-(?=mean1|dynamic|lora|wrong-)", arm)
+    flags: dict = {"method": method} | OPTIONS.get(method, {})
     try:
         METHODS[method]
         for change in changes:
@@ -86,7 +87,7 @@ def flags_of(row: str) -> dict:
             flags |= CHANGES[change] if scale == change else {"negative_scale": float(scale)}
     except (KeyError, ValueError) as error:
         raise BadInput(
-            f"--methods {row}: is no method of train.py with any of {SUFFIXES}; change it"
+            f"--methods {arm}: is no method of train.py with any of {SUFFIXES}; change it"
         ) from error
     return flags
 
@@ -95,18 +96,18 @@ def flags_of(row: str) -> dict:
 class Compare:
     """Train with every credit method, each at its own learning rate; one table.
 
-    Flags of train.py that are not set here can be added. Without any, all rows take some hours.
+    Flags of train.py that are not set here can be added. Without any, all arms take some hours.
     """
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Only folders of runs: nothing is trained, their curves go into one picture."""
-    methods: Annotated[Texts, tyro.conf.arg(help=ROWS_HELP)] = ()
+    methods: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
     seeds: Seeds = (0, 1, 2, 3, 4)
     """Seeds of the table."""
     tuning_seeds: Seeds = TUNING
     """Seeds that choose the learning rates."""
     rates: Annotated[tuple[float, ...], several(number(float, 1e-30))] = ()
-    """Learning rates to tune each row on, instead of half, one and two times the task's --lr and
+    """Learning rates to tune each arm on, instead of half, one and two times the task's --lr and
     further.
     """
     jobs: Count = 2
@@ -129,7 +130,6 @@ from scipy import stats
 from tqdm import tqdm
 
 import train
-from credit.batch import Batch
 from harness import files, parallel, report, tables
 from harness.config import TrainConfig, parse_train, refuse_flags
 from harness.launch import resolve, run_command
@@ -149,7 +149,7 @@ TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
 
 
-class Row(TypedDict):
+class Line(TypedDict):
     """A trial's line in --rows."""
 
     cell: str
@@ -160,7 +160,7 @@ class Row(TypedDict):
     seconds: NotRequired[float]
 
 
-class Tuned(Row):
+class Tuned(Line):
     """Of the stage `tune`."""
 
     stage: Literal["tune"]
@@ -174,7 +174,7 @@ class Located(TypedDict):
     auc_step: NotRequired[float | None]
 
 
-class Confirmed(Row):
+class Confirmed(Line):
     """Of the stage `confirm`."""
 
     stage: Literal["confirm"]
@@ -186,7 +186,7 @@ class Confirmed(Row):
     after: Located | None
 
 
-class Timed(Row):
+class Timed(Line):
     """Of the stage `cost`."""
 
     stage: Literal["cost"]
@@ -200,7 +200,7 @@ class Advantages(TypedDict):
     methods: dict[str, dict]
 
 
-class Continued(Row):
+class Continued(Line):
     """Of the stage `advantages`."""
 
     stage: Literal["advantages"]
@@ -208,20 +208,20 @@ class Continued(Row):
 
 
 class Cell(NamedTuple):
-    """A task by its flags of train.py, the learning rate in the middle of its grid, and the rows
+    """A task by its flags of train.py, the learning rate in the middle of its grid, and the arms
     that are tried.
     """
 
     flags: str
     lr: float
-    rules: list[str]
+    arms: list[str]
     tuning: Sequence[int] = TUNING  # seeds
     rates: Sequence[float] = ()  # in place of the grid's
 
 
 class Trial(NamedTuple):
-    """What tells a trial of a stage from the others; `cell` is a task's flags, `rule` a row of the
-    table.
+    """What tells a trial of a stage from the others, by its keys in the file; `cell` is a task's
+    flags, `rule` an arm.
     """
 
     cell: str
@@ -239,47 +239,55 @@ def main(argv: list[str] | None = None) -> None:
     config = parse_train(others)
     refuse_flags(config, OURS, "the trials set it")
     config = resolve(config)
-    rules = []
-    for rule in flags.methods or ROWS:
+    arms = []
+    for arm in flags.methods or ARMS:
         try:
-            settings_of_trial(rule, others)
-            rules.append(rule)
-        except BadInput:  # what the row needs and the task does not have
+            settings_of_trial(arm, others)
+            arms.append(arm)
+        except BadInput:  # the task lacks what the arm needs
             if flags.methods:
                 raise
     tuning = sorted(set(flags.tuning_seeds))
-    cell = Cell(shlex.join(others), config.optimisation.lr, rules, tuning, sorted(set(flags.rates)))
+    cell = Cell(shlex.join(others), config.optimisation.lr, arms, tuning, sorted(set(flags.rates)))
     if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
-        given, choose = (" ".join(map(str, seeds)) for seeds in (flags.seeds, tuning))
+        given = " ".join(map(str, flags.seeds))
         raise BadInput(
-            f"--seeds {given}: --tuning-seeds {choose} choose the rates, an interval needs two "
-            "others; give these"
+            f"--seeds {given}: --tuning-seeds {' '.join(map(str, tuning))} choose the rates, an "
+            "interval needs two others; give these"
         )
-    if "grpo" not in cell.rules:
-        raise BadInput(f"--methods {' '.join(cell.rules)}: all are compared with grpo; add it")
+    if "grpo" not in cell.arms:
+        raise BadInput(f"--methods {' '.join(cell.arms)}: all are compared with grpo; add it")
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if config.task == "embedded":
         stages |= {"cost": tuning[:1], "advantages": tuning}
     with files.without_leftovers(flags.rows.parent):
         flags.rows.parent.mkdir(parents=True, exist_ok=True)
         for stage, seeds in stages.items():
-            while trials := lacking(stage, rows_in(flags.rows), cell, seeds):
-                refuse_other_code(cell, flags.rows, trials)
-                units = [(stage, cell, part, flags.rows) for part in parts_of(trials, flags.jobs)]
-                with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
-                    trained = pool.imap_unordered(run_from_one_start, units)
-                    list(tqdm(trained, stage, len(units), disable=None))
-    rows = [
-        row
-        for row in rows_in(flags.rows)
-        if row["stage"] != "confirm" or row["seed"] in flags.seeds
-    ]
-    print("\n".join(tables.markdown(table_of(rows, cell))))
+            run_stage(stage, cell, seeds, flags.rows, flags.jobs)
+    trials = []
+    for trial in trials_in(flags.rows):
+        if trial["stage"] != "confirm" or trial["seed"] in flags.seeds:
+            trials.append(trial)
+    print("\n".join(tables.markdown(table_of(trials, cell))))
+
+
+def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
+    """The trials of a stage, until none lacks: a grid grows with its results."""
+    while True:
+        missing = lacking(stage, trials_in(path), cell, seeds)
+        if not missing:
+            break
+        refuse_other_code(cell, path, missing)
+        units = [(stage, cell, part, path) for part in parts_of(missing, jobs)]
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+            trained = pool.imap_unordered(run_from_one_start, units)
+            list(tqdm(trained, stage, len(units), disable=None))
 
 
 def draw(runs: Sequence[str]) -> None:
     """The training rewards of these runs, step by step; raises BadInput."""
-    path, curves = Path(runs[0]).parent / "compare.png", {}
+    path = Path(runs[0]).parent / "compare.png"
+    curves = {}
     for run in runs:
         rows = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
         rewards = [row["reward"] for row in rows if "step" in row]
@@ -288,7 +296,7 @@ def draw(runs: Sequence[str]) -> None:
     print(f"wrote {path}")
 
 
-def rows_in(path: Path) -> list[dict]:
+def trials_in(path: Path) -> list[dict]:
     """The trials that have run; raises BadInput for a file of something else."""
     apart = ["stage", "seconds", *Trial._fields]  # a trial may have been measured twice
     forms = Confirmed, Tuned, Timed, Continued
@@ -297,48 +305,64 @@ def rows_in(path: Path) -> list[dict]:
 
 def code_of_training() -> str:
     """A digest of the code that trains, which every trial's line has."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(path for folder in TRAINING for path in (root / folder).glob("*.py")):
+    paths: list[Path] = []
+    for folder in TRAINING:
+        paths += (Path(__file__).parents[1] / folder).glob("*.py")
+    digest = hashlib.sha256()
+    for path in sorted(paths):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def refuse_other_code(cell: Cell, path: Path, missing: list[Trial]) -> None:
-    """Raises BadInput if the task has trials of other code; rows before there were digests are not
-    told apart.
+    """Raises BadInput if the task has trials of other code; those without a digest are not told
+    apart.
     """
-    others = {row.get("code") for row in rows_in(path) if row["cell"] == cell.flags} - {
-        None,
-        code_of_training(),
-    }
+    of_task = [trial for trial in trials_in(path) if trial["cell"] == cell.flags]
+    others = {trial["code"] for trial in of_task if trial.get("code")} - {code_of_training()}
     if others:
         lacks = f"lacks {missing[0].rule} at seed {missing[0].seed}"
         reason = f"{lacks}, and its trials are of other code ({', '.join(sorted(others))})"
         raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
 
 
-def settings_of_trial(rule: str, others: list[str]) -> TrainConfig:
-    """train.py's settings of a row; raises BadInput."""
-    words = [word for name, value in flags_of(rule).items() for word in spelled(name, value)]
-    return resolve(parse_train([*others, *words]))
+def settings_of_trial(arm: str, others: list[str]) -> TrainConfig:
+    """train.py's settings of an arm; raises BadInput."""
+    words = list(others)
+    for name, value in flags_of(arm).items():
+        words += spelled(name, value)
+    return resolve(parse_train(words))
 
 
 # ---- which trials --------------------------------------------------------------------------------
 
 
-def lacking(stage: str, rows: list[dict], cell: Cell, seeds: list[int]) -> list[Trial]:
+def lacking(stage: str, trials: list[dict], cell: Cell, seeds: Sequence[int]) -> list[Trial]:
     """The trials of a stage that have not run."""
-    trials = []
-    for rule in (
-        ["grpo"] if stage == "advantages" else cell.rules
-    ):  # at the start one trial has the credit of all rows
-        rates = [chosen_rate(cell, rule, rows) if stage == "confirm" else cell.lr]
-        if stage == "tune":  # adapters need ten times the rate of the whole model
-            middle = 10 * cell.lr if "lora_rank" in flags_of(rule) else cell.lr
-            rates = cell.rates or grid(middle, mean_curves(cell, rule, rows))
-        trials += [Trial(cell.flags, seed, rule, lr) for lr in rates for seed in seeds]
-    ran = {Trial(*[row[name] for name in Trial._fields]) for row in rows if row["stage"] == stage}
-    return [trial for trial in trials if trial not in ran]
+    ran = {key_of(trial) for trial in trials if trial["stage"] == stage}
+    # at the start one trial has the credit of all arms
+    arms = ["grpo"] if stage == "advantages" else cell.arms
+    wanted = []
+    for arm in arms:
+        for lr in rates_of(stage, cell, arm, trials):
+            wanted += [Trial(cell.flags, seed, arm, lr) for seed in seeds]
+    return [trial for trial in wanted if trial not in ran]
+
+
+def key_of(trial: dict) -> Trial:
+    """Which trial a line of the file is of."""
+    return Trial(trial["cell"], trial["seed"], trial["rule"], trial["lr"])
+
+
+def rates_of(stage: str, cell: Cell, arm: str, trials: list[dict]) -> Sequence[float]:
+    """The learning rates of a stage's trials, by those that have run."""
+    if stage == "confirm":
+        return [chosen_rate(cell, arm, trials)]
+    if stage != "tune":
+        return [cell.lr]
+    # adapters need ten times the rate of the whole model
+    middle = 10 * cell.lr if "lora_rank" in flags_of(arm) else cell.lr
+    return cell.rates or grid(middle, mean_curves(cell, arm, trials))
 
 
 def grid(middle: float, curves: dict[float, float]) -> list[float]:
@@ -347,7 +371,7 @@ def grid(middle: float, curves: dict[float, float]) -> list[float]:
     """
     rates = [middle / 2, middle, middle * 2]
     while set(rates) <= set(curves):
-        best = max(rates, key=curves.get)
+        best = max(rates, key=curves.__getitem__)
         if best == rates[0] and best > LOWEST * middle:
             rates.insert(0, best / 2)
         elif best == rates[-1] and best < HIGHEST * middle:
@@ -357,19 +381,20 @@ def grid(middle: float, curves: dict[float, float]) -> list[float]:
     return rates
 
 
-def trials_of(rows: list[dict], stage: str, cell: str, rule: str) -> list[dict]:
-    """The rows of a stage, a task and a row of the table."""
-    return [row for row in rows if (row["stage"], row["cell"], row["rule"]) == (stage, cell, rule)]
+def trials_of(trials: list[dict], stage: str, cell: str, arm: str) -> list[dict]:
+    """Those of a stage, a task and an arm."""
+    key = {"stage": stage, "cell": cell, "rule": arm}
+    return [trial for trial in trials if trial.items() >= key.items()]
 
 
-def mean_curves(cell: Cell, rule: str, rows: list[dict]) -> dict[float, float]:
+def mean_curves(cell: Cell, arm: str, trials: list[dict]) -> dict[float, float]:
     """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all
     seeds have run.
     """
-    curves = {}
-    for row in trials_of(rows, "tune", cell.flags, rule):
-        if row["seed"] in cell.tuning and row["lr"] in (cell.rates or [row["lr"]]):
-            curves.setdefault(row["lr"], []).append(mean_reward(row))
+    curves: dict[float, list[float]] = {}
+    for trial in trials_of(trials, "tune", cell.flags, arm):
+        if trial["seed"] in cell.tuning and trial["lr"] in (cell.rates or [trial["lr"]]):
+            curves.setdefault(trial["lr"], []).append(mean_reward(trial))
     return {
         lr: statistics.mean(of_seeds)
         for lr, of_seeds in curves.items()
@@ -382,10 +407,10 @@ def mean_reward(trial: dict) -> float:
     return float(np.nanmean(np.array(trial["rewards"], dtype=float)))
 
 
-def chosen_rate(cell: Cell, rule: str, rows: list[dict]) -> float:
+def chosen_rate(cell: Cell, arm: str, trials: list[dict]) -> float:
     """The rate of the highest mean curve in the stage `tune`."""
-    curves = mean_curves(cell, rule, rows)
-    return max(curves, key=curves.get)
+    curves = mean_curves(cell, arm, trials)
+    return max(curves, key=curves.__getitem__)
 
 
 def parts_of(trials: list[Trial], jobs: int) -> list[list[Trial]]:
@@ -394,8 +419,11 @@ def parts_of(trials: list[Trial], jobs: int) -> list[list[Trial]]:
     """
     seeds = sorted({trial.seed for trial in trials})
     count = -(-jobs // len(seeds))  # of each seed
-    of_seeds = [[trial for trial in trials if trial.seed == seed] for seed in seeds]
-    return [part for own in of_seeds for first in range(count) if (part := own[first::count])]
+    parts = []
+    for seed in seeds:
+        own = [trial for trial in trials if trial.seed == seed]
+        parts += [own[first::count] for first in range(min(count, len(own)))]
+    return parts
 
 
 # ---- running them --------------------------------------------------------------------------------
@@ -405,7 +433,7 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
     """Trials of one seed, one after the other; each adds its line to the file."""
     stage, cell, trials, path = unit
     with tempfile.TemporaryDirectory() as out:
-        start = []  # flags: the first trial makes the start, the others load it
+        start: list[str] = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
             words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags), *start]
             words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
@@ -417,9 +445,8 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
             result["seconds"] = round(time.perf_counter() - began, 1)
             if Path(out, "0", "start").exists():
                 start = ["--task", config.task, "--model", f"{out}/0/start"]
-            files.append_rows(
-                path, [{"stage": stage, "code": code_of_training(), **trial._asdict(), **result}]
-            )
+            about = {"stage": stage, "code": code_of_training()}
+            files.append_rows(path, [about | trial._asdict() | result])
 
 
 @contextlib.contextmanager
@@ -447,18 +474,25 @@ def train_only(config: TrainConfig, cell: Cell) -> dict:
 def run_trial(config: TrainConfig, cell: Cell) -> dict:
     """The rewards of every step, held-out accuracy afterwards, and where credit went."""
     with started(config) as run:
-        before = located(run, 0)
+        before = train.evaluate(run, 0)
         count = config.optimisation.steps
         steps = [train.train_step(run, step)[0] for step in range(count)]
         torch.manual_seed(seed_of(config.seed, "evaluation"))
         sampled = accuracy(run)
-        after = located(run, count)
-    rewards = [round(step["reward"], 6) for step in steps]
-    means = {
-        name: round(float(np.nanmean([step[name] for step in steps])), 4)
-        for name in ("weight_mean", "ess")
+        after = train.evaluate(run, count)
+    return {
+        "rewards": [round(step["reward"], 6) for step in steps],
+        "sampled": sampled,
+        "weight_mean": mean_metric("weight_mean", steps),
+        "ess": mean_metric("ess", steps),
+        "before": before.get("localisation"),  # None on a task that does not know errors
+        "after": after.get("localisation"),
     }
-    return {"rewards": rewards, "sampled": sampled, **means, "before": before, "after": after}
+
+
+def mean_metric(name: str, steps: list[dict]) -> float:
+    """The mean of a metric over the steps that have it."""
+    return round(float(np.nanmean([step[name] for step in steps])), 4)
 
 
 def accuracy(run: Run) -> float:
@@ -473,41 +507,19 @@ def accuracy(run: Run) -> float:
     return float(np.nanmean(rewards_of(verdicts)))
 
 
-def located(run: Run, step: int) -> dict | None:
-    """`measures.localisation` of the method's weights in rollouts to held-out problems, where
-    errors are known.
-    """
-    if not run.task.first_error:
-        return None
-    config = run.config
-    sampling = config.sampling
-    torch.manual_seed(seed_of(config.seed, "evaluation"))
-    clock = report.Clock(run.ranks.device)
-    problems = run.task.heldout[: config.evaluation.eval_groups]
-    rollouts, verdicts = sample_and_grade(
-        run, problems, sampling.rollouts_per_prompt, sampling.temperature, clock
-    )
-    batch = Batch.of(rollouts, verdicts, problems)
-    train.add_credit(run, batch, step, clock)
-    credited = report.credit_vs_first_error(
-        run.tokenizer, run.task, batch, config.credit.method, config.shear
-    )
-    return credited["localisation"]
-
-
 def advantages_of(config: TrainConfig, cell: Cell) -> dict:
-    """`studies.advantages` of the start, for the rows that differ in credit and need no other model
+    """`studies.advantages` of the start, for the arms that differ in credit and need no other model
     for it.
     """
-    rules = {}
-    for rule in cell.rules:
-        flags = flags_of(rule)
+    arms = {}
+    for arm in cell.arms:
+        flags = flags_of(arm)
         needs = METHODS[flags["method"]].needs
         if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
-            rules[rule] = Credit(**flags)
+            arms[arm] = Credit(**flags)
     with started(config) as run:
         parts = run.config, run.task, run.actor.model, run.tokenizer
-        return {"advantages": measure(*parts, run.task.heldout[:GROUPS], rules, CONTINUATIONS)}
+        return {"advantages": measure(*parts, run.task.heldout[:GROUPS], arms, CONTINUATIONS)}
 
 
 def cost_of(config: TrainConfig, cell: Cell) -> dict:
@@ -520,15 +532,21 @@ def cost_of(config: TrainConfig, cell: Cell) -> dict:
         credit=Credit("grpo", prm=config.credit.prm),
         sampling=replace(config.sampling, dynamic_sampling=0),
     )
-    with started(config) as ours, started(other) as theirs:
-        seconds = [], []
+    ours: list[float] = []  # seconds of each step
+    theirs: list[float] = []
+    with started(config) as run, started(other) as run_of_grpo:
         for step in range(1 + TIMED):
-            for number, run in enumerate((ours, theirs)):
-                began = time.perf_counter()
-                train.train_step(run, step)
-                seconds[number].append(time.perf_counter() - began)
-    ours, theirs = (statistics.median(times[1:]) for times in seconds)  # the first step warms up
-    return {"step": round(ours, 3), "of_grpo": round(theirs, 3)}  # seconds
+            ours.append(seconds_of_step(run, step))
+            theirs.append(seconds_of_step(run_of_grpo, step))
+    medians = [statistics.median(times[1:]) for times in (ours, theirs)]  # the first warms up
+    return {"step": round(medians[0], 3), "of_grpo": round(medians[1], 3)}
+
+
+def seconds_of_step(run: Run, step: int) -> float:
+    """The time of a training step."""
+    began = time.perf_counter()
+    train.train_step(run, step)
+    return time.perf_counter() - began
 
 
 MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantages": advantages_of}
@@ -537,20 +555,21 @@ MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantag
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def outcome_by_seed(rows: list[dict], cell: str, rule: str, outcome: str) -> dict[int, float]:
+def outcome_by_seed(trials: list[dict], cell: str, arm: str, outcome: str) -> dict[int, float]:
     """Seed -> the `curve` or another outcome of the trials that are compared."""
-    trials = trials_of(rows, "confirm", cell, rule)
-    return {
-        row["seed"]: mean_reward(row) if outcome == "curve" else files.with_nan(row)[outcome]
-        for row in trials
-    }
+    outcomes = {}
+    for trial in trials_of(trials, "confirm", cell, arm):
+        value = mean_reward(trial) if outcome == "curve" else trial[outcome]
+        outcomes[trial["seed"]] = math.nan if value is None else value
+    return outcomes
 
 
 def differences(
-    rows: list[dict], cell: str, rule: str, other: str, outcome: str = "curve"
+    trials: list[dict], cell: str, arm: str, other: str, outcome: str = "curve"
 ) -> np.ndarray:
     """Of the seeds that both have run, (n,)."""
-    ours, theirs = (outcome_by_seed(rows, cell, name, outcome) for name in (rule, other))
+    ours = outcome_by_seed(trials, cell, arm, outcome)
+    theirs = outcome_by_seed(trials, cell, other, outcome)
     return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
 
 
@@ -558,44 +577,40 @@ def with_interval(values: np.ndarray) -> str:
     """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive."""
     mean = values.mean()
     half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
-    mean, low, high = (
-        f"{value:+.3f}".replace("0.", ".") for value in (mean, mean - half, mean + half)
-    )
-    return f"{mean} ({low} to {high}), {(values > 0).sum()}/{len(values)}"
+    text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})".replace("0.", ".")
+    return f"{text}, {(values > 0).sum()}/{len(values)}"
 
 
-def table_of(rows: list[dict], cell: Cell) -> list[dict[str, str]]:
-    """A line for each row of the table, of trials whose seeds are those of the table."""
-    rates = {rule: chosen_rate(cell, rule, rows) for rule in cell.rules}
-    rows = [row for row in rows if row["stage"] != "confirm" or row["lr"] == rates.get(row["rule"])]
-    at_start = [
-        row["advantages"]["methods"] for row in trials_of(rows, "advantages", cell.flags, "grpo")
-    ]
+def table_of(trials: list[dict], cell: Cell) -> list[dict[str, str]]:
+    """A line per arm, of trials whose seeds are those of the table."""
+    rates = {arm: chosen_rate(cell, arm, trials) for arm in cell.arms}
+    at_start = trials_of(trials, "advantages", cell.flags, "grpo")
+    confirmed = []  # of each arm those at its own rate
+    for arm in cell.arms:
+        for trial in trials_of(trials, "confirm", cell.flags, arm):
+            if trial["lr"] == rates[arm]:
+                confirmed.append(trial)
     table = []
-    for rule in cell.rules:
-        trials = trials_of(rows, "confirm", cell.flags, rule)
-        costs = [
-            row["step"] / row["of_grpo"] - 1 for row in trials_of(rows, "cost", cell.flags, rule)
-        ]
-        line = {"method": rule, "lr": f"{rates[rule]:g}"}
+    for arm in cell.arms:
+        own = trials_of(confirmed, "confirm", cell.flags, arm)
+        line = {"method": arm, "lr": f"{rates[arm]:g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
-            line[title] = (
-                f"{statistics.mean(outcome_by_seed(rows, cell.flags, rule, outcome).values()):.3f}"
-            )
-            of_grpo = differences(rows, cell.flags, rule, "grpo", outcome)
-            line[f"D, {title}"] = "" if rule == "grpo" else with_interval(of_grpo)
+            of_seeds = outcome_by_seed(confirmed, cell.flags, arm, outcome)
+            line[title] = f"{statistics.mean(of_seeds.values()):.3f}"
+            of_grpo = differences(confirmed, cell.flags, arm, "grpo", outcome)
+            line[f"D, {title}"] = "" if arm == "grpo" else with_interval(of_grpo)
         for title, name in (("AUC", "auc"), ("wrong step", "auc_step")):
-            both = [
-                [row[when][name] for row in trials if row[when]] for when in ("before", "after")
-            ]
-            line[title] = " / ".join(mean_of(values) for values in both)
+            before = [trial["before"][name] for trial in own if trial["before"]]
+            after = [trial["after"][name] for trial in own if trial["after"]]
+            line[title] = f"{mean_of(before)} / {mean_of(after)}"
         if at_start:  # which only the embedded task has
-            line["correlation"] = mean_of(
-                [methods.get(rule, {}).get("corrected") for methods in at_start]
-            )
-            line["extra cost"] = " ".join(f"{cost:+.0%}" for cost in costs)
-        line["weight"] = mean_of([row["weight_mean"] for row in trials])
-        line["share"] = mean_of([row["ess"] for row in trials])
+            methods = [trial["advantages"]["methods"].get(arm, {}) for trial in at_start]
+            line["correlation"] = mean_of([found.get("corrected") for found in methods])
+            costs = trials_of(trials, "cost", cell.flags, arm)
+            extra = [trial["step"] / trial["of_grpo"] - 1 for trial in costs]
+            line["extra cost"] = " ".join(f"{share:+.0%}" for share in extra)
+        line["weight"] = mean_of([trial["weight_mean"] for trial in own])
+        line["share"] = mean_of([trial["ess"] for trial in own])
         table.append(line)
     return table
 

@@ -81,9 +81,13 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
+from credit.reward_model import RewardModel
+from credit.shear_settings import ClosestSpan
 from fast.packing import packing_of
 from grpo import Policy
 from harness import files, report, tables
@@ -150,9 +154,9 @@ class Subject(NamedTuple):
     """What is diagnosed."""
 
     task: Task
-    model: torch.nn.Module
-    tokenizer: object
-    reward_model: tuple | None
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    reward_model: RewardModel | None
     groups: list[Prefixes]
 
 
@@ -168,62 +172,87 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
         subject = from_file(flags, config, decided)
     else:
         subject = from_model(flags, config, decided)
-    task, groups = subject.task, subject.groups
+    task = subject.task
+    groups = subject.groups
     mixed = [group for group in groups if group.mixed][: flags.groups]
     if not mixed:
         none_mixed = "none holds right and wrong rollouts; raise it, or change --rollouts"
         raise BadInput(f"--groups {flags.groups}: {none_mixed}")
     length = statistics.median(len(ids) for group in groups for ids in group.responses)
     print(report.span_note(length, config.shear), flush=True)
-    results = {"flags": decided, "paper": PAPER, "groups": len(groups), "mixed_groups": len(mixed)}
-    left_out = results["left_out"] = []
-    graded = [[score for score in group.scores if score is not None] for group in groups]
-    accuracies = np.array([np.mean(scores) for scores in graded if scores])
-    results["fig_10"] = figures.fig_10_accuracies(accuracies, out / "fig_10.png")
-    model = subject.model
-    policy = Policy(model, layout=packing_of(model))
+    accuracies = []
+    for group in groups:
+        graded = [score for score in group.scores if score is not None]
+        if graded:
+            accuracies.append(np.mean(graded))
+    left_out: list[str] = []
+    results: dict = {
+        "flags": decided,
+        "paper": PAPER,
+        "groups": len(groups),
+        "mixed_groups": len(mixed),
+        "left_out": left_out,
+        "fig_10": figures.fig_10_accuracies(np.array(accuracies), out / "fig_10.png"),
+    }
+    policy = Policy(subject.model, layout=packing_of(subject.model))
     context = credit_context(config, policy, subject.tokenizer, task, 0, subject.reward_model)
-    options = config.credit.method_option  # of SHEAR
-    # Both only where the truth is known: `first` solves every pair of spans.
-    shown_methods = ("shear", "grpo", "first", "oracle") if task.first_error else ("shear", "grpo")
-    batches, closest, samples, signals = [], [], [], defaultdict(list)
-    for group in tqdm(mixed, "hidden states and distances", leave=False, disable=None):
-        batch = read_states(group, context)
-        weights = {}  # (G, T) each
-        for name in shown_methods:
-            credit = Credit(name, options if name == "shear" else ())
-            weights[name] = weights_of(batch, context, credit)
-        closest.append(report.closest_in(batch, config.shear))
-        samples += report.sample_rows(
-            0, subject.tokenizer, task, batch, "shear", config.shear, weights
-        )
-        if task.first_error:  # kept, as all methods and settings read the hidden states again
-            batches.append(batch)
-            signals["surprisal"].append(-batch.log_probs)
-            for layer in flags.layers:
-                with up_to(layer, model):
-                    early = read_states(group, context)
-                of_layer = weights_of(early, context, Credit("shear", options))
-                signals[f"layer {layer}"].append(of_layer)
-    files.write_whole(out / "samples.jsonl", "".join(map(files.as_json, samples)))
-    results |= of_prefixes(flags, span_table(mixed, closest), left_out)
+    read = read_all(mixed, flags.layers, context, config.credit.method_option)
+    files.write_whole(out / "samples.jsonl", "".join(map(files.as_json, read.samples)))
+    results |= of_prefixes(flags, span_table(mixed, read.closest), left_out)
     if task.first_error:
-        methods = flags.methods or METHODS
-        results |= against_truth(list(methods), options, context, batches, signals, left_out)
+        methods = list(flags.methods or METHODS)
+        options = config.credit.method_option  # of SHEAR
+        results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
-    if methods := results.get("methods"):
-        curves = {
-            name: methods[name]["around"]
-            for name in ("shear", "position", "entropy")
-            if name in methods
-        }
+    placed = results.get("methods")
+    if placed:
+        shown = [name for name in ("shear", "position", "entropy") if name in placed]
+        curves = {name: placed[name]["around"] for name in shown}
         figures.weight_around_error(curves, out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
     print(
         f"figures and numbers are in {out}/\nnext: python -m studies.page {shlex.quote(str(out))}"
     )
+
+
+class Read(NamedTuple):
+    """What the hidden states of some groups say."""
+
+    batches: list[Batch]  # with states, where the task knows the first error
+    signals: dict[str, list[Tensor]]  # further weights, (G, T) of each of the batches
+    closest: list[list[list[ClosestSpan]]]  # of each group's rollouts
+    samples: list[dict]  # for the page
+
+
+def read_all(
+    groups: list[Prefixes], layers: Sequence[int], context: Context, options: tuple[str, ...]
+) -> Read:
+    """The groups' states, also after these decoder layers; `options` are SHEAR's."""
+    task = context.task
+    shear = Credit("shear", options)
+    read = Read([], defaultdict(list), [], [])
+    # Both only where the truth is known: `first` solves every pair of spans.
+    others = ("grpo", "first", "oracle") if task.first_error else ("grpo",)
+    for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
+        batch = read_states(group, context)
+        weights = {"shear": weights_of(batch, context, shear)}  # (G, T) each
+        for name in others:
+            weights[name] = weights_of(batch, context, Credit(name))
+        read.closest.append(report.closest_in(batch, context.shear))
+        read.samples.extend(
+            report.sample_rows(0, context.tokenizer, task, batch, "shear", context.shear, weights)
+        )
+        if task.first_error:  # kept, as all methods and settings read the hidden states again
+            read.batches.append(batch)
+            assert batch.log_probs is not None  # `read_states` fills them in
+            read.signals["surprisal"].append(-batch.log_probs)
+            for layer in layers:
+                with up_to(layer, context.policy.model):
+                    early = read_states(group, context)
+                read.signals[f"layer {layer}"].append(weights_of(early, context, shear))
+    return read
 
 
 def read_states(group: Prefixes, context: Context) -> Batch:
@@ -235,6 +264,7 @@ def read_states(group: Prefixes, context: Context) -> Batch:
 
 def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     """The model, and the groups of `--rollouts`."""
+    assert flags.rollouts and config.model  # which the task `math` needs
     outline, tokenizer = load_outline(config.model)
     template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
@@ -302,7 +332,8 @@ def of_prefixes(flags: Diagnose, spans: np.ndarray, left_out: list[str]) -> dict
 
 def summary(results: dict) -> list[str]:
     """Our numbers beside the paper's, and what of them cannot be compared."""
-    rows, legend = [], ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
+    rows: list[dict[str, str]] = []
+    legend = ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
 
     def add(what: str, *here: float | None, paper: str = "") -> None:
         rows.append({"": what, "here": shown(*here), "paper": shown(*PAPER.get(paper, ()))})
@@ -310,7 +341,8 @@ def summary(results: dict) -> list[str]:
     add("Fig. 10 groups with right and wrong rollouts", results["fig_10"]["mixed"], paper="fig_10")
     if "spans" in results:
         legend.append("Spearman: of continuation success and distance")
-        local, bins = results["fig_1b"], results["fig_9"]["bins"]
+        local = results["fig_1b"]
+        bins = results["fig_9"]["bins"]
         p = "-" if local["p"] is None else f"{local['p']:.0e}"
         aucs = [auc for auc in results["fig_3"]["auc"] if auc is not None] or [None]
         add(
@@ -343,48 +375,37 @@ def summary(results: dict) -> list[str]:
             )
             legend.append("the policy that sampled, so mean success hardly moves with position.")
         legend.append("-: too few prefixes, or all of them alike")
-    of_truth = truth_lines(results) if "methods" in results else []
-    return (
-        tables.with_legend(rows, *legend)
-        + of_truth
-        + [f"left out: {reason}" for reason in results["left_out"]]
-    )
+    lines = tables.with_legend(rows, *legend)
+    if "methods" in results:
+        lines += truth_lines(results)
+    return lines + [f"left out: {reason}" for reason in results["left_out"]]
 
 
 def truth_lines(results: dict) -> list[str]:
     """Credit against the true first error."""
     rows = []
-    settings = {
-        name if name in SIGNALS else f"shear, {name}": place
-        for name, place in results["settings"].items()
-    }
-    for name, place in (results["methods"] | settings).items():
+    places = dict(results["methods"])
+    for name, place in results["settings"].items():
+        places[name if name in SIGNALS else f"shear, {name}"] = place
+    for name, place in places.items():
         row = {"weights": name, "AUC": with_half(place["auc"], place["auc_half"])}
         row["over position"] = with_half(*place["over_position"])
         row["step"] = shown(place["auc_step"])
         row["weight, %"] = percents(place["shares"])
         row["above floor"] = percents(place["shares_above_floor"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
-        rows.append(
-            row | {"risen": "-" if place["half_risen"] is None else str(place["half_risen"])}
-        )
-    legend = [
-        "AUC: the chance that a token from the error on outweighs one before it; ± 90%, over groups"
-    ]
-    legend.append(
-        "over position: less the AUC of position alone; step: the wrong step against all others"
-    )
-    legend.append(
+        row["risen"] = "-" if place["half_risen"] is None else str(place["half_risen"])
+        rows.append(row)
+    return tables.with_legend(
+        rows,
+        "AUC: the chance that a token from the error on outweighs one before it; ± 90%, over "
+        "groups",
+        "over position: less the AUC of position alone; step: the wrong step against all others",
         "weight: its shares before, on and after the wrong step; above floor: less the group's "
-        "least weight"
+        "least weight",
+        "peak: tokens from the error's start to the largest weight, the median over rollouts",
+        "risen: where half of the weights' rise is done, 0 is the wrong step's last token",
     )
-    legend.append(
-        "peak: tokens from the error's start to the largest weight, the median over rollouts"
-    )
-    legend.append(
-        "risen: where half of the weights' rise is done, 0 is the wrong step's last token"
-    )
-    return tables.with_legend(rows, *legend)
 
 
 def with_half(value: float, half: float | None) -> str:

@@ -24,7 +24,7 @@ Left out: the paper's case studies and Fig. 11, the distances of two rollouts' s
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,12 +56,10 @@ rcParams.update({"lines.linewidth": 2, "lines.markersize": 4, "savefig.dpi": 160
 
 
 @contextmanager
-def drawn(
-    path: Path, width: float, height: float, columns: int = 1, **options
-) -> Iterator[Axes | np.ndarray]:
-    """The axes of a figure, which is then saved. (Not pyplot: needs no display and no backend.)"""
+def picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[Sequence[Axes]]:
+    """The panels of a figure, which is then saved. (Not pyplot: needs no display, no backend.)"""
     figure = Figure(figsize=(width, height), layout="constrained")
-    yield figure.subplots(1, columns, **options)
+    yield figure.subplots(1, columns, squeeze=False)[0]
     figure.savefig(path)
 
 
@@ -75,7 +73,7 @@ def correlation(x: np.ndarray, y: np.ndarray) -> dict[str, float | int | None]:
 
 def correlations(spans: np.ndarray) -> dict:
     """Success against distance, among all spans, and among those of right and of wrong rollouts."""
-    result = correlation(spans["distance"], spans["success"])
+    result: dict = correlation(spans["distance"], spans["success"])
     for name in SIDES:
         own = rows_of(name, spans)
         result[f"within_{name}"] = correlation(own["distance"], own["success"])
@@ -133,7 +131,7 @@ def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
     ends = ends[counts >= least]
     means = {name: mean_by(spans["end"], spans[name], ends) for name in ("success", "distance")}
     result = correlation(means["success"][0], means["distance"][0]) | {"ends": ends.tolist()}
-    with drawn(path, 10, 3.8, 2) as panels:
+    with picture(path, 10, 3.8, 2) as panels:
         for axes, label, (name, (mean, error)) in zip(
             panels, (SUCCESS, DISTANCE), means.items(), strict=True
         ):
@@ -175,7 +173,7 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
     """
     success, distance = changes(spans, least)
     result = correlation(success, distance)
-    with drawn(path, 5.4, 4.2) as axes:
+    with picture(path, 5.4, 4.2) as (axes,):
         jitter = np.random.default_rng(0).uniform(
             -least / 3, least / 3, len(success)
         )  # equal changes hide each other
@@ -189,8 +187,11 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
         )
         if len(success) >= 12:
             sixth = equal_bins(success, 6)
-            means = mean_by(sixth, success)[0], mean_by(sixth, distance)[0]
-            axes.plot(*means, "-o", color=INK, label="mean of a sixth of the events")
+            mean_success, _ = mean_by(sixth, success)
+            mean_distance, _ = mean_by(sixth, distance)
+            axes.plot(
+                mean_success, mean_distance, "-o", color=INK, label="mean of a sixth of the events"
+            )
             axes.legend()
         axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
@@ -217,7 +218,7 @@ def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
         success[side] = [rows_of(side, spans[bin_of == place - 1])["success"] for place in places]
         result[side] = list(map(len, success[side]))
     result["auc"] = list(map(auc, success["right"], success["wrong"]))
-    with drawn(path, 14, 4, 3) as (dots, boxes, line):
+    with picture(path, 14, 4, 3) as (dots, boxes, line):
         for sign, (side, (_, colour)) in zip((1, -1), SIDES.items(), strict=True):
             own = rows_of(side, spans)
             jitter = sign * np.random.default_rng(0).uniform(
@@ -233,15 +234,15 @@ def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
                 color=colour,
                 label=label,
             )
-            style = dict(
-                patch_artist=True, boxprops=dict(fc=colour), medianprops=dict(color="white"), sym=""
-            )
             boxes.boxplot(
                 success[side],
                 positions=places + 0.2 * sign,
                 widths=0.3,
                 manage_ticks=False,
-                **style,
+                patch_artist=True,
+                boxprops=dict(fc=colour),
+                medianprops=dict(color="white"),
+                sym="",
             )
         dots.set(
             xlabel=DISTANCE, ylabel=SUCCESS, title="Fig. 3: every span, right just above wrong"
@@ -272,7 +273,7 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
     places = np.arange(bin_of.max() + 1)
     shades = HEAT(np.linspace(0.4, 1, len(places)))
     result, names = [], []
-    with drawn(path, 9.6, 3.8, 2) as (left, right):
+    with picture(path, 9.6, 3.8, 2) as (left, right):
         for bin, shade in zip(places, shades, strict=True):
             own = spans[bin_of == bin]
             means = mean_by(equal_bins(own["distance"], 4), own["success"])[0].tolist()
@@ -325,7 +326,7 @@ def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> No
     """Mean weight of wrong rollouts' tokens at each distance from the true first error, over the
     curve's mean.
     """
-    with drawn(path, 6.2, 3.6) as axes:
+    with picture(path, 6.2, 3.6) as (axes,):
         for colour, (name, curve) in zip((RIGHT, INK, WRONG, FAINT), curves.items(), strict=False):
             values = np.array(curve, dtype=float)  # None becomes NaN
             axes.plot(
@@ -352,7 +353,7 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
     mixed = (values > 0) & (values < 1)
     share = float(counts[mixed].sum() / counts.sum())
     width = 0.8 * np.diff(values, append=values[-1] + 0.125).min()
-    with drawn(path, 5.4, 3.4) as axes:
+    with picture(path, 5.4, 3.4) as (axes,):
         axes.bar_label(
             axes.bar(values, counts, width, color=np.where(mixed, RIGHT, FAINT)), fontsize=8
         )
@@ -374,13 +375,13 @@ def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]
     Returns the mean over all steps.
     """
     colours = itertools.chain((INK, RIGHT, WRONG, FAINT), map("C{}".format, itertools.count()))
-    with drawn(path, 6.2, 3.6) as axes:
+    with picture(path, 6.2, 3.6) as (axes,):
         for colour, (name, rewards) in zip(colours, curves.items(), strict=False):
             steps = np.arange(1, rewards.shape[1] + 1)
             label = f"{name}, {len(rewards)} seeds" if len(rewards) > 1 else name
             axes.plot(steps, rewards.mean(0), color=colour, label=label)
             axes.fill_between(steps, rewards.min(0), rewards.max(0), color=colour, alpha=0.15, lw=0)
         axes.set(xlabel="step", ylabel="share of right answers, training batch", ylim=(0, 1))
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         axes.legend(loc="upper left")
     return {name: float(rewards.mean()) for name, rewards in curves.items()}

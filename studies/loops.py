@@ -50,6 +50,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,14 @@ import torch
 import trl
 from datasets import Dataset
 from huggingface_hub import constants
-from transformers import PrinterCallback, TrainerCallback
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl import GRPOConfig, GRPOTrainer
 
 from harness import parallel, tables
@@ -72,7 +80,6 @@ from shear import EPS
 from tasks.problems import BadInput
 from train import train_step
 
-TRAINERS = {"shear": ShearGRPOTrainer, "grpo": GRPOTrainer}
 PHASES = {  # TRL's methods: what has taken the time until each begins, and until it ends
     "_generate_single_turn": ("update", "generate"),
     "_calculate_rewards": ("score", "grade"),
@@ -90,13 +97,12 @@ def main(argv: list[str] | None = None) -> None:
     refuse_flags(config, "steps ranks dynamic_sampling lora_rank", "is not timed here")
     config = resolve(config)
     method = config.credit.method
-    if not config.model or method not in TRAINERS:
+    if not config.model or method not in ("shear", "grpo"):
         raise BadInput(f"--model {config.model} --method {method}: give a model, and shear or grpo")
     if config.shear.eps_unit == "raw":
         config = replace(config, shear=replace(config.shear, eps=EPS, eps_unit="nbar"))
-    warnings.simplefilter(
-        "ignore"
-    )  # transformers says that TRL names a flag as it was named before
+    # transformers says that TRL names a flag as it was named before
+    warnings.simplefilter("ignore")
     ranks = parallel.join(config.machine.device, config.machine.threads)
     ready = set_up(config, ranks)
     model = copy.deepcopy(ready.model)  # for TRL; `assemble` may wrap the layers of ours
@@ -111,23 +117,22 @@ def main(argv: list[str] | None = None) -> None:
     print("\n".join(phase_table(turns.ours[1:], turns.theirs[1:])))
 
 
-def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
+def trl_trainer(run: Run, model: PreTrainedModel, turns: int, folder: str) -> GRPOTrainer:
     """TRL's trainer of a model, with the run's recipe."""
     task = run.task
     sampling = run.config.sampling
     optimisation = run.config.optimisation
-    problems = [
-        problem
-        for turn in range(turns)
-        for problem in task.draw(turn, sampling.prompts_per_step, run.config.seed)
-    ]
+    problems = []
+    for turn in range(turns):
+        problems += task.draw(turn, sampling.prompts_per_step, run.config.seed)
     prompts = without_bos(run.tokenizer, map(task.prompt, problems))
-    references = [
-        json.dumps(problem[task.reference]) for problem in problems
-    ]  # text: a table has one type a column
+    # text: a table has one type per column
+    references = [json.dumps(problem[task.reference]) for problem in problems]
     dataset = Dataset.from_dict({"prompt": prompts, "reference": references})
 
-    def reward(completions: list[str], reference: list[str], **columns) -> list[float | None]:
+    def reward(
+        completions: list[str], reference: list[str], **columns: object
+    ) -> list[float | None]:
         return scores(task.grade, completions, list(map(json.loads, reference)))
 
     updates = sampling.prompts_per_step // optimisation.prompts_per_update  # of a generation
@@ -154,13 +159,15 @@ def trl_trainer(run: Run, model, turns: int, folder: str) -> GRPOTrainer:
         disable_tqdm=True,
         seed=run.config.seed,
     )
-    method = run.config.credit.method
     shear = run.config.shear
-    sizes = {}
-    if method == "shear":
-        sizes = {"window": shear.window, "stride": shear.stride, "eps": shear.eps}
-    data = dict(train_dataset=dataset, processing_class=run.tokenizer)
-    trainer = TRAINERS[method](model, reward, grpo_config, **data, **sizes)
+    make_trainer: Callable[..., GRPOTrainer] = GRPOTrainer
+    if run.config.credit.method == "shear":
+        make_trainer = partial(
+            ShearGRPOTrainer, window=shear.window, stride=shear.stride, eps=shear.eps
+        )
+    trainer = make_trainer(
+        model, reward, grpo_config, train_dataset=dataset, processing_class=run.tokenizer
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -170,8 +177,11 @@ class Turns(TrainerCallback):
     seconds by phase.
     """
 
-    def __init__(self, run: Run, trainer: GRPOTrainer):
-        self.run, self.trainer, self.ours, self.theirs = run, trainer, [], []
+    def __init__(self, run: Run, trainer: GRPOTrainer) -> None:
+        self.run = run
+        self.trainer = trainer
+        self.ours: list[dict[str, float]] = []
+        self.theirs: list[dict[str, float]] = []
         self.clock = Clock(run.ranks.device)
         for name, phases in PHASES.items():
             if hasattr(trainer, name):
@@ -181,7 +191,7 @@ class Turns(TrainerCallback):
     def timed(self, method: Callable, before: str, during: str) -> Callable:
         """The same method; the time until it begins, and until it ends, is that of two phases."""
 
-        def call(*args, **kwargs):
+        def call(*args: object, **kwargs: object) -> object:
             self.clock.lap(before)
             result = method(*args, **kwargs)
             self.clock.lap(during)
@@ -189,8 +199,15 @@ class Turns(TrainerCallback):
 
         return call
 
-    def on_step_end(self, args, state, control, **others) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **others: object,
+    ) -> None:
         """An update of TRL's is done."""
+        assert isinstance(args, GRPOConfig) and args.steps_per_generation
         if state.global_step % args.steps_per_generation:
             return
         self.clock.lap("update")
@@ -208,7 +225,8 @@ def phase_table(ours: list[dict], theirs: list[dict]) -> list[str]:
     """
     rows = []
     for name in (*NAMES, "a step", "tokens"):
-        here, there = values_of(ours, name), values_of(theirs, name)  # (turns,)
+        here = values_of(ours, name)  # (turns,)
+        there = values_of(theirs, name)  # (turns,)
         row = {
             "": name,
             "ours": f"{np.median(here):.3g}",
@@ -225,7 +243,7 @@ def phase_table(ours: list[dict], theirs: list[dict]) -> list[str]:
 def values_of(turns: list[dict], name: str) -> np.ndarray:
     """A column of the turns, (turns,)."""
     if name == "a step":
-        return sum(values_of(turns, phase) for phase in NAMES)
+        return np.sum([values_of(turns, phase) for phase in NAMES], 0)
     return np.array([turn.get(name, 0.0) for turn in turns])
 
 

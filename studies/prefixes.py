@@ -36,12 +36,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Batch
 from credit.salience import answer_places
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
-from grpo import Policy, Rollouts, cat_padded, log_probs, pad_id, pad_left, stop_ids
+from grpo import (
+    Policy,
+    Rollouts,
+    cat_padded,
+    decode,
+    log_probs,
+    pad_id,
+    pad_left,
+    stop_ids,
+)
 from harness.config import TrainConfig
 from harness.files import write_whole
 from harness.models import fast_rollout
@@ -51,14 +61,8 @@ from shear import span_bounds
 from tasks.problems import SURROGATE, BadInput, Task
 from tasks.rows import bad_input_on_error, check_is_file, json_lines
 
-SPANS = (
-    "rollout",
-    "number",
-    "right",
-    "end",
-    "distance",
-    "success",
-)  # columns of the table that figures take
+# columns of the table that figures take
+SPANS = "rollout", "number", "right", "end", "distance", "success"
 
 
 @dataclass(frozen=True)
@@ -73,9 +77,8 @@ class Prefixes:
     scores: list[float | None]
     reasons: list[str]  # of the scores
     ends: list[list[int]]  # lengths of each rollout's prefixes
-    continued: list[
-        list[list[float | None]]
-    ]  # scores of each prefix's continuations; empty where none were made
+    # scores of each prefix's continuations; empty where none were made
+    continued: list[list[list[float | None]]]
 
     @property
     def mixed(self) -> bool:
@@ -87,7 +90,13 @@ class Prefixes:
 
 
 def collect(
-    config: TrainConfig, count: int, continuations: int, out: Path, task: Task, model, tokenizer
+    config: TrainConfig,
+    count: int,
+    continuations: int,
+    out: Path,
+    task: Task,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> list[Prefixes]:
     """The groups of the first `count` held-out problems, from the folder `out` if they are there,
     else made and saved one by one.
@@ -110,7 +119,13 @@ def collect(
     return groups
 
 
-def sampled(config: TrainConfig, task: Task, model, tokenizer, problem: dict) -> Prefixes:
+def sampled(
+    config: TrainConfig,
+    task: Task,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problem: dict,
+) -> Prefixes:
     """G rollouts to a problem, graded."""
     rollouts = fast_rollout(
         model,
@@ -125,7 +140,12 @@ def sampled(config: TrainConfig, task: Task, model, tokenizer, problem: dict) ->
 
 
 def as_rollouts(
-    prompt: list[int], responses: list[list[int]], texts, truncated, tokenizer, device
+    prompt: list[int],
+    responses: list[list[int]],
+    texts: list[str],
+    truncated: list[bool],
+    tokenizer: PreTrainedTokenizerBase,
+    device: torch.device,
 ) -> Rollouts:
     """Ids as padded tensors."""
     pad = pad_id(tokenizer)
@@ -139,21 +159,24 @@ def as_rollouts(
 
 
 def as_group(
-    shear: Shear, tokenizer, problem: dict, rollouts: Rollouts, verdicts: list[Verdict]
+    shear: Shear,
+    tokenizer: PreTrainedTokenizerBase,
+    problem: dict,
+    rollouts: Rollouts,
+    verdicts: list[Verdict],
 ) -> Prefixes:
     """Rollouts as plain lists, with the lengths of their prefixes: those of their full spans within
     the reasoning.
     """
-    responses, ends = [], []
+    responses = []
+    ends = []
     for row, answer in enumerate(answer_places(tokenizer, rollouts)):
         ids = rollouts.ids[row][rollouts.mask[row]].tolist()
-        reasoning = (
-            answer.reasoning if answer else len(ids)
-        )  # without a box all tokens but the last
+        # without a box: all tokens but the last
+        reasoning = answer.reasoning if answer else len(ids)
+        spans = span_bounds(len(ids), shear.window, shear.stride)
         responses.append(ids)
-        ends.append(
-            [end for _, end in span_bounds(len(ids), shear.window, shear.stride) if end < reasoning]
-        )
+        ends.append([end for _, end in spans if end < reasoning])
     return Prefixes(
         problem=problem,
         prompt=rollouts.prompt_ids[0][rollouts.prompt_mask[0]].tolist(),
@@ -168,16 +191,20 @@ def as_group(
 
 
 def continued(
-    group: Prefixes, count: int, config: TrainConfig, task: Task, model, tokenizer
+    group: Prefixes,
+    count: int,
+    config: TrainConfig,
+    task: Task,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> Prefixes:
     """`count` completions of every prefix, graded: those of one length together, from the sampled
     ids.
     """
     stops = set(stop_ids(model, tokenizer))
-    scores = [[] for _ in group.ends]
-    for end in sorted(
-        set(itertools.chain.from_iterable(group.ends))
-    ):  # ascending, as each rollout's are
+    scores: list[list[list[float | None]]] = [[] for _ in group.ends]
+    lengths = sorted(set(itertools.chain.from_iterable(group.ends)))  # as each rollout's ascend
+    for end in lengths:
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
@@ -193,7 +220,7 @@ def continued(
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]
-            texts.append(tokenizer.decode(prefixes[place // count] + continuation))
+            texts.append(decode(tokenizer, prefixes[place // count] + continuation))
         verdicts = task.verdicts(
             [group.problem] * len(rows), dataclasses.replace(rollouts, texts=texts)
         )
@@ -206,13 +233,16 @@ def continued(
 # ---- solutions from a file -----------------------------------------------------------------------
 
 
-def given(file: str, shear: Shear, task: Task, tokenizer, context: float) -> list[Prefixes]:
+def given(
+    file: str, shear: Shear, task: Task, tokenizer: PreTrainedTokenizerBase, context: float
+) -> list[Prefixes]:
     """The solutions of `--rollouts`, encoded once: a group per problem, without continuations.
 
     A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one
     that is not, and for solutions that do not fit the model's `context`.
     """
-    blame, by_problem = f"--rollouts {file}", {}
+    blame = f"--rollouts {file}"
+    by_problem: dict[str, list[dict]] = {}
     with bad_input_on_error(blame, "give a UTF-8 JSON-lines file"):
         lines = json_lines(Path(file))
     for number, row in lines:
@@ -225,7 +255,7 @@ def given(file: str, shear: Shear, task: Task, tokenizer, context: float) -> lis
             )
         if row.get("label") not in (0, 1):
             raise BadInput(f'{blame}, line {number}: "label" is {row.get("label")!r}; give 0 or 1')
-        by_problem.setdefault(texts[0], []).append(row)
+        by_problem.setdefault(row["problem"], []).append(row)
     groups = []
     for text, rows in by_problem.items():
         problem = {"problem": text, task.reference: rows[0].get("answer")}
@@ -239,7 +269,9 @@ def given(file: str, shear: Shear, task: Task, tokenizer, context: float) -> lis
                 f"{context}"
             )
             raise BadInput(f"{blame}: {size}; leave it out")
-        rollouts = as_rollouts(prompt, responses, solutions, [False] * len(rows), tokenizer, "cpu")
+        truncated = [False] * len(rows)
+        device = torch.device("cpu")
+        rollouts = as_rollouts(prompt, responses, solutions, truncated, tokenizer, device)
         verdicts = [Verdict(float(row["label"]), "label") for row in rows]
         groups.append(as_group(shear, tokenizer, problem, rollouts, verdicts))
     return groups
@@ -249,7 +281,11 @@ def given(file: str, shear: Shear, task: Task, tokenizer, context: float) -> lis
 
 
 def scored(
-    group: Prefixes, policy: Policy, tokenizer, temperature: float, micro_tokens: int
+    group: Prefixes,
+    policy: Policy,
+    tokenizer: PreTrainedTokenizerBase,
+    temperature: float,
+    micro_tokens: int,
 ) -> Batch:
     """A group as credit methods see it, with hidden states."""
     device = policy.model.device
@@ -265,10 +301,11 @@ def scored(
 
 
 @contextmanager
-def up_to(layer: int, model) -> Iterator[None]:
+def up_to(layer: int, model: PreTrainedModel) -> Iterator[None]:
     """Inside, the model ends after that many decoder layers; its final norm stays."""
     base = model.base_model
     layers = base.layers
+    assert isinstance(layers, torch.nn.ModuleList)
     base.layers = layers[:layer]
     try:
         yield
@@ -282,7 +319,8 @@ def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -
 
     `closest` has the spans of each group's rollouts.
     """
-    rows, rollouts = [], 0
+    rows = []
+    rollouts = 0
     for number, group in enumerate(groups):
         for row, right in enumerate(group.scores):
             rollouts += 1

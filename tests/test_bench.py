@@ -15,7 +15,8 @@ FLAGS = bench.Bench(pairs=8, rounds=1)
 @pytest.fixture
 def small(monkeypatch):
     """A little group, and a truth that is soon found."""
-    monkeypatch.setattr(bench, "TRUTH", dict(max_iters=500, tol=1e-5))
+    monkeypatch.setattr(bench, "TRUE_ITERS", 500)
+    monkeypatch.setattr(bench, "TRUE_TOL", 1e-5)
     return synthetic(4, 8, 26, CPU)._replace(window=6, stride=3)
 
 

@@ -315,7 +315,7 @@ def test_the_page_has_what_the_rows_say():
     of them.
     """
     newest = ["taco", "cliff", "scapo", "own-side"]
-    others = [rule for rule in compare.ROWS if rule not in newest]
+    others = [rule for rule in compare.ARMS if rule not in newest]
     for file, rules in (("compare.jsonl", others), ("compare-newest.jsonl", ["grpo", *newest])):
         rows, cell = files.rows(DOCS / file), Cell("--steps 20", 1e-4, rules)
         assert {row["rule"] for row in rows if row["stage"] == "confirm"} == set(rules)
