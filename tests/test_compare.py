@@ -145,7 +145,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     one noise and their step; the first step of each run is slow, and so is an adapter's.
     """
     clock, noise, steps = [0], [], []
-    step, sampled, located = train.train_step, compare.sample_and_grade, compare.located
+    step, sampled, evaluate = train.train_step, compare.sample_and_grade, train.evaluate
 
     def train_step(run, number):
         clock[0] += 1 + bool(run.config.credit.lora_rank) if number else 9
@@ -157,7 +157,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
 
     monkeypatch.setattr(train, "train_step", train_step)
     monkeypatch.setattr(compare, "sample_and_grade", sample_and_grade)
-    monkeypatch.setattr(compare, "located", lambda *run: steps.append(run[1]) or located(*run))
+    monkeypatch.setattr(train, "evaluate", lambda *run: steps.append(run[1]) or evaluate(*run))
     monkeypatch.setattr(compare, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     command = [*SMALL.split(), "--methods", "grpo", "arca-lora", "--seeds", "1", "2"]
     command += ["--tuning-seeds", "7"]

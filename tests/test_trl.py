@@ -200,7 +200,10 @@ def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
         assert ratio.search(rows[name])
     assert bool(ratio.search(rows["weights"])) == (method == "shear")
     if method == "shear":
-        assert trainer.options.items() >= dict(window=12, stride=6, eps=0.05).items()
+        assert (
+            trainer._weights_of_group.keywords.items()
+            >= dict(window=12, stride=6, eps=0.05).items()
+        )
 
 
 def test_other_methods_are_not_timed(taught, assert_refused):
