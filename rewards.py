@@ -381,15 +381,14 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
         fence = FENCE.fullmatch(line)
         if opening and fence and len(fence["indent"]) > len(opening["indent"]) + 3:
             fence = None  # indented more deeply: part of the block
-        if fence and (
-            opening is None or (fence["language"] and fence["marks"] == opening["marks"])
-        ):
+        if fence and (not opening or (fence["language"] and fence["marks"] == opening["marks"])):
             opening = fence
             lines = []
         elif opening is None:
             continue
         elif (
-            fence
+            opening
+            and fence
             and fence["marks"].startswith(opening["marks"])
             and re.fullmatch(TAGS, fence["language"] + fence["title"].strip())
         ):

@@ -19,6 +19,7 @@ a second.
 
 import logging
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
@@ -95,7 +96,7 @@ def _both_signs(match: re.Match) -> str:
     return "+".join(parts) + "," + "-".join(parts)
 
 
-SPELLINGS = [
+SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (UPRIGHT, r"\\text{"),  # one command for upright text
     (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
     (r"(?:(?<!\\)\\(?:[,!;:> ]|q?quad\b)|~|\s)+", " "),  # every space is one space

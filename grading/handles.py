@@ -32,7 +32,12 @@ import functools
 import operator
 import types
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from wire import Value
+
+if TYPE_CHECKING:
+    from proxy import Link
 
 # A handle passes these operations on to its object; those of the other kinds only under the rules
 # above.
@@ -46,7 +51,7 @@ IN_PLACE = [f"i{name}" for name in ARITHMETIC]
 OTHERS = "eq contains isinstance issubclass getattr divmod type".split()
 
 # What the inside does for each operation: the builtin of that name, or else the operator.
-OPERATIONS = {
+OPERATIONS: dict[str, Callable] = {
     "call": lambda function, *args, **options: function(*args, **options),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
@@ -78,13 +83,17 @@ class Handle:
     """
 
     __slots__ = ("_link", "_number", "_origin", "_used")
+    _link: "Link"
+    _number: int
+    _origin: str
+    _used: bool
     stand_in = True
 
-    def __init__(self, link, number: int, origin: str):
+    def __init__(self, link: "Link", number: int, origin: str) -> None:
         for name, value in zip(Handle.__slots__, (link, number, origin, False), strict=True):
             object.__setattr__(self, name, value)
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> object:
         if name == "__signature__":
             raise Unsupported("the tests ask for signatures")
         # numpy would read memory where an `__array_interface__` says
@@ -97,34 +106,33 @@ class Handle:
         origin = "result" if self._origin == "result" else "class" if name[0].isupper() else "part"
         return self._link.ask("getattr", self, name, origin=origin)
 
-    def __instancecheck__(self, instance) -> bool:
+    def __instancecheck__(self, instance: object) -> bool:
         return (
             hasattr(type(instance), "stand_in")
             and self._link.ask("isinstance", instance, self) is True
         )
 
-    def __subclasscheck__(self, other) -> bool:
+    def __subclasscheck__(self, other: object) -> bool:
         return isinstance(other, Handle) and self._link.ask("issubclass", other, self) is True
 
     def __mro_entries__(self, bases: tuple) -> NoReturn:
         raise Unsupported("the tests subclass a class of the candidate's")
 
-    def __copy__(self):
+    def __copy__(self) -> object:
         return self._link.ask("copy", self, origin=self._origin, keep=True)
 
-    def __deepcopy__(self, memo: dict):
+    def __deepcopy__(self, memo: dict) -> object:
         return self._link.ask("deepcopy", self, origin=self._origin, keep=True)
 
-    def __divmod__(
-        self, other
-    ):  # with plain data as two operations, since a pair from inside would hold numbers
+    def __divmod__(self, other: Value) -> object:
+        # with plain data as two operations, since a pair from inside would hold numbers
         both = isinstance(other, Handle)
         return _arithmetic("divmod")(self, other) if both else (self // other, self % other)
 
-    def __rdivmod__(self, other):
+    def __rdivmod__(self, other: Value) -> object:
         return other // self, other % self
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         if isinstance(other, Handle):
             return self._link.ask("eq", self, other) is True
         value = self._plain()
@@ -134,7 +142,7 @@ class Handle:
     def _built(self) -> bool:
         return self._origin in ("built", "mixed")
 
-    def _plain(self):
+    def _plain(self) -> Value:
         """The builtin value under its class; None if there is none, or if it has seen what the test
         expects.
         """
@@ -149,12 +157,12 @@ class Handle:
         kept[key] = value
         return value
 
-    def _with_plain(self, name: str, other, swapped: bool):
+    def _with_plain(self, name: str, other: object, swapped: bool) -> object:
         """Arithmetic with plain data; the result is plain where the builtin value under the class
         gives the same.
         """
 
-        def operands(own) -> tuple:
+        def operands(own: object) -> tuple:
             return (other, own) if swapped else (own, other)
 
         value = self._plain()
@@ -168,8 +176,11 @@ class Handle:
         return result
 
 
+del Handle.__annotations__  # a handle has those of its object
+
+
 def _passed_on(name: str) -> Callable:
-    def method(self, *args):
+    def method(self: Handle, *args: object) -> object:
         if self._origin == "mixed" and (
             name in ("len", "bool") or (name == "format" and args != ("",))
         ):
@@ -182,7 +193,7 @@ def _passed_on(name: str) -> Callable:
 
 
 def _number(name: str) -> Callable:
-    def method(self, *digits):
+    def method(self: Handle, *digits: object) -> object:
         if not self._built:
             raise TypeError("a result is no number")
         key = (name, self._number, *digits)
@@ -202,7 +213,7 @@ def _order(name: str) -> Callable:
 
 
 def _arithmetic(name: str, swapped: bool = False) -> Callable:
-    def method(self, other):
+    def method(self: Handle, other: object) -> object:
         if not isinstance(other, Handle):
             return self._with_plain(name, other, swapped) if self._built else NotImplemented
         left, right = (other, self) if swapped else (self, other)
@@ -213,31 +224,33 @@ def _arithmetic(name: str, swapped: bool = False) -> Callable:
     return method
 
 
-def class_of(value) -> object:
+def class_of(value: object) -> object:
     """`type(value)`: the candidate's class for an object of the candidate's."""
     return (
         value._link.ask("type", value, origin="class") if isinstance(value, Handle) else type(value)
     )
 
 
-def _call(self, *args, **options):
+def _call(self: Handle, *args: object, **options: object) -> object:
     builds = self._origin == "class"
     origin = "built" if builds else "result"
     return self._link.ask("call", self, *args, origin=origin, keep=builds, **options)
 
 
-def _contains(self, item) -> bool:
+def _contains(self: Handle, item: object) -> bool:
     if self._built and (self._used or isinstance(item, Handle)):
         return self._link.ask("contains", self, item) is True
     value = self._plain() if self._built else None
-    return any(item == mine for mine in self) if value is None else item in value
+    return (
+        any(item == mine for mine in OPERATIONS["iter"](self)) if value is None else item in value
+    )
 
 
-def _exit(self, *error) -> None:
+def _exit(self: Handle, *error: object) -> None:
     self._link.ask("getattr", self, "__exit__")(None, None, None)
 
 
-SPECIAL = {
+SPECIAL: dict[str, object] = {
     "__call__": _call,
     "__contains__": _contains,
     "__doc__": property(lambda self: self._link.ask("getattr", self, "__doc__")),

@@ -14,6 +14,7 @@ import atexit
 import builtins
 import fcntl
 import gc
+import io
 import marshal
 import os
 import resource
@@ -21,6 +22,7 @@ import select
 import struct
 import sys
 import time
+from _collections_abc import Callable, Iterator  # without `collections`, which is slow to import
 
 import namespaces
 import process_level
@@ -93,12 +95,11 @@ def reply(reason: str, data: bytes) -> None:
         file.write(f"{reason} {len(data)}\n".encode() + data)
 
 
-def run_inputs(job: dict, deadline: float):
+def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     """Yield (reason, output) of a cell for each input, until one fails."""
     for text in job["inputs"]:
-        stdin = os.memfd_create(
-            "stdin"
-        )  # a file, as programs may ask for its size, seek in it or map it
+        # a file, as programs may ask for its size, seek in it or map it
+        stdin = os.memfd_create("stdin")
         os.write(stdin, text.encode("utf-8", "replace"))
         os.lseek(stdin, 0, os.SEEK_SET)
         output, stdout = os.pipe()
@@ -111,7 +112,7 @@ def run_inputs(job: dict, deadline: float):
             return
 
 
-def run_judge(job: dict, deadline: float):
+def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     """Yield (reason, its cause) once, from two cells: the program's and, forked when that is ready,
     the tests'.
     """
@@ -122,10 +123,10 @@ def run_judge(job: dict, deadline: float):
 
     inside, outside = socket.socketpair()
 
-    def connection():
+    def connection() -> io.BufferedRWPair:
         return socket.socket(fileno=3).makefile("rwb")
 
-    def serve_program():
+    def serve_program() -> None:
         sys.stdout = stdout = proxy.Printed()
         proxy.serve(
             connection(),
@@ -138,7 +139,7 @@ def run_judge(job: dict, deadline: float):
     tests = read_message()
     output, verdict = os.pipe()
 
-    def run_tests():
+    def run_tests() -> None:
         os.write(4, " ".join(judge.judge(connection(), tests)).encode())
 
     tester = Cell(run_tests, {3: outside.fileno(), 4: verdict}, job, secret=True)
@@ -171,11 +172,12 @@ def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
             sys.exit()
         if not events or time.monotonic() > deadline:
             reason = "timeout"
-        elif chunk := os.read(output, 2**16):
+        else:
+            chunk = os.read(output, 2**16)
+            if not chunk:
+                break
             data += chunk
             reason = "output" if len(data) > OUTPUT else ""
-        else:
-            break
     os.close(output)
     status = cell.stop()
     return reason or REASONS.get(status) or ("crashed" if status > 128 else "ok"), bytes(data)
@@ -189,10 +191,11 @@ class Cell:
     made.
     """
 
-    def __init__(self, target, files: dict[int, int], job: dict, secret: bool = False):
-        lifeline, self.lifeline = (
-            os.pipe()
-        )  # when it closes, for whatever reason, the keeper ends the cell
+    def __init__(
+        self, target: Callable, files: dict[int, int], job: dict, secret: bool = False
+    ) -> None:
+        # when it closes, for whatever reason, the keeper ends the cell
+        lifeline, self.lifeline = os.pipe()
         ready, report = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -222,7 +225,7 @@ def exit_status(status: int) -> int:
 # ---- in a cell -----------------------------------------------------------------------------------
 
 
-def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
+def keep(target: Callable, files: dict[int, int], job: dict, secret: bool) -> None:
     """The keeper: isolate, fork, wait until the program ends or the lifeline closes, kill the rest,
     exit.
     """
@@ -245,9 +248,8 @@ def keep(target, files: dict[int, int], job: dict, secret: bool) -> None:
         poll.register(LIFELINE, select.POLLIN)
         poll.register(os.pidfd_open(child), select.POLLIN)
         poll.poll()
-        os.kill(
-            child, SIGKILL
-        )  # strict: process 1 of its name space; waiting for it waits for all in there
+        # strict: process 1 of its name space; waiting for it waits for all in there
+        os.kill(child, SIGKILL)
         status = exit_status(os.waitpid(child, 0)[1])
         if not strict:
             process_level.clean_up(folder, stranger)
@@ -282,23 +284,21 @@ def place(files: dict[int, int]) -> None:
     os.closerange(64, 1024)
 
 
-def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) -> None:
+def inside(target: Callable, job: dict, strict: bool, stranger: int | None, secret: bool) -> None:
     """Set file system, limits and rights, then run `target()`. Never returns."""
     try:
         os.close(LIFELINE)
         os.setsid()  # a name space of processes does not keep kill(0) from the keeper's group
         if not secret:
             libc.prctl(PR_SET_DUMPABLE, 1)
-            namespaces.write(
-                "/proc/self/oom_score_adj", "1000"
-            )  # when memory is short, the kernel kills it first
+            # when memory is short, the kernel kills it first
+            namespaces.write("/proc/self/oom_score_adj", "1000")
         if strict:
             namespaces.build_root(job["site"])
         limit(job["timeout_s"], strict or stranger is not None)
         namespaces.give_up_rights(stranger, strict)
-        libc.prctl(
-            PR_SET_DUMPABLE, int(not secret)
-        )  # /dev/stdin needs it, and changing the user cleared it
+        # /dev/stdin needs it, and changing the user cleared it
+        libc.prctl(PR_SET_DUMPABLE, int(not secret))
         child = os.fork() if strict else 0
         if child == 0:
             os.write(REPORT, b"ready")
@@ -311,21 +311,20 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
             os._exit(exit_status(status))
     os.environ.clear()
     os.environ.update(
-        HOME=os.getcwd(),
-        TMPDIR=os.getcwd(),
-        PATH="/usr/bin:/bin",
-        OMP_NUM_THREADS="1",
+        HOME=os.getcwd(), TMPDIR=os.getcwd(), PATH="/usr/bin:/bin", OMP_NUM_THREADS="1"
     )
     sys.setrecursionlimit(RECURSION)
     sys.set_int_max_str_digits(0)
     sys.path[-1:] = job["site"]  # in place of this folder, which `sandbox.py` has appended
-    builtins.exit = builtins.quit = sys.exit  # as `site` would
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as `site` would
     os.cpu_count = lambda: 4  # a program that starts a worker for each core stays below PROCESSES
     sys.argv = ["program.py"]
-    sys.executable = sys._base_executable  # that of a virtual environment is not in the sandbox
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="replace")
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", errors="replace")
-    sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", errors="replace")
+    names = vars(sys)
+    sys.executable = names["_base_executable"]  # that of a virtual environment is not here
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        names[name] = names[f"__{name}__"] = open(
+            number, "w" if number else "r", encoding="utf-8", errors="replace"
+        )
     status = RAISED
     try:
         target()
@@ -334,12 +333,10 @@ def inside(target, job: dict, strict: bool, stranger: int | None, secret: bool) 
         atexit._run_exitfuncs()
         sys.modules.pop("__main__", None)
         gc.collect()  # open files are flushed, `__del__` is called
-        for stream in (sys.stdout, sys.__stdout__):
+        for name in ("stdout", "__stdout__"):
             try:
-                stream.flush()
-            except (
-                Exception
-            ):  # the program closed or replaced it; the interpreter ignores that, too
+                names[name].flush()
+            except Exception:  # the program closed or replaced it; the interpreter ignores that
                 pass
         status = 0
     except MemoryError:

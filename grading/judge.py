@@ -24,9 +24,11 @@ import re
 import sys
 import types
 from collections.abc import Callable
+from io import BufferedRWPair
 
 from handles import Handle, class_of
 from proxy import Link, Unsupported
+from wire import Value
 
 # LeetCode's programs rely on these names. None of them may be a builtin's.
 LEETCODE = """
@@ -53,8 +55,8 @@ for _module, _names in (
     ("statistics", "mean median mode"),
 ):
     LIBRARY |= dict.fromkeys(_names.split(), _module)
-for _module in (math, itertools, functools, collections, fractions, decimal):
-    LIBRARY |= {name: _module.__name__ for name in dir(_module) if not name.startswith("_")}
+for _library in (math, itertools, functools, collections, fractions, decimal):
+    LIBRARY |= {name: _library.__name__ for name in dir(_library) if not name.startswith("_")}
 # Names by which tests may use modules that they do not import -> the modules.
 MODULES = {name: name for name in sys.stdlib_module_names} | {
     "np": "numpy",
@@ -77,7 +79,7 @@ COMPARISONS = {
 }
 
 
-def judge(file, tests: dict) -> tuple[str, str]:
+def judge(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
     """Run the tests; returns the reason, and for "infra_error" why they cannot be run."""
     link = Link(file)
     cause = ""
@@ -110,7 +112,8 @@ def read(text: str) -> types.CodeType:
         for node in ast.walk(tree):
             if (
                 isinstance(node, ast.Call)
-                and getattr(node.func, "id", "") == "type"
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "type"
                 and len(node.args) == 1
             ):
                 node.func.id = "class of"
@@ -146,10 +149,10 @@ def load(name: str) -> types.ModuleType:
     return module
 
 
-RESULTS = []  # of unittest's runs
+RESULTS: list = []  # of unittest's runs
 
 
-def keep_result(kind: type, *args, **options) -> object:
+def keep_result(kind: type, *args: object, **options: object) -> object:
     """`__new__` of unittest's results."""
     RESULTS.append(object.__new__(kind))
     return RESULTS[-1]
@@ -169,22 +172,22 @@ def without_empty(compare: Callable) -> Callable:
     number.
     """
 
-    def read_once(value):
+    def read_once(value: Value) -> object:
         if isinstance(value, Handle):
             return sys.modules["numpy"].asarray(value)
         return [read_once(item) for item in value] if type(value) in (list, tuple) else value
 
-    def is_empty(value) -> bool:
+    def is_empty(value: object) -> bool:
         with contextlib.suppress(ValueError):  # lists of several lengths are no array
             return sys.modules["numpy"].size(value) == 0
         return False
 
-    def decide(*args, **options):
-        args = [read_once(arg) for arg in args]
-        options = {name: read_once(option) for name, option in options.items()}
-        left, right = map(is_empty, [*args, *options.values()][:2])
+    def decide(*args: object, **options: object) -> object:
+        values = [read_once(arg) for arg in args]
+        named = {name: read_once(option) for name, option in options.items()}
+        left, right = map(is_empty, [*values, *named.values()][:2])
         if left == right:
-            return compare(*args, **options)
+            return compare(*values, **named)
         if compare.__name__.startswith("assert"):
             raise AssertionError("only one of them is empty")
         return sys.modules["numpy"].False_
@@ -254,10 +257,10 @@ def run_asserts(link: Link, tests: dict) -> bool:
     # defines by these names. `queue` in `queue.put(1)` is no module.
     modules = {}
     for node in nodes:
-        if hasattr(node, "attr") and getattr(node.value, "id", "") in MODULES.keys() - assigned:
-            module = load(MODULES[node.value.id])
-            if hasattr(module, node.attr):
-                modules[node.value.id] = module
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = node.value.id
+            if name in MODULES.keys() - assigned and hasattr(load(MODULES[name]), node.attr):
+                modules[name] = load(MODULES[name])
     builtin_names = [name for name in mentioned if hasattr(builtins, name)]
     wanted = set(mentioned) - set(builtin_names) - set(modules)
     candidates = link.names(wanted)
@@ -285,7 +288,7 @@ def for_data(function: Callable, own: Callable) -> Callable:
     its classes.
     """
 
-    def call(*args, **options):
+    def call(*args: object, **options: object) -> object:
         built = all(isinstance(arg, Handle) and arg._origin == "built" for arg in args)
         return (own if args and built else function)(*args, **options)
 
@@ -333,7 +336,7 @@ def run_calls(link: Link, tests: dict) -> bool:
     return True
 
 
-def same(value, expected) -> bool:
+def same(value: object, expected: object) -> bool:
     """Equality as the data sets mean it: floats to 1e-6 where one is expected, tuples as lists,
     keys as text.
     """

@@ -66,14 +66,15 @@ def kill_rest(stranger: int | None) -> None:
                     os.kill(process, SIGKILL)
                 except ProcessLookupError:  # it has ended meanwhile
                     continue
-        elif killer := os.fork():
-            os.waitpid(killer, 0)
         else:
-            try:
-                os.setresuid(stranger, stranger, stranger)
-                os.kill(-1, SIGKILL)  # all processes of this user at once
-            finally:
-                os._exit(0)
+            killer = os.fork()
+            if killer == 0:
+                try:
+                    os.setresuid(stranger, stranger, stranger)
+                    os.kill(-1, SIGKILL)  # all processes of this user at once
+                finally:
+                    os._exit(0)
+            os.waitpid(killer, 0)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -34,10 +34,10 @@ import io
 import operator
 import os
 import sys
-from collections.abc import Collection, MappingView
+from collections.abc import Collection, ItemsView, KeysView, ValuesView
 
 from handles import NUMBERS, OPERATIONS, ORIGINS, SPECIAL, Handle, Unsupported, class_with
-from wire import EXACT, MUTABLE, TYPES, UNLIMITED, decode, encode, overwrite, receive, send
+from wire import EXACT, MUTABLE, TYPES, UNLIMITED, Value, decode, encode, overwrite, receive, send
 
 # What the tests may hand over by its name.
 BUILTINS = vars(builtins) | TYPES
@@ -58,8 +58,9 @@ class Died(BaseException):
 class Printed(io.TextIOWrapper):
     """The standard output of a program under tests."""
 
-    def __init__(self):
-        super().__init__(io.BytesIO(), encoding="utf-8", errors="replace")
+    def __init__(self) -> None:
+        self.printed = io.BytesIO()
+        super().__init__(self.printed, encoding="utf-8", errors="replace")
 
     def fileno(self) -> int:
         """The null device."""
@@ -69,14 +70,14 @@ class Printed(io.TextIOWrapper):
         """What was printed since the last time."""
         try:
             self.flush()
-            text = self.buffer.getvalue().decode("utf-8", "replace")
-            self.buffer.truncate(self.buffer.seek(0))
+            text = self.printed.getvalue().decode("utf-8", "replace")
+            self.printed.truncate(self.printed.seek(0))
         except ValueError:  # the program has closed it
             return ""
         return text
 
 
-def serve(file, names: dict, stdout: Printed) -> None:
+def serve(file: io.BufferedRWPair, names: dict, stdout: Printed) -> None:
     """Do what the tests ask with the candidate's `names` until they hang up."""
     objects = Objects()
     while True:
@@ -86,44 +87,40 @@ def serve(file, names: dict, stdout: Printed) -> None:
             return
         try:
             args, options = decode(given, objects.resolve)
-            text = stdout.take()
+            printed = stdout.take()
+            after: list = []
             if operation == "printed":
-                reply = {"value": text}
+                value: object = printed
             elif operation == "names":
-                reply = {
-                    "value": encode(
-                        {name: names[name] for name in args if name in names}, objects.describe
-                    )
-                }
+                found = {name: names[name] for name in args if name in names}
+                value = encode(found, objects.describe)
             elif operation == "plain":
-                reply = {"value": plain(*args)}
+                value = plain(*args)
             else:
                 result = OPERATIONS[operation](*args, **options)
                 keep = keep and (operation != "call" or is_instance(result, args[0]))
-                reply = {
-                    "value": objects.handle(result) if keep else encode(result, objects.describe)
-                }
+                value = objects.handle(result) if keep else encode(result, objects.describe)
                 if operation == "call":  # which may have changed these
-                    reply["after"] = [
+                    after = [
                         encode(v, objects.describe)
                         if isinstance(v, MUTABLE) or hasattr(v, "tolist")
                         else None
                         for v in [*args, *options.values()]
                     ]
-            send(file, reply)
+            send(file, {"value": value, "after": after})
         except (
             BaseException
         ) as error:  # the tests get the candidate's exception, or that a result cannot cross
             send(file, {"raise": objects.describe(error)})
 
 
-def is_instance(result, function) -> bool:
+def is_instance(result: object, function: object) -> bool:
     """Whether a call of `function` made an instance of it that stays inside, and no plain data."""
     crosses = type(result) in EXACT or isinstance(result, BaseException)
     return isinstance(function, type) and not crosses and isinstance(result, function)
 
 
-def plain(value):
+def plain(value: object) -> object:
     """The builtin value under an object whose class extends a builtin one, for a comparison
     outside; else None.
     """
@@ -141,23 +138,23 @@ def is_python(module: str) -> bool:
 class Objects:
     """The objects that stay inside, by numbers that the outside knows."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.all: list = []
         self.numbers: dict[int, int] = {}  # by id, which stays an object's own while `all` holds it
 
-    def number(self, value) -> int:
+    def number(self, value: object) -> int:
         """An object's number."""
         number = self.numbers.setdefault(id(value), len(self.all))
         if number == len(self.all):
             self.all.append(value)
         return number
 
-    def handle(self, value) -> dict:
+    def handle(self, value: object) -> dict:
         """The description of an object by its number and its special methods."""
         names = set().union(*map(vars, type(value).__mro__))
         return {"handle": [self.number(value), list(SPECIAL.keys() & names)]}
 
-    def describe(self, value) -> dict:
+    def describe(self, value: object) -> dict:
         """As `handle`, except for what the outside can have its own of."""
         if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return {"builtin": value.__name__}
@@ -172,7 +169,7 @@ class Objects:
             return {"error": [number, self.lineage(type(value)), args]}
         return self.handle(value)
 
-    def part(self, value) -> dict:
+    def part(self, value: object) -> dict:
         """The description of what is in an exception, perhaps itself."""
         return self.handle(value) if isinstance(value, BaseException) else self.describe(value)
 
@@ -182,7 +179,7 @@ class Objects:
         """
         return [[base.__module__, base.__qualname__, self.number(base)] for base in kind.__mro__]
 
-    def resolve(self, description: dict):
+    def resolve(self, description: dict) -> Value:
         """The object that the outside describes."""
         ((kind, content),) = description.items()
         if kind == "builtin":
@@ -204,12 +201,12 @@ class Objects:
 class Link:
     """The outside's end of a connection, which is a file to read and write."""
 
-    def __init__(self, file):
+    def __init__(self, file: io.BufferedRWPair) -> None:
         self.file = file
         self.dead = False
         self.lock = _thread.RLock()
         self.handles: dict[int, Handle] = {}
-        self.errors: dict[int, BaseException] = {}
+        self.errors: dict[int | None, BaseException] = {}
         self.exceptions: dict[int, type] = {}  # classes
         self.numbers: dict[
             tuple, object
@@ -227,7 +224,14 @@ class Link:
                 object.__setattr__(value, "_origin", "class")
         return names
 
-    def ask(self, operation: str, *args, origin: str = "result", keep: bool = False, **options):
+    def ask(
+        self,
+        operation: str,
+        *args: object,
+        origin: str = "result",
+        keep: bool = False,
+        **options: object,
+    ) -> Value:
         """The result of an operation inside, with this origin for its handles.
 
         `keep`: a handle in any case; of a call, only for an instance of the class that is called.
@@ -242,7 +246,7 @@ class Link:
                 ):  # the tests have redirected it
                     sys.stdout.write(str(self._ask("printed", (), {}, origin, keep=False)))
 
-    def _ask(self, operation: str, args: tuple, options: dict, origin: str, keep: bool):
+    def _ask(self, operation: str, args: tuple, options: dict, origin: str, keep: bool) -> object:
         if self.dead:
             raise Died
         if operation not in (*NUMBERS, "plain", "printed"):
@@ -259,25 +263,25 @@ class Link:
             # unlimited, as it may hold what came from inside
             send(self.file, [operation, given, keep], UNLIMITED)
             reply = receive(self.file)
-            error = decode(reply["raise"], self.resolve) if "raise" in reply else None
-            if error is None:
+            raised = decode(reply["raise"], self.resolve) if "raise" in reply else None
+            if raised is None:
                 value = decode(
                     reply["value"], lambda description: self.resolve(description, origin)
                 )
                 after = [decode(data, self.resolve) for data in reply.get("after", [])]
                 if keep and operation != "call" and not isinstance(value, Handle):
                     raise TypeError
-            elif isinstance(error, StopIteration) and operation != "next":
-                error = RuntimeError("StopIteration")
-            if not isinstance(error, BaseException | None):
+            elif isinstance(raised, StopIteration) and operation != "next":
+                raised = RuntimeError("StopIteration")
+            if not isinstance(raised, BaseException | None):
                 raise TypeError
         except Exception:  # it has ended, or the message is forged
             self.dead = True
             raise Died from None
-        if isinstance(error, FileNotFoundError) and os.listdir():
+        if isinstance(raised, FileNotFoundError) and os.listdir():
             raise Unsupported("the tests write files")
-        if error is not None:
-            raise error
+        if raised is not None:
+            raise raised
         for old, new in zip([*args, *options.values()], after, strict=False):
             overwrite(old, new)
         return value
@@ -293,13 +297,13 @@ class Link:
                 error = type.__call__(kind, *args)
             except TypeError:  # a class that wants more than it keeps in `args`
                 error = kind.__new__(kind)
-        error.candidate = True
+        vars(error)["candidate"] = True
         if number is not None:
             self.errors[number] = error
-            error._number = operator.index(number)
+            vars(error)["_number"] = operator.index(number)
         return error
 
-    def exception_class(self, classes: list) -> type:
+    def exception_class(self, classes: list) -> type[BaseException]:
         """The exception class of this lineage: Python's own, or a stand-in below the class of the
         rest.
         """
@@ -312,14 +316,14 @@ class Link:
                 return kind
         if number not in self.exceptions:
 
-            def text(error) -> str:  # the tests' own class below it has no number
+            def text(error: BaseException) -> str:  # the tests' own class below it has no number
                 return (
                     self.ask("str", error)
                     if "_number" in vars(error)
                     else BaseException.__str__(error)
                 )
 
-            def attribute(error, name: str):
+            def attribute(error: BaseException, name: str) -> object:
                 if name.startswith("__") or "_number" not in vars(error):
                     raise AttributeError(name)
                 return self.ask("getattr", error, name)
@@ -336,7 +340,7 @@ class Link:
             )
         return self.exceptions[number]
 
-    def resolve(self, description: dict, origin: str = "result"):
+    def resolve(self, description: dict, origin: str = "result") -> Value:
         """What the inside describes: a handle, or what stands for an object that the outside can
         have its own of.
         """
@@ -347,10 +351,9 @@ class Link:
             return self.exception_class(content)
         if kind == "array":  # a list, for tests that do not use numpy
             values = decode(content[1], self.resolve)
-            kind = content[0].replace(
-                "f2", "f8"
-            )  # 1e9 is inf, and 3.14159 is 3.14, for half floats
-            return sys.modules["numpy"].array(values, kind) if "numpy" in sys.modules else values
+            # 1e9 is inf, and 3.14159 is 3.14, for half floats
+            dtype = content[0].replace("f2", "f8")
+            return sys.modules["numpy"].array(values, dtype) if "numpy" in sys.modules else values
         if kind == "error":
             number, classes, args = content
             return self.error(number, classes, decode(args, self.resolve))
@@ -369,29 +372,28 @@ class ExceptionClass(type):
 
     stand_in = True
 
-    def __call__(cls, *args, **options):
+    def __call__(cls, *args: object, **options: object) -> object:
         if "_number" in vars(cls):
-            return cls._link.ask("call", cls, *args, **options)
+            return vars(cls)["_link"].ask("call", cls, *args, **options)
         return super().__call__(*args, **options)  # the tests' own class below it
 
 
-def _describe(value) -> dict:
+def _describe(value: object) -> dict:
     """How the outside describes an object to the inside."""
     if isinstance(value, Handle):
         return {"handle": value._number}
-    if isinstance(value, MappingView):
+    if isinstance(value, KeysView | ValuesView | ItemsView):
         return encode(list(value), _describe)
-    if BUILTINS.get(getattr(value, "__name__", "")) is value:
-        return {"builtin": value.__name__}
+    name = getattr(value, "__name__", "")
+    if BUILTINS.get(name) is value:
+        return {"builtin": name}
     own = getattr(value, "__dict__", {})
     if "_number" in own and hasattr(type(value), "stand_in"):
         return {"handle": own["_number"]}
     kind = value if isinstance(value, type) else type(value)
     if issubclass(kind, BaseException) and is_python(kind.__module__):
-        name = [kind.__module__, kind.__qualname__]
-        return (
-            {"exception": name}
-            if kind is value
-            else {"error": [*name, encode(list(value.args), _describe)]}
-        )
+        path = [kind.__module__, kind.__qualname__]
+        if isinstance(value, BaseException):
+            return {"error": [*path, encode(list(value.args), _describe)]}
+        return {"exception": path}
     raise Unsupported(f"the tests pass a {type(value).__name__}, which is no plain data")

@@ -102,13 +102,18 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
     start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"
     command = [sys.executable, "-I", "-S", "-c", start, str(os.getpid())]  # `ps` shows whose it is
     environment = {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
-    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         process = subprocess.Popen(
-            command, **pipes, env=environment, cwd="/", start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            start_new_session=True,
         )
     except OSError as error:
         raise SandboxError(f"no supervisor can be started ({error})") from error
+    assert process.stdin and process.stdout  # they are pipes
     guard = threading.Timer(job["timeout_s"] + GRACE, process.kill)
     guard.daemon = True
     guard.start()
@@ -120,7 +125,7 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
                 data = marshal.dumps(message, 2)
                 process.stdin.write(struct.pack(">Q", len(data)) + data)
             process.stdin.flush()
-        while header := process.stdout.readline():
+        for header in process.stdout:
             reason, size = header.decode().split()
             data = process.stdout.read(int(size))
             if len(data) < int(size):
@@ -148,9 +153,8 @@ def choose_level(wanted: str = "auto") -> str:
 
     Prints once what the level "process" does not cover.
     """
-    with (
-        _lock
-    ):  # the first of many threads tries the levels, the others find the result in the cache
+    # the first of many threads tries the levels, the others find the result in the cache
+    with _lock:
         return _try_levels(wanted)
 
 
@@ -160,9 +164,8 @@ _lock = threading.Lock()
 @functools.cache
 def _try_levels(wanted: str) -> str:
     failures = {}  # in order and without repeats
-    levels = (
-        ("strict", "strict", "process") if wanted == "auto" else (wanted, wanted)
-    )  # a first failure may be chance
+    # a first failure may be chance
+    levels = ("strict", "strict", "process") if wanted == "auto" else (wanted, wanted)
     for level in levels:
         try:
             outputs = list(

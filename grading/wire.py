@@ -20,38 +20,41 @@ import enum
 import fractions
 import json
 from collections.abc import Callable
+from io import BufferedRWPair
+from typing import Any
 
 MAX_MESSAGE = 2**24  # bytes; a longer value is the candidate's failure
 UNLIMITED = 2**32 - 1
 MUTABLE = (list, dict, set, bytearray, collections.deque)
+Value = Any  # the tests' or the candidate's, of a type that only a run knows
 
 # Plain data that JSON lacks: its type, and the arguments that make it. A class stands before its
 # bases.
-PLAIN = {
+PLAIN: dict[type, Callable[..., list]] = {
     collections.defaultdict: lambda d: [getattr(d.default_factory, "__name__", ""), dict(d)],
     collections.Counter: lambda c: [dict(c)],
     collections.OrderedDict: lambda d: [[list(item) for item in d.items()]],
-    slice: lambda s: [s.start, s.stop, s.step],
+    **dict.fromkeys((slice, range), lambda s: [s.start, s.stop, s.step]),
     complex: lambda z: [z.real, z.imag],
     **dict.fromkeys((tuple, set, frozenset), lambda items: [list(items)]),
     dict: lambda d: [[list(item) for item in d.items()]],
-    bytes: lambda b: [b.decode("latin-1"), "latin-1"],
-    bytearray: lambda b: [b.decode("latin-1"), "latin-1"],
-    range: lambda r: [r.start, r.stop, r.step],
+    **dict.fromkeys((bytes, bytearray), lambda b: [b.decode("latin-1"), "latin-1"]),
     collections.deque: lambda d: [list(d), d.maxlen],
     decimal.Decimal: lambda d: [str(d)],
     fractions.Fraction: lambda f: [f.numerator, f.denominator],
     **dict.fromkeys((datetime.datetime, datetime.date, datetime.time), lambda d: [d.isoformat()]),
     datetime.timedelta: lambda d: [d.days, d.seconds, d.microseconds],
 }
-MAKERS = {kind.__name__: getattr(kind, "fromisoformat", kind) for kind in PLAIN}
+MAKERS: dict[str, Callable] = {
+    kind.__name__: getattr(kind, "fromisoformat", kind) for kind in PLAIN
+}
 MAKERS["defaultdict"] = lambda factory, items: collections.defaultdict(TYPES.get(factory), items)
 EXACT = PLAIN.keys() | {type(None), bool, int, float, str, list}
 # The classes that both sides have.
-TYPES = {kind.__name__: kind for kind in EXACT | {type}}
+TYPES: dict[str, type] = {kind.__name__: kind for kind in EXACT | {type}}
 
 
-def encode(value, describe: Callable[[object], dict]):
+def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
     """Plain data as what JSON can carry; anything else becomes what `describe` makes of it."""
     if value is None or isinstance(value, bool):
         return value
@@ -60,9 +63,8 @@ def encode(value, describe: Callable[[object], dict]):
     ):
         return describe(value)
     if isinstance(value, int):
-        return (
-            {"int": hex(value)} if abs(value) >= 2**63 else int(value)
-        )  # decimal digits are limited, and slow
+        # decimal digits are limited, and slow
+        return {"int": hex(value)} if abs(value) >= 2**63 else int(value)
     if isinstance(value, float):
         return float(value)
     if isinstance(value, str):
@@ -83,7 +85,7 @@ def encode(value, describe: Callable[[object], dict]):
     return describe(value)
 
 
-def decode(data, resolve: Callable[[dict], object]):
+def decode(data: object, resolve: Callable[[dict], object]) -> Value:
     """The value that `encode` was given; `resolve` gets the descriptions. Forged data raises
     ValueError and others.
     """
@@ -97,7 +99,7 @@ def decode(data, resolve: Callable[[dict], object]):
     return MAKERS[name](*decode(content, resolve)) if name in MAKERS else resolve(data)
 
 
-def send(file, message, limit: int = MAX_MESSAGE) -> None:
+def send(file: BufferedRWPair, message: object, limit: int = MAX_MESSAGE) -> None:
     """Send a message, a line of JSON. Raises ValueError if it is longer than `limit` bytes."""
     data = json.dumps(message).encode()
     if len(data) > limit:
@@ -106,7 +108,7 @@ def send(file, message, limit: int = MAX_MESSAGE) -> None:
     file.flush()
 
 
-def receive(file, limit: int = MAX_MESSAGE):
+def receive(file: BufferedRWPair, limit: int = MAX_MESSAGE) -> Value:
     """The next message. Raises EOFError at the end, ValueError if it is longer than `limit` bytes
     or no JSON.
     """
@@ -116,7 +118,7 @@ def receive(file, limit: int = MAX_MESSAGE):
     return json.loads(data)
 
 
-def overwrite(old, new) -> bool:
+def overwrite(old: Value, new: Value) -> bool:
     """Give an argument of the tests the content of the candidate's copy, nested containers in
     place.
 
@@ -128,12 +130,13 @@ def overwrite(old, new) -> bool:
     ):
         old[...] = new
         return True
-    if not isinstance(old, MUTABLE) or type(old) is not type(new):
+    if type(old) is not type(new) or not isinstance(old, MUTABLE):
         return False
-    keys = old.keys() & new.keys() if isinstance(old, dict) else range(min(len(old), len(new)))
-    for key in keys if isinstance(old, dict | list) else ():
-        if overwrite(old[key], new[key]):
-            new[key] = old[key]
+    if isinstance(old, dict | list):
+        keys = old.keys() & new.keys() if isinstance(old, dict) else range(min(len(old), len(new)))
+        for key in keys:
+            if overwrite(old[key], new[key]):
+                new[key] = old[key]
     old.clear()
     (old.update if isinstance(old, dict | set) else old.extend)(new)
     return True

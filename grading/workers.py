@@ -28,13 +28,18 @@ START = 120  # seconds that a worker may take to import math-verify
 class Worker:
     """A process that runs `answers.compare`."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         folder = os.path.dirname(os.path.abspath(__file__))
         start = f"import sys; sys.path.insert(0, {folder!r}); import workers; workers.work()"
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", start], **pipes, start_new_session=True
+            [sys.executable, "-c", start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
+        assert self.process.stdin and self.process.stdout  # they are pipes
+        self.stdin = self.process.stdin
+        self.stdout = self.process.stdout
         self.ready = False
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
@@ -46,8 +51,8 @@ class Worker:
                 self.ready = self.listen(START) == "ready"
         if not self.ready:
             raise OSError("a worker of math-verify does not start")
-        self.process.stdin.write(json.dumps([answer, gold, timeout_s]).encode() + b"\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps([answer, gold, timeout_s]).encode() + b"\n")
+        self.stdin.flush()
         return self.listen(timeout_s)
 
     def listen(self, timeout_s: float) -> str:
@@ -55,23 +60,19 @@ class Worker:
         process died.
         """
         poll = select.poll()
-        poll.register(self.process.stdout, select.POLLIN)
+        poll.register(self.stdout, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
             raise TimeoutError
-        line = self.process.stdout.readline()
+        line = self.stdout.readline()
         if not line:
             raise EOFError
         return line.decode().strip()
 
     def stop(self) -> None:
         """Kill it and wait for its end."""
-        self.process.kill()
-        self.process.wait()
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # there is an unflushed question and the process has ended
-            self.process.stdin.close()
-        self.process.stdout.close()
+        # closing the pipes flushes a question, and the process has ended
+        with contextlib.suppress(BrokenPipeError), self.process:
+            self.process.kill()
 
 
 _idle: list[Worker] = []
@@ -88,9 +89,8 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
                 _idle.pop().stop()  # it died while idle
             worker = _idle.pop() if _idle else Worker()
             if not _idle:
-                with contextlib.suppress(
-                    OSError
-                ):  # a spare, for the case that this one must be killed
+                # a spare, for the case that this one must be killed
+                with contextlib.suppress(OSError):
                     _idle.append(Worker())
         try:
             reason = worker.ask(answer, gold, timeout_s)
@@ -119,9 +119,8 @@ def work() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         answer, gold, timeout_s = json.loads(line)
-        cpu = (
-            int(time.process_time() + timeout_s) + 2
-        )  # seconds; so that an orphan ends, busy or not
+        # seconds; so that an orphan ends, busy or not
+        cpu = int(time.process_time() + timeout_s) + 2
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
         print(compare(answer, gold), flush=True)
 
