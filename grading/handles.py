@@ -52,7 +52,7 @@ OTHERS = "eq contains isinstance issubclass getattr divmod type".split()
 
 # What the inside does for each operation: the builtin of that name, or else the operator.
 OPERATIONS: dict[str, Callable] = {
-    "call": lambda function, *args, **options: function(*args, **options),
+    "call": lambda function, /, *args, **options: function(*args, **options),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
 }
@@ -231,10 +231,10 @@ def class_of(value: object) -> object:
     )
 
 
-def _call(self: Handle, *args: object, **options: object) -> object:
+def _call(self: Handle, /, *args: object, **options: object) -> object:
     builds = self._origin == "class"
     origin = "built" if builds else "result"
-    return self._link.ask("call", self, *args, origin=origin, keep=builds, **options)
+    return self._link.ask("call", self, *args, origin=origin, keep=builds, options=options)
 
 
 def _contains(self: Handle, item: object) -> bool:

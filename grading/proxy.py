@@ -230,16 +230,17 @@ class Link:
         *args: object,
         origin: str = "result",
         keep: bool = False,
-        **options: object,
+        options: dict | None = None,
     ) -> Value:
-        """The result of an operation inside, with this origin for its handles.
+        """The result of an operation inside, with this origin for its handles. `options`: keyword
+        arguments of the candidate's.
 
         `keep`: a handle in any case; of a call, only for an instance of the class that is called.
         Raises Died, the candidate's exception, or Unsupported for arguments that cannot cross.
         """
         with self.lock:
             try:
-                return self._ask(operation, args, options, origin, keep)
+                return self._ask(operation, args, options or {}, origin, keep)
             finally:
                 if (
                     sys.stdout is not sys.__stdout__ and not self.dead
@@ -372,9 +373,9 @@ class ExceptionClass(type):
 
     stand_in = True
 
-    def __call__(cls, *args: object, **options: object) -> object:
+    def __call__(cls, /, *args: object, **options: object) -> object:
         if "_number" in vars(cls):
-            return vars(cls)["_link"].ask("call", cls, *args, **options)
+            return vars(cls)["_link"].ask("call", cls, *args, options=options)
         return super().__call__(*args, **options)  # the tests' own class below it
 
 

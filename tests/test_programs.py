@@ -708,6 +708,8 @@ HONEST = [
      ("callable(f(3)) and hasattr(f(3), '__len__') and hasattr(X, '__len__')",
       "from collections.abc import Sized, Callable\nassert isinstance(f(3), Sized) and isinstance(X(), Callable)",
       "f.__doc__ == len.__doc__ and f.__annotations__ == {'x': int} and f.__wrapped__([3]) == 1")),
+    ("keywords", "def f(keep, origin, self, function): return [keep, origin, self, function]",
+     "f(keep=1, origin=2, self=3, function=4) == [1, 2, 3, 4]"),
     ("generic", "from typing import *\nT = TypeVar('T')\nclass S(Generic[T]): n = 1", "S[int]().n == 1"),
     ("singleton", "class S:\n    one = None\n    def __new__(cls):\n        cls.one = cls.one or "
                   "super().__new__(cls)\n"
