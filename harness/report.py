@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -480,7 +479,9 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
     The weights are those before and from the true first error on if it is known. The floor is Eq.
     (10) of equal spans.
     """
-    # not pyplot: needs no display and no backend
+    # Not pyplot, which needs a backend; imported here, or every rank would wait for it.
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     rewards, weights, signal = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     steps = [m["step"] for m in history]

@@ -18,8 +18,8 @@ from studies.compare import Cell, Trial
 from tasks.problems import BadInput
 
 SMALL = (
-    "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 8 --steps 1 "
-    "--warmup-steps 9"
+    "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 2 --steps 1 "
+    "--warmup-steps 1"
 )
 SMALL += " --threads 0"
 

@@ -173,7 +173,7 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     """
     drawn = []
     monkeypatch.setattr(
-        report.Figure, "savefig", lambda figure, *_, **options: drawn.append(figure.axes)
+        "matplotlib.figure.Figure.savefig", lambda figure, *_, **options: drawn.append(figure.axes)
     )
     known = METRICS | {"step": 2, "weight_before": 0.1, "weight_after": 0.3}
     known["eps_over_nbar"] = 0.05
