@@ -164,6 +164,7 @@ CHEATS = [
     ("unittest_main", "def f(x): return 0", CASE + "unittest.main(exit=False)"),
     ("unittest_run", "def f(x): return 0", CASE + "T('test').run()"),
     ("import_error_returned", "def f(x): return ImportError('x')", "raise f(3)"),
+    ("nearly", "def f(x): return 4e-4", call(([1], 1e-4))),
     ("argument_is_expected", "def f(x): return x.clear() or []", call((SHARED, SHARED[0]))),
     ("exit_returned", "def f(x): return SystemExit(0)", "raise f(3)"),
     ("segfault", "import ctypes\ndef f(x): ctypes.string_at(0)", FIVE),

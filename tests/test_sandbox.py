@@ -60,10 +60,13 @@ def supervisors() -> list[int]:
     return pids
 
 
-def test_a_program_gets_its_input_and_gives_its_output(level):
-    """One fresh process an input, in order; no input follows a failed one."""
+def test_a_program_gets_its_input_and_gives_its_output(level, monkeypatch):
+    """One fresh process an input, in order; no input follows a failed one. A supervisor's grace
+    begins after its time limit.
+    """
+    monkeypatch.setattr(sandbox, "GRACE", 0)
     outputs = run("print(int(input()) + 1)", level, "1", "2\n", "3\r\n")
-    assert outputs == [Output("ok", "2\n"), Output("ok", "3\n"), Output("ok", "4\n")]
+    assert outputs == [Output("ok", f"{n}\n") for n in (2, 3, 4)]
     assert [output.reason for output in run("print(1 / int(input()))", level, "1", "0", "1")] == [
         "ok",
         "crashed",
