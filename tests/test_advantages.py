@@ -13,7 +13,7 @@ from cases import configured
 from test_diagnose import SIZES
 
 from credit.settings import Credit
-from studies.advantages import agreement, line_ends, line_stats, measure, value_of
+from studies.advantages import agreement, changes_of, line_ends, line_stats, measure, value_of
 
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
 
@@ -93,7 +93,7 @@ def test_a_line_s_numbers_against_written_out_ones():
 
 def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     """`mean1` scales credit within a group, and no flag of the run's does; a row changes no other's
-    numbers.
+    numbers, and a changed option leaves the given ones.
     """
     from harness.parallel import Ranks
     from harness.prepare import set_up
@@ -109,3 +109,4 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     plain = replace(config, credit=Credit())
     assert measure(plain, *parts[1:], {"shear": rows["shear"]}, 2) == alone
     json.dumps(both)
+    assert "pool=mean" in changes_of(config.shear, ["pool=mean"])["distance mmd"][0].method_option

@@ -39,7 +39,7 @@ GROUP = 4
 # Two processes hold 8 rollouts each, whole groups of 4, or 6 each, and the second of three groups
 # is split.
 WHOLE, SPLIT = 8, 6
-SIZES = dict(window=6, stride=3)  # tokens
+SIZES = dict(window=6, stride=3, eps=0.2)  # tokens, tokens, nbar
 ON_TWO = [
     "-m",
     "torch.distributed.run",
@@ -224,7 +224,7 @@ def check_omega(batches: list[dict]) -> float:
         replace(rollouts, mask=inside), verdicts, ones, GROUP, [{}] * groups, [""] * len(verdicts)
     )
     batch.hidden = scored.hidden[inside[completions]]
-    options = configured(["--window", str(SIZES["window"]), "--stride", str(SIZES["stride"])])
+    options = configured([f"--{name}={value}" for name, value in SIZES.items()])
     expected = credit_by(options, batch)
     assert ((expected > 0) & (expected != 1)).any()
     omega = joined("omega")
