@@ -852,7 +852,7 @@ def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
     ]
     ours = [assign("oar-g", *case) for case in cases]
     assert torch.equal(assign("oar-g", told, flags()), ours[0])
-    assert not any(torch.equal(ours[0], other) for other in ours[1:])
+    assert len(torch.stack(ours).unique(dim=0)) == 3
 
 
 def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():

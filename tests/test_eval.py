@@ -276,12 +276,16 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
 
 def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):
     """A folder in runs/ has no name that tells; without this, base and trained would be asked
-    differently.
+    differently. Its held-out problems are the run's, but for what a flag says, were it 0.
     """
     for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
         (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text(json.dumps({"toy_lines": 5, "model": origin}))
-    assert files.origin_of(str(tmp_path / "b" / "model")) == "Qwen/Qwen2.5-Math-7B"
+        (tmp_path / name / "config.json").write_text(
+            json.dumps({"toy_lines": 5, "seed": 7, "model": origin})
+        )
+    path = str(tmp_path / "b" / "model")
+    assert files.origin_of(path) == "Qwen/Qwen2.5-Math-7B"
+    assert command.heldout_set(command.Embedded(toy_seed=0), {"b": path}).revision == "chain-5-0"
     assert files.origin_of("some/model") == "some/model"
 
 
