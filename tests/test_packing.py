@@ -126,15 +126,18 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch):
     """Wherever they stand in a micro-batch: log-probabilities, entropies, states and gradients as
-    one at a time. The prompts differ in their padding's mask alone.
+    one at a time. Two prompts differ in their padding's mask alone, two in their ids.
     """
     monkeypatch.setattr(packing, "SHORT", 0)
     of_row = torch.tensor(
         [2, 0, 1, 2, 1, 2, 2, 0]
-    )  # the prompt of each rollout, of 1, 3 and 9 tokens
-    prompt = {"prompt_ids": ragged.prompt_ids[[0] * 8], "prompt_mask": ragged.prompt_mask[of_row]}
+    )  # the prompt of each rollout, of 3, 9 and 9 tokens
+    prompt = {
+        "prompt_ids": ragged.prompt_ids[of_row // 2],
+        "prompt_mask": ragged.prompt_mask[of_row.clamp_max(1)],
+    }
     rollouts, plain = dataclasses.replace(ragged, **prompt), make(family, spread=0.3)
-    assert packing.packed(rollouts)[0].shape[1] == (1 + 3 + 9 - 3) + 8 + int(rollouts.mask.sum())
+    assert packing.packed(rollouts)[0].shape[1] == (2 + 8 + 8) + 8 + int(rollouts.mask.sum())
     model, pulls = copy.deepcopy(plain), torch.randn(ragged.ids.shape)
     policy, alone = Policy(model, layout=packing_of(model)), Policy(plain)
     ours, others = (
