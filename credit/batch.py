@@ -22,9 +22,7 @@ from tasks.problems import Task
 
 BLOCK_TOKENS = 2**15  # of responses, whose states exist together: 235 MB at 3,584 bfloat16s
 RESULTS = "log_probs", "entropies", "token_advantages"  # the (B, T) tensors that a block fills
-
-
-NOT_SCORED = torch.empty(0)
+NOT_SCORED = torch.empty(0)  # in their place before scoring
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,8 @@ class Batch:
 
     def block_rows(self) -> Iterator[Tensor]:
         """The rows of as many groups together as have BLOCK_TOKENS tokens at most, one at least."""
-        starts, held = [0], 0  # the first group of each block; tokens of the last block
+        starts = [0]  # the first group of each block
+        held = 0  # tokens of the last block
         for group, tokens in enumerate(self.group_tokens):
             if held and held + tokens > BLOCK_TOKENS:
                 starts.append(group)
@@ -149,9 +148,8 @@ class Batch:
 
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
-        for number, states in enumerate(
-            self.states.split(self.group_tokens)
-        ):  # (n, d), n tokens of a group
+        # (n, d) each, n tokens of a group
+        for number, states in enumerate(self.states.split(self.group_tokens)):
             group = slice(number * self.group_size, (number + 1) * self.group_size)
             yield group, to_padded(states, self.rollouts.mask[group])
 

@@ -27,7 +27,7 @@ from credit.batch import Batch, Context
 from credit.hindsight import hsd, rlsd, scapo, sdpo
 from credit.measures import effective_weights, group_moments, standardised
 from credit.settings import Credit
-from credit.shear_settings import Settings, group_weights, over, settings_of
+from credit.shear_settings import Settings, group_weights, in_nbar, settings_of
 from credit.table import options_of
 from credit.tokens import tokens_of
 from credit.values import kgae
@@ -138,7 +138,7 @@ def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
             nbars.append(weighed.nbar)
         closest = weighed.closest
         if closest and not batch.closest:
-            batch.closest = over(closest, weighed.nbar)
+            batch.closest = in_nbar(closest, weighed.nbar)
         if closest and closest.iterations is not None and closest.error is not None:
             iterations.append(closest.iterations)
             errors.append(closest.error)

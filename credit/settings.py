@@ -89,8 +89,6 @@ Natural = Annotated[int, number(int, 0, 10**6)]
 Positive = Annotated[float, number(float, 1e-30)]
 NotNegative = Annotated[float, number(float, 0)]
 OptionalText = Annotated[str | None, spec("TEXT", word)]
-
-
 MethodName = Annotated[str, spec("NAME", one_of(METHODS))]
 METHODS_HELP = "\n".join(
     ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in METHODS.items())]
@@ -110,9 +108,7 @@ def options_help() -> str:
 class Credit:
     """How a rollout's advantage is spread over its tokens."""
 
-    method: Annotated[str, spec("NAME", one_of(METHODS)), tyro.conf.arg(help=METHODS_HELP)] = (
-        "shear"
-    )
+    method: Annotated[MethodName, tyro.conf.arg(help=METHODS_HELP)] = "shear"
     method_option: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=options_help())
     ] = ()

@@ -58,7 +58,7 @@ def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
         eps=settings.eps,
         eps_unit=settings.eps_unit,
         distances=token_distances,
-        closest=closest_by(settings),
+        closest=closest_hook(settings),
         pool=token_weights if settings.pool == "max" else ablations.mean_weights,
     )
     if settings.normalize == "rollout":
@@ -66,12 +66,14 @@ def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
     return weighed
 
 
-def closest_by(settings: Settings) -> ClosestHook:
-    """The hook `closest` for a setting's distance of two spans."""
-    if (settings.distance, settings.reading) == ("w1", "value"):  # no other has bounds to race with
+def closest_hook(settings: Settings) -> ClosestHook:
+    """The hook `closest` for a setting's distance of two spans: a race if it is the value of W_eps,
+    which alone has bounds; else every pair is measured.
+    """
+    if (settings.distance, settings.reading) == ("w1", "value"):
         return partial(race, max_iters=settings.max_iters, tol=settings.tol)
 
-    def closest(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
+    def measure_all(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
         if settings.distance == "w1":
             solved = ablations.sinkhorn_distances(
                 costs,
@@ -86,10 +88,10 @@ def closest_by(settings: Settings) -> ClosestHook:
             return found._replace(iterations=solved.iterations, error=solved.error)
         return closest_of(DISTANCES[settings.distance](costs, right, wrong))
 
-    return closest
+    return measure_all
 
 
-def over(closest: Closest, nbar: float) -> Closest:
+def in_nbar(closest: Closest, nbar: float) -> Closest:
     """Distances in units of nbar, as the weights have them, on the CPU."""
     return Closest(
         (closest.of_right / nbar).cpu(),

@@ -295,7 +295,14 @@ class Preset:
 
 def preset(argv: Sequence[str] | None) -> TrainConfig:
     """The defaults of train.py's flags beside the flags that were given, whose names it has."""
-    chosen, _ = tyro.cli(Preset, args=argv, add_help=False, return_unknown_args=True)
+    with parsing():
+        chosen, _ = tyro.cli(
+            Preset,
+            args=argv,
+            add_help=False,
+            return_unknown_args=True,
+            console_outputs=speaks(),
+        )
     default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER)
     return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
 

@@ -47,6 +47,7 @@ class RunSettings(TypedDict):
     seed: NotRequired[int]
     task: NotRequired[str]
     model: NotRequired[str | None]
+    digest: NotRequired[str | None]
 
 
 class Checkpoint(TypedDict):

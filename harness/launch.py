@@ -53,7 +53,7 @@ GOES_ON = "interrupted: the same command continues from what is on disk"  # afte
 def resolve(config: TrainConfig) -> TrainConfig:
     """The configuration of a run on this machine, or of the one to resume; raises BadInput.
 
-    The sizes that shrink to the data are those of `harness.prepare.fit_to_data`.
+    The sizes that shrink to the data are those of `harness.prepare.Sizes`.
     """
     if config.checkpoints.resume:
         config = resume(config, config.checkpoints.resume)

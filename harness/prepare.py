@@ -29,7 +29,16 @@ from harness.evaluation import context_of
 from harness.parallel import Ranks
 from tasks import benchmarks, toy, words
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput, Task, choose_template, grader, load_problems, split, text_task
+from tasks.problems import (
+    BadInput,
+    Task,
+    choose_template,
+    digest_of,
+    grader,
+    load_problems,
+    split,
+    text_task,
+)
 
 # to train on; a number that does not depend on --steps, so that a resumed run draws the same
 MADE_PROBLEMS = 640
@@ -254,6 +263,21 @@ def embedded_task(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Ta
         hint=toy.HINT,
         solved="{}\n",
     )
+
+
+def check_problems(path: str, run: dict) -> None:
+    """Refuse a model whose embedded run had other problems than its config.json says by now; raises
+    BadInput.
+    """
+    if run.get("task") == "embedded" and run.keys() >= {"seed", "heldout", "digest"}:
+        train, heldout = toy.make_problems(
+            MADE_PROBLEMS, run["heldout"], run["toy_lines"], run["seed"]
+        )
+        if digest_of(train + heldout) != run["digest"]:
+            raise BadInput(
+                f"--model {path}: the config.json of its run says other problems than the run had "
+                "(seed, toy_lines or heldout was changed); restore it"
+            )
 
 
 def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> list[Loaded]:

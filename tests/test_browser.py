@@ -18,7 +18,7 @@ from test_shear import slow_closest
 from credit.batch import Batch
 from credit.measures import effective_weights
 from credit.methods import oracle
-from credit.shear_settings import Settings, closest_by_rollout, group_weights, over
+from credit.shear_settings import Settings, closest_by_rollout, group_weights, in_nbar
 from harness import page
 from tasks.toy import FirstError
 
@@ -102,7 +102,7 @@ def states_group():
     )  # a large eps, as POT takes long near exact transport
     group = []
     _, nbar, closest = group_weights(*states, settings)
-    for row, spans in enumerate(closest_by_rollout(over(closest, nbar), mask, correct, 8, 4)):
+    for row, spans in enumerate(closest_by_rollout(in_nbar(closest, nbar), mask, correct, 8, 4)):
         tokens = [f"{'abcd'[row]}{place} " for place in range(24)]
         omega = [
             max(span.distance for span in spans if span.start <= place < span.end)

@@ -3,17 +3,19 @@
 import json
 import math
 import shutil
+from contextlib import nullcontext
 
 import pytest
 from cases import saved
 
 import eval as command
 import train
-from harness import evaluation, files, tables
+from harness import evaluation, files, prepare, tables
 from harness.files import rows
 from harness.models import fast_rollout
 from tasks import toy
 from tasks.benchmarks import SUITES
+from tasks.problems import BadInput
 
 SMALL = "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1".split()
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -287,6 +289,14 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     assert files.origin_of(path) == "Qwen/Qwen2.5-Math-7B"
     assert command.heldout_set(command.Embedded(toy_seed=0), {"b": path}).revision == "chain-5-0"
     assert files.origin_of("some/model") == "some/model"
+    had = prepare.digest_of(
+        [problem for part in toy.make_problems(640, 8, 5, 7) for problem in part]
+    )
+    for seed, is_refused in ((7, False), (8, True)):
+        run = {"task": "embedded", "toy_lines": 5, "heldout": 8, "seed": seed, "digest": had}
+        (tmp_path / "b" / "config.json").write_text(json.dumps(run))
+        with pytest.raises(BadInput, match="other problems") if is_refused else nullcontext():
+            command.heldout_set(command.Embedded(), {"b": path})
 
 
 @pytest.mark.parametrize(

@@ -462,6 +462,7 @@ def test_odd_surroundings_are_one_sentence(environment, flags, words, tmp_path):
     ("line", "said"),
     [
         ("$0 $1 --help | true", ""),
+        ("$0 $1 --help >&-", ""),
         ("rmdir ../here && $0 $1", "error: the working directory is gone; change to another one\n"),
     ],
 )

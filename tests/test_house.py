@@ -31,10 +31,10 @@ ROOMS = dict(
     grading=9761,
     tasks=7450,
     credit=10240,
-    harness=18700,
+    harness=18780,
     integrations=2600,
     studies=12140,
-    tests=83310,
+    tests=83440,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {

@@ -243,6 +243,9 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         "      the same command with --method grpo, then python -m studies.compare RUN RUN",
     ):
         assert line in lines
+    for eps, is_blurred in ((0.05, False), (0.5, True)):
+        found = {"nbar": 13.0, "eps_over_nbar": eps, "weight_mean": 0.9}
+        assert ("weigh alike; lower --eps" in report.floor_note(found, config)) == is_blurred
     assert [set(row) for row in files.rows(folder / "metrics.jsonl")] == [{"before"}, {"after"}]
     assert "samples" not in files.rows(folder / "metrics.jsonl")[1]["after"]
     assert files.rows(folder / "before.jsonl") == files.rows(folder / "after.jsonl") == rows

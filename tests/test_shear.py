@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from credit import ablations
 from credit.ablations import evened_out
-from credit.shear_settings import Settings, closest_by, closest_by_rollout, group_weights, over
+from credit.shear_settings import Settings, closest_by_rollout, closest_hook, group_weights, in_nbar
 from shear import (
     closest_spans,
     shear_advantages,
@@ -154,7 +154,7 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
         closest = functools.partial(closest_spans, **EXACT)
         plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SMALL)
         assert_close(plain.double(), expected, atol=2e-6, rtol=0)
-    closest = closest_by_rollout(over(solved, nbar), mask, correct, **SMALL)
+    closest = closest_by_rollout(in_nbar(solved, nbar), mask, correct, **SMALL)
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
     for row in range(len(slow)):
         for found, wanted in zip(closest[row], slow[row], strict=True):
@@ -329,7 +329,7 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
     right, wrong = two_sides(hidden, mask, correct, **SMALL)
     costs = token_distances(right.states, wrong.states)
-    solved = closest_by(raw)(costs, right, wrong, 0.7).of_right
+    solved = closest_hook(raw)(costs, right, wrong, 0.7).of_right
     assert_close(ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)
 
 

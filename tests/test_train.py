@@ -435,6 +435,7 @@ def test_code_problems_train_and_infra_errors_are_counted(
     assert f"infra {metrics['infra_errors']}" in printed and "1 problems dropped" in printed
     assert "WARNING: 1 problem(s) held out are trained on, too" in printed
     assert "all rewards are 0, so nothing can be learnt" in printed
+    assert "a pass over --data takes" in printed
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
