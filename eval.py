@@ -52,8 +52,8 @@ from harness.prepare import check_problems
 from harness.tables import percent, same_benchmarks, select_checkpoints, with_legend
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput, choose_template
-from tasks.rows import printable
+from tasks.problems import choose_template
+from tasks.rows import BadInput, printable
 
 KINDS = "protocol", "data", "models"  # of settings.json
 
@@ -125,7 +125,8 @@ def heldout_set(embedded: Embedded, models: dict[str, str]) -> Loaded:
             "--bench embedded: the models' runs hold out different problems; give --toy-seed and "
             "the like"
         )
-    return benchmarks.embedded_set(*chosen.pop())
+    lines, heldout, seed = chosen.pop()
+    return benchmarks.embedded_set(lines, heldout, seed)
 
 
 # ---- generations ---------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     name = "-".join([*models, *config.bench]).replace("/", "_")[:120]
     folder = Path(config.out or f"evals/{name}")
     settings = {
-        "protocol": {**dataclasses.asdict(protocol), "dtype": config.machine.dtype},
+        "protocol": dataclasses.asdict(protocol) | {"dtype": config.machine.dtype},
         "data": {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets},
         "models": {},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -250,8 +251,8 @@ def add_settings(folder: Path, settings: dict) -> None:
                     f"{kind}: {name} is {value}; {folder} has generations of {had}; choose another "
                     "--out"
                 )
-    merged = {kind: {**saved[kind], **settings[kind]} for kind in KINDS}
-    files.write_json(path, {**settings, **merged})
+    merged = {kind: saved[kind] | settings[kind] for kind in KINDS}
+    files.write_json(path, settings | merged)
 
 
 # ---- tables --------------------------------------------------------------------------------------

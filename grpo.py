@@ -110,7 +110,7 @@ def to_padded(values: Tensor, mask: Tensor) -> Tensor:
     """Values (N, ...) of the N tokens of a mask (B, T), such as their states -> (B, T, ...), 0
     elsewhere.
     """
-    whole = values.new_zeros(*mask.shape, *values.shape[1:])
+    whole = values.new_zeros(mask.shape + values.shape[1:])
     whole[mask] = values
     return whole
 

@@ -49,21 +49,23 @@ from grpo import log_probs, policy_loss
 from harness import parallel, report
 from harness.launch import RunFailed, launch, processes, resolve, run_command
 from harness.parallel import Ranks
+from harness.prepare import give_lessons, load_parts
 from harness.run import (
     Run,
+    build_run,
     check_policy,
     credit_context,
     finish,
     interruptible,
     on_benchmarks,
-    prepared,
+    open_folder,
     resample_equal,
     restore,
     sample_and_grade,
     save_checkpoint,
     seed_of,
 )
-from rewards import Verdict, rewards_of
+from rewards import rewards_of
 
 
 @run_command(
@@ -81,8 +83,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(config: TrainConfig, ranks: Ranks) -> int:
-    """A run, from its plan to its last evaluation; returns the exit status."""
-    with prepared(config, ranks) as run:
+    """A run, from its parts to its last evaluation; returns the exit status."""
+    parts = load_parts(config, ranks)
+    with open_folder(parts, ranks) as folder:
+        parts = give_lessons(parts, folder, ranks)
+        run = build_run(parts, folder, ranks)
         if config.checkpoints.resume:
             before, history = restore(run, Path(config.checkpoints.resume))
         else:
@@ -147,8 +152,6 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     drawn = run.task.draw(step, sampling.prompts_per_step, config.seed)
     problems = parallel.share(drawn, run.ranks)  # this rank's
     rollouts, verdicts = sample_and_grade(run, problems, group_size, sampling.temperature, clock)
-    if config.smoke:  # responses cut off so early are never right, and equal rewards prove nothing
-        verdicts = [Verdict(row % 2.0, "drawn") for row in range(len(verdicts))]
     replaced = 0
     if sampling.dynamic_sampling:
         problems, rollouts, verdicts, replaced = resample_equal(
@@ -170,12 +173,12 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     samples = report.sample_rows(
         step, run.tokenizer, run.task, batch, config.credit.method, config.shear
     )
-    metrics = {
-        "step": step + 1,
-        **report.step_metrics(batch, run.task, run.tokenizer),
-        **updates,
-        "seconds": clock.laps,
-    }
+    metrics = (
+        {"step": step + 1}
+        | report.step_metrics(batch, run.task, run.tokenizer)
+        | updates
+        | {"seconds": clock.laps}
+    )
     return metrics, samples
 
 
@@ -222,7 +225,7 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
     # The policy that sampled is the one being updated, so before the first update the ratio must be
     # 1.
-    return {**mean, "abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
+    return mean | {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
 def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
@@ -314,12 +317,12 @@ def evaluate(run: Run, step: int) -> dict:
     verdicts = parallel.gather_items(verdicts, ranks)
     accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, group_size))
     length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))
-    return {
-        **accuracies,
-        "length": length,
-        **report.shares([verdict.reason for verdict in verdicts]),
-        **credited,
-    }
+    return (
+        accuracies
+        | {"length": length}
+        | report.shares([verdict.reason for verdict in verdicts])
+        | credited
+    )
 
 
 if __name__ == "__main__":

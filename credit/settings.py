@@ -1,94 +1,17 @@
-"""The settings of credit, and the types of all flags, whose bounds are checked while parsing.
-
-    Credit, Shear        two parts of a run's configuration (`harness/config.py`)
-    number, several, ... what tyro makes of a flag's text
+"""The settings of credit: two parts of a run's configuration (`harness/config.py`).
 
 Defaults are the paper's (Sec. 5.2 of arXiv 2604.23318); `docs/recipe.md` has the reasons. This file
 imports no torch, so that `--help` answers at once.
 """
 
-import os
-import re
-from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
 
-from credit.table import LARGE, METHODS, read_number
-from tasks.rows import SURROGATE
+from credit.table import METHODS
+from tasks.settings import Count, NotNegative, OptionalText, Positive, number, one_of, spec
 
-
-def number(kind: type, low: float, high: float = LARGE) -> PrimitiveConstructorSpec:
-    """The type of a flag that takes such a number."""
-    return spec(kind.__name__.upper(), lambda text: read_number(kind, low, high, text))
-
-
-def word(text: str) -> str:
-    """A text that can name a file. An empty one is most often a shell's variable that is not
-    set.
-    """
-    if not text:
-        raise ValueError("is empty; give a value, or leave the flag out")
-    if SURROGATE.search(text):
-        raise ValueError("is not UTF-8, which files of a run hold; rename it")
-    if re.search(rb"[^/]{256}", os.fsencode(text)):
-        raise ValueError("is longer than a file's name may be; shorten it")
-    return text
-
-
-def one_of(choices: Collection[str]) -> Callable[[str], str]:
-    """What reads one of some words."""
-
-    def read(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return text
-
-    return read
-
-
-def spec(metavar: str, read: Callable[[str], object]) -> PrimitiveConstructorSpec:
-    """The type of a flag whose one value `read` makes of its text; None where it is not given."""
-
-    def instance_from_str(words: list[str]) -> object:
-        try:
-            return read(words[0])
-        except ValueError as error:
-            raise ValueError(f"{words[0][:40]!r} {error}") from error
-
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=instance_from_str,
-        is_instance=lambda value: True,  # defaults are typed here, by mypy
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def several(one: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
-    """The type of a flag with at least one value, each of the type `one`."""
-
-    def read(words: list[str]) -> tuple:
-        if not words:
-            raise ValueError("is empty; give a value, or leave the flag out")
-        return tuple(one.instance_from_str([text]) for text in words)
-
-    return PrimitiveConstructorSpec(
-        nargs="*",
-        metavar=f"{one.metavar} [{one.metavar} ...]",
-        instance_from_str=read,
-        is_instance=lambda value: True,
-        str_from_instance=lambda values: [str(value) for value in values],
-    )
-
-
-Count = Annotated[int, number(int, 1, 10**6)]
-Natural = Annotated[int, number(int, 0, 10**6)]
-Positive = Annotated[float, number(float, 1e-30)]
-NotNegative = Annotated[float, number(float, 0)]
-OptionalText = Annotated[str | None, spec("TEXT", word)]
 MethodName = Annotated[str, spec("NAME", one_of(METHODS))]
 METHODS_HELP = "\n".join(
     ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in METHODS.items())]

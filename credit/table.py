@@ -16,9 +16,8 @@ then a choice of `--method`, and its options are those of `--method-option`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-Number = TypeVar("Number", bound=float)
+from tasks.settings import LARGE, read_number
 
 # What a method can need; a task, a model or a machine may lack it.
 NEEDS = {
@@ -33,17 +32,6 @@ NEEDS = {
     "first error": "the true first error",
     "rephrase": "its problems in other words",
 }
-
-
-def read_number(kind: type[Number], low: float, high: float, text: str) -> Number:
-    """The number in a text, within bounds; raises ValueError, which says what it must be."""
-    try:
-        value = kind(text)
-    except ValueError as error:
-        raise ValueError(f"must be of type {kind.__name__}") from error
-    if not low <= value <= high or not math.isfinite(value):  # False for NaN
-        raise ValueError(f"must be from {low} to {high}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class Method:
     ascending: tuple[str, str] | None = None
 
 
-TINY, LARGE = 1e-30, 1e30
+TINY = 1e-30
 SHEAR = {  # the paper's ablations
     "reading": Option(
         "value", "of Eq. (10), or its transport cost only", choices=("value", "cost")

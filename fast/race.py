@@ -95,9 +95,8 @@ def race_matrix(
     values = torch.full_like(bounds, math.inf)  # (K+, K-) inf until solved
     iterations = torch.zeros_like(bounds, dtype=torch.int64)  # (K+, K-)
     error = torch.zeros_like(bounds)  # (K+, K-)
-    potentials = bounds.new_zeros(
-        *bounds.shape, m
-    )  # (K+, K-, m) g, all that a pair needs to continue
+    # g, all that a pair needs to continue
+    potentials = bounds.new_zeros((*bounds.shape, m))  # (K+, K-, m)
     while True:
         leading = (
             _leads(bounds, values, dim=0) | _leads(bounds, values, dim=1)
@@ -141,11 +140,10 @@ class Blocks:
 
     def of(self, k: Tensor, l: Tensor) -> Tensor:  # noqa: E741 - the paper's letters
         """Spans k (P,) and l (P,) -> (P, n, m), a copy: the costs of these pairs."""
-        runs = self.costs.unfold(
-            0, self.size, 1
-        )  # (.., m) a view; to gather entries is 20 times slower
+        # a view; to gather entries is 20 times slower
+        runs = self.costs.unfold(0, self.size, 1)  # (.., m)
         first = self.rows[k] + self.columns[l][:, None]  # (P, n)
-        return runs.index_select(0, first.flatten()).view(*first.shape, self.size)
+        return runs.index_select(0, first.flatten()).unflatten(0, first.shape)
 
 
 def lay_out(
@@ -177,15 +175,14 @@ def first_bounds(
     bounds = []
     for start in range(0, len(y_mass), at_once):
         tokens, b = y_tokens[start : start + at_once], y_mass[start : start + at_once]  # (L, m)
-        gap = costs.index_select(1, tokens.flatten()).div_(eps).view(-1, *b.shape)  # (N+, L, m)
+        gap = costs.index_select(1, tokens.flatten()).div_(eps).unflatten(1, b.shape)  # (N+, L, m)
         low = gap.amin(2, keepdim=True)  # (N+, L, 1)
         K = torch.sub(low, gap, out=gap).clamp_min_(LOWEST).exp_()
         total = (K * b).sum(2, keepdim=True)
         f = (low - total.log()).squeeze(2)  # (N+, L) f-update
-        K = (
-            K.div_(total).flatten(1).index_select(0, x_tokens.flatten()).view(*x_mass.shape, -1)
-        )  # (K+, n, L m)
-        g = -(x_mass[:, None] @ K).view(-1, *b.shape).log_()  # (K+, L, m) g-update
+        K = K.div_(total).flatten(1).index_select(0, x_tokens.flatten())  # (K+ n, L m)
+        K = K.unflatten(0, x_mass.shape)  # (K+, n, L m)
+        g = -(x_mass[:, None] @ K).squeeze(1).unflatten(1, b.shape).log_()  # (K+, L, m) g-update
         bounds.append((x_mass[:, None] @ f[x_tokens]).squeeze(1) + (g * b).sum(2))
     return torch.cat(bounds, 1)
 
@@ -220,8 +217,8 @@ def advance(
     if K[0].numel() < SMALL:
         K = KT.contiguous().mT
     v = b * (g - h).exp_()
-    rows = C.new_empty(steps + 1, *a.shape)  # K v before each iteration, and after the last
-    columns = C.new_empty(steps, *b.shape)  # K^T u of each
+    rows = C.new_empty((steps + 1, *a.shape))  # K v before each iteration, and after the last
+    columns = C.new_empty((steps, *b.shape))  # K^T u of each
     for step in range(steps):
         torch.bmm(v, KT, out=rows[step])
         torch.bmm(a / rows[step], K, out=columns[step])  # f-update: u = a / (K v)

@@ -34,7 +34,7 @@ from credit import lora
 from grpo import Policy
 from harness import files
 from harness.parallel import Ranks, gather, gather_items
-from tasks.problems import BadInput, cause
+from tasks.rows import BadInput, cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
 warnings.filterwarnings(

@@ -37,22 +37,28 @@ from typing import (
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from credit.settings import (
+from credit.settings import Credit, Shear
+from credit.table import METHODS, NEEDS, options_of
+from harness.paper_tables import PAPER as PAPERS_MODELS
+from tasks.rows import BadInput
+from tasks.settings import (
+    TASKS,
     Count,
-    Credit,
+    Grading,
     Natural,
     OptionalText,
     Positive,
-    Shear,
+    Problems,
+    Sandbox,
+    Seconds,
+    SetSize,
+    Template,
     number,
     one_of,
     several,
     spec,
     word,
 )
-from credit.table import METHODS, NEEDS, options_of
-from harness.paper_tables import PAPER as PAPERS_MODELS
-from tasks.rows import BadInput
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -67,15 +73,10 @@ Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
 GroupSize = Annotated[int, number(int, 2, 4096)]
 GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
 Ranks = Annotated[int, number(int, 0, 4096)]
-SetSize = Annotated[int, number(int, 1, 10**5)]
 OptionalSetSize = Annotated[int | None, number(int, 1, 10**5)]
-ToyLines = Annotated[int, number(int, 1, 8)]
 OptionalToyLines = Annotated[int | None, number(int, 1, 8)]
-Seconds = Annotated[float | None, number(float, 1e-3, 86_400)]  # a day at most
 PathFlag = Annotated[Path, spec("PATH", lambda text: Path(word(text)))]
-Template = Literal["auto", "qwen-math", "chat", "plain"]
 TRACKERS = "wandb", "trackio", "tensorboard"
-Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
 # What a resumed run may be given anew: how long it goes on, what is saved and measured on the way,
 # how fast it learns, and what the machine asks for. With another value of the last two it is no
 # longer the same run to the bit.
@@ -86,24 +87,6 @@ MAY_CHANGE = frozenset(
 
 
 # ---- parts of a configuration, one for each group of flags ---------------------------------------
-
-
-@dataclass(frozen=True)
-class Problems:
-    """Where problems come from."""
-
-    data: OptionalText = None
-    """Your own problems, a file or folder; if not given, the paper's training set, from the hub."""
-    template: Template = "auto"
-    """Prompt template; auto: qwen-math for its models, else the tokenizer's chat, else plain."""
-    heldout: SetSize = 64
-    """Problems kept from training, each answered greedily."""
-    toy_lines: ToyLines = 5
-    """Embedded task: definitions per problem."""
-    toy_width: Annotated[int, number(int, 8, 4096)] = 128
-    """Embedded task: hidden size of the model that is made."""
-    warmup_steps: Natural = 600
-    """Supervised steps on error-prone demonstrations (embedded, words); 0: none."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +103,6 @@ class Sampling:
     """Temperature of the sampler and the trainer alike."""
     dynamic_sampling: Natural = 0
     """Resample groups whose rewards are all equal, at most N times per step (DAPO)."""
-
-
-@dataclass(frozen=True)
-class Grading:
-    """Verdicts."""
-
-    grade_timeout: Seconds = None
-    """Seconds per response; if not given, 5 (math) or 10 (code)."""
-    sandbox: Sandbox = "auto"
-    """Sandbox of generated programs; auto: the strongest that works."""
 
 
 @dataclass(frozen=True)
@@ -227,11 +200,11 @@ class TrainConfig:
     """Also log metrics to wandb, trackio or tensorboard; install it first."""
     smoke: bool = False
     """Shrink every size and draw the rewards, to check your setup."""
-    problems: Problems = Problems()
+    problems: Problems = field(default_factory=Problems)
     credit: Credit = field(default_factory=Credit)
     shear: Shear = field(default_factory=Shear)
     sampling: Sampling = Sampling()
-    grading: Grading = Grading()
+    grading: Grading = field(default_factory=Grading)
     optimisation: Optimisation = Optimisation()
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
@@ -266,14 +239,21 @@ WORDS = replace(
     evaluation=Evaluation(eval_groups=16),
     machine=TrainMachine(recompute=False),
 )
+# What to do where a task and the flags lack what a method needs.
+REMEDIES = {
+    "adapter": "give --lora-rank",
+    "prm": "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B",
+    "box": "programs have none; choose another method",
+    "first error": "only --task embedded and words know it; choose another method",
+    "rephrase": "only --task embedded and words can; choose another method",
+}
 PRESETS = {"embedded": EMBEDDED, "words": WORDS, "math": PAPER, "code": replace(PAPER, task="code")}
-MAKE_PROBLEMS = ("embedded", "words")  # tasks that make their own, and know the first error
 
 
 def smoke(config: TrainConfig) -> TrainConfig:
     """Every size shrunk, to check a setup in minutes; rewards in training are drawn then."""
-    max_tokens = 0 if config.task == "embedded" else 64
-    lessons = {"embedded": 60, "words": 4}.get(config.task, config.problems.warmup_steps)
+    max_tokens = min(64, config.sampling.max_tokens)
+    lessons = config.problems.warmup_steps // 10
     return replace(
         config,
         problems=replace(config.problems, heldout=8, warmup_steps=lessons),
@@ -394,7 +374,7 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
     refuse_other_settings(fixed, flat(saved), holder, "leave the flag out")
     if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
         saved = changed(saved, {"bench": (), "bench_data": ()})
-    resumed = changed(saved, {**given, "resume": str(path)})
+    resumed = changed(saved, given | {"resume": str(path)})
     steps = resumed.optimisation.steps
     if steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {steps}: the checkpoint is of step {step} already; give more")
@@ -431,12 +411,13 @@ def check(config: TrainConfig) -> None:
     if config.shear.eps > 1 and is_nbar:
         reason = "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar"
         raise refusal("eps", reason)
-    if config.task != "embedded":
+    has = TASKS[config.task].has
+    if "model" not in has:
         if not config.model:
             raise refusal("task", "needs --model; give smollm2, a Hugging Face folder or hub id")
         if not config.sampling.max_tokens:
             raise refusal("max_tokens", "only --task embedded knows a full response; raise it")
-    if config.task in MAKE_PROBLEMS and config.problems.data:
+    if "problems" in has and config.problems.data:
         raise refusal("data", "the task makes its own; give --task math and --model")
     if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
         raise refusal("eval_every", "needs --bench, which needs it; give both")
@@ -458,19 +439,14 @@ def check_method(config: TrainConfig) -> None:
         options_of(credit.method, credit.method_option)
     except ValueError as error:
         raise BadInput(f"--method-option {error}") from error
-    remedies = {}
-    if not credit.lora_rank:
-        remedies["adapter"] = "give --lora-rank"
-    if not credit.prm and config.task != "embedded":
-        remedies["prm"] = "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"
-    if config.task == "code":
-        remedies["box"] = "programs have none; choose another method"
-    if config.task not in MAKE_PROBLEMS:
-        remedies["first error"] = "only --task embedded and words know it; choose another method"
-        remedies["rephrase"] = "only --task embedded and words can; choose another method"
+    has = {*TASKS[config.task].has}
+    if credit.lora_rank:
+        has.add("adapter")
+    if credit.prm:
+        has.add("prm")
     for need in METHODS[credit.method].needs:
-        if need in remedies:
-            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {remedies[need]}")
+        if need in REMEDIES and need not in has:
+            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {REMEDIES[need]}")
 
 
 # ---- eval.py -------------------------------------------------------------------------------------

@@ -48,16 +48,8 @@ from harness.parallel import Ranks
 from rewards import Verdict, grade_all
 from tasks import toy
 from tasks.benchmarks import Loaded
-from tasks.problems import (
-    BadInput,
-    Task,
-    check_tests,
-    choose_template,
-    digest_of,
-    grader,
-    text_task,
-)
-from tasks.rows import bad_input_on_error, from_files
+from tasks.problems import Task, check_tests, choose_template, digest_of, grader, text_task
+from tasks.rows import BadInput, bad_input_on_error, from_files
 
 
 class Response(TypedDict):
@@ -128,7 +120,7 @@ def evaluate_benchmark(
                 torch.manual_seed(int(state.generate_state(1)[0]))
                 place = {"benchmark": benchmark, "seed": seed, "block": number}
                 for row in graded_block(sampler, task, loaded, blocks[number], protocol):
-                    own.append({**(columns or {}), **place, **row})
+                    own.append((columns or {}) | place | row)
             new = parallel.gather_items(own, ranks)
             if path and ranks.main:
                 files.append_rows(path, new)
@@ -279,7 +271,7 @@ def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[li
             files.object_of(json.dumps(line), [Response])
             if "tests" in line or "answer" not in line:
                 check_tests(line, line.get("tests"))
-        lines.append({**usual, **line, "problem": str(line["problem"])})
+        lines.append(usual | line | {"problem": str(line["problem"])})
 
     def grade(response: str, line: dict) -> Verdict:
         if "tests" in line:

@@ -29,8 +29,7 @@ from typing import (
 )
 
 from harness.parallel import Ranks, together
-from tasks.problems import BadInput
-from tasks.rows import bad_input_on_error, check_is_file
+from tasks.rows import BadInput, bad_input_on_error, check_is_file
 
 RESTORE = "restore it, or choose another folder"
 

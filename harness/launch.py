@@ -30,8 +30,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from harness import parallel
 from harness.config import Machine, TrainConfig, check, resume, speaks
 from tasks import toy
-from tasks.benchmarks import check_sandbox
 from tasks.rows import BadInput, printable
+from tasks.settings import TASKS
 
 AnyMachine = TypeVar("AnyMachine", bound=Machine)
 # As safetensors and Linux say it; the last two are of a quota and of `ulimit -f`.
@@ -64,11 +64,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
         optimisation = replace(optimisation, prompts_per_update=groups)
     config = replace(config, optimisation=optimisation)
     check(config)
-    if config.task == "embedded" and not sampling.max_tokens:
+    if not sampling.max_tokens:  # a full response of the embedded task
         sampling = replace(sampling, max_tokens=toy.response_tokens(config.problems.toy_lines))
-    if config.task == "code":
-        check_sandbox(config.grading.sandbox)
-    machine = resolve_machine(config.machine, half=config.task != "embedded")
+    machine = resolve_machine(config.machine, half="model" not in TASKS[config.task].has)
     return replace(config, sampling=sampling, machine=machine)
 
 

@@ -27,7 +27,7 @@ from credit import lora
 from grpo import AT_ONCE, HEAD_CHUNK
 from harness.config import TrainConfig
 from harness.parallel import Ranks
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
 # of the free memory for the rollouts generated at a time; the rest is for what is not counted

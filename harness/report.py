@@ -11,7 +11,7 @@ import math
 import shlex
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ from credit.table import METHODS, options_of
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
-from harness.config import MAKE_PROBLEMS, TrainConfig, flat
+from harness.config import TrainConfig, flat
 from harness.evaluation import mean_and_error
 from harness.page import write_page
 from harness.parallel import Ranks, together
@@ -41,6 +41,7 @@ from shear import span_bounds
 from tasks.lessons import SILENCE
 from tasks.problems import Task
 from tasks.rows import BadInput, cause, printable
+from tasks.settings import TASKS
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -93,7 +94,7 @@ def peak_gb() -> float:
     return round(peak, 2)
 
 
-def print_plan(config: TrainConfig, folder: Path, notes: list[str]) -> None:
+def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
     """What will happen, before it does."""
     print(f"{config.credit.method} on the {config.task} task; everything goes to {folder}/")
     sampling = config.sampling
@@ -216,8 +217,9 @@ def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
     if batch.first_mixed is None or batch.closest is None:
         return []
     group = slice(batch.first_mixed * batch.group_size, (batch.first_mixed + 1) * batch.group_size)
-    sides = batch.rollouts.mask[group].cpu(), batch.correct[group].cpu()
-    return closest_by_rollout(batch.closest, *sides, shear.window, shear.stride)
+    mask = batch.rollouts.mask[group].cpu()
+    correct = batch.correct[group].cpu()
+    return closest_by_rollout(batch.closest, mask, correct, shear.window, shear.stride)
 
 
 def sample_rows(
@@ -415,7 +417,7 @@ def shares(reasons: list[str]) -> dict[str, float]:
 
 def other_problems(task: str, which: str) -> str:
     """What to change for easier or harder problems; a task that makes its own takes no --data."""
-    if task in MAKE_PROBLEMS:
+    if "problems" in TASKS[task].has:
         return "change --warmup-steps or --model"
     return f"give {which} problems with --data, or another --model"
 
@@ -430,7 +432,7 @@ def print_no_signal(reward: float, found: dict, task: str) -> None:
     if not reward and max(found["truncated"], found["no_answer"]) >= 0.5:
         if found["truncated"] > found["no_answer"]:
             remedy = "raise --max-tokens"
-        elif task not in MAKE_PROBLEMS:
+        elif "problems" not in TASKS[task].has:
             remedy = "change --template or --model"
     note = (
         f"all rewards are {reward:.0f}, so nothing can be learnt: {found['truncated']:.0%} of "

@@ -1,8 +1,8 @@
 """A training run: its parts, how they are put together, saved and restored, and how it ends early.
 
-prepared(config, ranks)          -> Run, in its folder, its plan printed; the folder goes after
-                                 Ctrl-C before a step
-assemble(config, ranks, ...)     -> Run: what is trained, what samples, the optimizer
+open_folder(parts, ranks)        the run's folder, its plan printed; the folder goes after Ctrl-C
+                                 before a step
+build_run(parts, folder, ranks)  -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
 save_checkpoint, restore(run)    everything as it was at a checkpoint
 check_policy(run, step)          ends a run whose logits are not finite
@@ -12,32 +12,32 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from credit import lora
 from credit.batch import Context
 from credit.reward_model import RewardModel
-from credit.table import METHODS
 from fast.packing import packing_of
 from grpo import Policy, Rollouts
-from harness import checkpoint, files, memory, parallel, report
+from harness import checkpoint, files, parallel, report
 from harness.config import MAY_CHANGE, TrainConfig, flat, saved_config, spelled
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
 from harness.models import fast_rollout
 from harness.parallel import Ranks
-from harness.prepare import make_start, needs_start, own_prm, set_up
+from harness.prepare import Parts
 from rewards import Verdict
 from tasks.benchmarks import Loaded
-from tasks.problems import BadInput, Task, digest_of
+from tasks.problems import Task
+from tasks.rows import BadInput
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
 
@@ -56,45 +56,23 @@ class Run:
     optimizer: torch.optim.Optimizer
     folder: Path
     prm: RewardModel | None = None
-    sets: list[Loaded] = field(default_factory=list)  # of --bench
+    sets: Sequence[Loaded] = ()  # of --bench
     interrupted: bool = False  # by Ctrl-C: this step is the last
 
 
 @contextmanager
-def prepared(config: TrainConfig, ranks: Ranks) -> Iterator[Run]:
-    """The run, in its folder: loaded or made, checked, its plan printed."""
+def open_folder(parts: Parts, ranks: Ranks) -> Iterator[Path]:
+    """The run's folder with its config.json, the plan printed; whatever ends the run early, inside
+    the block or by a signal, is told how to go on.
+    """
+    config = parts.config
     folder = Path(config.out) / parallel.from_main(config.name or free_name(config), ranks)
     with files.locked_folder(folder, ranks, "config.json"), explained(config, folder, ranks):
-        with parallel.together(ranks):
-            ready = set_up(config, ranks)
-            task = ready.task
-            digest = digest_of(task.train + task.heldout)
-            if config.checkpoints.resume and config.digest != digest:
-                raise BadInput(
-                    f"--resume {folder}: --data {config.problems.data} holds other problems now; "
-                    "restore the old ones"
-                )
-            config = replace(ready.config, name=folder.name, digest=digest)
-        model = ready.model
-        prm = ready.prm
         if ranks.main:
-            notes = ready.notes
             if not config.checkpoints.resume:
                 write_config(config, folder)
-            if ranks.device.type == "cuda" or config.task != "embedded":
-                keep = config.checkpoints.keep
-                notes += memory.notes(ready.predicted, ranks.device, folder, keep)
-            report.print_plan(config, folder, notes)
-        if needs_start(config):
-            make_start(model, ready.tokenizer, task, config, folder, ranks)
-        if "prm" in METHODS[config.credit.method].needs and not config.credit.prm:
-            load_only = config.checkpoints.resume is not None
-            prm = own_prm(model, task, config, folder, ranks, load_only=load_only)
-        if config.credit.lora_rank:
-            lora.add(model, config.credit.lora_rank, config.seed)
-        run = assemble(config, ranks, task, model, ready.tokenizer, folder, prm)
-        run.sets = ready.sets
-        yield run
+            report.print_plan(config, folder, parts.notes)
+        yield folder
 
 
 def free_name(config: TrainConfig) -> str:
@@ -109,7 +87,7 @@ def free_name(config: TrainConfig) -> str:
 def write_config(config: TrainConfig, folder: Path) -> None:
     """config.json: the resolved flags, and a digest of the problems."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    settings = {**flat(config), "resume": None, "versions": versions}
+    settings = flat(config) | {"name": folder.name, "resume": None, "versions": versions}
     files.write_json(folder / "config.json", settings)
 
 
@@ -153,23 +131,18 @@ def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
     return shlex.join(words)
 
 
-def assemble(
-    config: TrainConfig,
-    ranks: Ranks,
-    task: Task,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    prm: RewardModel | None = None,
-) -> Run:
-    """Policy, sampler and optimizer from a model."""
-    dtype = getattr(torch, config.machine.dtype)
+def build_run(parts: Parts, folder: Path, ranks: Ranks) -> Run:
+    """Policy, sampler and optimizer from a model. Raises BadInput where it takes no adapter."""
+    config = parts.config
+    machine = config.machine
+    if config.credit.lora_rank:
+        lora.add(parts.model, config.credit.lora_rank, config.seed)
     trained, sampler = parallel.shard(
-        model,
+        parts.model,
         ranks,
-        dtype,
-        recompute=config.machine.recompute,
-        shard_over=config.machine.shard_over,
+        getattr(torch, machine.dtype),
+        recompute=machine.recompute,
+        shard_over=machine.shard_over,
     )
     # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike
     # change little.
@@ -179,8 +152,19 @@ def assemble(
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=fused)
     actor = trained
     if sampler is not trained.model:
-        actor = Policy(sampler, config.machine.recompute, packing_of(sampler))
-    return Run(config, ranks, task, tokenizer, trained, actor, optimizer, folder, prm)
+        actor = Policy(sampler, machine.recompute, packing_of(sampler))
+    return Run(
+        config=config,
+        ranks=ranks,
+        task=parts.task,
+        tokenizer=parts.tokenizer,
+        trained=trained,
+        actor=actor,
+        optimizer=optimizer,
+        folder=folder,
+        prm=parts.prm,
+        sets=parts.sets,
+    )
 
 
 def credit_context(
@@ -266,8 +250,7 @@ def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
             seeds=[run.config.seed],
             path=path,
         )
-        results[loaded.benchmark.name] = {
-            **summarise(rows),
+        results[loaded.benchmark.name] = summarise(rows) | {
             "revision": loaded.revision,
             "window": loaded.window,
         }

@@ -1,6 +1,6 @@
 """The tables that are printed, as Markdown, and what of the paper stands beside them.
 
-markdown(rows), with_legend(rows, *legend)   lines of a table, its columns the keys of the rows
+markdown(rows), with_legend(rows, legend)    lines of a table, its columns the keys of the rows
 result_table(...)                            a model on its benchmarks, beside the paper's numbers,
                                              marked †
 side_by_side(...)                            several models, and how each differs from the first
@@ -9,7 +9,7 @@ select_checkpoints(...)                      Table 1: several runs, each at its 
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
     return [printable("| " + " | ".join(line) + " |") for line in zip(*columns, strict=True)]
 
 
-def with_legend(rows: list[dict[str, str]], *legend: str) -> list[str]:
+def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[str]:
     """A table, and its legend below an empty line, or that would be a row."""
     lines = [*markdown(rows), "", *map(printable, legend)]
     return [*lines, ""] if legend else lines
@@ -128,7 +128,7 @@ def result_table(
     legend = [f"†: the paper's, {backbone}"] if backbone else []
     if has_infra:
         legend.append("infra: samples that could not be graded, which are in no mean")
-    return with_legend(rows, *legend)
+    return with_legend(rows, legend)
 
 
 def side_by_side(
@@ -152,9 +152,8 @@ def side_by_side(
             row[model] = percent(*average(models[model]))
             row[f"gain of {model}"] = percent(average(models[model])[0] - average(models[first])[0])
         rows.append(row)
-    return with_legend(
-        rows, f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors"
-    )
+    legend = f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors"
+    return with_legend(rows, [legend])
 
 
 # ---- of several checkpoints ----------------------------------------------------------------------
@@ -219,7 +218,7 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
             mean, deviation = printed.get(key or "", (math.nan, math.nan))
             cells.append(percent(mean / 100, deviation / 100))
         rows.append(dict(zip(row, cells, strict=True)))
-    return with_legend(rows, f"†: the paper's, {backbone}")
+    return with_legend(rows, [f"†: the paper's, {backbone}"])
 
 
 def mean_and_std(values: list[float]) -> str:

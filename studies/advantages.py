@@ -226,7 +226,7 @@ def placed(weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window:
     """
     found = localisation(weights, mask, errors)
     assert found is not None  # there are tokens before and after an error: these are known
-    place: dict = {**found, "peak": peak(weights, mask, errors)}
+    place: dict = found | {"peak": peak(weights, mask, errors)}
     last_wrong = torch.where(errors[:, 0] >= window, errors[:, 1] - 1, -1)  # (B,)
     place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * window), window)
     place["around"] = around(weights, mask, errors[:, 0], 2 * window)

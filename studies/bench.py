@@ -27,7 +27,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.config import Count, Counts, GroupSizes, parse_study
+from harness.config import Counts, GroupSizes, parse_study
+from tasks.settings import Count
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ from harness import tables
 from harness.config import TrainConfig, parse_train
 from harness.launch import resolve, run_command
 from harness.parallel import Ranks
-from harness.prepare import set_up
+from harness.prepare import load_parts
 from shear import Closest, Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 EPS = Settings.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
@@ -106,11 +107,16 @@ def main(argv: list[str] | None = None) -> None:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     print(f"{name}, float32, torch {torch.__version__}, {datetime.date.today()}", flush=True)
-    of_model = [states_of_step(config, device)] if config.model else []
-    sizes = itertools.product(flags.group, flags.width, flags.tokens)
-    for states in itertools.chain(of_model, (synthetic(*size, device) for size in sizes)):
-        print(f"\nmeasuring {states.name}", flush=True)  # which may take minutes
-        print("\n".join(table(states, flags)), flush=True)
+    if config.model:
+        print_table(states_of_step(config, device), flags)
+    for size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
+        print_table(synthetic(size, width, tokens, device), flags)
+
+
+def print_table(states: "States", flags: Bench) -> None:
+    """Measure, which may take minutes, and say so first."""
+    print(f"\nmeasuring {states.name}", flush=True)
+    print("\n".join(table(states, flags)), flush=True)
 
 
 # ---- states --------------------------------------------------------------------------------------
@@ -144,10 +150,10 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
     """As many groups of a model's rollouts as a training step has, with its spans; raises
     BadInput.
     """
-    ready = set_up(config, Ranks(0, 1, device))
-    task = ready.task
-    tokenizer = ready.tokenizer
-    model = ready.model.eval().to(device)
+    parts = load_parts(config, Ranks(0, 1, device))
+    task = parts.task
+    tokenizer = parts.tokenizer
+    model = parts.model.eval().to(device)
     policy = Policy(model, layout=packing_of(model))
     groups = []
     torch.manual_seed(config.seed)
@@ -231,8 +237,15 @@ def geomloss_batch(pairs: Pairs) -> Tensor:
 
 def exact_loop(pairs: Pairs) -> Tensor:
     """`ot.emd2` pair by pair, on a CPU: W1 itself."""
-    arrays = [tensor.double().cpu().numpy() for tensor in (pairs.a, pairs.b, pairs.costs)]
-    return torch.tensor([ot.emd2(*pair) for pair in zip(*arrays, strict=True)])
+    values = []
+    for a, b, costs in zip(pairs.a, pairs.b, pairs.costs, strict=True):
+        values.append(ot.emd2(in_numpy(a), in_numpy(b), in_numpy(costs)))
+    return torch.tensor(values)
+
+
+def in_numpy(tensor: Tensor) -> np.ndarray:
+    """Its numbers in float64, for a peer on a CPU."""
+    return tensor.double().cpu().numpy()
 
 
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Tensor:
@@ -240,8 +253,11 @@ def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Te
     halves POT's time.
     """
     at_once = max(1, CHUNK_ENTRIES.get(pairs.costs.device.type, 2**19) // pairs.costs[0].numel())
-    parts = [tensor[:count].split(at_once) for tensor in pairs]
-    return torch.cat([solve(Pairs(*batch)) for batch in zip(*parts, strict=True)])
+    values = []
+    for start in range(0, count, at_once):
+        batch = slice(start, min(start + at_once, count))
+        values.append(solve(Pairs._make(tensor[batch] for tensor in pairs)))
+    return torch.cat(values)
 
 
 PEERS = {  # and which share of --pairs each solves: loops fewer, as they take longer
@@ -266,7 +282,8 @@ def two_sided(states: States) -> list[tuple[Side, Side]]:
 def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
     """The first `count` pairs of spans without padding."""
     full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
-    return pairs_of(right, wrong, *full.nonzero()[:count].T)
+    places = full.nonzero()[:count]  # (count, 2)
+    return pairs_of(right, wrong, places[:, 0], places[:, 1])
 
 
 def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: E741
@@ -360,7 +377,8 @@ def table(states: States, flags: Bench) -> list[str]:
         )
     truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
     # A call, how many pairs it solves, and what the first of its values should be.
-    solvers = {"ours": (partial(ours, states), total, true_minima(*sides[0]))}
+    right, wrong = sides[0]
+    solvers = {"ours": (partial(ours, states), total, true_minima(right, wrong))}
     for name, (function, share) in PEERS.items():
         count = min(len(pairs.costs), max(1, int(most * share)))
         solvers[name] = partial(in_batches, function, pairs, count), count, truth

@@ -54,10 +54,11 @@ from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 
 import tyro
 
-from credit.settings import Credit, number, several
+from credit.settings import Credit
 from credit.table import METHODS, needing
-from harness.config import Count, PathFlag, Seeds, Texts, parse_study, spelled
+from harness.config import PathFlag, Seeds, Texts, parse_study, spelled
 from tasks.rows import BadInput
+from tasks.settings import TASKS, Count, number, several
 
 OPTIONS: dict[str, dict] = {"sdpo": {"method_option": ("mix=0.9",)}}  # for a weak model
 CHANGES: dict[str, dict] = {
@@ -133,7 +134,8 @@ import train
 from harness import files, parallel, report, tables
 from harness.config import TrainConfig, parse_train, refuse_flags
 from harness.launch import resolve, run_command
-from harness.run import Run, prepared, sample_and_grade, seed_of
+from harness.prepare import give_lessons, load_parts
+from harness.run import Run, build_run, open_folder, sample_and_grade, seed_of
 from rewards import rewards_of
 from studies import figures
 from studies.advantages import measure
@@ -258,7 +260,7 @@ def main(argv: list[str] | None = None) -> None:
     if "grpo" not in cell.arms:
         raise BadInput(f"--methods {' '.join(cell.arms)}: all are compared with grpo; add it")
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
-    if config.task == "embedded":
+    if "model" in TASKS[config.task].has:
         stages |= {"cost": tuning[:1], "advantages": tuning}
     with files.without_leftovers(flags.rows.parent):
         flags.rows.parent.mkdir(parents=True, exist_ok=True)
@@ -454,7 +456,9 @@ def started(config: TrainConfig) -> Iterator[Run]:
     """A run without checkpoints, ready for its first step."""
     ranks = parallel.join(config.machine.device, config.machine.threads)
     try:
-        with prepared(config, ranks) as run:
+        parts = load_parts(config, ranks)
+        with open_folder(parts, ranks) as folder:
+            run = build_run(give_lessons(parts, folder, ranks), folder, ranks)
             parallel.refresh(run.trained, run.actor.model, ranks)
             yield run
     finally:
@@ -518,8 +522,10 @@ def advantages_of(config: TrainConfig, cell: Cell) -> dict:
         if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
             arms[arm] = Credit(**flags)
     with started(config) as run:
-        parts = run.config, run.task, run.actor.model, run.tokenizer
-        return {"advantages": measure(*parts, run.task.heldout[:GROUPS], arms, CONTINUATIONS)}
+        model = run.actor.model
+        problems = run.task.heldout[:GROUPS]
+        rows = measure(run.config, run.task, model, run.tokenizer, problems, arms, CONTINUATIONS)
+        return {"advantages": rows}
 
 
 def cost_of(config: TrainConfig, cell: Cell) -> dict:

@@ -30,17 +30,14 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from credit.settings import Credit, one_of, several, spec
+from credit.settings import Credit
 from credit.table import METHODS
 from harness.config import (
-    Count,
     Counts,
-    Natural,
-    OptionalText,
     PathFlag,
     TrainConfig,
     flat,
@@ -49,6 +46,7 @@ from harness.config import (
     refuse_flags,
     refuse_other_settings,
 )
+from tasks.settings import TASKS, Count, Natural, OptionalText, one_of, several, spec
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,14 @@ from harness.evaluation import context_of
 from harness.launch import resolve, run_command
 from harness.models import load_model, load_outline, round_weights
 from harness.parallel import Ranks
-from harness.prepare import make_start, needs_start, own_prm, set_up
+from harness.prepare import give_lessons, load_parts, own_prm
 from harness.run import credit_context
 from rewards import grade_math
 from studies import figures
 from studies.advantages import against_truth, weights_of
 from studies.prefixes import Prefixes, collect, given, scored, span_table, up_to
-from tasks.problems import BadInput, Task, choose_template, text_task
+from tasks.problems import Task, choose_template, text_task
+from tasks.rows import BadInput
 
 # Flags of train.py that have no use here.
 REFUSED = "method prm name resume smoke bench eval_every ranks lora_rank"
@@ -163,7 +162,7 @@ class Subject(NamedTuple):
 def diagnose(flags: Diagnose, config: TrainConfig) -> None:
     """From a model to numbers and figures in `--out`."""
     out = flags.out
-    values = {**flat(config), "rollouts": flags.rollouts, "continuations": flags.continuations}
+    values = flat(config) | {"rollouts": flags.rollouts, "continuations": flags.continuations}
     decided = {name: values[name] for name in DECIDES}
     if (out / "config.json").exists():
         had = files.settings_in(out / "config.json")
@@ -283,25 +282,22 @@ def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     """
     out = flags.out
     ranks = Ranks(0, 1, torch.device(config.machine.device))
-    own_model = needs_start(config)
-    is_warm = (out / "start").exists()
-    if own_model and is_warm:
-        config = replace(config, model=str(out / "start"))
-    ready = set_up(config, ranks)
-    config = ready.config  # its sizes fit the data and the model's context
-    task, model, tokenizer = ready.task, ready.model, ready.tokenizer
+    parts = load_parts(config, ranks)
+    model = parts.model
     layers = len(getattr(model.base_model, "layers", ()))
     if max(flags.layers, default=0) > layers:
         cut = f"the model can be cut after {layers} layers; give these at most"
         raise BadInput(f"--layers {max(flags.layers)}: {cut}")
-    print("\n".join(map(report.wrapped, ready.notes)), flush=True)
+    print("\n".join(map(report.wrapped, parts.notes)), flush=True)
     files.write_json(out / "config.json", decided)
-    if own_model and not is_warm:
-        make_start(model, tokenizer, task, config, out, ranks)
+    parts = give_lessons(parts, out, ranks)
+    config = parts.config  # its sizes fit the data and the model's context
+    task = parts.task
+    model = parts.model
+    tokenizer = parts.tokenizer
     reward_model = None
-    if config.task == "embedded":
-        load_only = (out / "prm").exists()
-        reward_model = own_prm(model, task, config, out, ranks, load_only=load_only)
+    if "prm" in TASKS[config.task].has:
+        reward_model = own_prm(parts, out, ranks)
     round_weights(model, getattr(torch, config.machine.dtype))
     groups = collect(config, flags.groups, flags.continuations, out, task, model, tokenizer)
     return Subject(task, model, tokenizer, reward_model, groups)
@@ -365,7 +361,7 @@ def summary(results: dict) -> list[str]:
             paper="fig_9",
         )
         depths = {f"Fig. 9 tokens {numbers['from']}-{numbers['to']}": numbers for numbers in bins}
-        for name, numbers in {"Fig. 3 all positions": results["fig_3"], **depths}.items():
+        for name, numbers in ({"Fig. 3 all positions": results["fig_3"]} | depths).items():
             rhos = [numbers[side]["spearman"] for side in ("within_right", "within_wrong")]
             add(f"{name}, right / wrong rollouts: Spearman", *rhos)
         if results["flags"]["task"] == "embedded":
@@ -375,7 +371,7 @@ def summary(results: dict) -> list[str]:
             )
             legend.append("the policy that sampled, so mean success hardly moves with position.")
         legend.append("-: too few prefixes, or all of them alike")
-    lines = tables.with_legend(rows, *legend)
+    lines = tables.with_legend(rows, legend)
     if "methods" in results:
         lines += truth_lines(results)
     return lines + [f"left out: {reason}" for reason in results["left_out"]]
@@ -396,8 +392,7 @@ def truth_lines(results: dict) -> list[str]:
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
         row["risen"] = "-" if place["half_risen"] is None else str(place["half_risen"])
         rows.append(row)
-    return tables.with_legend(
-        rows,
+    legend = [
         "AUC: the chance that a token from the error on outweighs one before it; ± 90%, over "
         "groups",
         "over position: less the AUC of position alone; step: the wrong step against all others",
@@ -405,7 +400,8 @@ def truth_lines(results: dict) -> list[str]:
         "least weight",
         "peak: tokens from the error's start to the largest weight, the median over rollouts",
         "risen: where half of the weights' rise is done, 0 is the wrong step's last token",
-    )
+    ]
+    return tables.with_legend(rows, legend)
 
 
 def with_half(value: float, half: float | None) -> str:

@@ -197,7 +197,8 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
         axes.set(xlabel=f"change of {SUCCESS}", ylabel=f"change of {DISTANCE}")
         axes.set_title(f"Fig. 1(b): {result['n']} local changes, {in_words(result)}")
-    return result | {"least": least, "at_least_quarter": correlation(*changes(spans, 0.25))}
+    success, distance = changes(spans, 0.25)
+    return result | {"least": least, "at_least_quarter": correlation(success, distance)}
 
 
 def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:

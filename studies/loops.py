@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from harness.config import number, parse_study
+from harness.config import parse_study
+from tasks.settings import number
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,13 @@ from trl import GRPOConfig, GRPOTrainer
 from harness import parallel, tables
 from harness.config import parse_train, refuse_flags
 from harness.launch import resolve, run_command
-from harness.prepare import set_up
+from harness.prepare import load_parts
 from harness.report import Clock
-from harness.run import Run, assemble
+from harness.run import Run, build_run
 from integrations.trl_rewards import scores, without_bos
 from integrations.trl_shear import ShearGRPOTrainer
 from shear import EPS
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 from train import train_step
 
 PHASES = {  # TRL's methods: what has taken the time until each begins, and until it ends
@@ -104,10 +105,9 @@ def main(argv: list[str] | None = None) -> None:
     # transformers says that TRL names a flag as it was named before
     warnings.simplefilter("ignore")
     ranks = parallel.join(config.machine.device, config.machine.threads)
-    ready = set_up(config, ranks)
-    model = copy.deepcopy(ready.model)  # for TRL; `assemble` may wrap the layers of ours
-    config = ready.config
-    run = assemble(config, ranks, ready.task, ready.model, ready.tokenizer, Path())
+    parts = load_parts(config, ranks)
+    model = copy.deepcopy(parts.model)  # for TRL; `build_run` may wrap the layers of ours
+    run = build_run(parts, Path(), ranks)
     versions = f"trl {trl.__version__}, torch {torch.__version__}"
     print(f"{versions}, {torch.get_num_threads()} CPU threads, {datetime.date.today()}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -185,11 +185,13 @@ class Turns(TrainerCallback):
         self.clock = Clock(run.ranks.device)
         for name, phases in PHASES.items():
             if hasattr(trainer, name):
-                setattr(trainer, name, self.timed(getattr(trainer, name), *phases))
+                setattr(trainer, name, self.timed(getattr(trainer, name), phases))
         trainer.add_callback(self)
 
-    def timed(self, method: Callable, before: str, during: str) -> Callable:
+    def timed(self, method: Callable, phases: tuple[str, str]) -> Callable:
         """The same method; the time until it begins, and until it ends, is that of two phases."""
+
+        before, during = phases
 
         def call(*args: object, **kwargs: object) -> object:
             self.clock.lap(before)
@@ -212,10 +214,10 @@ class Turns(TrainerCallback):
             return
         self.clock.lap("update")
         tokens = self.trainer._metrics["train"]["completions/mean_length"][-1]
-        self.theirs.append({**self.clock.laps, "tokens": tokens})
+        self.theirs.append(self.clock.laps | {"tokens": tokens})
         metrics, _ = train_step(self.run, len(self.ours))
         seconds = metrics["seconds"]
-        self.ours.append({**seconds, "update": seconds["train"], "tokens": metrics["length"]})
+        self.ours.append(seconds | {"update": seconds["train"], "tokens": metrics["length"]})
         self.clock = Clock(self.run.ranks.device)
 
 

@@ -58,8 +58,8 @@ from harness.models import fast_rollout
 from harness.run import seed_of
 from rewards import Verdict
 from shear import span_bounds
-from tasks.problems import SURROGATE, BadInput, Task
-from tasks.rows import bad_input_on_error, check_is_file, json_lines
+from tasks.problems import SURROGATE, Task
+from tasks.rows import BadInput, bad_input_on_error, check_is_file, json_lines
 
 # columns of the table that figures take
 SPANS = "rollout", "number", "right", "end", "distance", "success"

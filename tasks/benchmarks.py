@@ -32,10 +32,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from grading import sandbox
 from rewards import style_of
 from tasks import toy
-from tasks.problems import as_problem, json_values
+from tasks.problems import as_problem, check_sandbox, json_values
 from tasks.rows import BadInput, from_files, from_hub, lacks
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
@@ -81,7 +80,7 @@ def math_row(row: dict) -> dict:
     """The usual columns, as for training; AMC's answers are 27.0."""
     answer = row.get("answer")
     if type(answer) is float and answer.is_integer():
-        row = {**row, "answer": int(answer)}
+        row = row | {"answer": int(answer)}
     return as_problem(row, "math")
 
 
@@ -282,16 +281,6 @@ def load_sets(
     return sets
 
 
-def check_sandbox(level: str) -> None:
-    """Raises BadInput where programs cannot be run at this level of the sandbox."""
-    try:
-        sandbox.choose_level(level)
-    except sandbox.SandboxError as error:
-        raise BadInput(
-            f"--sandbox {level}: {error}; choose another level or another machine"
-        ) from error
-
-
 def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
     """A benchmark from files, given to `flag`, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]
@@ -323,7 +312,7 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
                 f"{blame}, row {count}: {error}; give the file of {benchmark.repo}"
             ) from error
         if problem:
-            problems.append({"id": _id_of(row, count), **problem})
+            problems.append({"id": _id_of(row, count)} | problem)
     if not problems:
         raise BadInput(
             f"{blame}: none of {count} rows is a problem of it; give the file of {benchmark.repo}"
@@ -362,7 +351,7 @@ def _id_of(row: dict, number: int) -> str:
 def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
     """The held-out problems that `train.py` makes with these settings."""
     _, problems = toy.make_problems(0, heldout, lines, seed)
-    problems = [{"id": str(number), **problem} for number, problem in enumerate(problems, 1)]
+    problems = [{"id": str(number)} | problem for number, problem in enumerate(problems, 1)]
     source = f"toy.py: chain, {lines} lines, seed {seed}"
     revision = f"chain-{lines}-{seed}"
     return Loaded(

@@ -17,6 +17,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
+# to train on; a number that does not depend on --steps, so that a resumed run draws the same
+MADE_PROBLEMS = 640
 SILENCE = 30  # seconds between two lines of a log while nothing else is printed
 
 

@@ -4,13 +4,13 @@ r"""Tasks: problems, their prompts, and how a response is graded.
                                                            the hub
     template = choose_template("auto", model_name, tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
-    task, notes = split(task, problems, tokenizer, ...)    # some problems held out, the others to
+    task, notes = split(task, tokenizer, ...)              # some problems held out, the others to
                                                            train on
     task.draw(step, count, seed)                           # the problems of one training step
     task.verdicts(problems, rollouts)                      # a Verdict for each rollout
 
-The tasks that make their own problems, `tasks/toy.py` and `tasks/words.py`, become a `Task` in
-`harness/prepare.py`.
+The tasks that make their own problems are `tasks/toy.py` and `tasks/words.py`; each file has a
+function `task`, which takes the settings of a run.
 
 **From the hub** comes one parquet file a set, so none of its code runs and no split is guessed.
   - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From
@@ -51,8 +51,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from grading import sandbox
 from grpo import Rollouts, decode
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.lessons import FirstError
@@ -67,6 +68,7 @@ from tasks.rows import (
     lacks,
     read_rows,
 )
+from tasks.settings import Grading, Problems
 
 # What a kind of problems asks for, and under which key its problems hold what a response is graded
 # against.
@@ -102,20 +104,19 @@ class Task:
     # (problem, k) -> the problem in other words, the k-th way, and the tokens that get other names
     # in its responses.
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
+    # (model, forbidden prompts, steps) -> the last loss, after the model was taught the task
+    lessons: Callable[[PreTrainedModel, set[str], int], float] | None = None
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
     solved: str = "A correct solution:\n\n{}\n\n"  # tells a right response before it
 
     def informed(self, problem: dict) -> dict:
         """The same problem with its answer told."""
-        return {
-            **problem,
-            "problem": self.hint.format(problem[self.reference]) + problem["problem"],
-        }
+        return problem | {"problem": self.hint.format(problem[self.reference]) + problem["problem"]}
 
     def shown(self, problem: dict, response: str) -> dict:
         """The same problem with a right response to it told."""
-        return {**problem, "problem": self.solved.format(response) + problem["problem"]}
+        return problem | {"problem": self.solved.format(response) + problem["problem"]}
 
     def draw(self, step: int, count: int, seed: int, round: int = 0) -> list[dict]:
         """The `count` problems of a step (from 0): consecutive ones of an endless sequence of
@@ -148,6 +149,17 @@ class Task:
         return verdicts
 
 
+class SmokeTask(Task):
+    """A task whose verdicts are drawn after grading, right and wrong by turns: responses that are
+    cut off early are never right, and equal rewards teach nothing.
+    """
+
+    def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
+        """One verdict per rollout, whatever the response says."""
+        super().verdicts(problems, rollouts)
+        return [Verdict(row % 2.0, "drawn") for row in range(len(rollouts.texts))]
+
+
 def digest_of(problems: list[dict]) -> str:
     """A digest that tells these problems and their references from others."""
     text = json.dumps(
@@ -164,6 +176,51 @@ def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, obj
     if kind == "code":
         grade = partial(grade_code, level=level)
     return grade if timeout_s is None else partial(grade, timeout_s=timeout_s)
+
+
+def task(
+    kind: str,
+    settings: Problems,
+    grading: Grading,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+) -> tuple[Task, list[str]]:
+    """A "math" or "code" task with the problems of --data or the hub, none held out yet, and notes;
+    raises BadInput.
+    """
+    empty, note = empty_task(kind, settings, grading, tokenizer, model_name)
+    found, notes = load_problems(kind, settings.data)
+    return replace(empty, train=found), [*notes, note]
+
+
+def empty_task(
+    kind: str,
+    settings: Problems,
+    grading: Grading,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+) -> tuple[Task, str]:
+    """A "math" or "code" task without problems, as the flags say, and a note on its template;
+    raises BadInput.
+    """
+    if kind == "code":
+        check_sandbox(grading.sandbox)
+    template = choose_template(settings.template, model_name, tokenizer)
+    grade = grader(kind, grading.grade_timeout, grading.sandbox)
+    reason = "chosen by model and tokenizer" if settings.template == "auto" else "asked for"
+    empty = text_task(kind, template, tokenizer, grade)
+    return empty, f"template {template} ({reason})"
+
+
+def check_sandbox(level: str) -> None:
+    """Raises BadInput where programs cannot be run at this level of the sandbox."""
+    try:
+        sandbox.choose_level(level)
+    except sandbox.SandboxError as error:
+        raise BadInput(
+            f"--sandbox {level}: {error}; choose another level or another machine"
+        ) from error
 
 
 def text_task(
@@ -196,7 +253,6 @@ def refuse_unreadable(text: str, tokenizer: PreTrainedTokenizerBase, name: str) 
 
 def split(
     task: Task,
-    problems: list[dict],
     tokenizer: PreTrainedTokenizerBase,
     *,
     heldout: int,
@@ -204,12 +260,13 @@ def split(
     max_prompt_tokens: float,
     told: bool,
 ) -> tuple[Task, list[str]]:
-    """The task with `heldout` problems, drawn by the seed, for evaluation and the others to train
-    on; and notes.
+    """The task with `heldout` of its problems, drawn by the seed, for evaluation and the others to
+    train on; and notes.
 
     A problem is dropped if its prompt, with the answer told if `told`, exceeds `max_prompt_tokens`.
     The notes say how many were. Raises BadInput if no problem is left to train on.
     """
+    problems = task.train
     for problem in problems:
         refuse_unreadable(problem["problem"], tokenizer, task.name)
     longest = [task.informed(problem) for problem in problems] if told else problems

@@ -23,9 +23,19 @@ import re
 from collections.abc import Sequence
 
 import torch
-from transformers import AddedToken, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    AddedToken,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
-from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
+from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrated, padded, teach, unlike
+from tasks.problems import Task, grader
+from tasks.rows import BadInput
+from tasks.settings import Grading, Problems
 
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
@@ -46,6 +56,45 @@ SLIP = 0.05  # chance of another mistake in any other line
 BATCH = 32  # demonstrations in a batch of supervised learning
 HINT = "\\boxed{{{}}}\n"  # how a prompt tells the answer
 HINT_TOKENS = 4
+
+
+def task(
+    settings: Problems,
+    grading: Grading,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+) -> tuple[Task, list[str]]:
+    """The task, its problems made, and no notes. Raises BadInput where there are too few problems,
+    or for another model.
+    """
+    if len(tokenizer) != len(SYMBOLS):
+        raise BadInput(
+            f"--model {model_name}: not a model of the embedded task; add --task math and --data"
+        )
+    lines = settings.toy_lines
+    train, heldout = make_problems(MADE_PROBLEMS, settings.heldout, lines, seed)
+    if len(heldout) < settings.heldout or len(train) < MADE_PROBLEMS:
+        few = f"too few different problems for --heldout {settings.heldout}"
+        raise BadInput(f"--toy-lines {lines}: {few}; raise it")
+
+    def lessons(model: PreTrainedModel, forbidden: set[str], steps: int) -> float:
+        return warm_up(model, lines, forbidden, steps=steps, seed=seed)
+
+    made = Task(
+        "embedded",
+        train,
+        heldout,
+        lambda problem: problem["problem"],
+        grader("math", grading.grade_timeout, grading.sandbox),
+        first_error=first_error,
+        rephrase=rephrase,
+        step_end="\n",
+        hint=HINT,
+        solved="{}\n",
+        lessons=lessons,
+    )
+    return made, []
 
 
 def apply(op: str, left: int, right: int) -> int:
@@ -183,7 +232,7 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
     names = {
         label: LABELS[(place + 1 + k % (count - 1)) % count] for place, label in enumerate(labels)
     }
-    return {**problem, "problem": problem["problem"].translate(str.maketrans(names))}, names
+    return (problem | {"problem": problem["problem"].translate(str.maketrans(names))}), names
 
 
 def make_tokenizer() -> Qwen2Tokenizer:

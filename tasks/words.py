@@ -29,6 +29,7 @@ import random
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
@@ -41,7 +42,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, pad_left, token_ids
 from rewards import box_place
-from tasks.lessons import FirstError, demonstrated, padded, teach, unlike
+from tasks import problems as text
+from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrated, padded, teach, unlike
+from tasks.problems import Task
+from tasks.settings import Grading, Problems
 
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
 THINGS = "apples pens books coins cards shells stamps marbles".split()
@@ -94,6 +98,31 @@ def result_of(op: str, left: Number, right: Number) -> Number:
     return {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
+def task(
+    settings: Problems,
+    grading: Grading,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    model_name: str,
+) -> tuple[Task, list[str]]:
+    """The task, its problems made, none held out yet, and a note; raises BadInput."""
+    plain, note = text.empty_task("math", settings, grading, tokenizer, model_name)
+
+    def lessons(model: PreTrainedModel, forbidden: set[str], steps: int) -> float:
+        return warm_up(model, tokenizer, plain.prompt, forbidden, steps=steps, seed=seed)
+
+    made = replace(
+        plain,
+        name="words",
+        train=make_problems(MADE_PROBLEMS + settings.heldout, seed),
+        first_error=first_error,
+        rephrase=rephrase,
+        step_end="\n",
+        lessons=lessons,
+    )
+    return made, [note]
+
+
 def make_problem(rng: random.Random) -> dict:
     """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name",
     "things"}.
@@ -129,7 +158,7 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
         ways = _ways_to_tell(op, number, problem["name"], problem["things"])
         others = [way for way in ways if way != event]
         told.append(others[(k >> place) % len(others)])
-    return {**problem, "problem": " ".join([first, *told, last])}, {}
+    return (problem | {"problem": " ".join([first, *told, last])}), {}
 
 
 def make_problems(count: int, seed: int) -> list[dict]:

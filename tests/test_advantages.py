@@ -96,17 +96,17 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     numbers, and a changed option leaves the given ones.
     """
     from harness.parallel import Ranks
-    from harness.prepare import set_up
+    from harness.prepare import load_parts
 
     config = configured([*SIZES, "--model", taught, "--negative-scale", "0.5"])
-    ready = set_up(config, Ranks(0, 1, torch.device("cpu")))
-    parts = config, ready.task, ready.model, ready.tokenizer, ready.task.heldout[:2]
+    parts = load_parts(config, Ranks(0, 1, torch.device("cpu")))
+    subject = config, parts.task, parts.model, parts.tokenizer, parts.task.heldout[:2]
     rows = {"shear": Credit("shear"), "shear mean1": Credit("shear", rescale="mean1")}
-    both = measure(*parts, rows, 2)
-    alone = measure(*parts, {"shear": rows["shear"]}, 2)
+    both = measure(*subject, rows, 2)
+    alone = measure(*subject, {"shear": rows["shear"]}, 2)
     assert both["methods"]["shear"] == alone["methods"]["shear"]
     assert both["methods"]["shear"] != both["methods"]["shear mean1"]
     plain = replace(config, credit=Credit())
-    assert measure(plain, *parts[1:], {"shear": rows["shear"]}, 2) == alone
+    assert measure(plain, *subject[1:], {"shear": rows["shear"]}, 2) == alone
     json.dumps(both)
     assert "pool=mean" in changes_of(config.shear, ["pool=mean"])["distance mmd"][0].method_option

@@ -6,7 +6,7 @@ from cases import configured
 
 from studies import bench
 from studies.bench import synthetic
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 CPU = torch.device("cpu")
 FLAGS = bench.Bench(pairs=8, rounds=1)

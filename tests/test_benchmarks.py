@@ -24,7 +24,7 @@ from harness.files import append_rows
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"
 STUB = 'def up(n):\n    """One more."""\n'

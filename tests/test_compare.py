@@ -15,7 +15,7 @@ import train
 from harness import files, tables
 from studies import compare
 from studies.compare import Cell, Trial
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 SMALL = (
     "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 2 --steps 1 "

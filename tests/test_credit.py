@@ -22,7 +22,7 @@ from credit.shear_settings import Settings
 from credit.table import METHODS, needing
 from grpo import Policy, group_advantages, log_probs, to_padded
 from harness.config import TrainConfig
-from harness.prepare import embedded_task
+from harness.prepare import make_task
 from harness.run import credit_context
 from shear import span_bounds
 from sinkhorn import sinkhorn
@@ -111,7 +111,7 @@ def worked_responses(lines: int) -> Batch:
     torch.manual_seed(0)
     adapted(model, std=0.1)
     words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
-    task = embedded_task(cases.configured(words), tokenizer)
+    _, task, _ = make_task(cases.configured(words), tokenizer, 512)
     problems = [task.train[0], task.train[1]]
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(4)]

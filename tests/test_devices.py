@@ -17,10 +17,11 @@ from grpo import rollout
 from harness import models
 from harness.config import changed
 from harness.parallel import Ranks
-from harness.prepare import embedded_task
-from harness.run import assemble
+from harness.prepare import Parts, make_task
+from harness.run import build_run
 from shear import shear_weights
 from tasks import toy
+from tasks.problems import SmokeTask
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="a real GPU finds its mistakes itself"
@@ -53,10 +54,11 @@ def run():
     )
     sizes |= dict(toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4, max_iters=5, steps=2)
     config = flags(**sizes, task="embedded", dtype="float32", lora_rank=2, smoke=True)
-    with mock.patch.object(models, "hf_generate", written):
-        yield assemble(
-            config, Ranks(0, 1, CUDA), embedded_task(config, tokenizer), model, tokenizer, None, prm
-        )
+    config, task, _ = make_task(config, tokenizer, 512)
+    parts = Parts(config, SmokeTask(**vars(task)), model, tokenizer, prm)
+    # the adapter is there already, on the make-believe GPU
+    with mock.patch.object(models, "hf_generate", written), mock.patch.object(lora, "add"):
+        yield build_run(parts, None, Ranks(0, 1, CUDA))
 
 
 def written(model, prompt_ids, prompt_mask, *, pad, **limits):

@@ -29,7 +29,8 @@ from studies import diagnose, figures, page, prefixes
 from studies.advantages import auc_without_each, half_risen, half_width
 from studies.prefixes import SPANS, Prefixes, up_to
 from tasks import toy
-from tasks.problems import BadInput, Task
+from tasks.problems import Task
+from tasks.rows import BadInput
 
 SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."

@@ -15,7 +15,7 @@ from harness.files import rows
 from harness.models import fast_rollout
 from tasks import toy
 from tasks.benchmarks import SUITES
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 SMALL = "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1".split()
 pytestmark = pytest.mark.usefixtures("no_curve")

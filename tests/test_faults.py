@@ -27,7 +27,7 @@ import eval as evaluation
 import harness.run
 import train
 from grpo import rollout
-from harness import checkpoint, files, models
+from harness import checkpoint, files, models, prepare
 from harness.launch import run_command
 from studies import compare, diagnose, page
 from tasks.rows import BadInput
@@ -274,7 +274,7 @@ def test_a_folder_that_another_process_writes_is_refused(copied, taught, assert_
 
 def test_other_problems_are_refused(copied, monkeypatch, assert_says, resumed):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
-    monkeypatch.setattr(harness.run, "digest_of", lambda problems: "of others")
+    monkeypatch.setattr(prepare, "digest_of", lambda problems: "of others")
     assert_says(train, resumed, "other problems", copied)
 
 

@@ -29,17 +29,17 @@ ROOMS = dict(
     root=7900,
     fast=2670,
     grading=9761,
-    tasks=7450,
-    credit=10240,
-    harness=18780,
+    tasks=8450,
+    credit=9880,
+    harness=18420,
     integrations=2600,
-    studies=12140,
-    tests=83440,
+    studies=12175,
+    tests=83460,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {
-    "assignments of several values": 53,
-    "star arguments": 145,
+    "assignments of several values": 50,
+    "star arguments": 91,
     "nested comprehensions": 16,
     "assignments within expressions": 0,
     "parameters without a type": 0,
@@ -142,10 +142,10 @@ def test_the_paper_s_files_import_what_the_paper_needs():
     assert {name.split(".")[0] for name in imported(ROOT / "rewards.py")} == {"grading"}
 
 
-def test_train_py_reads_ten_modules_of_ours():
+def test_train_py_reads_eleven_modules_of_ours():
     """One step can be followed without opening more."""
     files = {dotted(path) for path in SOURCES}
-    assert len(imported(ROOT / "train.py") & files) <= 10
+    assert len(imported(ROOT / "train.py") & files) <= 11
 
 
 def test_a_method_is_known_to_the_table_and_to_its_function():
@@ -171,7 +171,7 @@ def test_a_public_name_stands_for_one_thing():
     hooks = {"token_distances", "pack"}  # fast versions with the paper's signature
     of_commands = {"main", "make_parser"}  # and ARGS, a constant
     of_tasks = {
-        *"make_problem make_problems demonstrate first_error rephrase warm_up".split()
+        *"task make_problem make_problems demonstrate first_error rephrase warm_up".split()
     }  # that make their own
     places = {}
     for path in SOURCES:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 from grpo import HEAD_CHUNK
 from harness import memory, parallel
 from harness.config import PAPER, TrainConfig, changed
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 PAGE = (DOCS / "real-models.md").read_text(encoding="utf-8")
 SHAPE = dict(

@@ -17,7 +17,7 @@ from credit.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from grpo import Rollouts
 from harness.models import load_reward_model
 from tasks import toy
-from tasks.problems import BadInput
+from tasks.rows import BadInput
 
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 WORDS = 259  # tokens without <extra_0>

@@ -16,7 +16,8 @@ import train
 from credit import teacher
 from harness import evaluation, parallel, prepare
 from harness.parallel import Ranks
-from harness.run import prepared
+from harness.prepare import give_lessons, load_parts
+from harness.run import build_run, open_folder
 from tasks import toy
 from tasks.benchmarks import Loaded
 
@@ -64,7 +65,9 @@ def starts(tmp_path_factory):
             out = str(tmp_path_factory.mktemp("runs"))
             config = configured([*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name])
             lessons.clear()
-            with prepared(config, ALONE) as run:
+            parts = load_parts(config, ALONE)
+            with open_folder(parts, ALONE) as folder:
+                run = build_run(give_lessons(parts, folder, ALONE), folder, ALONE)
                 made.append((run, run.sets, list(lessons)))
     return made
 

@@ -26,7 +26,6 @@ from tasks.benchmarks import load_benchmark
 from tasks.problems import (
     HUB,
     INSTRUCTIONS,
-    BadInput,
     Task,
     choose_template,
     digest_of,
@@ -34,6 +33,7 @@ from tasks.problems import (
     render,
     text_task,
 )
+from tasks.rows import BadInput
 
 MATH = INSTRUCTIONS["math"]
 

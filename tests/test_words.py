@@ -9,7 +9,7 @@ import re
 
 import pytest
 import torch
-from cases import SMALL, byte_tokenizer, saved, with_a_stop
+from cases import SMALL, byte_tokenizer, flags, saved, with_a_stop
 from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -279,15 +279,14 @@ def test_warm_up_teaches_the_form(monkeypatch):
     assert (ends == tokenizer.eos_token_id).all()
 
 
-def test_lessons_are_copied_to_ranks_whose_model_is_stored_in_another_dtype(tmp_path, monkeypatch):
+def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_path):
     """Rank 0 teaches in float32, so that is what all other ranks have."""
-    copied = []
-    monkeypatch.setattr(
-        prepare.parallel, "broadcast", lambda model, ranks: copied.append(model.dtype)
-    )
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **SMALL)).bfloat16()
-    prepare.make_start(model, None, None, None, tmp_path, Ranks(1, 2, torch.device("cpu")))
-    assert copied == [torch.float32]
+    config = LlamaConfig(vocab_size=len(byte_tokenizer()), **SMALL)
+    saved(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
+    stored = LlamaForCausalLM(config).bfloat16()
+    parts = prepare.Parts(flags(task="words"), None, stored, byte_tokenizer())
+    model = prepare.teach_policy(parts, tmp_path, Ranks(0, 1, torch.device("cpu")))
+    assert model.dtype == torch.float32
 
 
 def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no_curve, capsys):

@@ -1,0 +1,159 @@
+"""The settings of tasks, and the types of all flags, whose bounds are checked while parsing.
+
+    TASKS                what each task has, as far as flags must know it
+    Problems, Grading    two parts of a run's configuration (`harness/config.py`)
+    number, several, ... what tyro makes of a flag's text
+
+This file imports no torch, so that `--help` answers at once.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, TypeVar
+
+from tyro.constructors import PrimitiveConstructorSpec
+
+from tasks.rows import SURROGATE
+
+Number = TypeVar("Number", bound=float)
+LARGE = 1e30
+
+
+class Kind(NamedTuple):
+    """A task, by the value of --task."""
+
+    about: str  # a sentence for the page of a run
+    has: frozenset[str]
+
+
+TASKS = {
+    "embedded": Kind(
+        "The task: little programs, worked out line by line; all arithmetic is mod 10, so 7*4=8.",
+        # its own model, and so a process reward model and the length of a full response
+        frozenset(["model", "prm", "problems", "first error", "rephrase", "box"]),
+    ),
+    "words": Kind(
+        "The task: word problems, worked out step by step.",
+        frozenset(["problems", "first error", "rephrase", "box"]),
+    ),
+    "math": Kind("", frozenset(["box"])),
+    "code": Kind("", frozenset()),
+}
+
+
+def read_number(kind: type[Number], low: float, high: float, text: str) -> Number:
+    """The number in a text, within bounds; raises ValueError, which says what it must be."""
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise ValueError(f"must be of type {kind.__name__}") from error
+    if not low <= value <= high or not math.isfinite(value):  # False for NaN
+        raise ValueError(f"must be from {low} to {high}")
+    return value
+
+
+def number(kind: type, low: float, high: float = LARGE) -> PrimitiveConstructorSpec:
+    """The type of a flag that takes such a number."""
+    return spec(kind.__name__.upper(), lambda text: read_number(kind, low, high, text))
+
+
+def word(text: str) -> str:
+    """A text that can name a file. An empty one is most often a shell's variable that is not
+    set.
+    """
+    if not text:
+        raise ValueError("is empty; give a value, or leave the flag out")
+    if SURROGATE.search(text):
+        raise ValueError("is not UTF-8, which files of a run hold; rename it")
+    if re.search(rb"[^/]{256}", os.fsencode(text)):
+        raise ValueError("is longer than a file's name may be; shorten it")
+    return text
+
+
+def one_of(choices: Collection[str]) -> Callable[[str], str]:
+    """What reads one of some words."""
+
+    def read(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text
+
+    return read
+
+
+def spec(metavar: str, read: Callable[[str], object]) -> PrimitiveConstructorSpec:
+    """The type of a flag whose one value `read` makes of its text; None where it is not given."""
+
+    def instance_from_str(words: list[str]) -> object:
+        try:
+            return read(words[0])
+        except ValueError as error:
+            raise ValueError(f"{words[0][:40]!r} {error}") from error
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=instance_from_str,
+        is_instance=lambda value: True,  # defaults are typed here, by mypy
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def several(one: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
+    """The type of a flag with at least one value, each of the type `one`."""
+
+    def read(words: list[str]) -> tuple:
+        if not words:
+            raise ValueError("is empty; give a value, or leave the flag out")
+        return tuple(one.instance_from_str([text]) for text in words)
+
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=f"{one.metavar} [{one.metavar} ...]",
+        instance_from_str=read,
+        is_instance=lambda value: True,
+        str_from_instance=lambda values: [str(value) for value in values],
+    )
+
+
+Count = Annotated[int, number(int, 1, 10**6)]
+Natural = Annotated[int, number(int, 0, 10**6)]
+Positive = Annotated[float, number(float, 1e-30)]
+NotNegative = Annotated[float, number(float, 0)]
+OptionalText = Annotated[str | None, spec("TEXT", word)]
+SetSize = Annotated[int, number(int, 1, 10**5)]
+ToyLines = Annotated[int, number(int, 1, 8)]
+Seconds = Annotated[float | None, number(float, 1e-3, 86_400)]  # a day at most
+Template = Literal["auto", "qwen-math", "chat", "plain"]
+Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
+
+
+@dataclass(frozen=True)
+class Problems:
+    """Where problems come from."""
+
+    data: OptionalText = None
+    """Your own problems, a file or folder; if not given, the paper's training set, from the hub."""
+    template: Template = "auto"
+    """Prompt template; auto: qwen-math for its models, else the tokenizer's chat, else plain."""
+    heldout: SetSize = 64
+    """Problems kept from training, each answered greedily."""
+    toy_lines: ToyLines = 5
+    """Embedded task: definitions per problem."""
+    toy_width: Annotated[int, number(int, 8, 4096)] = 128
+    """Embedded task: hidden size of the model that is made."""
+    warmup_steps: Natural = 600
+    """Supervised steps on error-prone demonstrations (embedded, words); 0: none."""
+
+
+@dataclass(frozen=True)
+class Grading:
+    """Verdicts."""
+
+    grade_timeout: Seconds = None
+    """Seconds per response; if not given, 5 (math) or 10 (code)."""
+    sandbox: Sandbox = "auto"
+    """Sandbox of generated programs; auto: the strongest that works."""
