@@ -1,10 +1,7 @@
 r"""A process reward model: how good is each step of a response?
 
-    prm = harness.prepare.load_reward_model("Qwen/Qwen2.5-Math-PRM-7B", device, torch.bfloat16)  #
-                                                                                                 (model,
-                                                                                                 tokenizer)
-    score_steps(prm, questions, rollouts, tokenizer, "\n\n", micro_tokens)  # of each rollout good
-                                                                            (K,), step (T_i,)
+    harness.models.load_reward_model(name, device, dtype)  -> model and tokenizer
+    score_steps(prm, questions, rollouts, tokenizer, ...)  -> of each rollout good (K,), step (T_i,)
 
 The model is that of "The Lessons of Developing Process Reward Models in Mathematical Reasoning"
 (arXiv 2501.07301): Qwen2 with a head of two layers and two classes at every token. It reads a
