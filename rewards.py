@@ -82,7 +82,9 @@ FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
 
 class Verdict(NamedTuple):
-    """`reward` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS."""
+    """`reward` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS,
+    or "drawn" in a smoke test.
+    """
 
     reward: float | None
     reason: str

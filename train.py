@@ -238,9 +238,8 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
     temperature = run.config.sampling.temperature
     rollouts = batch.rollouts
     lengths = rollouts.lengths
-    has_gradient = (
-        batch.token_advantages[minibatch].any(1).cpu()
-    )  # (b,) false in groups of equal rewards
+    # false in groups of equal rewards
+    has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,)
     rows = minibatch[has_gradient]
     drops_uncredited = METHODS[run.config.credit.method].drops_uncredited
     counted = rows if drops_uncredited else minibatch
@@ -255,12 +254,14 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
         run.trained.layout.pack,
         filler=shortest,
     )
-    for micro_batch, weight in dealt:
+    for micro_batch, is_filler in dealt:
         part = rollouts.take(micro_batch)
         width = part.ids.shape[1]
         new_log_probs = run.trained(part, temperature).log_probs  # (b, t)
         old_log_probs = batch.log_probs[micro_batch, :width]  # (b, t)
-        advantages = weight * batch.token_advantages[micro_batch, :width]  # (b, t)
+        advantages = batch.token_advantages[micro_batch, :width]  # (b, t)
+        if is_filler:  # this rank has no work left, and runs in step with the others
+            advantages = torch.zeros_like(advantages)
         loss, metrics = policy_loss(
             new_log_probs,
             old_log_probs,
@@ -272,14 +273,14 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
         )
         (loss * run.ranks.world).backward()  # FSDP takes the mean over the ranks
         metrics["loss"] = loss.item()
-        sums = {name: sums[name] + weight * metrics[name] for name in sums}
+        if not is_filler:
+            sums = {name: sums[name] + metrics[name] for name in sums}
     parameters = run.trained.parameters()
     norm = torch.nn.utils.clip_grad_norm_(parameters, optimisation.max_grad_norm)
     sums = parallel.total(sums, run.ranks)
     sums["grad_norm"] = parallel.full(norm).item()
-    sums["abs_log_ratio"] *= n_tokens / max(
-        1, int(rollouts.mask[rows].sum())
-    )  # over the tokens it was taken of
+    # a mean over the tokens that it was taken of
+    sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))
     return sums
 
 

@@ -125,17 +125,17 @@ def deal(
     pack: Callable[..., list[Tensor]],
     *,
     filler: int,
-) -> list[tuple[Tensor, float]]:
-    """This rank's part of a mini-batch, as micro-batches of `pack` of weight 1; what ranks do
-    together is equally full.
+) -> list[tuple[Tensor, bool]]:
+    """This rank's part of a mini-batch, as micro-batches of `pack`, and whether each is a filler;
+    what ranks do together is equally full.
 
     Every rank gets equally many, as sharded ranks must run in step: one that has no work left gets
-    the row `filler`, of weight 0.
+    the row `filler`, which must not count.
     """
     micro_batches = pack(rows, lengths, tokens, ranks.world)
     rounds = max(1, -(-len(micro_batches) // ranks.world))
-    mine = [(micro_batch, 1.0) for micro_batch in micro_batches[ranks.rank :: ranks.world]]
-    return mine + [(torch.tensor([filler]), 0.0)] * (rounds - len(mine))
+    mine = [(micro_batch, False) for micro_batch in micro_batches[ranks.rank :: ranks.world]]
+    return mine + [(torch.tensor([filler]), True)] * (rounds - len(mine))
 
 
 def gather(value: Value, ranks: Ranks) -> list[Value]:

@@ -56,6 +56,7 @@ class Benchmark:
     # says what it lacks.
     read: Callable[[dict], dict | None]
     timeout_s: float = 5.0  # for one response
+    window: tuple[str, str] | None = None  # the contests' first and last day that count
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ SETS = [
               partial(mbpp_row, plus=True), 30.0),
     # 175 rows before the window
     Benchmark("livecodebench", "code", 4, (175,), "livecodebench/code_generation_lite",
-              ("test6.jsonl",), livecodebench_row, 60.0),
+              ("test6.jsonl",), livecodebench_row, 60.0, LCB_WINDOW),
     Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
 ]  # fmt: skip
 BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
@@ -293,16 +294,10 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
         source, revision, rows = from_hub(
             benchmark.repo, benchmark.files, f"{blame}: {benchmark.repo}", remedy
         )
-    first_day, last_day = LCB_WINDOW
-    dated = name == "livecodebench"
     problems = []
     count = 0
     for count, row in enumerate(rows, 1):
-        if (
-            dated
-            and "contest_date" in row
-            and not first_day <= str(row["contest_date"])[:10] <= last_day
-        ):
+        if benchmark.window and not _is_in(benchmark.window, row):
             continue
         try:
             problem = benchmark.read(row)
@@ -318,11 +313,11 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
             f"{blame}: none of {count} rows is a problem of it; give the file of {benchmark.repo}"
         )
     notes = []
-    size = count if dated else len(problems)
+    size = count if benchmark.window else len(problems)
     if size not in benchmark.counts:
         expected = " or ".join(map(str, benchmark.counts))
         notes.append(
-            f"WARNING: {name} has {size} {'rows' if dated else 'problems'}, {expected} expected "
+            f"WARNING: {name} has {size} {'rows' if benchmark.window else 'problems'}, {expected} expected "
             f"({source})"
         )
     faults = [problem["fault"] for problem in problems if "fault" in problem]
@@ -335,9 +330,15 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
         problems,
         source,
         revision,
-        f"{first_day} to {last_day}" if dated else None,
+        " to ".join(benchmark.window) if benchmark.window else None,
         notes,
     )
+
+
+def _is_in(window: tuple[str, str], row: dict) -> bool:
+    """Whether a row's contest, if it has one, was in these days."""
+    first_day, last_day = window
+    return "contest_date" not in row or first_day <= str(row["contest_date"])[:10] <= last_day
 
 
 def _id_of(row: dict, number: int) -> str:

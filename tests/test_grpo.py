@@ -237,26 +237,24 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
             sorted(
                 row
                 for batches in dealt
-                for batch, weight in batches
-                if weight
+                for batch, is_filler in batches
+                if not is_filler
                 for row in batch.tolist()
             )
             == rows
         )
         for together in zip(*dealt, strict=True):
             tokens = [
-                int(weight) * sum(lengths[row] for row in batch.tolist())
-                for batch, weight in together
+                0 if is_filler else sum(lengths[row] for row in batch.tolist())
+                for batch, is_filler in together
             ]
             assert max(tokens) - min(tokens) < 60 or max(tokens) == 128
     ranks = [Ranks(rank, 2, torch.device("cpu")) for rank in range(2)]
     one, other = (deal([0, 1, 2], [9, 9, 9], 9, of_rank, grpo.pack, filler=2) for of_rank in ranks)
-    assert sorted([[weight for _, weight in one], [weight for _, weight in other]]) == [
-        [1, 0],
-        [1, 1],
-    ]
-    ((batch, weight),) = deal([], [9, 9], 9, ranks[0], grpo.pack, filler=1)
-    assert batch.tolist() == [1] and weight == 0
+    fillers = [[is_filler for _, is_filler in batches] for batches in (one, other)]
+    assert sorted(fillers) == [[False, False], [False, True]]
+    ((batch, is_filler),) = deal([], [9, 9], 9, ranks[0], grpo.pack, filler=1)
+    assert batch.tolist() == [1] and is_filler
 
 
 def test_rollouts_of_several_ranks_become_one_batch(tiny):

@@ -360,7 +360,7 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
         run, rollouts, old_log_probs(run, rollouts) - 0.1, torch.ones(rollouts.ids.shape)
     )
     plain, deal = train.update(run, batch, 0), train.parallel.deal
-    filler = (torch.tensor([3]), 0.0)
+    filler = (torch.tensor([3]), True)
     monkeypatch.setattr(
         train.parallel, "deal", lambda *inputs, **options: [*deal(*inputs, **options), filler]
     )
