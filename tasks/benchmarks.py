@@ -316,10 +316,8 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
     size = count if benchmark.window else len(problems)
     if size not in benchmark.counts:
         expected = " or ".join(map(str, benchmark.counts))
-        notes.append(
-            f"WARNING: {name} has {size} {'rows' if benchmark.window else 'problems'}, {expected} expected "
-            f"({source})"
-        )
+        what = "rows" if benchmark.window else "problems"
+        notes.append(f"WARNING: {name} has {size} {what}, {expected} expected ({source})")
     faults = [problem["fault"] for problem in problems if "fault" in problem]
     if faults:
         notes.append(
