@@ -44,7 +44,7 @@ from tqdm import tqdm
 
 from credit.batch import Batch
 from credit.methods import assign_credit
-from credit.table import METHODS
+from credit.table import method_of
 from grpo import log_probs, policy_loss
 from harness import parallel, report
 from harness.launch import RunFailed, launch, processes, resolve, run_command
@@ -196,7 +196,7 @@ def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
             block.rollouts,
             temperature=context.temperature,
             micro_tokens=context.micro_tokens,
-            keep_hidden="states" in METHODS[credit.method].needs,
+            keep_hidden="states" in method_of(credit.method).needs,
         )
         clock.lap("score")
         block.token_advantages = assign_credit(block, context, credit)  # <- where methods differ
@@ -241,7 +241,7 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
     # false in groups of equal rewards
     has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,)
     rows = minibatch[has_gradient]
-    drops_uncredited = METHODS[run.config.credit.method].drops_uncredited
+    drops_uncredited = method_of(run.config.credit.method).drops_uncredited
     counted = rows if drops_uncredited else minibatch
     n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])

@@ -1,10 +1,13 @@
 """Hindsight: the policy, told more than its prompt, as its own teacher; token advantages (B, T)
 from its opinion.
 
-    rlsd   told the answer; how much likelier a token becomes is its weight
-    sdpo   told another right rollout of the group; the log-ratio is the advantage
-    hsd    told the answer and another right rollout; the ratio minus 1 is the advantage
-    scapo  told nothing, but asked in other words; tokens that this changes lose some advantage
+    rlsd    told the answer; how much likelier a token becomes is its weight
+    serl    the same, but told another right rollout of the group
+    sdpo    told another right rollout; the log-ratio is the advantage
+    iw-opd  the same, more where little of the log-ratio's size lies before the token
+    dasd    told another right rollout; A, and a little of the log-ratio by the token's entropy
+    hsd     told the answer and another right rollout; the ratio minus 1 is the advantage
+    scapo   told nothing, but asked in other words; tokens that this changes lose some advantage
 
 Each takes one forward pass over the same responses after longer prompts, which must fit into the
 model's context.
@@ -15,13 +18,14 @@ default is the Jensen-Shannon divergence of the 100 likeliest, ratios cut at 2.)
 behind, a moving average of rate .05; HSD stays near its start.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.measures import standardised
+from credit.measures import group_moments, standardised
 from grpo import log_probs, pad_id, pad_left
 
 
@@ -35,14 +39,33 @@ def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float
     of this step (theirs lags up to 10 steps behind); and the answer stands before the problem
     (`Task.hint`).
     """
+    return lean_on(answer_log_ratio, batch, context, mix, steps, bound)
+
+
+def serl(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
+    """A_t as in `rlsd`, by a teacher pi' that sees the first other right rollout of the group.
+
+    SERL (arXiv 2605.19447; the authors' core_algos.py), whose teacher sees feedback on the
+    rollout. Inferred: which feedback; a rollout without a right peer keeps A. Deviates: pi' is the
+    policy of this step, theirs up to 10 steps behind. Every token here is one of an action.
+    """
+    return lean_on(peer_log_ratio, batch, context, mix, steps, bound)
+
+
+def lean_on(
+    log_ratio_of: Callable[[Batch, Context], Tensor],
+    batch: Batch,
+    context: Context,
+    mix: float,
+    steps: int,
+    bound: float,
+) -> Tensor:
+    """The A_t of `rlsd`, by log pi' - log pi (B, T), which takes no pass once its share is 0."""
     scale = batch.advantages[:, None]  # (B, 1)
     share = mix * max(0.0, 1 - context.step / steps)
     if not share:
         return scale.expand(batch.rollouts.mask.shape)
-    told = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
-    ratio = (
-        scale.sign() * (told_log_probs(batch, told, context) - batch.log_probs)
-    ).exp()  # (B, T)
+    ratio = (scale.sign() * log_ratio_of(batch, context)).exp()  # (B, T)
     return scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
 
 
@@ -56,13 +79,39 @@ def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
     A is r - mean r; their prompt, which shows the solution below the problem, ours above it
     (`Task.shown`); and see above.
     """
-    told, peers = [], right_peers(batch)
-    for row, solutions in enumerate(peers):
-        problem = batch.problem_of(row)
-        told.append(context.task.shown(problem, solutions[0]) if solutions else problem)
-    log_ratio = told_log_probs(batch, told, context) - batch.log_probs  # (B, T)
-    log_ratio[[not solutions for solutions in peers]] = 0.0
-    return mix * batch.advantages[:, None] + (1 - mix) * log_ratio
+    return mix * batch.advantages[:, None] + (1 - mix) * peer_log_ratio(batch, context)
+
+
+def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
+    """A_t = a_t (1 + gamma (1 - sum_{k<t} |a_k| / sum_k |a_k|)), a_t = log pi'(y_t) - log pi(y_t).
+
+    IW-OPD (arXiv 2606.22600, as in TRL's trainer), whose teacher is another model. Deviates: here
+    it is that of `sdpo`, which this is at gamma 0.
+    """
+    log_ratio = torch.where(batch.rollouts.mask, peer_log_ratio(batch, context), 0.0)  # (B, T)
+    size = log_ratio.abs()
+    before = size.cumsum(1) - size
+    return log_ratio * (1 + gamma * (1 - before / size.sum(1, keepdim=True).clamp_min(1e-8)))
+
+
+def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
+    """A_t = A + beta omega_t d_t, omega_t = tanh((tau - H_t) / sigma) sigmoid(|d_t| - 1): DASD
+    (arXiv 2605.22263).
+
+    d_t is log pi'(y_t) - log pi(y_t), tau the rollout's 20% quantile of entropy, sigma the mean
+    absolute deviation of its entropies: tokens of higher entropy move away from the teacher.
+    Inferred: beta; d_t standardised in the rollout; the deviation from the mean; and pi', that of
+    `sdpo`.
+    """
+    mask = batch.rollouts.mask
+    entropies = batch.entropies
+    log_ratio = standardised(peer_log_ratio(batch, context), mask, 1)  # d, (B, T)
+    tau = torch.where(mask, entropies, torch.nan).nanquantile(0.2, dim=1, keepdim=True)  # (B, 1)
+    mean, _ = group_moments(entropies, mask, 1)  # (B, 1)
+    deviation, _ = group_moments((entropies - mean).abs(), mask, 1)
+    omega = ((tau - entropies) / deviation.clamp_min(1e-8)).tanh()  # (B, T)
+    omega *= (log_ratio.abs() - 1).sigmoid()
+    return batch.advantages[:, None] + beta * omega * log_ratio
 
 
 def hsd(batch: Batch, context: Context) -> Tensor:
@@ -109,6 +158,24 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
     return batch.advantages[:, None] + strength * standardised(
         stable, mask, batch.group_size
     ).clamp_max(0.0)
+
+
+def answer_log_ratio(batch: Batch, context: Context) -> Tensor:
+    """log pi'(y_t) - log pi(y_t), (B, T), where pi' also sees the answer."""
+    told = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
+    return told_log_probs(batch, told, context) - batch.log_probs
+
+
+def peer_log_ratio(batch: Batch, context: Context) -> Tensor:
+    """The same, where pi' also sees the first other right rollout of the group; 0 without one."""
+    told = []
+    peers = right_peers(batch)
+    for row, solutions in enumerate(peers):
+        problem = batch.problem_of(row)
+        told.append(context.task.shown(problem, solutions[0]) if solutions else problem)
+    log_ratio = told_log_probs(batch, told, context) - batch.log_probs  # (B, T)
+    log_ratio[[not solutions for solutions in peers]] = 0.0
+    return log_ratio
 
 
 def right_peers(batch: Batch) -> list[list[str]]:

@@ -14,7 +14,7 @@ from it. `credit/measures.py` measures where credit went.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -24,13 +24,13 @@ from transformers import PreTrainedTokenizerBase
 from credit import reward_model, salience
 from credit.ablations import sinkhorn_distances
 from credit.batch import Batch, Context
-from credit.hindsight import hsd, rlsd, scapo, sdpo
+from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
 from credit.measures import effective_weights, group_moments, standardised
 from credit.settings import Credit
 from credit.shear_settings import Settings, group_weights, in_nbar, settings_of
 from credit.table import options_of
 from credit.tokens import tokens_of
-from credit.values import kgae
+from credit.values import bipace, kgae
 from fast.distances import token_distances
 from fast.race import race
 from grpo import pad_id
@@ -40,14 +40,13 @@ from tasks.problems import Task
 
 
 def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
-    """Token advantages (B, T) of a method with its options, 0 outside of the mask.
+    """Token advantages (B, T) of a method or a mixture with its options, 0 outside of the mask.
 
     `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how
     much they punish. `--rescale mean1` then divides a group's by their mean weight, so that methods
     differ in direction and not in the size of the step; groups without any weight stay as they are.
     """
-    options = options_of(credit.method, credit.method_option)
-    token_advantages = FUNCTIONS[credit.method](batch, context, **options)  # (B, T)
+    token_advantages = advantages_by(credit.method, batch, context, credit.method_option)  # (B, T)
     token_advantages = torch.where(batch.rollouts.mask, token_advantages.detach(), 0.0)
     scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
     token_advantages = scale * token_advantages
@@ -59,6 +58,23 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
     return token_advantages
+
+
+def advantages_by(name: str, batch: Batch, context: Context, given: Sequence[str] = ()) -> Tensor:
+    """(B, T) of a method with the options that are given; of a mixture lam A1 + (1 - lam) A2.
+
+    lam is `share` and rises linearly to 1 over the first `until` steps, so that training ends with
+    the first method; both methods have the defaults of their options.
+    """
+    options = options_of(name, given)
+    if name in FUNCTIONS:
+        return FUNCTIONS[name](batch, context, **options)
+    first, second = [advantages_by(part, batch, context) for part in name.split("+")]
+    share = float(options["share"])
+    until = float(options["until"])
+    if until:
+        share += (1 - share) * min(1.0, context.step / until)
+    return share * first + (1 - share) * second
 
 
 # ---- group and entropies -------------------------------------------------------------------------
@@ -118,6 +134,20 @@ def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Te
     excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
     earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
     return batch.advantages[:, None] * torch.where(batch.advantages[:, None] > 0, earned, 1.0)
+
+
+def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
+    """A_t = A on the share `kept` of the group's tokens whose H_t |A| is largest, 0 elsewhere.
+
+    GMTS (arXiv 2608.30632), which approximates a token's gradient by |E_t omega_t|, omega_t the
+    ratio of policies times A. Here the ratio is 1, as at the first update. Inferred: E_t is the
+    entropy, and the tokens are ranked within a group.
+    """
+    size = batch.advantages[:, None].abs() * batch.entropies  # (B, T)
+    size = torch.where(batch.rollouts.mask, size, torch.nan)
+    of_groups = size.view(-1, batch.group_size * size.shape[1])  # (groups, G T)
+    least = of_groups.nanquantile(1 - kept, dim=1).repeat_interleave(batch.group_size)  # (B,)
+    return batch.advantages[:, None] * (size >= least[:, None])
 
 
 # ---- hidden states -------------------------------------------------------------------------------
@@ -563,10 +593,12 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "shear": shear,
     "first": first,
     "kgae": kgae,
+    "bipace": bipace,
     "entropy": entropy_credit,
     "hapo": hapo,
     "rsi": rsi,
     "taco": taco,
+    "gmts": gmts,
     "delta": delta,
     "oar-g": oar_g,
     "oar-p": oar_p,
@@ -574,7 +606,10 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "prm": prm,
     "pure": pure,
     "rlsd": rlsd,
+    "serl": serl,
     "sdpo": sdpo,
+    "iw-opd": iw_opd,
+    "dasd": dasd,
     "hsd": hsd,
     "scapo": scapo,
     "attention": attention,

@@ -9,19 +9,27 @@ from typing import Annotated, Literal
 
 import tyro
 
-from credit.table import METHODS
-from tasks.settings import Count, NotNegative, OptionalText, Positive, number, one_of, spec
+from credit.table import METHODS, MIXTURE, method_of
+from tasks.settings import Count, NotNegative, OptionalText, Positive, number, spec
 
-MethodName = Annotated[str, spec("NAME", one_of(METHODS))]
+
+def method_name(text: str) -> str:
+    """The name of a method, or of a mixture of two."""
+    method_of(text)
+    return text
+
+
+MethodName = Annotated[str, spec("NAME", method_name)]
+ENTRIES = METHODS | {"FIRST+SECOND": MIXTURE}  # as the help shows them
 METHODS_HELP = "\n".join(
-    ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in METHODS.items())]
+    ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in ENTRIES.items())]
 )
 
 
 def options_help() -> str:
     """The options of all methods, a line each."""
     lines = ["NAME=VALUE, an option of the method; repeatable:"]
-    for name, method in METHODS.items():
+    for name, method in ENTRIES.items():
         for option, entry in method.options.items():
             lines.append(f"{name} {option}={entry.default}: {entry.about}.")
     return "\n".join(lines)

@@ -3,6 +3,7 @@
     METHODS                              name -> Method
     options_of(name, given)              its options, those given as NAME=VALUE and the defaults of
                                          the others
+    method_of(name)                      the entry of a method, or of a mixture FIRST+SECOND
     needing(word)                        the names of the methods that need something
 
 Everything else asks this table: the flags and their help, what is refused, which prompts must fit,
@@ -15,7 +16,7 @@ then a choice of `--method`, and its options are those of `--method-option`.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tasks.settings import LARGE, read_number
 
@@ -83,6 +84,11 @@ OAR = {
     "beta": Option(1.0, "boost of the most important token", 0, LARGE),
     "probe": Option("kl", "how the answer's change is measured", choices=("kl", "logp")),
 }
+LEANING = {
+    "mix": Option(0.5, "share of the teacher at the start", 0, 1),
+    "steps": Option(50, "steps until it is 0", 1, 10**6),
+    "bound": Option(0.2, "weights lie within 1 +- this", 0, 1),
+}
 METHODS = {
     "grpo": Method("every token gets its rollout's advantage"),
     "shear": Method(
@@ -103,6 +109,12 @@ METHODS = {
             "decay": Option(0.95, "discount of later changes of value", 0, 1),
             "width": Option(0.05, "distance at which a neighbour's weight is 1 / e", TINY, LARGE),
         },
+    ),
+    "bipace": Method(
+        "the reward after this token less that of all tokens in like states",
+        ("states",),
+        weighs=False,
+        options={"radius": Option(0.1, "1 - cosine of states that are alike", 1e-4, 2)},
     ),
     "entropy": Method(
         "more where the policy was unsure",
@@ -135,6 +147,10 @@ METHODS = {
             "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", TINY, 1),
             "strength": Option(0.9, "share of A that it can lose", 0, 1),
         },
+    ),
+    "gmts": Method(
+        "only tokens of large |A| times entropy",
+        options={"kept": Option(0.2, "share of the group's tokens that get credit", TINY, 1)},
     ),
     "delta": Method(
         "more on tokens that tell the sides apart",
@@ -170,11 +186,12 @@ METHODS = {
     "rlsd": Method(
         "how much likelier the token becomes when the answer is known",
         ("box", "hint"),
-        options={
-            "mix": Option(0.5, "share of the teacher at the start", 0, 1),
-            "steps": Option(50, "steps until it is 0", 1, 10**6),
-            "bound": Option(0.2, "weights lie within 1 +- this", 0, 1),
-        },
+        options=LEANING,
+    ),
+    "serl": Method(
+        "how much likelier the token becomes after another right rollout is shown",
+        ("peer",),
+        options=LEANING,
     ),
     "sdpo": Method(
         "the log-ratio after another right rollout is shown",
@@ -182,6 +199,19 @@ METHODS = {
         weighs=False,
         drops_uncredited=True,
         options={"mix": Option(0.0, "share of A; 0.9 for weak models", 0, 1)},
+    ),
+    "iw-opd": Method(
+        "sdpo's log-ratio, more where little of it lies before the token",
+        ("peer",),
+        weighs=False,
+        drops_uncredited=True,
+        options={"gamma": Option(0.5, "what the first token's credit gains", 0, LARGE)},
+    ),
+    "dasd": Method(
+        "A, and a little of sdpo's log-ratio: towards it where entropy is low, else away",
+        ("peer",),
+        weighs=False,
+        options={"beta": Option(0.1, "advantage per standard deviation of it", 0, LARGE)},
     ),
     "hsd": Method(
         "the ratio after answer and another right rollout are shown",
@@ -220,6 +250,30 @@ METHODS = {
         "control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR
     ),
 }
+MIXTURE = Method(
+    "a share of the first method's advantages, the rest of the second's",
+    options={
+        "share": Option(0.5, "of the first method, at the start", 0, 1),
+        "until": Option(0, "steps until it has risen to 1; 0: it stays", 0, 10**6),
+    },
+)
+
+
+def method_of(name: str) -> Method:
+    """The entry of a method, or of a mixture FIRST+SECOND. Raises ValueError, which says what it
+    must be.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    parts = name.split("+")
+    unmixed = [method for method in METHODS if METHODS[method].drops_uncredited]
+    if len(parts) != 2 or not set(parts) <= METHODS.keys() - set(unmixed):
+        raise ValueError(
+            f"must be one of {', '.join(METHODS)}, or two as in grpo+shear, but not "
+            f"{' or '.join(unmixed)}, which count tokens otherwise"
+        )
+    first, second = [METHODS[part] for part in parts]
+    return replace(MIXTURE, needs=first.needs + second.needs, weighs=first.weighs and second.weighs)
 
 
 def needing(word: str) -> set[str]:
@@ -231,7 +285,7 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
     """The options of a method: those given as "NAME=VALUE", else the defaults. Raises ValueError,
     which says why.
     """
-    options = METHODS[name].options
+    options = method_of(name).options
     values: dict[str, float | str] = {option: options[option].default for option in options}
     for words in given:
         option, _, text = words.partition("=")
@@ -242,7 +296,7 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
             values[option] = options[option].read(text)
         except ValueError as error:
             raise ValueError(f"{words}: {error}; change it") from error
-    ascending = METHODS[name].ascending
+    ascending = method_of(name).ascending
     if ascending:
         low, high = ascending
         if float(values[low]) >= float(values[high]):

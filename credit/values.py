@@ -1,7 +1,8 @@
 """The value of a prefix, V_t, the reward to be expected after t tokens, and credit from how it
 changes.
 
-    kgae   values by the group's other rollouts that pass near the prefix, without labels (ours)
+    kgae    values by the group's other rollouts that pass near the prefix, without labels (ours)
+    bipace  values by clusters of the group's states: that of the token's choice, less the state's
 
 Token advantages take the place of A here, as in `methods.pure`: a right rollout's bad step is
 punished, and a wrong one's good step rewarded.
@@ -101,3 +102,50 @@ def discounted_sums(changes: Tensor, decay: float) -> Tensor:
         later = changes[:, t] + decay * later
         sums[:, t] = later
     return sums
+
+
+def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
+    """A_t = Q - V: the mean reward of the group's tokens that were chosen in like states, of the
+    same token less of all.
+
+    BiPACE (arXiv 2606.25556), which clusters late layers' states. A token that no other in its
+    cluster is has r - the mean of the others; one that is alone in its cluster 0. Inferred: the
+    radius, Q with the token's own reward, and the first tokens of all rollouts in one cluster, as
+    they follow the same prompt. Deviates: the states are the last layer's.
+    """
+    mask = batch.rollouts.mask
+    credit = torch.zeros(mask.shape, device=mask.device)  # (B, T)
+    for group, hidden in batch.groups():
+        real = mask[group]  # (G, T), N tokens
+        first = (real.cumsum(1) == 1)[real]  # (N,)
+        states = hidden.roll(1, 1)[real]  # (N, d), in which the tokens were chosen
+        clusters = greedy_clusters(states, first, radius)
+        tokens = batch.rollouts.ids[group][real]
+        rewards = batch.rewards[group, None].expand_as(real)[real].double()
+        _, choices = torch.stack([clusters, tokens]).unique(dim=1, return_inverse=True)  # (N,)
+        of_state, in_state = sums_and_counts(clusters, rewards)
+        of_choice, in_choice = sums_and_counts(choices, rewards)
+        alone = rewards - (of_state - rewards) / (in_state - 1)  # NaN in a cluster of one
+        peers = of_choice / in_choice - of_state / in_state
+        credit[group][real] = torch.where(in_choice > 1, peers, alone.nan_to_num()).float()
+    return credit
+
+
+def greedy_clusters(states: Tensor, first: Tensor, radius: float) -> Tensor:
+    """The number (N,) of each state's cluster: 0 where `first` (N,); of the others (N, d) the
+    earliest that is in none leads the next, of all that are in none within `radius` of it.
+    """
+    states = torch.nn.functional.normalize(states.float(), dim=-1)
+    clusters = torch.where(first, 0, -1)  # (N,)
+    while (clusters < 0).any():
+        free = clusters < 0
+        leader = int(free.nonzero()[0])
+        near = states @ states[leader] >= 1 - radius  # (N,)
+        near[leader] = True  # or a state of 0 would stay free
+        clusters[free & near] = clusters.max() + 1
+    return clusters
+
+
+def sums_and_counts(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """For each of (N,) the sum of the values that have its key, and how many have it."""
+    return keys.bincount(values)[keys], keys.bincount()[keys]

@@ -38,7 +38,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from credit.settings import Credit, Shear
-from credit.table import METHODS, NEEDS, options_of
+from credit.table import NEEDS, method_of, options_of
 from harness.paper_tables import PAPER as PAPERS_MODELS
 from tasks.rows import BadInput
 from tasks.settings import (
@@ -423,7 +423,7 @@ def check(config: TrainConfig) -> None:
         raise refusal("eval_every", "needs --bench, which needs it; give both")
     if config.track and not find_spec(config.track):
         raise refusal("track", "this package is not installed; leave it out")
-    method = METHODS[config.credit.method]
+    method = method_of(config.credit.method)
     if config.credit.prm and "prm" not in method.needs:
         raise refusal("prm", f"--method {config.credit.method} uses none; leave it out")
     if config.credit.rescale != "none" and not method.weighs:
@@ -444,7 +444,7 @@ def check_method(config: TrainConfig) -> None:
         has.add("adapter")
     if credit.prm:
         has.add("prm")
-    for need in METHODS[credit.method].needs:
+    for need in method_of(credit.method).needs:
         if need in REMEDIES and need not in has:
             raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {REMEDIES[need]}")
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import teacher
 from credit.reward_model import RewardModel
-from credit.table import METHODS
+from credit.table import method_of
 from fast.packing import attends_fully
 from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
@@ -153,7 +153,7 @@ def check_architecture(config: TrainConfig, model: PreTrainedModel) -> list[str]
     """Notes on how a model, which may be without weights, can be run; raises BadInput where it
     cannot be as asked.
     """
-    needs = METHODS[config.credit.method].needs
+    needs = method_of(config.credit.method).needs
     if "attention" in needs and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
         reason = "its layers have no self_attn; choose another --method than"
         raise BadInput(f"--model {config.model}: {reason} {config.credit.method}")
@@ -172,7 +172,7 @@ def make_task(
     """Problems whose prompts leave room for a response in the model's `context`; the configuration
     with the sizes that fit them and their digest, and notes. Raises BadInput.
     """
-    needs = METHODS[config.credit.method].needs
+    needs = method_of(config.credit.method).needs
     responses = 1 + ("peer" in needs)  # that must fit in together
     size = Sizes(config)
     if not makes_model(config) and responses * config.sampling.max_tokens >= context:
@@ -231,7 +231,7 @@ def hold_out(
         heldout=heldout,
         seed=config.seed,
         max_prompt_tokens=room,
-        told="hint" in METHODS[config.credit.method].needs,  # prompts must fit with their answer
+        told="hint" in method_of(config.credit.method).needs,  # prompts must fit with their answer
     )
     return task, dropped
 
@@ -298,7 +298,7 @@ def give_lessons(parts: Parts, folder: Path, ranks: Ranks) -> Parts:
     if needs_lessons(parts):
         model = teach_policy(parts, folder, ranks)
     parts = parts._replace(model=model)
-    if "prm" in METHODS[parts.config.credit.method].needs and not parts.prm:
+    if "prm" in method_of(parts.config.credit.method).needs and not parts.prm:
         parts = parts._replace(prm=own_prm(parts, folder, ranks))
     return parts
 

@@ -11,7 +11,7 @@
 An arm is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
 `-wrong-X` (wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter
 of rank 16). `shear-mean1` and `grpo-wrong-.12` are controls: methods differ in the size of their
-steps, and in how much they punish.
+steps, and in how much they punish. `-NAME=VALUE` is an option of the method.
 
 A trial is an arm, a learning rate and a seed. Four stages run one after the other: `tune` tries
 half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further while
@@ -55,7 +55,7 @@ from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 import tyro
 
 from credit.settings import Credit
-from credit.table import METHODS, needing
+from credit.table import METHODS, method_of, needing
 from harness.config import PathFlag, Seeds, Texts, parse_study, spelled
 from tasks.rows import BadInput
 from tasks.settings import TASKS, Count, number, several
@@ -67,7 +67,7 @@ CHANGES: dict[str, dict] = {
     "lora": {"lora_rank": 16},
 }
 TUNING = (100, 101)  # seeds
-SUFFIXES = "-mean1, -dynamic, -lora and -wrong-X"
+SUFFIXES = "-mean1, -dynamic, -lora, -wrong-X and -OPTION=VALUE"
 ARMS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
 ARMS += [name for name in METHODS if name not in ARMS and name not in needing("adapter")]
 ARMS += "grpo-dynamic shear-dynamic grpo-lora arca-lora".split()
@@ -79,13 +79,16 @@ ARMS_HELP = (
 
 def flags_of(arm: str) -> dict:
     """The flags of train.py that an arm sets; raises BadInput for the name of none."""
-    method, *changes = re.split("-(?=mean1|dynamic|lora|wrong-)", arm)
+    method, *changes = re.split(r"-(?=mean1|dynamic|lora|wrong-|\w+=)", arm)
     flags: dict = {"method": method} | OPTIONS.get(method, {})
     try:
-        METHODS[method]
+        method_of(method)
         for change in changes:
             scale = change.removeprefix("wrong-")
-            flags |= CHANGES[change] if scale == change else {"negative_scale": float(scale)}
+            if "=" in change:
+                flags["method_option"] = (*flags.get("method_option", ()), change)
+            else:
+                flags |= CHANGES[change] if scale == change else {"negative_scale": float(scale)}
     except (KeyError, ValueError) as error:
         raise BadInput(
             f"--methods {arm}: is no method of train.py with any of {SUFFIXES}; change it"
@@ -518,7 +521,7 @@ def advantages_of(config: TrainConfig, cell: Cell) -> dict:
     arms = {}
     for arm in cell.arms:
         flags = flags_of(arm)
-        needs = METHODS[flags["method"]].needs
+        needs = method_of(flags["method"]).needs
         if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
             arms[arm] = Credit(**flags)
     with started(config) as run:

@@ -19,7 +19,7 @@ from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, own_side_weights, true_errors
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings
-from credit.table import METHODS, needing
+from credit.table import METHODS, method_of, needing
 from grpo import Policy, group_advantages, log_probs, to_padded
 from harness.config import TrainConfig
 from harness.prepare import make_task
@@ -179,7 +179,7 @@ def tokens(batch: Batch):
 # ---- every method --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "hapo+shear"])
 def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave_alone(
     method, told
 ):
@@ -190,19 +190,21 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     torch.manual_seed(5)
     ours = assign(method, told, options)
     assert ours.shape == told.rollouts.mask.shape and not ours.requires_grad
-    assert ours.isfinite().all() and ours[:4].abs().max() > 0
+    # to bipace the four are alike, whose verdicts differ
+    assert ours.isfinite().all() and (ours[:4].abs().max() > 0 or method == "bipace")
     assert ours[~told.rollouts.mask].abs().max() == 0
     assert (ours[4:].abs().max() == 0) == (method not in ("pure", "hsd", "scapo"))
-    if METHODS[
+    if method_of(
         method
-    ].weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
+    ).weighs:  # tokens of right rollouts are never punished, of wrong ones never rewarded
         assert (ours * told.advantages[:, None] >= 0).all()
     wide = wider(told, 3)  # filled with garbage
     torch.manual_seed(5)
     padded = assign(method, wide, options)
     assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
-    if method not in {"random", "shuffle"} | needing("peer"):  # draws and peers follow the order
+    # draws, peers and the leaders of clusters follow the order
+    if method not in {"random", "shuffle", "bipace"} | needing("peer"):
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = assign(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
@@ -217,7 +219,8 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
 
 
 # Of the whole batch; oar-p's depend on lengths.
-PASSES = {"oar-g": 2, "rlsd": 1, "sdpo": 1, "hsd": 1, "scapo": 4, "attention": 1, "arca": 1}
+PASSES = {"oar-g": 2, "rlsd": 1, "hsd": 1, "scapo": 4, "attention": 1, "arca": 1}
+PASSES |= dict.fromkeys(["serl", "sdpo", "iw-opd", "dasd"], 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -324,7 +327,107 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one(method):
     assert ours[8:].abs().max() == 0
 
 
+# ---- mixtures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "lam"),
+    [
+        ([], 3, 0.5),
+        (["share=.2"], 3, 0.2),
+        (["share=.2", "until=8"], 0, 0.2),
+        (["share=.2", "until=8"], 4, 0.6),
+        (["until=8"], 8, 1),
+        (["until=8"], 30, 1),
+    ],
+)
+def test_a_mixture_is_a_share_of_the_first_and_the_rest_of_the_second(options, step, lam, told):
+    """Token by token; `--negative-scale` and `--rescale` act on what is mixed."""
+    told = with_context(told, step=step)
+    flags_of_shear = flags("shear", method_option=options)
+    ours = assign("entropy+shear", told, flags_of_shear)
+    entropy, shear = (assign(method, told, flags("shear")) for method in ("entropy", "shear"))
+    assert_close(ours, lam * entropy + (1 - lam) * shear)
+    both = flags("shear", method_option=options, negative_scale=0.5, rescale="mean1")
+    halved = torch.where(told.correct[:, None], ours, ours / 2)
+    weights = effective_weights(halved, told.advantages, told.rollouts.mask)
+    mean = weights[:4][told.rollouts.mask[:4]].mean()
+    assert_close(assign("entropy+shear", told, both), halved / mean)
+
+
+def test_a_mixture_needs_what_either_needs_and_weighs_if_both_do():
+    """The rest is as in a method without a plus."""
+    mixed = method_of("rlsd+kgae")
+    assert set(mixed.needs) == {"box", "hint", "states", "pairs"} and not mixed.weighs
+    assert method_of("grpo+shear").weighs and not method_of("kgae+grpo").weighs
+    assert set(mixed.options) == {"share", "until"} and not mixed.drops_uncredited
+    for name in ("grpo+", "+", "grpo+sheer", "grpo+shear+kgae", "grpo+sdpo", "iw-opd+grpo", ""):
+        with pytest.raises(ValueError, match=r"must be one of grpo, .* but not sdpo or iw-opd"):
+            method_of(name)
+
+
 # ---- formulas ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5])
+def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
+    """Those of each group that lie at or above the quantile of H |A|."""
+    batch = drawn_batch([[1.0, 0, 0], [1, 1, 0]])
+    ours = assign("gmts", batch, flags(method_option=[f"kept={kept}"]))
+    for group in (range(3), range(3, 6)):
+        sizes = {}
+        for i, t in tokens(batch):
+            if i in group:
+                sizes[i, t] = abs(batch.advantages[i].item()) * batch.entropies[i, t].item()
+        least = sorted(sizes.values())[math.ceil((1 - kept) * (len(sizes) - 1))]
+        for (i, t), size in sizes.items():
+            assert ours[i, t] == (batch.advantages[i] if size >= least else 0)
+
+
+def test_bipace_against_a_loop():
+    """States of three directions, four tokens; the radius takes one in the middle to the earlier
+    one. A token alone of its kind, a state alone, a rollout without a verdict.
+    """
+    batch = drawn_batch([[1, 0, 1, math.nan], [0, 1, 0, 0]])
+    mask = batch.rollouts.mask
+    torch.manual_seed(0)
+    ids = torch.randint(3, mask.shape)
+    directions = torch.tensor([[1.0, 0, 0], [0.9, 0.5, 0], [0.4, 1, 0], [0, 0, 2], [-1, 0, 0]])
+    kinds = torch.randint(4, (int(mask.sum()),))
+    kinds[3] = 4
+    hidden = directions[kinds]
+    batch = replace(batch, rollouts=replace(batch.rollouts, ids=ids), hidden=hidden)
+    ours = assign("bipace", batch, flags(method_option=["radius=.2"]))
+    states = to_padded(hidden, mask).double()
+    outcomes = set()
+    for group in (range(4), range(4, 8)):
+        leaders, members = [], {}  # of each token, its cluster
+        for i, t in tokens(batch):
+            if i not in group:
+                continue
+            members[i, t] = -1  # of first tokens
+            if t:
+                state = states[i, t - 1]
+                cosines = [torch.cosine_similarity(state, leader, dim=0) for leader in leaders]
+                near = [number for number, cosine in enumerate(cosines) if cosine >= 0.8]
+                members[i, t] = near[0] if near else len(leaders)
+                if not near:
+                    leaders.append(state)
+        for i, t in members:
+            same = [at for at in members if members[at] == members[i, t]]
+            peers = [at for at in same if ids[at] == ids[i, t]]
+            reward = {at: batch.rewards[at[0]].item() for at in same}
+            others = [reward[at] for at in same if at != (i, t)]
+            if len(same) == 1:
+                expected, outcome = 0.0, "alone"
+            elif len(peers) == 1:
+                expected, outcome = reward[i, t] - statistics.mean(others), "a token of its own"
+            else:
+                of_peers = statistics.mean(reward[at] for at in peers)
+                expected, outcome = of_peers - statistics.mean(reward.values()), "with peers"
+            outcomes.add(outcome)
+            assert ours[i, t].item() == pytest.approx(expected, abs=1e-6)
+    assert len(outcomes) == 3
 
 
 def test_entropy_adds_at_most_half_the_advantage():
@@ -689,6 +792,50 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, monkeypatch):
         up, down = torch.tensor([0.1, -0.1]).exp()
         for got, ratio in ((right[0], up), (right[1], 0.8), (wrong[0], down), (wrong[1], 1.2)):
             assert got.item() == pytest.approx(1 - share + share * float(ratio), abs=1e-5)
+
+
+def test_serl_moves_with_a_teacher_that_sees_a_peer(told, monkeypatch):
+    """As `rlsd`, but for rollouts of a group without another right one, which keep A."""
+    delta = torch.full_like(told.log_probs, 0.1)
+    delta[:, 1::2] = -900  # no overflow
+    monkeypatch.setattr(hindsight, "told_log_probs", lambda *inputs: told.log_probs + delta)
+    one_right = with_rewards(told, [1.0, 0, 0, 0, 1, 1, 0, 0])
+    weights = weights_of("serl", with_context(one_right, step=25))
+    assert weights[0][told.rollouts.mask[0]].unique().tolist() == [1]  # no other is right
+    expected = {1: (math.exp(-0.1), 1.2), 4: (math.exp(0.1), 0.8)}
+    for row, ratios in expected.items():
+        for t, ratio in enumerate(ratios):
+            assert weights[row, t].item() == pytest.approx(0.75 + 0.25 * ratio, abs=1e-5)
+
+
+def test_iw_opd_and_dasd_against_loops(told, monkeypatch):
+    """Of a log-ratio that padding does not have; the second group has no peers: 0, and A."""
+    torch.manual_seed(3)
+    delta = torch.randn(told.log_probs.shape)
+    monkeypatch.setattr(hindsight, "told_log_probs", lambda *inputs: told.log_probs + delta)
+    iw_opd = assign("iw-opd", told, flags(method_option=["gamma=.7"]))
+    dasd = assign("dasd", told, flags(method_option=["beta=.3"]))
+    for row, mask in enumerate(told.rollouts.mask[:4]):
+        ratios, entropies = delta[row][mask].tolist(), told.entropies[row][mask].tolist()
+        total = sum(map(abs, ratios))
+        for t, ratio in enumerate(ratios):
+            before = sum(abs(earlier) for earlier in ratios[:t])
+            expected = ratio * (1 + 0.7 * (1 - before / total))
+            assert iw_opd[row, t].item() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        place = 0.2 * (len(ratios) - 1)
+        low, high = sorted(entropies)[int(place)], sorted(entropies)[int(place) + 1]
+        tau = low + (place - int(place)) * (high - low)
+        mean, deviation = statistics.mean(ratios), statistics.pstdev(ratios)
+        middle = statistics.mean(entropies)
+        sigma = statistics.mean(abs(entropy - middle) for entropy in entropies)
+        for t, ratio in enumerate(ratios):
+            d = (ratio - mean) / deviation
+            omega = math.tanh((tau - entropies[t]) / sigma) / (1 + math.exp(1 - abs(d)))
+            expected = told.advantages[row].item() + 0.3 * omega * d
+            assert dasd[row, t].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert iw_opd[4:].abs().max() == dasd[4:].abs().max() == 0
+    sdpo = assign("sdpo", told, flags())
+    assert torch.equal(assign("iw-opd", told, flags(method_option=["gamma=0"])), sdpo)
 
 
 def test_told_logp_is_that_of_the_same_response_after_another_prompt(told):

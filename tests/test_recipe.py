@@ -134,7 +134,9 @@ def test_methods_and_their_options_are_those_of_the_table():
     assert set(METHODS) == set(FUNCTIONS) <= set(rows)
     written = re.findall(r"`(\w+)=(\S+?)`", (DOCS / "recipe.md").read_text(encoding="utf-8"))
     defaults = [
-        (name, str(value)) for method in METHODS for name, value in options_of(method).items()
+        (name, str(value))
+        for method in [*METHODS, "grpo+shear"]
+        for name, value in options_of(method).items()
     ]
     assert set(written) == set(defaults)
     for words, message in (
@@ -145,6 +147,8 @@ def test_methods_and_their_options_are_those_of_the_table():
         ("--method rlsd --method-option steps=1.5", "steps=1.5: must be of type int"),
         ("--method-option distance=w2", "distance=w2: must be one of w1, cosine"),
         ("--method rsi --method-option low=nan", "low=nan: must be from"),
+        ("--method grpo+rsi --method-option low=1", "low=1: grpo.rsi has share, until;"),
+        ("--method grpo+shear --method-option until=.5", "until=.5: must be of type int"),
         ("--method hapo --method-option phi=.2", "alpha=0.2: must be less than phi, 0.2"),
     ):
         with pytest.raises(problems.BadInput, match=f"--method-option {message}"):

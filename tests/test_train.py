@@ -629,7 +629,7 @@ def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
     assert set(counts) == {int(rollouts.mask[: 4 if method == "sdpo" else 8].sum())}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "grpo+shear", "rlsd+pure"])
 def test_every_method_starts_with_the_defaults(method):
     """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's
     context, too.
