@@ -85,6 +85,19 @@ def grpo(batch: Batch, context: Context) -> Tensor:
     return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
 
 
+def signbalance(batch: Batch, context: Context) -> Tensor:
+    """A_t = 1 in right rollouts, -n+ / n- in wrong ones, of n+ right and n- wrong in the group:
+    SignBalance (arXiv 2609.04063).
+
+    For answers of few values, where a guess can be right. Computed as A / A+, A+ the right ones'
+    Eq. (1), which is the same for verdicts of 0 and 1: so it weighs groups, and no token. Inferred:
+    a group of equal verdicts gets nothing.
+    """
+    advantages = batch.advantages.view(-1, batch.group_size)  # (groups, G)
+    of_right = advantages.amax(1, keepdim=True).clamp_min(1e-8)
+    return (advantages / of_right).view(-1, 1).expand(batch.rollouts.mask.shape)
+
+
 def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float) -> Tensor:
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758;
     alpha as for GRPO).
@@ -590,6 +603,7 @@ def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
 # The function of each method of `credit.table.METHODS`.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "grpo": grpo,
+    "signbalance": signbalance,
     "shear": shear,
     "first": first,
     "kgae": kgae,

@@ -91,6 +91,7 @@ LEANING = {
 }
 METHODS = {
     "grpo": Method("every token gets its rollout's advantage"),
+    "signbalance": Method("1 in right rollouts, and as much taken off in all wrong ones together"),
     "shear": Method(
         "distance to the closest span of the other side", ("states", "pairs"), options=SHEAR
     ),

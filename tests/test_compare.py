@@ -322,7 +322,7 @@ def test_the_page_has_what_the_rows_say():
     of them, but for methods whose comparison is only planned.
     """
     newest = ["taco", "cliff", "scapo", "own-side"]
-    planned = ["gmts", "bipace", "serl", "iw-opd", "dasd"]
+    planned = ["signbalance", "gmts", "bipace", "serl", "iw-opd", "dasd"]
     others = [rule for rule in compare.ARMS if rule not in newest + planned]
     for file, rules in (("compare.jsonl", others), ("compare-newest.jsonl", ["grpo", *newest])):
         rows, cell = files.rows(DOCS / file), Cell("--steps 20", 1e-4, rules)

@@ -369,6 +369,17 @@ def test_a_mixture_needs_what_either_needs_and_weighs_if_both_do():
 # ---- formulas ------------------------------------------------------------------------------------
 
 
+def test_signbalance_is_one_and_what_balances_it():
+    """Three of five right: -3 / 2; one of four, one without a verdict: -1 / 3; equal ones: 0. Its
+    sum over a group is 0.
+    """
+    batch = drawn_batch([[1, 0, 1, 0, 1], [0, 0, 1, math.nan, 0], [1] * 5])
+    ours = assign("signbalance", batch, flags())
+    balance = [[1, -3 / 2, 1, -3 / 2, 1], [-1 / 3, -1 / 3, 1, 0, -1 / 3], [0] * 5]
+    expected = torch.tensor(balance).view(-1, 1) * batch.rollouts.mask
+    assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("kept", [0.2, 0.5])
 def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
     """Those of each group that lie at or above the quantile of H |A|."""
