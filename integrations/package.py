@@ -16,6 +16,7 @@ from setuptools.command.build_py import build_py
 
 NAME = "shear_credit"
 MODULES = {  # in the package -> here
+    "__init__": "integrations.shear_credit",
     "sinkhorn": "sinkhorn",
     "shear": "shear",
     "race": "fast.race",
@@ -23,21 +24,14 @@ MODULES = {  # in the package -> here
     "trl_shear": "integrations.trl_shear",
     "verl_shear": "integrations.verl_shear",
 }
-INIT = '''"""SHEAR's token weights for your trainer; `trl_shear`, `verl_shear`: for TRL and verl."""
-
-from shear import shear_advantages, shear_weights
-from fast.distances import token_distances
-from fast.race import race
-
-__all__ = ["race", "shear_advantages", "shear_weights", "token_distances"]
-'''
 
 
 def packaged(source: str) -> str:
     """The source with imports of our modules by their names in the package."""
     for name, module in MODULES.items():
+        target = f"{NAME}.{name}".removesuffix(".__init__")
         source = re.sub(
-            rf"^from {re.escape(module)} import", f"from {NAME}.{name} import", source, flags=re.M
+            rf"^from {re.escape(module)} import", f"from {target} import", source, flags=re.M
         )
     return source
 
@@ -52,7 +46,8 @@ class BuildPackage(build_py):
 
     def get_outputs(self, include_bytecode: bool = True) -> list[str]:
         """The files of the package."""
-        return [f"{self.build_lib}/{NAME}/{name}.py" for name in ("__init__", *MODULES)]
+        names = [f"{name}.py" for name in MODULES]
+        return [f"{self.build_lib}/{NAME}/{name}" for name in (*names, "py.typed")]
 
     def run(self) -> None:
         """Writes them. An editable install ends here."""
@@ -62,7 +57,7 @@ class BuildPackage(build_py):
             )
         folder = Path(self.build_lib, NAME)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "__init__.py").write_text(packaged(INIT), encoding="utf-8")
+        (folder / "py.typed").touch()  # type checkers read the package's annotations
         for name, module in MODULES.items():
             source = Path(f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
             (folder / f"{name}.py").write_text(packaged(source), encoding="utf-8")

@@ -8,7 +8,7 @@ TRL's loss takes token advantages (B, T), but nothing in TRL makes them. So thre
 wrapped, none is copied:
 
   1. `_calculate_rewards` returns the rewards of all processes. The first reward function gives the
-     verdict: a rollout is right if it is above 0.5. Further functions only shape the reward.
+     verdict: a rollout is right above `threshold`. Further functions only shape the reward.
   2. `_get_per_token_logps_and_entropies` is TRL's scoring forward, for FSDP, ZeRO-3, autocast and
      PEFT alike. A hook on the base model keeps the last-layer states. Where TRL scores its rollouts
      anyway (vLLM with importance correction, several updates a generation), this costs no further
@@ -31,22 +31,25 @@ from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
-from transformers.utils import ModelOutput
-from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
 
-from fast.distances import token_distances
-from fast.race import race
-from shear import EPS, STRIDE, WINDOW, shear_weights, span_bounds
+try:
+    from trl import GRPOTrainer
+    from trl.models.utils import disable_gradient_checkpointing
+except ImportError as error:
+    raise ImportError("ShearGRPOTrainer needs TRL: pip install 'trl >= 1.16, < 2'") from error
+from accelerate.utils import gather, pad_across_processes
+from transformers.utils import ModelOutput
+
+from integrations.shear_credit import shear_weights
+from shear import EPS, STRIDE, WINDOW, span_bounds
 
 Theirs = Any  # an argument of TRL's own methods, which is handed through; TRL gives it no type
 
 
 class ShearGRPOTrainer(GRPOTrainer):
-    """TRL's, with SHEAR's `window`, `stride` (tokens) and `eps` (in units of nbar). ValueError for
-    what it refuses.
+    """TRL's, with SHEAR's `window`, `stride` (tokens) and `eps` (in units of nbar). A rollout is
+    right if its first reward is above `threshold`. ValueError for what it refuses.
     """
 
     _states: list[Tensor]  # (b, T, d) each, of this process's rollouts
@@ -57,19 +60,15 @@ class ShearGRPOTrainer(GRPOTrainer):
         window: int = WINDOW,
         stride: int = STRIDE,
         eps: float = EPS,
+        threshold: float = 0.5,
         **kwargs: Theirs,
     ) -> None:
         span_bounds(0, window, stride)  # raises for these
         self.window = window
-        self._weights_of_group = partial(
-            shear_weights,
-            window=window,
-            stride=stride,
-            eps=eps,
-            distances=token_distances,
-            closest=race,
-        )
+        self.threshold = threshold
+        self._weights_of_group = partial(shear_weights, window=window, stride=stride, eps=eps)
         self._keep_next_pass = False
+        self._warned = False
         super().__init__(*args, **kwargs)
         # A ratio per sequence has a gradient that sees the sum of a rollout's weights.
         if self.importance_sampling_level != "token":
@@ -150,12 +149,23 @@ class ShearGRPOTrainer(GRPOTrainer):
                 f"lower window {self.window}",
                 stacklevel=2,
             )
+        if not self._warned and not (self._verdicts > self.threshold).any():
+            self._warned = True
+            warnings.warn(
+                f"no rollout is right: no first reward is above threshold={self.threshold}, so all "
+                "weights are 1, as in GRPO; lower threshold if right rollouts get less",
+                stacklevel=2,
+            )
         omega = self._token_weights(mask)
         self._states = []
         counts = mask & (batch["advantages"] != 0)[:, None]  # (B, T)
         sums = gather(torch.stack([omega[counts].sum(), counts.sum()])[None]).sum(0)
         self._metrics["train"]["shear/weight"].append((sums[0] / sums[1].clamp_min(1)).item())
         batch["advantages"] = batch["advantages"][:, None] * omega  # Alg. 1 line 18
+        # TRL has logged A. Its log holds one generation, which the means of A omega displace.
+        means = (batch["advantages"] * mask).sum(1) / mask.sum(1).clamp_min(1)  # (B,)
+        logged: Theirs = self._logs["advantages"]
+        logged.extend(gather(means).tolist())
         return batch
 
     def _token_weights(self, mask: Tensor) -> Tensor:
@@ -178,7 +188,7 @@ class ShearGRPOTrainer(GRPOTrainer):
             graded = ~verdicts.isnan()[:, None]  # (G, 1)
             inside = masks[group].to(mask.device) & graded  # (G, T), on either side
             hidden = states[group].to(mask.device)  # (G, T, d)
-            weights = self._weights_of_group(hidden, inside, verdicts > 0.5)
+            weights = self._weights_of_group(hidden, inside, verdicts > self.threshold)
             omega[group] = torch.where(inside, weights, 1.0)
         return omega[begin - start :][:rows, :width]
 

@@ -16,8 +16,9 @@ nothing is copied:
 A rollout is right if its reward, or the field `verdict` of what the reward function returned, is
 above 0.5. States are in the training dtype, after the final norm.
 
-Refused: Megatron, another estimator than GRPO, `bypass_mode`, `geo_mean`, steps without all
-rollouts of each prompt.
+Refused: Megatron, another estimator than GRPO, `bypass_mode`, `geo_mean`, models without a
+`base_model_prefix`, batches that ranks and mini-batches do not divide, steps without all rollouts
+of each prompt.
 """
 
 from collections import Counter
@@ -32,6 +33,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
+from transformers.utils import ModelOutput
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils import tensordict_utils as tu
@@ -39,9 +41,8 @@ from verl.utils.seqlen_balancing import get_group_balanced_partitions, log_seqle
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from fast.distances import token_distances
-from fast.race import race
-from shear import EPS, STRIDE, WINDOW, shear_weights, span_bounds
+from integrations.shear_credit import shear_weights
+from shear import EPS, STRIDE, WINDOW, span_bounds
 
 MODEL_TYPE = "shear_language_model"
 
@@ -69,7 +70,13 @@ class ShearEngine(FSDPEngineWithLMHead):
 
     def _build_module(self) -> torch.nn.Module:
         self.model_config.model_type = "language_model"  # verl builds this and value models alone
-        return super()._build_module()
+        module = super()._build_module()
+        if module.base_model is module:  # its output has logits, and no states
+            raise ValueError(
+                f"actor_rollout_ref.model.path: the base_model_prefix of {type(module).__name__} "
+                "names no part of it, so SHEAR finds no states; set that in the model's code"
+            )
+        return module
 
     def infer_batch(self, data: TensorDict, loss_function: Callable | None = None) -> dict:
         """verl's; all rollouts of each prompt must be in data."""
@@ -94,8 +101,9 @@ class ShearEngine(FSDPEngineWithLMHead):
             hook.remove()
             self._groups = None
 
-    def _keep(self, module: torch.nn.Module, inputs: tuple, output: tuple) -> None:
-        self._states = output[0]  # of the micro-batch, packed (1, N, d) or padded (b, P + T, d)
+    def _keep(self, module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
+        # of the micro-batch, packed (1, N, d) or padded (b, P + T, d)
+        self._states = output["last_hidden_state"]
 
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool
@@ -121,14 +129,7 @@ class Groups:
     def __init__(
         self, data: TensorDict, *, verdict: str | None, window: int, stride: int, eps: float
     ) -> None:
-        self.weights_of = partial(
-            shear_weights,
-            window=window,
-            stride=stride,
-            eps=eps,
-            distances=token_distances,
-            closest=race,
-        )
+        self.weights_of = partial(shear_weights, window=window, stride=stride, eps=eps)
         self.masks = data["response_mask"].unbind()
         self.correct = verdicts(data, verdict) > 0.5  # (B,)
         self.omega: dict[int, Tensor] = {}  # row -> (T,), from when its group is complete
@@ -208,10 +209,8 @@ class ShearTrainer(PPOTrainerSync):
         if sizes != {n} or len(prompts) // n % ranks:
             raise ValueError(
                 "SHEAR needs all rollouts of a prompt on one rank, but a step has "
-                f"{len(set(prompts))} prompts of "
-                f"{sorted(sizes)} rollouts on {ranks} ranks; let data.train_batch_size be a "
-                "multiple of the ranks and "
-                "of ppo_mini_batch_size, and see verl's log for rollouts that failed"
+                f"{len(set(prompts))} prompts of {sorted(sizes)} rollouts on {ranks} ranks; see "
+                "verl's log for rollouts that failed"
             )
         lengths = [tag["seq_len"] for tag in batch.tags]
         partitions = get_group_balanced_partitions(lengths, prompts, ranks)
@@ -286,4 +285,17 @@ def refuse(config: DictConfig) -> None:
         raise ValueError(
             "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean averages a rollout's "
             "advantages and discards their credit; give vanilla"
+        )
+    batch = config.data.train_batch_size
+    mini_batch = actor.ppo_mini_batch_size
+    n = config.actor_rollout_ref.rollout.n
+    split = max(
+        actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size
+    )
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // split
+    if batch % ranks or batch % mini_batch or mini_batch * n % ranks:
+        raise ValueError(
+            f"data.train_batch_size={batch} must be a multiple of the {ranks} data-parallel ranks "
+            f"and of actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}, and that times "
+            f"actor_rollout_ref.rollout.n={n} a multiple of the ranks"
         )

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from cases import DOCS
+from pandas import read_parquet
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")
 
@@ -129,8 +130,8 @@ def test_a_stride_that_leaves_tokens_out_is_refused():
 
 
 def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
-    """docs/scaling.md's, a step of it; it warns where a response is just one span, and not where it
-    is several.
+    """docs/scaling.md's, a step of it; it warns where a response is just one span or no rollout is
+    right, and not where it is several and one is.
     """
     text = (DOCS / "scaling.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(from datasets.*?)```", text, re.S)
@@ -140,11 +141,53 @@ def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
         "64, report_to", "4, max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to"
     )
     monkeypatch.chdir(tmp_path)
-    with pytest.warns(UserWarning, match="is one span"):
-        exec(program.replace("window=12, stride=6", "window=4, stride=4"), {})
+    sizes = "window=12, stride=6"
+    none_right = "no rollout is right: no first reward is above threshold=1.0"
+    with pytest.warns(UserWarning, match="is one span"), pytest.warns(match=none_right):
+        exec(program.replace(sizes, "window=4, stride=4, threshold=1.0"), {})
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "the median response")
-        exec(program.replace("window=12, stride=6", "window=1, stride=1"), {})
+        warnings.filterwarnings("error", "the median response|no rollout is right")
+        exec(program.replace(sizes, "window=1, stride=1, threshold=-1.0"), {})
+
+
+def test_a_reward_that_is_never_right_is_told_once():
+    """0 and .5 of a reward whose threshold is .5: GRPO's advantages, and one warning in two
+    generations.
+    """
+    trainer = trl_runs.make_trainer(ShearGRPOTrainer)
+    trainer.model.train()
+    trainer.reward_funcs = [
+        lambda completions, **columns: [len(text) % 2 / 2 for text in completions]
+    ]
+    rows = next(iter(trainer.get_train_dataloader()))
+    with pytest.warns(UserWarning) as told:
+        batches = [trainer._generate_and_score_completions(rows) for _ in range(2)]
+    assert sum("above threshold=0.5" in str(warning.message) for warning in told) == 1
+    for batch in batches:
+        inside = batch["completion_mask"].bool()
+        means = [row[own].unique() for row, own in zip(batch["advantages"], inside, strict=True)]
+        assert all(len(values) == 1 for values in means) and torch.cat(means).any()
+
+
+def test_completions_are_logged_with_their_credit(tmp_path):
+    """The mean over a rollout's tokens of A omega, in TRL's table and file; A was there before."""
+    batches = []
+
+    class Recorded(ShearGRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            batches.append(super()._generate_and_score_completions(inputs))
+            return batches[-1]
+
+    trainer = trl_runs.make_trainer(Recorded, max_steps=2, log_completions=True)
+    trainer.args.output_dir = str(tmp_path)
+    (tmp_path / "completions").mkdir()
+    trainer.train()
+    for path, batch in zip(sorted(tmp_path.glob("completions/*")), batches, strict=True):
+        logged = torch.tensor(read_parquet(path)["advantage"], dtype=torch.float32)
+        mask = batch["completion_mask"]
+        expected = (batch["advantages"] * mask).sum(1) / mask.sum(1)
+        assert logged.numpy() == pytest.approx(expected.numpy()) and logged.any()
+        assert not torch.isclose(logged, batch["advantages"][:, 0]).all()
 
 
 def test_graders_are_reward_functions():

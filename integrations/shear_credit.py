@@ -1,0 +1,89 @@
+"""SHEAR's token weights for a trainer of your own: Algorithm 1 of arXiv 2604.23318, its fast path.
+
+    omega = shear_weights(hidden, mask, correct)                                   # one prompt
+    credit = token_advantages(advantages, hidden, mask, correct, group_size=G)     # a batch of them
+
+`credit` (B, T) takes the place of GRPO's advantages (B,) in the policy loss. `trl_shear` and
+`verl_shear` do all of this in TRL's and in verl's trainer. `shear_credit.shear` has the plain
+functions, which solve every pair of spans: the weights are equal, and take up to 57 times as long.
+
+What stays: the names below with their arguments, defaults and shapes, in all versions 0.1.x.
+Weights that change by more than rounding (1e-4 of them) raise the minor version.
+All other names may change with any version; the trainers' follow TRL and verl.
+"""
+
+import torch
+from torch import Tensor
+
+from fast.distances import token_distances
+from fast.race import race
+from shear import EPS, STRIDE, WINDOW, ClosestHook, Distances, weigh_group
+
+__all__ = ["race", "shear_weights", "token_advantages", "token_distances"]
+__version__ = "0.1.0"
+
+
+def shear_weights(
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    *,
+    window: int = WINDOW,
+    stride: int = STRIDE,
+    eps: float = EPS,
+    distances: Distances = token_distances,
+    closest: ClosestHook = race,
+) -> Tensor:
+    """The token weights omega (G, T) float32 of one prompt's G rollouts; constants for autograd.
+
+    hidden (G, T, d): the last layer's states at the response tokens, after the final norm, in any
+    float dtype; mask (G, T): 1 on response tokens, padding on any side; correct (G,): true for
+    right rollouts. `window` and `stride` are in tokens.
+
+    `eps`, Sinkhorn's regularisation, is in units of nbar: the mean Euclidean norm of the group's
+    hidden states, over all response tokens of all its rollouts. A weight is a distance divided by
+    nbar. It is 1 where no rollout has the opposite verdict, and 0 where the mask is 0.
+
+    `distances` and `closest` are hooks, described in `shear_credit.shear`. Raises ValueError for a
+    bad window, stride or eps, and for a state that is not finite.
+    """
+    weighed = weigh_group(
+        hidden,
+        mask,
+        correct,
+        window=window,
+        stride=stride,
+        eps=eps,
+        distances=distances,
+        closest=closest,
+    )
+    return weighed.omega
+
+
+def token_advantages(
+    advantages: Tensor,
+    hidden: Tensor,
+    mask: Tensor,
+    correct: Tensor,
+    *,
+    group_size: int,
+    window: int = WINDOW,
+    stride: int = STRIDE,
+    eps: float = EPS,
+) -> Tensor:
+    """A omega (B, T) for a batch of whole groups, from GRPO's advantages A (B,).
+
+    The `group_size` rollouts of a prompt are adjacent; hidden (B, T, d), mask (B, T), correct (B,)
+    and the options are those of `shear_weights`. Groups do not see each other, so a batch may come
+    in parts. Raises ValueError for an incomplete group.
+    """
+    if len(mask) % group_size:
+        raise ValueError(f"{len(mask)} rollouts cannot be split into groups of {group_size}")
+    omega = []
+    for start in range(0, len(mask), group_size):
+        group = slice(start, start + group_size)
+        weights = shear_weights(
+            hidden[group], mask[group], correct[group], window=window, stride=stride, eps=eps
+        )
+        omega.append(weights)
+    return advantages[:, None] * torch.cat(omega)  # Alg. 1 line 18, Step 4
