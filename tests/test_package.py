@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import DOCS
 
 import shear
-from fast import distances
-from fast.race import race
+from integrations import shear_credit
 
 pytest.importorskip(
     "setuptools",
@@ -63,7 +63,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     """No name of ours but `shear_credit` is taken, and torch is all that it needs."""
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert names == {f"shear_credit/{module}.py" for module in MODULES}
+        modules = {f"shear_credit/{module}.py" for module in MODULES}
+        assert names == modules | {"shear_credit/py.typed"}
         read = {
             Path(name).name: archive.read(name).decode()
             for name in archive.namelist()
@@ -77,6 +78,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     needed = re.findall(r"^Requires-Dist: (\S+)(?!.*extra)", metadata, flags=re.M)
     assert "[verl.plugins]\nshear = shear_credit.verl_shear\n" in read["entry_points.txt"]
     assert [name.split(">")[0] for name in needed] == ["torch"]
+    assert f"\nVersion: {shear_credit.__version__}\n" in metadata
 
 
 def test_an_editable_install_is_refused_in_a_sentence(sources):
@@ -94,14 +96,87 @@ def test_the_example_of_the_readme_runs_from_an_empty_folder(wheel, tmp_path):
     (example,) = re.findall(
         r"## SHEAR in a trainer of your own.*?```python\n(.*?)```", readme, re.S
     )
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(wheel),
-    }  # a wheel is a zip file, from which Python imports
-    command = [sys.executable, "-W", "error", "-c", EXAMPLE.format(example)]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    run(wheel, tmp_path, "-W", "error", "-c", EXAMPLE.format(example)).check_returncode()
     hidden, mask, correct, omega = torch.load(tmp_path / "omega.pt")
-    ours = shear.shear_weights(
-        hidden, mask, correct, closest=race, distances=distances.token_distances
+    assert omega.equal(shear_credit.shear_weights(hidden, mask, correct))
+    assert (omega[mask] != 1).any()
+
+
+def run(wheel: Path, folder: Path, *words: str) -> subprocess.CompletedProcess:
+    """Python with the installed package, which it imports from the wheel, a zip file."""
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
     )
-    assert omega.equal(ours) and (omega[mask] != 1).any()
+
+
+def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught):
+    """docs/scaling.md's, two steps of it; 30 lines of plain PyTorch."""
+    text = (DOCS / "scaling.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n(import torch.*?)```", text, re.S)
+    assert sum(map(bool, program.split("\n"))) <= 30
+    for ours, small in [("Qwen/Qwen2.5-0.5B", taught), ("range(100)", "range(2)"), ("=64", "=8")]:
+        assert ours in program
+        program = program.replace(ours, small)
+    program += "assert all(parameter.isfinite().all() for parameter in model.parameters())\n"
+    program += "assert credit.shape == mask.shape and credit.unique().numel() > 2 * len(credit)\n"
+    ended = run(wheel, tmp_path, "-c", program)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_without_trl_its_trainer_says_what_to_install(wheel, tmp_path):
+    """The versions that the extra "trl" names."""
+    program = "import sys; sys.modules['trl'] = None; import shear_credit.trl_shear"
+    ended = run(wheel, tmp_path, "-c", program)
+    needed = (ROOT / "integrations/requirements.txt").read_text().strip()
+    last = ended.stderr.splitlines()[-1]
+    assert last == f"ImportError: ShearGRPOTrainer needs TRL: pip install '{needed}'"
+
+
+def test_help_says_what_nbar_is(wheel, tmp_path):
+    """In the words of a shell's user, with the arguments and their defaults."""
+    printed = run(wheel, tmp_path, "-m", "pydoc", "shear_credit").stdout
+    for words in (
+        "nbar: the mean Euclidean norm of the group's",
+        "window: int = 100",
+        "token_advantages(",
+        "What stays",
+    ):
+        assert words in printed
+
+
+def batch_of_groups():
+    """Three groups of four rollouts that share a prefix; the second is all right, padding is on the
+    left.
+    """
+    hidden = torch.randn(12, 40, 16)
+    hidden[:, 10:16] = hidden[:1, 10:16]
+    mask = torch.arange(40) >= torch.tensor([0, 10, 5, 3] * 3)[:, None]
+    correct = torch.arange(12) % 4 < torch.tensor([2, 4, 1]).repeat_interleave(4)
+    return torch.randn(12), hidden, mask, correct
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_package_s_weights_are_the_plain_ones(dtype):
+    """The race and the distances by one product change them by rounding."""
+    _, hidden, mask, correct = batch_of_groups()
+    group = slice(0, 4)
+    sizes = dict(window=8, stride=3)
+    fast = shear_credit.shear_weights(hidden[group].to(dtype), mask[group], correct[group], **sizes)
+    plain = shear.shear_weights(hidden[group].to(dtype), mask[group], correct[group], **sizes)
+    assert torch.allclose(fast, plain, rtol=1e-4, atol=0) and plain[mask[group]].std() > 0.01
+
+
+def test_a_batch_s_groups_do_not_see_each_other():
+    """Token advantages are those of Algorithm 1 for each group; an incomplete one is refused."""
+    advantages, hidden, mask, correct = batch_of_groups()
+    sizes = dict(window=8, stride=3, eps=0.1)
+    credit = shear_credit.token_advantages(advantages, hidden, mask, correct, group_size=4, **sizes)
+    for start in range(0, 12, 4):
+        group = slice(start, start + 4)
+        expected = shear.shear_advantages(
+            advantages[group], hidden[group], mask[group], correct[group], **sizes
+        )
+        assert torch.allclose(credit[group], expected, rtol=1e-4, atol=0)
+    with pytest.raises(ValueError, match="12 rollouts cannot be split into groups of 5"):
+        shear_credit.token_advantages(advantages, hidden, mask, correct, group_size=5)
