@@ -152,9 +152,8 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
 
 def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
     """r, reliability and corrected r of a method's credit; None for what is not finite."""
-    advantage, noise = (
-        np.array([line[name] for line in lines]) for name in ("advantage", "noise")
-    )  # (n,), (n,)
+    advantage = np.array([line["advantage"] for line in lines])  # (n,)
+    noise = np.array([line["noise"] for line in lines])  # (n,)
     credit = np.array([line["credit"][method] for line in lines])  # (n,)
     with np.errstate(divide="ignore", invalid="ignore"):
         r = np.corrcoef(credit, advantage)[0, 1] if len(lines) > 1 else np.nan
@@ -206,9 +205,8 @@ def against_truth(
         runs.append(("methods", name, credit, context.shear))
     for name, (credit, shear) in changes_of(context.shear, options).items():
         runs.append(("settings", name, credit, shear))
-    group = torch.arange(len(batches)).repeat_interleave(
-        torch.tensor([len(batch.rewards) for batch in batches])
-    )
+    sizes = torch.tensor([len(batch.rewards) for batch in batches])
+    group = torch.arange(len(batches)).repeat_interleave(sizes)  # (B,)
     results: dict[str, dict[str, dict]] = {"methods": {}, "settings": {}}
     for part, name, credit, shear in tqdm(runs, "methods and settings", leave=False, disable=None):
         changed = replace(context, shear=shear)
@@ -238,9 +236,10 @@ def placed(weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window:
     place["auc_half"] = half_width(aucs)
     more = aucs - auc_without_each(position[counts], after, group_of)
     place["over_position"] = [float(more[0]), half_width(more)]
-    least = torch.stack(
-        [weights[group == own][mask[group == own]].min() for own in range(int(group.max()) + 1)]
-    )
+    least = torch.zeros(int(group.max()) + 1)  # (groups,) the smallest weight of each
+    for number in range(len(least)):
+        of_group = group == number
+        least[number] = weights[of_group][mask[of_group]].min()
     place["shares"] = shares_by_part(weights, mask, errors)
     place["shares_above_floor"] = shares_by_part(weights - least[group][:, None], mask, errors)
     return place
@@ -250,10 +249,10 @@ def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndar
     """The AUC of n values, and that of all groups but one, for each group: (1 + groups,)."""
     kept = [torch.ones_like(positive), *(group != left for left in group.unique())]
     values = values.double()
-    return np.array(
-        [auc(values[rows & positive].numpy(), values[rows & ~positive].numpy()) for rows in kept],
-        float,
-    )
+    aucs = []
+    for rows in kept:
+        aucs.append(auc(values[rows & positive].numpy(), values[rows & ~positive].numpy()))
+    return np.array(aucs, float)
 
 
 def half_width(estimates: np.ndarray) -> float | None:
@@ -264,10 +263,8 @@ def half_width(estimates: np.ndarray) -> float | None:
     n = len(without)
     if n < 2 or np.isnan(without).any():
         return None
-    return float(
-        stats.t.ppf(0.95, n - 1)
-        * math.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
-    )
+    error = math.sqrt((n - 1) / n * np.square(without - without.mean()).sum())  # jackknife's
+    return float(stats.t.ppf(0.95, n - 1) * error)
 
 
 def half_risen(curve: list[float | None], window: int) -> int | None:
@@ -285,7 +282,9 @@ def half_risen(curve: list[float | None], window: int) -> int | None:
     after = values[known & (offsets > 0) & (offsets <= window)]
     if not len(before) or not len(after) or before.max() >= after.max():
         return None
-    return int(offsets[(offsets > -window) & (values >= (before.max() + after.max()) / 2)].min())
+    half = (before.max() + after.max()) / 2
+    risen = offsets[(offsets > -window) & (values >= half)]
+    return int(risen.min())
 
 
 def changes_of(shear: Shear, options: Sequence[str]) -> dict[str, tuple[Credit, Shear]]:
