@@ -909,7 +909,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
             "--bench x: no such",
         ),
         ("--track tensorboard", "--track tensorboard: this package is not installed"),
-        ("--method sheer", "--method: 'sheer' must be one of grpo, shear"),
+        ("--method sheer", "--method: 'sheer' must be one of grpo, signbalance"),
         ("--model=", "--model: '' is empty"),
     ],
 )
