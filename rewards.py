@@ -125,7 +125,9 @@ def cores() -> int:
     """What this process may use, within its container's quota, and shared with torchrun's other
     processes.
     """
-    count = len(os.sched_getaffinity(0))
+    count = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # macOS lacks it
+        count = len(os.sched_getaffinity(0))
     # more at a time than the quota would run out of time
     with contextlib.suppress(OSError, ValueError):
         quota, period = QUOTA.read_text().split()

@@ -8,15 +8,16 @@ reach.
 
 Each call starts a supervisor (`jail.py`), which forks the program into a cell. Expected outputs are
 never sent there. Tests written as code run in a second cell (`judge.py`), and only plain data
-crosses between the two (`proxy.py`). The verdict never depends on an exit status, and a missing or
-malformed reply is never a pass.
+crosses between the two (`proxy.py`). These files stand in `inside/`, the one folder of ours on the
+supervisor's path. The verdict never depends on an exit status, and a missing or malformed reply is
+never a pass.
 
 At every level: wall and CPU time, memory, number of processes, size of files and of output are
 limited. The environment is empty. The working directory is temporary. The whole tree of processes
 is killed and waited for. The levels differ in what a program can reach:
 
     strict    The program has its own user, mount, pid, network, IPC and host name spaces
-              (`namespaces.py`), whether root starts it or not. It has no network and no System V
+              (`isolation.py`), whether root starts it or not. It has no network and no System V
               memory, sees and signals no other process, gets 64 MB of disk, and reads no file but
               Python's own, its packages and the system's libraries. Root's programs run as a user
               that does not exist.
@@ -97,7 +98,7 @@ def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Out
 def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, None]:
     """Start a supervisor and yield its replies. Raises SandboxError if it fails."""
     job["site"] = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    folder = os.path.dirname(os.path.abspath(__file__))
+    folder = os.path.dirname(__file__) + "/inside"
     # a module is compiled only once
     start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"
     command = [sys.executable, "-I", "-S", "-c", start, str(os.getpid())]  # `ps` shows whose it is
@@ -163,6 +164,8 @@ _lock = threading.Lock()
 
 @functools.cache
 def _try_levels(wanted: str) -> str:
+    if sys.platform != "linux":
+        raise SandboxError("the sandbox needs Linux")
     failures = {}  # in order and without repeats
     # a first failure may be chance
     levels = ("strict", "strict", "process") if wanted == "auto" else (wanted, wanted)

@@ -29,10 +29,8 @@ class Worker:
     """A process that runs `answers.compare`."""
 
     def __init__(self) -> None:
-        folder = os.path.dirname(os.path.abspath(__file__))
-        start = f"import sys; sys.path.insert(0, {folder!r}); import workers; workers.work()"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", start],
+            [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -111,11 +109,11 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
 
 def work() -> None:
     """The loop of a worker: a line of JSON in, a reason out, until its master closes the pipe."""
-    from answers import compare  # slow, and only workers need it; this folder is on their path
+    from answers import compare  # slow, and only workers need it; they find it beside this file
 
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)  # -1 if there is none
-    limit = min(MEMORY, hard) if hard >= 0 else MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # ValueError: a user's lower hard limit, which holds; or macOS, which takes no limit of memory
+    with contextlib.suppress(ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:
         answer, gold, timeout_s = json.loads(line)
@@ -138,3 +136,6 @@ def _forget_workers() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_workers)  # a pipe serves one master only
+
+if __name__ == "__main__":
+    work()

@@ -114,7 +114,10 @@ def compute_note(config: TrainConfig, ranks: Ranks) -> str:
     if config.machine.dtype != "float32":
         numbers += f", compute {config.machine.dtype}"
     threads = f"{torch.get_num_threads()} CPU threads each"
-    return f"{ranks.world} rank(s) on {config.machine.device}, {numbers}, {threads}"
+    device: str = config.machine.device
+    if device == "cpu" and torch.backends.mps.is_available():
+        device = "cpu (not mps, which has no float64)"
+    return f"{ranks.world} rank(s) on {device}, {numbers}, {threads}"
 
 
 def part_notes(

@@ -30,6 +30,7 @@ from tasks import toy
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+WITHOUT_LINUX = ROOT / "tests" / "without_linux"  # on PYTHONPATH, it makes believe another system
 ALONE = Ranks(0, 1, torch.device("cpu"))
 CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

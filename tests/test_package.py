@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import DOCS
+from cases import DOCS, WITHOUT_LINUX
 
 import shear
 from integrations import shear_credit
@@ -90,19 +90,21 @@ def test_an_editable_install_is_refused_in_a_sentence(sources):
     assert ended.returncode and "leave -e out" in ended.stderr.splitlines()[-1]
 
 
-def test_the_example_of_the_readme_runs_from_an_empty_folder(wheel, tmp_path):
+@pytest.mark.parametrize("system", ["", WITHOUT_LINUX], ids=["here", "without Linux"])
+def test_the_example_of_the_readme_runs_from_an_empty_folder(wheel, tmp_path, system):
     """With the installed package alone; the weights are those of the files here."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(
         r"## SHEAR in a trainer of your own.*?```python\n(.*?)```", readme, re.S
     )
-    run(wheel, tmp_path, "-W", "error", "-c", EXAMPLE.format(example)).check_returncode()
+    path = f"{wheel}:{system}"
+    run(path, tmp_path, "-W", "error", "-c", EXAMPLE.format(example)).check_returncode()
     hidden, mask, correct, omega = torch.load(tmp_path / "omega.pt")
     assert omega.equal(shear_credit.shear_weights(hidden, mask, correct))
     assert (omega[mask] != 1).any()
 
 
-def run(wheel: Path, folder: Path, *words: str) -> subprocess.CompletedProcess:
+def run(wheel: Path | str, folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Python with the installed package, which it imports from the wheel, a zip file."""
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
     return subprocess.run(

@@ -1,5 +1,5 @@
-"""grading/wire.py, proxy.py, judge.py: what crosses between tests and candidate, and who decides a
-comparison.
+"""wire.py, proxy.py, judge.py of grading/inside/: what crosses between tests and candidate, and who
+decides a comparison.
 """
 
 import collections

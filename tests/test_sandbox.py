@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import isolation
 import pytest
 
-from grading import namespaces, sandbox
+from grading import sandbox
 from grading.sandbox import Output, SandboxError, run_program
 
 
@@ -148,7 +149,7 @@ def test_a_program_has_its_own_group_and_keys(level):
     """`kill(0)` reaches its own processes, whoever runs it, and no session keyring is used
     twice.
     """
-    keyring = f"libc.syscall({namespaces.KEYCTL}, 0, -3, 0)"  # KEYCTL_GET_KEYRING_ID
+    keyring = f"libc.syscall({isolation.KEYCTL}, 0, -3, 0)"  # KEYCTL_GET_KEYRING_ID
     program = (
         "import ctypes, os; libc = ctypes.CDLL(None); print(os.getpgrp() in (1, os.getpid()), "
         f"{keyring})"
@@ -156,7 +157,7 @@ def test_a_program_has_its_own_group_and_keys(level):
     outputs = [output.text.split() for output in run(program, level, "", "")]
     assert [group for group, _ in outputs] == ["True", "True"]
     keyrings = [int(keyring) for _, keyring in outputs] + [
-        namespaces.libc.syscall(namespaces.KEYCTL, 0, -3, 0)
+        isolation.libc.syscall(isolation.KEYCTL, 0, -3, 0)
     ]
     assert max(keyrings) < 0 or len(set(keyrings)) == 3
 

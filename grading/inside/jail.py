@@ -24,9 +24,8 @@ import sys
 import time
 from _collections_abc import Callable, Iterator  # without `collections`, which is slow to import
 
-import namespaces
-import process_level
-from namespaces import PR_SET_DUMPABLE, libc
+import isolation
+from isolation import PR_SET_DUMPABLE, SIGKILL, libc
 
 MEMORY = 2**30  # bytes of address space for each process
 PROCESSES = 64  # and threads, of one cell
@@ -41,7 +40,7 @@ LIFELINE, REPORT = 8, 9  # file descriptors of a keeper
 
 # Exit statuses of a program's process. A program can forge them, so they only tell failures apart.
 UNREADABLE, OUT_OF_MEMORY, RAISED = 65, 66, 67
-SIGKILL, SIGXCPU = 9, 24
+SIGXCPU = 24
 REASONS = {
     UNREADABLE: "parse_error",
     OUT_OF_MEMORY: "memory",
@@ -232,14 +231,14 @@ def keep(target: Callable, files: dict[int, int], job: dict, secret: bool) -> No
     try:
         place(files)
         os.setsid()  # no terminal, and no group to signal but its own
-        namespaces.leave_keys()
+        isolation.leave_keys()
         strict = job["level"] == "strict"
         stranger = STRANGER + os.getpid() if os.geteuid() == 0 else None
         if strict:
             libc.prctl(PR_SET_DUMPABLE, 1)  # otherwise its id maps cannot be written
-            namespaces.unshare(stranger is None)
+            isolation.enter_spaces(stranger is None)
         else:
-            folder = process_level.enter(stranger)
+            folder = isolation.enter_folder(stranger)
         child = os.fork()
         if child == 0:
             inside(target, job, strict, stranger, secret)
@@ -252,7 +251,7 @@ def keep(target: Callable, files: dict[int, int], job: dict, secret: bool) -> No
         os.kill(child, SIGKILL)
         status = exit_status(os.waitpid(child, 0)[1])
         if not strict:
-            process_level.clean_up(folder, stranger)
+            isolation.clean_up(folder, stranger)
         os._exit(status)
     except BaseException as error:  # the supervisor gets the cause
         give_up(error)
@@ -292,11 +291,11 @@ def inside(target: Callable, job: dict, strict: bool, stranger: int | None, secr
         if not secret:
             libc.prctl(PR_SET_DUMPABLE, 1)
             # when memory is short, the kernel kills it first
-            namespaces.write("/proc/self/oom_score_adj", "1000")
+            isolation.write("/proc/self/oom_score_adj", "1000")
         if strict:
-            namespaces.build_root(job["site"])
+            isolation.build_root(job["site"])
         limit(job["timeout_s"], strict or stranger is not None)
-        namespaces.give_up_rights(stranger, strict)
+        isolation.give_up_rights(stranger, strict)
         # /dev/stdin needs it, and changing the user cleared it
         libc.prctl(PR_SET_DUMPABLE, int(not secret))
         child = os.fork() if strict else 0
@@ -384,7 +383,7 @@ def limit(seconds: float, few_processes: bool) -> None:
         CPU=int(seconds) + 2,
         AS=MEMORY,
         FSIZE=FILE,
-        NPROC=PROCESSES + (0 if few_processes else process_level.count_processes()),
+        NPROC=PROCESSES + (0 if few_processes else isolation.count_processes()),
         NOFILE=FILES,
         CORE=1,  # bytes; at 0 the kernel still starts a program that collects cores
         STACK=STACK,

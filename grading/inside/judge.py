@@ -129,7 +129,9 @@ def read(text: str) -> types.CodeType:
         raise Unsupported(f"a test cannot be read: {error}") from error
 
 
-# What every test gets, under names that no program can have.
+# What every test gets. `read` puts these names into the syntax tree, which takes a space in a name;
+# no source can write one, so no program and no test has them. `type(x)` becomes `class of(x)`, and
+# `x.__class__` becomes `holder of(x).type`, which is an attribute, too.
 NAMESPACE = {
     "class of": class_of,
     "holder of": lambda value: types.SimpleNamespace(type=class_of(value)),

@@ -1,0 +1,48 @@
+"""What runs without Linux: all but `--task code`. Another system is made believe, in a process of
+its own and in those that it starts.
+"""
+
+import os
+import subprocess
+import sys
+
+import torch
+from cases import ALONE, ROOT, RUN, WITHOUT_LINUX, configured
+
+from harness import prepare
+
+SCRIPT = r"""
+import sys
+
+import eval
+import train
+from grading import sandbox
+from rewards import cores, grade_math
+
+run = sys.argv[1:]
+assert sys.platform == "other" and cores() >= 1
+assert train.main([*run, "--steps", "2", "--warmup-steps", "20", "--out", ".", "--name", "run"]) == 0
+assert eval.main("--model run --bench embedded --toy-lines 1 --heldout 4 --out evaluated".split()) == 0
+assert grade_math(r"\boxed{\frac12}", "0.5").reason == "correct"  # in a worker
+try:
+    sandbox.choose_level()
+except sandbox.SandboxError as error:
+    assert str(error) == "the sandbox needs Linux"
+else:
+    raise AssertionError
+"""
+
+
+def test_without_linux_all_but_programs_run(tmp_path):
+    """Training as by default, evaluation, and math-verify."""
+    command = [sys.executable, "-c", SCRIPT, *RUN]
+    environment = {**os.environ, "PYTHONPATH": f"{WITHOUT_LINUX}:{ROOT}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "evaluated" / "results.json").exists()
+
+
+def test_apple_s_gpu_is_not_used(monkeypatch):
+    """`--device auto` takes the CPU beside one, and the plan says so."""
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert "on cpu (not mps" in prepare.compute_note(configured(RUN), ALONE)
