@@ -1,0 +1,269 @@
+"""Check the exercises of `learn/exercises.py` against the functions of the paper's files.
+
+    python -m learn.check                        # all five
+    python -m learn.check span_bounds --hint     # one of them, and a hint
+
+Each function gets random input and nasty input: padding, ties, one token, costs that underflow. The
+first result that differs is described. The exit status is 0 if all are right, otherwise 1.
+
+Left out: speed and style.
+"""
+
+import argparse
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import grpo
+import shear
+import sinkhorn
+from learn import exercises
+
+
+class Exercise(NamedTuple):
+    """A function to write, and what it is compared with."""
+
+    solution: Callable
+    cases: Callable[[], Iterator[tuple]]  # a sentence's words on the input, and the arguments
+    results: tuple[str, ...]  # the names of what it returns
+    hint: str
+
+
+# ---- the solutions, with the exercises' signatures -------------------------------------------
+
+
+def potentials_by_root(
+    C: Tensor, a: Tensor, b: Tensor, eps: float, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """Those of `sinkhorn.sinkhorn`."""
+    return sinkhorn.sinkhorn(C, a, b, eps=eps, max_iters=iterations, tol=0.0).potentials
+
+
+def closest_by_root(
+    costs: Tensor, right: shear.Side, wrong: shear.Side, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Those of `shear.closest_spans`."""
+    found = shear.closest_spans(costs, right, wrong, eps)
+    return found.of_right, found.of_wrong
+
+
+def loss_by_root(
+    logp: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    n_tokens: int,
+    clip_low: float,
+    clip_high: float,
+) -> Tensor:
+    """That of `grpo.policy_loss`."""
+    loss, _ = grpo.policy_loss(logp, old_logp, advantages, mask, n_tokens, clip_low, clip_high)
+    return loss
+
+
+# ---- the inputs ------------------------------------------------------------------------------
+
+
+def sinkhorn_cases() -> Iterator[tuple]:
+    """Costs, masses, eps and iterations."""
+    C = torch.rand(5, 4)
+    a = torch.rand(5).softmax(0)
+    b = torch.rand(4).softmax(0)
+    yield "one iteration", C, a, b, 0.5, 1
+    yield "20 iterations", C, a, b, 0.1, 20
+    yield "a single point on each side", C[:1, :1], torch.ones(1), torch.ones(1), 0.1, 3
+    yield "eps a thousandth of the costs", C, a, b, 1e-3, 5
+    padded = torch.tensor([0.25, 0.0, 0.75, 0.0])
+    yield "two points of mass 0", C, a, padded, 0.1, 5
+
+
+def span_cases() -> Iterator[tuple]:
+    """Length, window and stride."""
+    for length in (31, 12, 13, 11, 18, 19, 1, 0):
+        yield f"{length} tokens, window 12, stride 6", length, 12, 6
+    yield "9 tokens, window 4, stride 4", 9, 4, 4
+    yield "5 tokens, window 3, stride 1", 5, 3, 1
+
+
+def sides_of(lengths: list[int], right: int) -> tuple[shear.Side, shear.Side]:
+    """The two sides of a group of random states with responses of these lengths, the first `right`
+    of which are right.
+    """
+    hidden = torch.randn(len(lengths), max(lengths), 3)
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    sides = shear.two_sides(hidden, mask, torch.arange(len(lengths)) < right, window=4, stride=2)
+    assert sides is not None
+    return sides
+
+
+def closest_cases() -> Iterator[tuple]:
+    """Costs, two sides and eps."""
+    for about, lengths, eps in (
+        ("responses of one length", [8, 8, 8], 0.5),
+        ("responses of many lengths, so that spans are padded", [7, 1, 9, 4], 0.5),
+        ("one token on each side", [1, 1], 0.5),
+    ):
+        right, wrong = sides_of(lengths, right=1)
+        yield about, shear.token_distances(right.states, wrong.states), right, wrong, eps
+    yield "equal states", torch.zeros(len(right.states), len(wrong.states)), right, wrong, 0.5
+
+
+def weight_cases() -> Iterator[tuple]:
+    """Distances and spans."""
+    for about, lengths in (
+        ("one response", [9, 1]),
+        ("two responses of one side, spans padded", [7, 3, 1]),
+        ("a response of one token", [1, 1]),
+    ):
+        side, _ = sides_of(lengths, right=len(lengths) - 1)
+        yield about, torch.rand(len(side.spans.tokens)), side.spans
+    yield "distances of 0", torch.zeros(len(side.spans.tokens)), side.spans
+
+
+def loss_cases() -> Iterator[tuple]:
+    """The seven inputs of the loss."""
+    old = torch.randn(3, 6) - 2
+    logp = old + torch.randn(3, 6) / 2
+    advantages = torch.randn(3, 6)
+    mask = torch.arange(6) < torch.tensor([6, 2, 5])[:, None]
+    every = torch.ones(3, 6).bool()
+    yield "no padding", logp, old, advantages, every, 18, 0.2, 0.2
+    yield "an upper bound of its own", logp, old, advantages, every, 18, 0.2, 0.9
+    yield "responses of many lengths", logp, old, advantages, mask, 13, 0.2, 0.28
+    yield "a part of an optimizer step of 40 tokens", logp, old, advantages, mask, 40, 0.2, 0.28
+    nan = logp.masked_fill(~mask, torch.nan)
+    yield "NaN in the padding", nan, old, advantages, mask, 13, 0.2, 0.28
+
+
+EXERCISES = {
+    "sinkhorn_potentials": Exercise(
+        potentials_by_root,
+        sinkhorn_cases,
+        ("f", "g"),
+        "log sum exp(x) is torch.logsumexp(x, dim), and b_j exp(x) is exp(x + log b_j).",
+    ),
+    "span_bounds": Exercise(
+        shear.span_bounds,
+        span_cases,
+        ("spans",),
+        "Walk from span to span, and stop after the first whose end is the length.",
+    ),
+    "closest_distances": Exercise(
+        closest_by_root,
+        closest_cases,
+        ("of_right", "of_wrong"),
+        "Fill a matrix (K+, K-): C is costs[rows][:, columns] of two spans. Then take its minima.",
+    ),
+    "token_weights": Exercise(
+        shear.token_weights,
+        weight_cases,
+        ("weights",),
+        "Start with zeros; for each span, torch.maximum at its tokens whose mass is not 0.",
+    ),
+    "clipped_loss": Exercise(
+        loss_by_root,
+        loss_cases,
+        ("loss", "gradient"),
+        "Select tokens by torch.where or values[mask]: NaN times 0 is NaN. Clip rho, not rho A.",
+    ),
+}
+
+
+# ---- the comparison --------------------------------------------------------------------------
+
+
+def results_of(name: str, function: Callable, arguments: list) -> tuple:
+    """What a function returns, as a tuple; with the gradient of a loss, and no potential of a point
+    without mass. The arguments are copies, so that one may write into them.
+    """
+    arguments = copy.deepcopy(arguments)
+    if name == "clipped_loss":
+        arguments[0].requires_grad_()
+    found = function(*arguments)
+    if name == "clipped_loss":
+        return found, torch.autograd.grad(found, arguments[0])[0]
+    if name == "sinkhorn_potentials":
+        f, g = found
+        return f.masked_fill(arguments[1] == 0, 0.0), g.masked_fill(arguments[2] == 0, 0.0)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def difference(got: Any, due: Any) -> str | None:
+    """How a result differs from the one that is due, in words; None if it does not."""
+    if type(got) is not type(due):
+        return f"got a {type(got).__name__}, a {type(due).__name__} is due"
+    if isinstance(due, list):
+        if len(got) != len(due):
+            return f"got {len(got)} of them, {len(due)} are due: {due}"
+        places = [(place,) for place in range(len(due)) if got[place] != due[place]]
+    else:
+        if got.shape != due.shape:
+            return f"got shape {tuple(got.shape)}, {tuple(due.shape)} is due"
+        places = (~torch.isclose(got, due, rtol=1e-4, atol=1e-5)).nonzero().tolist()
+    if not places:
+        return None
+    first = places[0]
+    at = ", ".join(map(str, first))
+    for place in first:
+        got = got[place]
+        due = due[place]
+    if isinstance(due, Tensor):
+        got = f"{got.item():.4f}"
+        due = f"{due.item():.4f}"
+    where = f"differs first at [{at}]: " if first else ""
+    return f"{where}got {got}, {due} is due"
+
+
+def assess(name: str, function: Callable) -> tuple[bool, str]:
+    """Whether a function is right, and a sentence about it."""
+    exercise = EXERCISES[name]
+    torch.manual_seed(0)
+    number = 0
+    for about, *arguments in exercise.cases():
+        number += 1
+        due = results_of(name, exercise.solution, arguments)
+        try:
+            got = results_of(name, function, arguments)
+        except NotImplementedError:
+            return False, "not written yet"
+        except Exception as error:
+            return False, f"{about}: raises {type(error).__name__}: {error}"
+        if len(got) != len(due):
+            return False, f"{about}: a tuple of {' and '.join(exercise.results)} is due"
+        for result, ours, theirs in zip(exercise.results, got, due, strict=True):
+            words = difference(ours, theirs)
+            if words:
+                return False, f"{about}: {result}: {words}"
+    return True, f"right on {number} inputs"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 if all are right, otherwise 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m learn.check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", help="exercises; all if none")
+    parser.add_argument("--hint", action="store_true", help="print a hint for what is not right")
+    args = parser.parse_args(argv)
+    names = args.names or list(EXERCISES)
+    right = 0
+    for name in names:
+        if name not in EXERCISES:
+            parser.error(f"{name} is no exercise; choose from {', '.join(EXERCISES)}")
+        is_right, sentence = assess(name, getattr(exercises, name))
+        right += is_right
+        print(f"{name:20} {sentence}")
+        if args.hint and not is_right:
+            print(f"{'':20} hint: {EXERCISES[name].hint}")
+    print(f"{right} of {len(names)} right")
+    return 0 if right == len(names) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Find a planted mistake: a copy of the sources in which one line of the method is wrong.
+
+    python -m learn.hunt 1               # writes hunts/1 and says what one would see
+    python -m learn.hunt 1 --answer      # shows the mistake, and the test that fails with it
+
+There are twelve, each in a file at the root. Read the copy beside the paper, or try its functions:
+most copies still train, and no error says what is wrong. `.ci/hunts` plants every mistake and runs
+its test.
+
+Left out: the tests, which would tell; `diff -r` would, too.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Mistake(NamedTuple):
+    """One change of a source."""
+
+    seen: str  # the symptom
+    file: str
+    was: str  # stands in the file once
+    now: str
+    test: str  # fails
+
+
+MISTAKES = [
+    Mistake(
+        "Some responses have one span more than Eq. (2) gives them.",
+        "shear.py",
+        "max(length - window, 0) + stride, stride)",
+        "max(length - window, 0) + stride + 1, stride)",
+        "test_shear.py::test_spans_cover_every_token_and_stop_at_the_end",
+    ),
+    Mistake(
+        "Weights rise one token before the first token that differs.",
+        "grpo.py",
+        "states[is_response] if details",
+        "states.roll(-1, 1)[is_response] if details",
+        "test_grpo.py::test_scores_are_the_model_s_own_at_the_sampled_tokens",
+    ),
+    Mistake(
+        "The states that are compared are not the ones that the head reads.",
+        "grpo.py",
+        """        states = self.model.base_model(
+            input_ids=ids, use_cache=False, **model_kwargs
+        ).last_hidden_state  # (b, S, d)
+        before = states[:, :-1][is_response[:, 1:]]  # (n, d)
+""",
+        """        outputs: list[Tensor] = []
+        hook = layers_of(self.model)[-1].register_forward_hook(
+            lambda layer, inputs, output: outputs.append(output)
+        )
+        last = self.model.base_model(
+            input_ids=ids, use_cache=False, **model_kwargs
+        ).last_hidden_state  # (b, S, d)
+        hook.remove()
+        states = outputs[0]  # (b, S, d), of the last transformer layer
+        before = last[:, :-1][is_response[:, 1:]]  # (n, d)
+""",
+        "test_grpo.py::test_scores_are_the_model_s_own_at_the_sampled_tokens",
+    ),
+    Mistake(
+        "The advantages of a group depend on the other groups.",
+        "grpo.py",
+        "std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()",
+        "std = (centred.square().sum() / (count.sum() - 1).clamp_min(1)).sqrt()",
+        "test_grpo.py::test_group_advantages_are_equation_1",
+    ),
+    Mistake(
+        "A ratio of 1.25 has no gradient, a ratio of .75 always has one.",
+        "grpo.py",
+        "ratio.clamp(1 - clip_low, 1 + clip_high)",
+        "ratio.clamp(1 - clip_high, 1 + clip_low)",
+        "test_grpo.py::test_the_clip_token_by_token",
+    ),
+    Mistake(
+        "States that are ten times as long get other weights.",
+        "shear.py",
+        'unit = nbar if eps_unit == "nbar" else 1.0',
+        'unit = nbar if eps_unit == "raw" else 1.0',
+        "test_shear.py::test_eps_may_be_in_units_of_nbar_or_of_the_distances",
+    ),
+    Mistake(
+        "The weights of wrong rollouts do not depend on the states of right ones.",
+        "shear.py",
+        """    costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
+    unit = nbar if eps_unit == "nbar" else 1.0
+    found = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
+    omega[right.mask] = pool(found.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
+    omega[wrong.mask] = pool(found.of_wrong / nbar, wrong.spans)
+""",
+        """    unit = nbar if eps_unit == "nbar" else 1.0
+    for side in (right, wrong):
+        costs = distances(side.states, side.states)  # (N, N), Eq. (3)
+        found = closest(costs, side, side, eps * unit)  # Alg. 1 line 5, Step 1
+        omega[side.mask] = pool(found.of_right / nbar, side.spans)  # Alg. 1 line 14, Step 3
+""",
+        "test_shear.py::test_weights_and_closest_spans_are_those_of_a_slow_loop",
+    ),
+    Mistake(
+        "Weights at the first token that differs are smaller than its span's distance.",
+        "shear.py",
+        '"amax"',
+        '"mean"',
+        "test_shear.py::test_weights_and_closest_spans_are_those_of_a_slow_loop",
+    ),
+    Mistake(
+        "A token of a short response counts more than one of a long response.",
+        "grpo.py",
+        "loss = -torch.where(mask, surrogate, 0.0).sum() / n_tokens",
+        "loss = -(torch.where(mask, surrogate, 0.0).sum(1) / mask.sum(1).clamp_min(1)).mean()",
+        "test_grpo.py::test_the_loss_is_the_sum_over_all_tokens_by_their_number",
+    ),
+    Mistake(
+        "One long response in a group raises the weights of all others.",
+        "shear.py",
+        "nbar = mean_norm(hidden[mask])",
+        "nbar = mean_norm(hidden.flatten(0, 1))",
+        "test_shear.py::test_scale_and_order_and_padding_change_nothing",
+    ),
+    Mistake(
+        "At a temperature of 0.7, log-probabilities are not those of the sampler.",
+        "grpo.py",
+        "(head(states).float() / temperature).log_softmax(-1)",
+        "head(states).float().log_softmax(-1)",
+        "test_grpo.py::test_scores_are_the_model_s_own_at_the_sampled_tokens",
+    ),
+    Mistake(
+        "No token is ever clipped, however many updates a batch gets.",
+        "train.py",
+        "old_log_probs = batch.log_probs[micro_batch, :width]",
+        "old_log_probs = new_log_probs.detach()",
+        "test_train.py::test_updates_are_those_of_a_written_out_loop",
+    ),
+]
+
+
+def plant(mistake: Mistake, folder: Path) -> None:
+    """Write a copy of the sources with this mistake into a new folder."""
+    skipped = shutil.ignore_patterns("__pycache__")
+    for path in sorted(ROOT.iterdir()):
+        if path.suffix == ".py":
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder)
+        elif (path / "__init__.py").exists() and path.name != "learn":
+            shutil.copytree(path, folder / path.name, ignore=skipped)
+    source = folder / mistake.file
+    text = source.read_text(encoding="utf-8")
+    assert text.count(mistake.was) == 1, f"{mistake.file} has changed: {mistake.was}"
+    source.write_text(text.replace(mistake.was, mistake.now), encoding="utf-8")
+
+
+def answer(mistake: Mistake) -> str:
+    """The lines that were changed, and the test."""
+    lines = [f"{mistake.file}:"]
+    lines += [f"  - {line}" for line in mistake.was.splitlines()]
+    lines += [f"  + {line}" for line in mistake.now.splitlines()]
+    return "\n".join([*lines, f"the test that fails: pytest tests/{mistake.test}"])
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Exit status: 0, or 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m learn.hunt",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    numbers = range(1, len(MISTAKES) + 1)
+    parser.add_argument("number", type=int, choices=numbers, help="which mistake")
+    parser.add_argument("--answer", action="store_true", help="show the mistake and its test")
+    args = parser.parse_args(argv)
+    mistake = MISTAKES[args.number - 1]
+    if args.answer:
+        print(answer(mistake))
+        return
+    folder = Path("hunts") / str(args.number)
+    if folder.exists():
+        parser.error(f"{folder} exists; remove it to have it written again")
+    plant(mistake, folder)
+    print(f"{folder} has one mistake, in a file at its root. What one sees: {mistake.seen}")
+
+
+if __name__ == "__main__":
+    main()

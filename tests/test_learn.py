@@ -1,0 +1,59 @@
+"""learn/: the checker says what is wrong, and the hunt's mistakes can be planted. `.ci/hunts` runs
+their tests.
+"""
+
+import filecmp
+
+import pytest
+
+import learn.check
+from learn import exercises, hunt
+from shear import span_bounds, token_weights
+
+
+def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch):
+    assert learn.check.main([]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("not written yet") == 5 and "0 of 5 right" in printed
+    assert learn.check.main(["span_bounds", "--hint"]) == 1
+    assert "hint: Walk" in capsys.readouterr().out
+    for name, exercise in learn.check.EXERCISES.items():
+        assert hasattr(exercises, name)
+        monkeypatch.setattr(exercises, name, exercise.solution)
+    assert learn.check.main([]) == 0
+
+
+@pytest.mark.parametrize(
+    "name, wrong, words",
+    [
+        ("sinkhorn_potentials", lambda C, *rest: (C[:, 0], C[0]), "one iteration: f: differs first at [0]: got 0."),
+        ("span_bounds", lambda *sizes: span_bounds(*sizes)[:-1], "got 4 of them, 5 are due: [(0, 12)"),
+        ("closest_distances", lambda costs, *rest: costs[0], "a tuple of of_right and of_wrong is due"),
+        ("token_weights", lambda distances, spans: distances, "got shape (4,), (9,) is due"),
+        ("token_weights", lambda *inputs: token_weights(*inputs).tolist(), "got a list, a Tensor is due"),
+        ("clipped_loss", lambda logp, *rest: logp.sum() / 0, "no padding: loss: got "),
+        ("clipped_loss", lambda logp, *rest: 1 / 0, "raises ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
+    is_right, sentence = learn.check.assess(name, wrong)
+    assert not is_right and words in sentence, sentence
+
+
+def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
+    """Its line still stands in its file, and its test exists."""
+    monkeypatch.chdir(tmp_path)
+    for number, mistake in enumerate(hunt.MISTAKES, start=1):
+        assert (hunt.ROOT / mistake.file).read_text().count(mistake.was) == 1, mistake.was
+        file, _, test = mistake.test.partition("::")
+        assert f"def {test}(" in (hunt.ROOT / "tests" / file).read_text()
+        hunt.main([str(number), "--answer"])
+        assert mistake.test in capsys.readouterr().out
+    assert number == 12
+    hunt.main(["8"])
+    compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
+    assert compared.diff_files == ["shear.py"] and not compared.right_only
+    assert {"train.py", "credit", "tasks"} <= {*compared.common} and "learn" in compared.left_only
+    with pytest.raises(SystemExit, match="2"):
+        hunt.main(["8"])
+    assert "hunts/8 exists" in capsys.readouterr().err
