@@ -80,7 +80,7 @@ def qwen_folder(tmp_path_factory):
     """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer,
     template, two stop ids.
     """
-    from cases import SMALL, saved, turns_tokenizer
+    from made import SMALL, saved, turns_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
@@ -108,7 +108,7 @@ def taught(tmp_path_factory):
 
 def teach(folder: Path) -> str:
     """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
-    from cases import saved
+    from made import saved
 
     from tasks import toy
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from cases import configured
-from test_diagnose import SIZES
+from made import DIAGNOSE, configured
 
 from credit.settings import Credit
 from studies.advantages import agreement, changes_of, line_ends, line_stats, measure, value_of
@@ -98,7 +97,7 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     from harness.parallel import Ranks
     from harness.prepare import load_parts
 
-    config = configured([*SIZES, "--model", taught, "--negative-scale", "0.5"])
+    config = configured([*DIAGNOSE.split(), "--model", taught, "--negative-scale", "0.5"])
     parts = load_parts(config, Ranks(0, 1, torch.device("cpu")))
     subject = config, parts.task, parts.model, parts.tokenizer, parts.task.heldout[:2]
     rows = {"shear": Credit("shear"), "shear mean1": Credit("shear", rescale="mean1")}

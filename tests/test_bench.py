@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cases import configured
+from made import configured
 
 from studies import bench
 from studies.bench import synthetic

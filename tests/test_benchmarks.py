@@ -10,12 +10,14 @@ import math
 import pickle
 import zlib
 from dataclasses import replace
+from itertools import product
+from operator import itemgetter
 
 import huggingface_hub
 import pytest
 import torch
-from cases import ALONE, Hostile
 from datasets import Dataset, config
+from made import ALONE, Hostile
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
@@ -23,7 +25,14 @@ from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pas
 from harness.files import append_rows
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
-from tasks.benchmarks import BENCHMARKS, Loaded, livecodebench_row, load_benchmark, private_tests
+from tasks.benchmarks import (
+    BENCHMARKS,
+    SUITES,
+    Loaded,
+    livecodebench_row,
+    load_benchmark,
+    private_tests,
+)
 from tasks.rows import BadInput
 
 CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"
@@ -42,63 +51,44 @@ def pack(cases, inner=None) -> str:
 
 def contest(date="2025-03-01T00:00:00", private=None, public=None, **columns) -> dict:
     """A row of LiveCodeBench."""
-    cases = json.dumps(public or CASES[:1])
-    row = dict(
-        question_title="t",
-        question_content="Add one.",
-        platform="atcoder",
-        question_id="abc1",
-        starter_code="",
-    )
-    row.update(
-        contest_date=date,
-        public_test_cases=cases,
-        private_test_cases=private or pack(CASES[1:]),
-        metadata="{}",
-    )
-    return {**row, **columns}
+    row = dict(question_title="t", question_content="Add one.", platform="atcoder")
+    row |= dict(question_id="abc1", starter_code="", metadata="{}", contest_date=date)
+    row["public_test_cases"] = json.dumps(public or CASES[:1])
+    row["private_test_cases"] = private or pack(CASES[1:])
+    return row | columns
 
 
 LOOP = "for i in [1]:\n    assert up(i) == i + 1"
 HUMANEVAL = {"task_id": "HumanEval/0", "prompt": STUB, "test": CHECK, "entry_point": "up"}
-MBPP = {
-    "task_id": 2,
-    "prompt": "P",
-    "test_imports": ["import math"],
-    "test_list": ["assert up(1) == 2"],
-    "test": LOOP,
-}
+MBPP = {"task_id": 2, "prompt": "P", "test_imports": ["import math"], "test": LOOP}
+
+
+MBPP |= {"test_list": ["assert up(1) == 2"]}
 ROWS = {
-    "aime24": {
-        "id": 60,
-        "problem": "P",
-        "solution": "so 2",
-        "answer": "204",
-        "url": "https://x/2024_AIME_I_Problems",
-    },
+    "aime24": {"id": 60, "problem": "P", "answer": "204", "url": "https://x/2024_AIME_I"},
     "aime25": {"question": "P", "answer": "70"},
     "amc23": {"id": 0, "question": "P", "answer": 27.0, "url": "https://x/2023_AMC_12A"},
     "math500": {
         "problem": "P",
         "solution": "s",
         "answer": r"\frac12",
-        "subject": "a",
         "level": 2,
         "unique_id": "u",
     },
-    "olympiadbench": {
-        "id": 1,
-        "question": "P",
-        "final_answer": ["$1,3$"],
-        "is_multiple_answer": True,
-        "unit": None,
-    },
+    "olympiadbench": {"id": 1, "question": "P", "final_answer": ["$1,3$"], "unit": None},
     "humaneval": HUMANEVAL,
-    "humaneval+": {**HUMANEVAL, "test": "import numpy as np\n" + CHECK},
+    "humaneval+": HUMANEVAL | {"test": "import numpy as np\n" + CHECK},
     "mbpp": MBPP,
     "mbpp+": MBPP,
     "livecodebench": contest(),
 }
+
+
+def cells_of(line: str) -> list[str]:
+    """The cells of a table's row."""
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
 REFERENCES = {
     "aime24": "204", "aime25": "70", "amc23": "27", "math500": r"\frac12", "olympiadbench": "$1,3$",
     "humaneval": {"prompt": STUB, "test": CHECK, "entry_point": "up"},
@@ -152,12 +142,10 @@ def math_set(count: int) -> Loaded:
 
 
 def rows_of(scores: dict[str, list], seed: int = 0) -> list[dict]:
-    reasons = {1: "correct", 0: "wrong", None: "infra_error"}
-    return [
-        dict(problem=p, score=s, reason=reasons[s], seed=seed)
-        for p, values in scores.items()
-        for s in values
-    ]
+    reasons, rows = {1: "correct", 0: "wrong", None: "infra_error"}, []
+    for name, values in scores.items():
+        rows += [dict(problem=name, score=s, reason=reasons[s], seed=seed) for s in values]
+    return rows
 
 
 def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
@@ -167,17 +155,11 @@ def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
     pass@k is 1 - C(n-c, k) / C(n, k), the mean over all draws of k without putting back.
     """
     result = summarise(rows_of({"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4}), passes=(1, 2, 4))
-    assert result["mean"] == 0.5 and result["error"] == pytest.approx(0.5 / math.sqrt(3))
-    assert (result["problems"], result["samples"], result["right"]) == (3, 12, 6)
-    assert result["pass@1"] == pytest.approx(0.5)
-    assert result["pass@2"] == pytest.approx((1 + (1 - 1 / 6) + 0) / 3)
-    assert result["pass@4"] == pytest.approx(2 / 3)
-    assert [pass_at_k(*counts) for counts in ((1, 4, 2), (2, 5, 3), (0, 5, 3), (3, 5, 3))] == [
-        0.5,
-        0.9,
-        0,
-        1,
-    ]
+    expected = {"mean": 0.5, "error": 0.5 / math.sqrt(3), "problems": 3, "samples": 12, "right": 6}
+    expected |= {"pass@1": 0.5, "pass@2": (1 + (1 - 1 / 6) + 0) / 3, "pass@4": 2 / 3}
+    assert {name: result[name] for name in expected} == pytest.approx(expected)
+    counts = (1, 4, 2), (2, 5, 3), (0, 5, 3), (3, 5, 3)
+    assert [pass_at_k(*of_one) for of_one in counts] == [0.5, 0.9, 0, 1]
 
 
 def test_what_could_not_be_graded_is_in_no_mean_and_counted():
@@ -185,43 +167,31 @@ def test_what_could_not_be_graded_is_in_no_mean_and_counted():
     rows = rows_of({"a": [1, None], "b": [0, 0], "c": [None, None]})
     rows[2]["reason"] = rows[3]["reason"] = "truncated"
     result = summarise(rows)
-    assert (result["mean"], result["problems"], result["samples"], result["infra_errors"]) == (
-        0.5,
-        2,
-        3,
-        3,
-    )
-    assert (result["truncated"], result["no_answer"]) == (pytest.approx(2 / 3), 0)
+    expected = dict(mean=0.5, problems=2, samples=3, infra_errors=3, truncated=2 / 3, no_answer=0)
+    assert {name: result[name] for name in expected} == pytest.approx(expected)
 
 
 def test_seeds_give_mean_and_standard_deviation():
     """Means 1/2 and 1: 3/4 ± 0.354 over seeds."""
-    result = summarise(
-        rows_of({"a": [1], "b": [0]}, seed=0) + rows_of({"a": [1], "b": [1]}, seed=7)
-    )
+    rows = rows_of({"a": [1], "b": [0]}, seed=0) + rows_of({"a": [1], "b": [1]}, seed=7)
+    result = summarise(rows)
     assert result["seeds"] == {"0": 0.5, "7": 1.0} and result["seed_mean"] == 0.75
     assert result["seed_std"] == pytest.approx(math.sqrt(0.125))
 
 
 def test_models_are_compared_problem_by_problem():
     """Differences 1, 0, 1 have an error of 1/3; unpaired it would be larger."""
-    gap = evaluation.paired_difference(
-        rows_of({"a": [0], "b": [1], "c": [0]}), rows_of({"a": [1], "b": [1], "c": [1]})
-    )
-    assert gap["difference"] == pytest.approx(2 / 3) and gap["error"] == pytest.approx(1 / 3)
+    before, after = {"a": [0], "b": [1], "c": [0]}, {"a": [1], "b": [1], "c": [1]}
+    gap = evaluation.paired_difference(rows_of(before), rows_of(after))
+    assert (gap["difference"], gap["error"]) == pytest.approx((2 / 3, 1 / 3))
 
 
 def test_tables_side_by_side_mark_a_sure_gain():
     """Of more than 1.96 standard errors, by *."""
-    models = {name: {"amc23": {"mean": 0.5, "error": 0.01}} for name in ("a", "b")}
+    models = {name: {"amc23": {"mean": 0.5, "error": 0.01}} for name in "ab"}
     for error, cell in ((0.06, "10.0 ± 6.0"), (0.05, "10.0 ± 5.0 *")):
         lines = tables.side_by_side(models, {"b": {"amc23": {"difference": 0.1, "error": error}}})
-        assert [cell.strip() for cell in lines[2].split("|")[1:5]] == [
-            "amc23",
-            "50.0 ± 1.0",
-            "50.0 ± 1.0",
-            cell,
-        ]
+        assert cells_of(lines[2])[:4] == ["amc23", "50.0 ± 1.0", "50.0 ± 1.0", cell]
 
 
 def test_the_papers_numbers_average_to_what_it_prints():
@@ -230,58 +200,37 @@ def test_the_papers_numbers_average_to_what_it_prints():
     """
     wrong, counted = [], 0
     for backbone, methods in paper_tables.PAPER.items():
-        for method, printed in methods.items():
-            for suite, names in benchmarks.SUITES.items():
-                if suite in printed:
-                    counted += 1
-                    if abs(sum(printed[name][0] for name in names) / 5 - printed[suite][0]) > 0.11:
-                        wrong.append((backbone, method, suite))
-    assert wrong == [
-        ("Qwen2.5-Math-7B", method, "math") for method in ("PRM(Reshape adv.)", "SHEAR")
-    ]
+        for (method, printed), (suite, names) in product(methods.items(), SUITES.items()):
+            if suite in printed:
+                counted += 1
+                mean = sum(printed[name][0] for name in names) / 5
+                if abs(mean - printed[suite][0]) > 0.11:
+                    wrong.append((backbone, method, suite))
+    own = "PRM(Reshape adv.)", "SHEAR"
+    assert wrong == [("Qwen2.5-Math-7B", method, "math") for method in own]
     assert counted == 15 + 6
-    assert (
-        hashlib.sha256(json.dumps(paper_tables.PAPER).encode()).hexdigest()[:12] == "1ad2e0252d33"
-    )
+    digest = hashlib.sha256(json.dumps(paper_tables.PAPER).encode()).hexdigest()
+    assert digest.startswith("1ad2e0252d33")
 
 
 def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
     """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5). The paper's average of a whole suite is the one
     that it prints.
     """
-    results = {}
-    for place, name in enumerate(benchmarks.SUITES["math"], 1):
-        results[name] = summarise(rows_of({"a": [1], "b": [0]})) | {
-            "mean": place / 10,
-            "error": 0.01,
-        }
+    results, usual = {}, summarise(rows_of({"a": [1], "b": [0]})) | {"error": 0.01}
+    for place, name in enumerate(SUITES["math"], 1):
+        results[name] = usual | {"mean": place / 10}
     results["amc23"]["infra_errors"] = 3
     data = {name: {"k": 8} for name in results}
     lines = tables.result_table(results, data, "Qwen2.5-Math-7B")
-    assert [cell.strip() for cell in lines[4].split("|")[1:6]] == [
-        "amc23",
-        "@8",
-        "30.0 ± 1.0",
-        "66.5",
-        "70.3",
-    ]
-    assert [cell.strip() for cell in lines[7].split("|")[1:6]] == [
-        "average",
-        "",
-        "30.0 ± 0.4",
-        "49.6",
-        "51.2",
-    ]
-    assert lines[4].endswith("| 3     |") and any("in no mean" in line for line in lines)
+    cells = cells_of(lines[4])
+    assert cells[:5] == ["amc23", "@8", "30.0 ± 1.0", "66.5", "70.3"] and cells[-1] == "3"
+    assert cells_of(lines[7])[:5] == ["average", "", "30.0 ± 0.4", "49.6", "51.2"]
+    assert any("in no mean" in line for line in lines)
     gaps = {name: {"difference": 0.1, "error": 0.2} for name in results}
     others = {name: result | {"mean": result["mean"] + 0.1} for name, result in results.items()}
-    average = tables.side_by_side({"a": results, "b": others}, {"b": gaps})[7]
-    assert [cell.strip() for cell in average.split("|")[1:5]] == [
-        "average",
-        "30.0 ± 0.4",
-        "40.0 ± 0.4",
-        "10.0",
-    ]
+    lines = tables.side_by_side({"a": results, "b": others}, {"b": gaps})
+    assert cells_of(lines[7])[:4] == ["average", "30.0 ± 0.4", "40.0 ± 0.4", "10.0"]
 
 
 # ---- loaders -------------------------------------------------------------------------------------
@@ -295,23 +244,20 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
     assert problem.get("tests", problem.get("answer")) == REFERENCES[name]
     assert problem["problem"].startswith({"h": "Complete", "l": "Add one."}.get(name[0], "P"))
     counts = " or ".join(map(str, BENCHMARKS[name].counts))
-    assert (
-        f"1 {'rows' if name == 'livecodebench' else 'problems'}, {counts} expected"
-        in loaded.notes[0]
-    )
+    unit = "rows" if name == "livecodebench" else "problems"
+    assert f"1 {unit}, {counts} expected" in loaded.notes[0]
     assert loaded.revision.startswith("sha256:") and len(about(loaded, Protocol())["digest"]) == 12
 
 
 def test_several_files_are_one_set_and_the_right_count_is_no_warning(tmp_path):
     """Thirty of the ninety rows are AIME24, told by their url."""
-    urls = [f"https://x/{year}_AIME" for year in (2022, 2023, 2024) for _ in range(30)]
-    rows = [{**ROWS["aime24"], "url": url} for url in urls]
-    (tmp_path / "b.json").write_text(json.dumps(rows[70:]))
-    loaded = load_benchmark(
-        "aime24", [write(tmp_path / "a.jsonl", rows[:70]), str(tmp_path / "b.json")]
-    )
-    assert len(loaded.problems) == 30 and not loaded.notes
-    assert len({problem["id"] for problem in loaded.problems}) == 30
+    urls = [f"https://x/{2022 + place // 30}_AIME" for place in range(90)]
+    rows = [ROWS["aime24"] | {"url": url} for url in urls]
+    last = tmp_path / "b.json"
+    last.write_text(json.dumps(rows[70:]))
+    loaded = load_benchmark("aime24", [write(tmp_path / "a.jsonl", rows[:70]), str(last)])
+    assert len({problem["id"] for problem in loaded.problems}) == len(loaded.problems) == 30
+    assert not loaded.notes
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
@@ -347,47 +293,44 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
     [
         (
             "amc23",
-            '{"question": "P"}',
-            r"--data amc23=.*, row 1: needs \"answer\".*found: question.*math-ai/amc23",
+            {"question": "P"},
+            '--data amc23=.*, row 1: needs "answer".*: question.*math-ai/amc23',
         ),
-        ("olympiadbench", '{"question": "P", "final_answer": []}', 'row 1: needs "final_answer"'),
-        ("humaneval", '{"prompt": "P"}', 'row 1: needs "prompt", "test".*found: prompt'),
-        ("mbpp+", '{"prompt": "P", "test_list": ["assert f()"]}', 'row 1: needs "test"'),
-        ("mbpp", json.dumps({**ROWS["mbpp"], "test_list": [None]}), "row 1: "),
-        ("livecodebench", '{"contest_date": "2025-03-01"}', 'row 1: needs "question_content"'),
-        ("aime24", json.dumps({**ROWS["aime24"], "url": "2023"}), "none of 1 rows"),
+        ("olympiadbench", {"question": "P", "final_answer": []}, 'row 1: needs "final_answer"'),
+        ("humaneval", {"prompt": "P"}, 'row 1: needs "prompt", "test".*found: prompt'),
+        ("mbpp+", {"prompt": "P", "test_list": ["assert f()"]}, 'row 1: needs "test"'),
+        ("mbpp", MBPP | {"test_list": [None]}, "row 1: "),
+        ("livecodebench", {"contest_date": "2025-03-01"}, 'row 1: needs "question_content"'),
+        ("aime24", ROWS["aime24"] | {"url": "2023"}, "none of 1 rows"),
         ("math500", "{", "cannot be read"),
     ],
 )
 def test_bad_files_are_one_sentence(name, content, message, tmp_path):
     """With the file, the row and the remedy."""
-    (tmp_path / "set.jsonl").write_text(content)
+    path = tmp_path / "set.jsonl"
+    path.write_text(content if content == "{" else json.dumps(content))
     with pytest.raises(BadInput, match=message):
-        load_benchmark(name, [str(tmp_path / "set.jsonl")])
+        load_benchmark(name, [str(path)])
 
 
 def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
     """In the order asked for; the sentence lists those that there are; every file must be there."""
 
-    def load(names, data=()):
+    def load(names, *data):
         return benchmarks.load_sets(names, data, "auto", make_embedded=lambda: "embedded")
 
     monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, flag: (name, *files))
-    files = {"amc23": [__file__]}
-    loaded = load(["MATH", "aime24"], [f"amc23={__file__}"])
-    assert loaded == [(name, *files.get(name, [])) for name in benchmarks.SUITES["math"]]
+    expected = [(name,) for name in SUITES["math"]]
+    expected[SUITES["math"].index("amc23")] += (__file__,)
+    assert load(["MATH", "aime24"], f"amc23={__file__}") == expected
     assert load(["embedded"]) == ["embedded"]
     for names, data, message in (
-        (["gsm8k"], [], "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"),
-        (
-            ["amc23", "math500"],
-            ["math500=/no/file"],
-            r"--data math500=/no/file: cannot be read .no such file",
-        ),
+        (["gsm8k"], (), "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"),
+        (["amc23", "math500"], ["math500=/no/file"], "--data math500=/no/file: cannot be read"),
         *((["math500"], [text], "give NAME=FILE") for text in ("amc23=x", "math500", "math500=")),
     ):
         with pytest.raises(BadInput, match=message):
-            load(names, data)
+            load(names, *data)
 
 
 # ---- LiveCodeBench -------------------------------------------------------------------------------
@@ -397,43 +340,28 @@ def test_livecodebench_calls_and_window(tmp_path):
     """A functional problem becomes a call; contests outside of the window are left out, its days
     are in it.
     """
-    call = dict(
-        private=pack(CALLS),
-        public=CALLS,
-        metadata='{"func_name": "add"}',
-        starter_code="class Solution:",
-    )
+    call = dict(private=pack(CALLS), public=CALLS, metadata='{"func_name": "add"}')
     days = ("2025-01-31", "2025-02-01T10:00:00", "2025-05-31T23:00:00", "2025-06-01")
-    path = write(tmp_path / "l.jsonl", [contest(day, **call) for day in days])
-    loaded = load_benchmark("livecodebench", [path])
-    assert loaded.problems[0]["tests"] == {
-        "fn_name": "add",
-        "inputs": [[[1, 2], 3]] * 2,
-        "outputs": [[4, 5]] * 2,
-    }
-    assert len(loaded.problems) == 2 and loaded.window == "2025-02-01 to 2025-05-31"
-    assert "class Solution:" in loaded.problems[0]["problem"]
+    rows = [contest(day, **call, starter_code="class Solution:") for day in days]
+    loaded = load_benchmark("livecodebench", [write(tmp_path / "l.jsonl", rows)])
+    first, _ = loaded.problems
+    tests = {"fn_name": "add", "inputs": [[[1, 2], 3]] * 2, "outputs": [[4, 5]] * 2}
+    assert first["tests"] == tests and "class Solution:" in first["problem"]
+    assert loaded.window == "2025-02-01 to 2025-05-31"
 
 
 def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny):
     """Nothing in it is run, and its generations are infra errors whatever is answered: no pass, no
     zero.
     """
-    payloads = [
-        pack(None, Hostile(tmp_path / "ran")),
-        pack(None, 7),
-        "!!!",
-        pack(CASES)[:-9],
-        pack([]),
-        '"text"',
-    ]
-    rows = [livecodebench_row(contest(private=payload)) for payload in payloads]
-    assert all(row["tests"] is None and "cannot be read" in row["fault"] for row in rows)
+    hostile = pack(None, Hostile(tmp_path / "ran"))
+    for payload in (hostile, pack(None, 7), "!!!", pack(CASES)[:-9], pack([]), '"text"'):
+        row = livecodebench_row(contest(private=payload))
+        assert row["tests"] is None and "cannot be read" in row["fault"]
     assert not (tmp_path / "ran").exists()
     assert private_tests(json.dumps(CASES)) == private_tests(pack(CASES)) == CASES
-    loaded = load_benchmark(
-        "livecodebench", [write(tmp_path / "l.jsonl", [contest(private="!!!"), contest()])]
-    )
+    rows = [contest(private="!!!"), contest()]
+    loaded = load_benchmark("livecodebench", [write(tmp_path / "l.jsonl", rows)])
     assert "1 problems without a verdict" in loaded.notes[1]
     program = "```python\nprint(int(input()) + 1)\n```"
     for cut, reason in (([""], "truncated"), ([], "correct")):
@@ -457,13 +385,11 @@ def test_known_answers_of_each_kind(tmp_path, monkeypatch, tiny):
     assert [row["reason"] for row in rows] == ["correct", "wrong", "no_answer", "truncated"]
     assert [row["score"] for row in rows] == [1, 0, 0, 0]
     right, wrong = (f"```python\ndef up(n):\n    return n + {more}\n```" for more in (1, 2))
+    stand_in(monkeypatch, {"# second": wrong, "": right})
+    patient = Protocol(template="plain", samples=1, grade_timeout=60)  # on a busy machine, too
     for name in ("humaneval", "humaneval+", "mbpp+"):
-        second = {**ROWS[name], "prompt": ROWS[name]["prompt"] + "# second"}
-        loaded = load_benchmark(name, [write(tmp_path / "s.jsonl", [ROWS[name], second])])
-        stand_in(monkeypatch, {"# second": wrong, "": right})
-        patient = Protocol(
-            template="plain", samples=1, grade_timeout=60
-        )  # seconds: a busy machine is no verdict
+        rows = [ROWS[name], ROWS[name] | {"prompt": ROWS[name]["prompt"] + "# second"}]
+        loaded = load_benchmark(name, [write(tmp_path / "s.jsonl", rows)])
         assert [row["score"] for row in ask(loaded, tiny, patient)] == [1.0, 0.0], name
 
 
@@ -472,33 +398,26 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(monkeypatch, t
     would have drawn.
     """
     loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
-    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
-    written = []
-    monkeypatch.setattr(
-        evaluation.files, "append_rows", lambda path, rows: written.append((path, rows))
-    )
-    whole = ask(loaded, tiny, protocol, seeds=[0, 5], path="file", columns={"model": "m"})
-    assert [row for _, rows in written for row in rows] == whole and {
-        path for path, _ in written
-    } == {"file"}
-    assert (
-        len(whole) == 24
-        and len(written) == 6
-        and [len(call["prompts"]) for call in calls] == [2] * 6
-    )
-    assert [(row["problem"], row["sample"]) for row in whole[:4]] == [
-        ("0", 0),
-        ("0", 1),
-        ("1", 0),
-        ("1", 1),
-    ]
+    calls, written = stand_in(monkeypatch, {"": r"\boxed{1}"}), []
+
+    def append(path, rows):
+        assert path == "file" and len(rows) == 4
+        written.extend(rows)
+
+    monkeypatch.setattr(evaluation.files, "append_rows", append)
+    options = dict(seeds=[0, 5], columns={"model": "m"})
+    whole = ask(loaded, tiny, protocol, path="file", **options)
+    assert written == whole and len(whole) == 24
+    assert [len(call["prompts"]) for call in calls] == [2] * 6
+    places = [(row["problem"], row["sample"]) for row in whole[:4]]
+    assert places == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
     draws = [call["draw"] for call in calls]
     assert len(set(draws)) == 6
     calls.clear()
     done = [row for row in whole if (row["seed"], row["block"]) in ((0, 0), (5, 1))]
-    again = ask(loaded, tiny, protocol, seeds=[0, 5], done=done, columns={"model": "m"})
+    again = ask(loaded, tiny, protocol, done=done, **options)
     assert [call["draw"] for call in calls] == [draws[place] for place in (1, 2, 3, 5)]
-    key = lambda row: (row["seed"], row["problem"], row["sample"])  # noqa: E731
+    key = itemgetter("seed", "problem", "sample")
     assert sorted(again, key=key) == sorted(whole, key=key)
 
 
@@ -510,9 +429,11 @@ def test_ranks_make_together_what_one_makes(monkeypatch, tiny):
     draws = [call["draw"] for call in calls]
     calls.clear()
     monkeypatch.setattr(evaluation.parallel, "gather", lambda value, ranks: [value])
-    parts = [ask(loaded, tiny, protocol, Ranks(rank, 2, ALONE.device)) for rank in (0, 1)]
+    parts = []
+    for rank in (0, 1):
+        parts += ask(loaded, tiny, protocol, Ranks(rank, 2, ALONE.device))
     assert [call["draw"] for call in calls] == [draws[0], draws[2], draws[1]]
-    assert sorted(parts[0] + parts[1], key=lambda row: (row["problem"], row["sample"])) == alone
+    assert sorted(parts, key=itemgetter("problem", "sample")) == alone
 
 
 def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
@@ -521,11 +442,10 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
     """
     model, tokenizer = tiny
     context = evaluation.context_of(model)
-    long = Loaded(BENCHMARKS["embedded"], toy.make_problems(0, 2, 2, 0)[1], "made", "0")
-    problems = [{"id": str(i), **p} for i, p in enumerate(long.problems)]
-    problems.append({"id": "2", "problem": "1" * context, "answer": "1"})
-    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
+    problems = [*toy.make_problems(0, 2, 2, 0)[1], {"problem": "1" * context, "answer": "1"}]
+    problems = [problem | {"id": str(i)} for i, problem in enumerate(problems)]
     loaded = Loaded(BENCHMARKS["embedded"], problems, "made", "0")
+    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
     rows = ask(loaded, tiny, Protocol(samples=1))
     lengths = {len(tokenizer(p["problem"])["input_ids"]) for p in problems[:2]}
     assert {call["asked"] for call in calls} == {(context - length, 0.1) for length in lengths}
@@ -538,7 +458,6 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
 
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """It would read the problems in other tokens."""
+    parts = benchmarks.embedded_set(2, 4, 0), Protocol(), ["one symbol"], "some/model"
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(
-            benchmarks.embedded_set(2, 4, 0), Protocol(), ["one symbol"], "some/model"
-        )
+        evaluation.as_task(*parts)

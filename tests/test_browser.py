@@ -7,13 +7,12 @@ It needs Chromium or Chrome, and `pip install playwright`, and is skipped withou
 import math
 import re
 import shutil
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import Numbers, without_text
-from test_page import GOOD, HOSTILE, long_group, rollout
-from test_shear import slow_closest
+from made import GOOD, HOSTILE, Numbers, long_group, page_row, without_text
 
 from credit.batch import Batch
 from credit.measures import effective_weights
@@ -71,14 +70,30 @@ def token(shown, number, place):
     return card(shown, number).locator(".token").nth(place)
 
 
-def shade(shown, number, place):
-    """How strongly a token is shaded, 0 to 1."""
-    strength = "token => token.style.getPropertyValue('--strength')"
-    return token(shown, number, place).evaluate(strength)
-
-
 def foot(shown):
     return shown.locator("footer").text_content()
+
+
+def press(shown, name):
+    """Clicks a button."""
+    shown.get_by_role("button", name=name).click()
+
+
+def click_at(shown, number, place, length):
+    """Clicks a token's place in the strip of its rollout."""
+    box = card(shown, number).locator("svg").bounding_box()
+    shown.mouse.click(box["x"] + box["width"] * (place + 0.5) / length, box["y"] + 5)
+
+
+def wrong_row(*parts, **other):
+    """A rollout with a wrong answer."""
+    return page_row(*parts, **{"score": 0.0, "advantage": -1.0} | other)
+
+
+def shades(shown, number, *places):
+    """How strongly tokens are shaded, "0" to "1"."""
+    strength = "token => token.style.getPropertyValue('--strength')"
+    return [token(shown, number, place).evaluate(strength) for place in places]
 
 
 def marked(shown, name):
@@ -91,49 +106,41 @@ def marked(shown, name):
 
 
 def states_group():
-    """Rows of 4 rollouts of 24 tokens, and of each its spans with the opposing ones that POT finds
-    closest.
-    """
-    generator = torch.Generator().manual_seed(3)
+    """Rows of 4 rollouts of 24 tokens, with the spans that training finds closest."""
+    states = torch.randn(4, 24, 5, generator=torch.Generator().manual_seed(3))
     mask, correct = torch.ones(4, 24, dtype=torch.bool), torch.tensor([True, False, True, False])
-    states = torch.randn(4, 24, 5, generator=generator), mask, correct
-    settings = Settings(
-        window=8, stride=4, eps=0.3, tol=1e-5
-    )  # a large eps, as POT takes long near exact transport
-    group = []
-    _, nbar, closest = group_weights(*states, settings)
-    for row, spans in enumerate(closest_by_rollout(in_nbar(closest, nbar), mask, correct, 8, 4)):
-        tokens = [f"{'abcd'[row]}{place} " for place in range(24)]
-        omega = [
-            max(span.distance for span in spans if span.start <= place < span.end)
-            for place in range(24)
-        ]
-        verdict = dict(score=float(correct[row]), advantage=1.0 if correct[row] else -1.0)
-        group.append(rollout(tokens, omega, spans=spans, **verdict))
-    return group, slow_closest(*states, "value", eps=0.3, window=8, stride=4)
+    settings = Settings(window=8, stride=4, eps=0.3)
+    omega, nbar, closest = group_weights(states, mask, correct, settings)
+    spans = closest_by_rollout(in_nbar(closest, nbar), mask, correct, 8, 4)
+    rows = []
+    for number, make in enumerate([page_row, wrong_row] * 2):
+        tokens = [f"{'abcd'[number]}{place} " for place in range(24)]
+        rows.append(make(tokens, omega[number].tolist(), spans=spans[number]))
+    return rows
 
 
 def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
-    """The span that POT names in float64, where it stands; the foot says its text, its rollout and
-    the distance.
-    """
-    group, closest = states_group()
+    """Where it stands; the foot says its text, its rollout and the distance."""
+    group = states_group()
     shown = look(page.as_html([group], "states"))
-    for row, place in ((0, 1), (1, 13), (3, 23)):
-        token(shown, row + 1, place).hover()
-        covering = [span for span in closest[row] if span[0] <= place < span[1]]
-        start, end, _, other, begin, stop = max(covering, key=lambda span: span[2])
-        assert marked(shown, "now") == (row + 1, f"{'abcd'[row]}{place} ")
-        assert marked(shown, "here") == (row + 1, "".join(group[row]["tokens"][start:end]))
-        assert marked(shown, "there") == (other + 1, "".join(group[other]["tokens"][begin:stop]))
-        said = foot(shown)
-        weight = f"{group[row]['weights']['shear'][place]:.3g}"
-        side = "wrong" if group[row]["score"] else "right"
-        assert (
-            f"has weight {weight}: its credit is A" in said and f"of rollout {other + 1}." in said
-        )
-        assert f"lies {weight} from the closest span of the {side} rollouts" in said
-    shown.get_by_role("button", name="grpo").click()  # which has no distances
+    for number, place in ((0, 1), (1, 13), (3, 23)):
+        token(shown, number + 1, place).hover()
+        row = group[number]
+        covering = [span for span in row["spans"] if span.start <= place < span.end]
+        start, end, _, other, begin, stop = max(covering, key=lambda span: span.distance)
+        assert marked(shown, "now") == (number + 1, row["tokens"][place])
+        assert marked(shown, "here") == (number + 1, "".join(row["tokens"][start:end]))
+        opposing = "".join(group[other]["tokens"][begin:stop])
+        assert marked(shown, "there") == (other + 1, opposing)
+        weight = f"{row['weights']['shear'][place]:.3g}"
+        side = "wrong" if row["score"] else "right"
+        for words in (
+            f"has weight {weight}: its credit is A",
+            f"of rollout {other + 1}.",
+            f"lies {weight} from the closest span of the {side} rollouts",
+        ):
+            assert words in foot(shown)
+    press(shown, "grpo")  # which has no distances
     assert marked(shown, "now") and marked(shown, "here") is None
     assert "weight 1:" in foot(shown) and "lies" not in foot(shown)
     assert not shown.locator("#steps").is_visible() and shown.locator("#above").is_disabled()
@@ -145,26 +152,17 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
     """Tab to a rollout, arrows to its tokens and lines; outside of rollouts arrows change the
     group.
     """
-    texts = ["a", "b\n", "c", "d\n", "e"]
-    rows = [
-        rollout(texts, [0.1 * place for place in range(5)], score=score) for score in (1.0, 0.0)
-    ]
-    shown = look(page.as_html([rows, [GOOD]], "keys"))
+    parts = ["a", "b\n", "c", "d\n", "e"], [0.1 * place for place in range(5)]
+    shown = look(page.as_html([[page_row(*parts), page_row(*parts, score=0.0)], [GOOD]], "keys"))
     for _ in range(20):
         shown.keyboard.press("Tab")
         if shown.evaluate("document.activeElement.className") == "text":
             break
     went = []
-    for key in (
-        "ArrowRight",
-        "ArrowRight",
-        "ArrowDown",
-        "ArrowRight",
-        "ArrowUp",
-        "ArrowLeft",
-        "End",
-        "Home",
-    ):
+    for key in ("Right", "Right", "Down", "Right", "Up", "Left"):
+        shown.keyboard.press(f"Arrow{key}")
+        went.append(marked(shown, "now")[1])
+    for key in ("End", "Home"):
         shown.keyboard.press(key)
         went.append(marked(shown, "now")[1])
     assert went == ["a", "b\n", "c", "d\n", "c", "b\n", "e", "a"]
@@ -181,34 +179,25 @@ def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
     """Right answers with an error are right by luck, kinds are words, buttons change the method
     over the rollouts.
     """
-    early = rollout(
-        list("abcdef"), [0.5] * 6, score=0.0, advantage=-1.0, first_error=[0, "copy", 1]
-    )
-    middle = rollout(
-        ["a ", "b ", "c ", "d", " ", "f"], [0.1, 0.1, 0.5, 0.5, 0.9, 0.9], score=0.0, advantage=-1.0
-    )
-    middle |= {"first_error": [2, "arith", 5]}
-    lucky = rollout(list("abcdef"), [0.5] * 6, first_error=[3, "lookup", 4])
-    shown = look(page.as_html([[early, rollout(["g"], [1.0])], [lucky, middle]], "two groups"))
+    flat = list("abcdef"), [0.5] * 6
+    early, lucky = wrong_row(*flat, first_error=[0, "copy", 1]), page_row(*flat)
+    lucky["first_error"] = [3, "lookup", 4]
+    weights = [0.1, 0.1, 0.5, 0.5, 0.9, 0.9]
+    middle = wrong_row(["a ", "b ", "c ", "d", " ", "f"], weights, first_error=[2, "arith", 5])
+    shown = look(page.as_html([[early, page_row(["g"], [1.0])], [lucky, middle]], "two groups"))
     assert shown.locator("#choice").evaluate("choice => choice.selectedIndex") == 1
     assert marked(shown, "now") == (2, "d")
     assert card(shown, 1).locator("h2").text_content().startswith("\u2713 right by luck")
     assert card(shown, 1).locator(".kind").text_content() == "\u2717 wrong value put in"
     assert card(shown, 2).locator(".error").all_text_contents() == ["c ", "d", " "]
     assert "SHEAR is told only" in shown.locator("#about").text_content()
-    assert shade(shown, 2, 0) == "0.111"
-    shown.get_by_role("button", name="oracle").click()
+    assert shades(shown, 2, 0) == ["0.111"]
+    press(shown, "oracle")
     assert "is told the first error" in shown.locator("#about").text_content()
-    assert [shade(shown, 2, place) for place in (1, 2, 4, 5)] == [
-        "0.000",
-        "1.000",
-        "1.000",
-        "0.000",
-    ]
-    assert [shade(shown, 1, place) for place in (0, 3)] == ["1.000", "1.000"]
+    assert shades(shown, 2, 1, 2, 4, 5) == ["0.000", "1.000", "1.000", "0.000"]
+    assert shades(shown, 1, 0, 3) == ["1.000"] * 2
     assert marked(shown, "now") == (2, "d")
-    box = card(shown, 2).locator("svg").bounding_box()
-    shown.mouse.click(box["x"] + box["width"] * 5.5 / 6, box["y"] + 5)
+    click_at(shown, 2, 5, 6)
     assert marked(shown, "now") == (2, "f")
 
 
@@ -216,15 +205,13 @@ def test_it_opens_beside_a_right_rollout_without_an_error(look):
     """Not on the clearer error whose closest rollout is right by luck; both lead, and the foot
     covers neither.
     """
-    wrong = dict(score=0.0, advantage=-1.0)
-    by_luck = rollout(list("abcd"), [0.5] * 4, first_error=[1, "copy", 2])
-    clear = rollout(
-        list("abcd"), [0.5] * 4, first_error=[2, "copy", 3], spans=[[0, 4, 0.5, 0, 0, 4]], **wrong
-    )
-    group = [by_luck, clear, rollout(list("efgh"), [0.5] * 4)]
+    flat = list("abcd"), [0.5] * 4
+    by_luck = page_row(*flat, first_error=[1, "copy", 2])
+    clear = wrong_row(*flat, first_error=[2, "copy", 3], spans=[[0, 4, 0.5, 0, 0, 4]])
     late = clear | {"first_error": [3, "copy", 4], "spans": [[0, 4, 0.5, 2, 0, 4]]}
-    shown = look(page.as_html([group, [by_luck, late, rollout(list("ijkl"), [0.5] * 4)]], "pairs"))
-    assert marked(shown, "now") == (2, "d") and marked(shown, "there") == (3, "ijkl")
+    groups = [[by_luck, wrong, page_row(list("efgh"), [0.5] * 4)] for wrong in (clear, late)]
+    shown = look(page.as_html(groups, "pairs"))
+    assert marked(shown, "now") == (2, "d") and marked(shown, "there") == (3, "efgh")
     first = [section.get_attribute("aria-label")[:9] for section in shown.locator("section").all()]
     assert first == ["rollout 3", "rollout 2", "rollout 1"]
     foot = shown.locator("footer").bounding_box()
@@ -235,11 +222,10 @@ def test_it_opens_beside_a_right_rollout_without_an_error(look):
 
 def test_the_foot_has_a_place_of_its_own(look):
     """Below the rollouts, never over them; the keyboard scrolls the token into sight."""
-    tokens = ["line\n"] * 80
-    rows = [
-        rollout(tokens, [0.5] * 80, spans=[[70, 80, 0.5, 1 - place, 70, 80]], score=place)
-        for place in (0, 1)
-    ]
+    rows = []
+    for number in (0, 1):
+        span = [70, 80, 0.5, 1 - number, 70, 80]
+        rows.append(page_row(["line\n"] * 80, [0.5] * 80, spans=[span], score=number))
     shown = look(page.as_html([rows], "tall"))
     view, foot = shown.locator("#view").bounding_box(), shown.locator("footer").bounding_box()
     assert view["y"] + view["height"] <= foot["y"] and foot["y"] + foot["height"] <= 800
@@ -254,21 +240,13 @@ def test_shades_can_begin_at_the_floor(look):
     """The smallest weight of the group is then not shaded, the largest as before; GRPO has no
     floor.
     """
-    spans = [[0, 3, 0.5, 1, 0, 1]]
-    rows = [
-        rollout(list("abc"), [0.1, 0.3, 0.5], spans=spans),
-        rollout(["d"], [0.2], score=0.0, advantage=-1.0),
-    ]
-    shown = look(page.as_html([rows], "floor"))
-    strengths = [[shade(shown, 1, place) for place in range(3)]]
-    for _ in range(2):
-        shown.get_by_role("button", name="shade above the floor").click()
-        strengths.append([shade(shown, 1, place) for place in range(3)])
-    assert strengths == [
-        ["0.200", "0.600", "1.000"],
-        ["0.000", "0.500", "1.000"],
-        ["0.200", "0.600", "1.000"],
-    ]
+    row = page_row(list("abc"), [0.1, 0.3, 0.5], spans=[[0, 3, 0.5, 1, 0, 1]])
+    shown = look(page.as_html([[row, wrong_row(["d"], [0.2])]], "floor"))
+    plain, above = ["0.200", "0.600", "1.000"], ["0.000", "0.500", "1.000"]
+    assert shades(shown, 1, 0, 1, 2) == plain
+    for expected in (above, plain):
+        press(shown, "shade above the floor")
+        assert shades(shown, 1, 0, 1, 2) == expected
     assert "floor (0.1:" in shown.locator("#steps").text_content()
 
 
@@ -276,80 +254,60 @@ def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
     """The half says so, nothing in it is shaded, and its weights of 1 count in no scale; the page
     opens on neither, a button shows both.
     """
-    both = [
-        rollout(["a"], [0.5], when="before training", score=place, advantage=place - 0.5)
-        for place in (0, 1)
-    ]
-    both += [rollout(["b"], [1.0], when="after training", advantage=0.0)] * 2
+    both = [make(["a"], [0.5], when="before training") for make in (wrong_row, page_row)]
+    both += [page_row(["b"], [1.0], when="after training", advantage=0.0)] * 2
     shown = look(page.as_html([both, [GOOD]], "pair"))
     assert shown.locator("section").count() == 1
-    shown.get_by_role("button", name="before and after").click()
+    press(shown, "before and after")
     before, after = (heading.text_content() for heading in shown.locator("h3").all())
-    assert before == "before training: 1 of 2 right" and after.startswith(
-        "after training: 2 of 2 right. Equal verdicts"
-    )
+    assert before == "before training: 1 of 2 right"
+    assert after.startswith("after training: 2 of 2 right. Equal verdicts")
     assert "no token gets credit" in after
-    halves = [half.bounding_box() for half in shown.locator(".cards").all()]
-    assert halves[0]["y"] == halves[1]["y"] and halves[0]["x"] < halves[1]["x"]
-    assert [shade(shown, number, 0) for number in (1, 3)] == ["1.000", "0.000"]
+    left, right = (half.bounding_box() for half in shown.locator(".cards").all())
+    assert left["y"] == right["y"] and left["x"] < right["x"]
+    assert [*shades(shown, 1, 0), *shades(shown, 3, 0)] == ["1.000", "0.000"]
 
 
 def test_controls_are_those_of_training(look):
     """On a wrong rollout with an error, one without, a right one by luck, and one without a
     verdict.
     """
+    scores, advantages = [0.0, 0.0, 1.0, None], [-1.0, -1.0, 2.0, 0.0]
     errors = [[1, "arith", 3], None, [0, "copy", 1], None]
-    rewards = torch.tensor([0.0, 0.0, 1.0, math.nan])
-    advantages = torch.tensor([-1.0, -1.0, 2.0, 0.0])
     rows = []
-    for score, advantage, error in zip(
-        [0.0, 0.0, 1.0, None], advantages.tolist(), errors, strict=True
-    ):
-        rows.append(
-            rollout(list("abcd"), [0.5] * 4, score=score, advantage=advantage, first_error=error)
-        )
+    for score, advantage, error in zip(scores, advantages, errors, strict=True):
+        about = dict(score=score, advantage=advantage, first_error=error)
+        rows.append(page_row(list("abcd"), [0.5] * 4, **about))
     found = [error and FirstError(*error) for error in errors]
     task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
     mask = torch.ones(4, 4, dtype=torch.bool)
     context = SimpleNamespace(task=task, tokenizer=Numbers())
-    batch = Batch(without_text(mask), rewards, advantages, 4, [{}], ["drawn"] * 4)
-    expected = effective_weights(oracle(batch, context), advantages, mask)
+    rewards, of_rollouts = torch.tensor([0.0, 0.0, 1.0, math.nan]), torch.tensor(advantages)
+    batch = Batch(without_text(mask), rewards, of_rollouts, 4, [{}], ["drawn"] * 4)
+    expected = effective_weights(oracle(batch, context), of_rollouts, mask)
     weights = look(page.as_html([rows], "controls")).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)
-    scaled = rollout(["a"], [0.5]) | {"weights": {"grpo": [0.5]}}  # by --negative-scale
-    assert look(page.as_html([[scaled]], "scaled")).evaluate("groups[0][0].weights") == {
-        "grpo": [0.5]
-    }
+    scaled = GOOD | {"weights": {"grpo": [0.5, 0.5]}}  # by --negative-scale
+    shown = look(page.as_html([[scaled]], "scaled"))
+    assert shown.evaluate("groups[0][0].weights") == scaled["weights"]
 
 
 def test_signs_and_unknown_weights_are_seen_without_colour(look):
     """A negative weight turns the sign of A around and is wavy; an unknown one is dashed; so says
     the legend.
     """
-    row = rollout(
-        ["a", "b", "c", "d", ""], [0.5, -0.25, None, math.nan, 0.0], score=0.0, advantage=-0.5
-    )
-    shown = look(page.as_html([[row, rollout(["e"], [1.0], score=None, advantage=0.0)]], "signs"))
-    classes = [
-        set(shown.locator("main .token").nth(place).get_attribute("class").split())
-        for place in range(-6, 0)
-    ]
-    expected = [
-        {"down"},
-        {"up", "turned"},
-        {"even", "unknown"},
-        {"even", "unknown"},
-        {"even"},
-        {"even"},
-    ]
-    assert [each - {"token", "now"} for each in classes] == expected
+    row = wrong_row(["a", "b", "c", "d", ""], [0.5, -0.25, None, math.nan, 0.0])
+    unsure = page_row(["e"], [1.0], score=None, advantage=0.0)
+    shown = look(page.as_html([[row, unsure]], "signs"))
+    tokens = shown.locator("main .token")
+    classes = [tokens.nth(place).get_attribute("class").split() for place in range(-6, 0)]
+    unknown = {"even", "unknown"}
+    expected = [{"down"}, {"up", "turned"}, unknown, unknown, {"even"}, {"even"}]
+    assert [{*names} - {"token", "now"} for names in classes] == expected
     legend = shown.locator("#legend").text_content()
-    assert (
-        "wavy: sign turned" in legend
-        and "dashed: weight unknown" in legend
-        and "first error" not in legend
-    )
+    assert "wavy: sign turned" in legend and "dashed: weight unknown" in legend
+    assert "first error" not in legend
     assert card(shown, 2).locator("h2").text_content().startswith("? no verdict")
 
 
@@ -357,39 +315,28 @@ def test_hostile_text_is_shown_as_text(look):
     """In every place, and even without the policy: no element, no script, no request comes
     of it.
     """
-    everything = "".join(HOSTILE)
-    row = rollout(
-        HOSTILE, [0.5] * len(HOSTILE), problem=everything, reason=everything, answer=everything
-    )
-    row |= {
-        "first_error": [1, HOSTILE[2], 3],
-        "spans": [[0, 9, 0.5, 1, 0, 9]],
-        "score": 0.0,
-        "advantage": -1.0,
-    }
-    row["weights"] = {text: [0.5] * len(HOSTILE) for text in ("shear", *HOSTILE)}
-    other = row | {
-        "spans": [[0, 9, 0.5, 0, 0, 9]],
-        "score": 1.0,
-        "advantage": 1.0,
-        "first_error": [0, "__proto__", 1],
-    }
+    everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
+    about = dict.fromkeys(("problem", "reason", "answer"), everything)
+    weights = dict.fromkeys(("shear", *HOSTILE), flat)
+    row = wrong_row(HOSTILE, flat, **about, first_error=[1, HOSTILE[2], 3])
+    other = page_row(HOSTILE, flat, **about, first_error=[0, "__proto__", 1])
+    for number, each in enumerate((row, other)):
+        each |= {"weights": weights, "spans": [[0, 9, 0.5, 1 - number, 0, 9]]}
     text = re.sub("<meta http-equiv[^>]*>", "", page.as_html([[row, other]], everything))
     shown = look(text)
     assert not shown.evaluate("window.ran ?? document.title === 'ran'")
-    names = set(
-        shown.evaluate("[...document.querySelectorAll('*')].map(element => element.localName)")
-    )
-    assert not names & {"img", "iframe", "base", "form", "input", "object", "math", "link"}
-    assert shown.locator("a").count() == 1  # to the paper
-    assert shown.locator("script").count() == 2 and shown.locator("style").count() == 1
+    elements = "[...document.querySelectorAll('*')].map(element => element.localName)"
+    counts = Counter(shown.evaluate(elements))
+    foreign = "img iframe base form input object math link".split()
+    assert not sum(counts[name] for name in foreign)
+    assert (counts["a"], counts["script"], counts["style"]) == (1, 2, 1)  # a: to the paper
     plain = "token => token.innerText === '' ? '' : token.textContent"
+
+    def told(text):
+        return text.replace("\r\n", "\n").replace("\ud800", "\ufffd")
+
     for place, text in enumerate(HOSTILE):
-        expected = text.replace("\r\n", "\n").replace("\ud800", "\ufffd")
-        found = (
-            token(shown, 1, place).evaluate(plain).replace("\r\n", "\n").replace("\ud800", "\ufffd")
-        )
-        assert found == expected
+        assert told(token(shown, 1, place).evaluate(plain)) == told(text)
         token(shown, 1, place).dispatch_event("pointerover", {"bubbles": True})
         assert marked(shown, "now")[0] == 1
     assert shown.get_by_role("button", name=HOSTILE[2]).count() == 1
@@ -407,16 +354,12 @@ def test_a_long_group_is_whole_and_findable(look):
     """8 x 3,000 tokens; the closest span is scrolled into sight inside of its card."""
     group = long_group()
     for row in group:
-        mine = row["score"] == 1
-        row["spans"] = [[1000, 1100, 0.5, 3 if mine else 0, 2000, 2100]]
+        row["spans"] = [[1000, 1100, 0.5, 3 if row["score"] else 0, 2000, 2100]]
     shown = look(page.as_html([group], "long"))
     assert shown.locator("main .token").count() == 8 * 3000
-    box = card(shown, 1).locator("svg").bounding_box()
-    shown.mouse.click(box["x"] + box["width"] * 1050.5 / 3000, box["y"] + 5)
+    click_at(shown, 1, 1050, 3000)
     assert marked(shown, "there")[0] == 4
     for number, place in ((1, 1050), (4, 2000)):
-        outer, inner = (
-            card(shown, number).locator(".text").bounding_box(),
-            token(shown, number, place).bounding_box(),
-        )
+        outer = card(shown, number).locator(".text").bounding_box()
+        inner = token(shown, number, place).bounding_box()
         assert outer["y"] <= inner["y"] <= outer["y"] + outer["height"]

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import RUN, assert_same_run, interrupt
+from made import RUN, assert_same_run, interrupt, run_well, words_of
 from safetensors.torch import load_file
 
 import train
 from harness import checkpoint, files
 
-SIZES = [*RUN, *"--seed 1 --save-every 1 --keep 9".split()]
+SIZES = f"{' '.join(RUN)} --seed 1 --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
 KEPT = "--negative-scale .5,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -29,10 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 def whole(tmp_path_factory, taught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
-    assert (
-        train.main([*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"])
-        == 0
-    )
+    run_well(train, SIZES, "--model", taught, "--steps 4 --out", out)
     assert sum(row["grad_norm"] > 0 for row in files.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
     return out / "run"
 
@@ -43,7 +40,8 @@ def cut(tmp_path_factory, taught):
     while tests go on.
     """
     out = tmp_path_factory.mktemp("cut")
-    flags = [*SIZES, "--model", taught, "--steps", "4", "--out", str(out), "--name", "run"]
+    command = words_of(sys.executable, train.__file__, SIZES)
+    command += words_of("--model", taught, "--steps 4 --out", out)
 
     def watch():
         while process.poll() is None and not checkpoint.complete(out / "run"):
@@ -51,9 +49,7 @@ def cut(tmp_path_factory, taught):
         time.sleep(random.SystemRandom().uniform(0, 0.6))
         process.kill()
 
-    with subprocess.Popen(
-        [sys.executable, train.__file__, *flags], stdout=subprocess.DEVNULL
-    ) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         process.folder = out / "run"
         watcher = threading.Thread(target=watch)
         watcher.start()
@@ -67,18 +63,22 @@ def copied(whole, tmp_path):
     return Path(shutil.copytree(whole, tmp_path / "copied"))
 
 
-def resume(run: Path, *flags: str) -> int:
-    return train.main(["--resume", str(run), *flags])
+def resume(run: Path, flags: str = "") -> None:
+    run_well(train, "--resume", run, flags)
+
+
+def steps_in(run: Path) -> list[int]:
+    """The steps of its checkpoints."""
+    return [int(path.name.removeprefix("step-")) for path in checkpoint.complete(run)]
 
 
 def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
     """To the bit, in a new process's state: other random numbers drawn in between, another
     --steps.
     """
-    flags = [*SIZES, "--model", taught, "--steps", "2", "--out", str(tmp_path), "--name", "run"]
-    assert train.main(flags) == 0
+    run_well(train, SIZES, "--model", taught, "--steps 2 --out", tmp_path)
     torch.manual_seed(123)
-    assert resume(tmp_path / "run", "--steps", "4") == 0
+    resume(tmp_path / "run", "--steps 4")
     assert_same_run(whole, tmp_path / "run")
     assert "resumed after step 2" in capsys.readouterr().out
 
@@ -90,24 +90,32 @@ def test_metrics_and_samples_are_cut_back(whole, copied):
     for name in ("metrics.jsonl", "samples.jsonl"):
         with (copied / name).open("a") as file:
             file.write('{"step": 5, "rew')
-    assert resume(copied / "checkpoints" / "step-000003") == 0
+    resume(copied / "checkpoints" / "step-000003")
     assert_same_run(whole, copied)
-    assert [path.name for path in checkpoint.complete(copied)] == [
-        f"step-00000{n}" for n in range(1, 5)
-    ]
+    assert steps_in(copied) == [1, 2, 3, 4]
 
 
 def test_a_run_cut_in_its_last_evaluation_is_ended(whole, copied):
     """All steps done: what is left is evaluated and saved."""
     shutil.rmtree(copied / "model")
-    assert resume(copied) == 0
+    resume(copied)
     assert_same_run(whole, copied)
 
 
 def test_checkpoints_come_as_often_as_asked(copied):
     """And after the last step; --keep of them stay."""
-    assert resume(copied, "--steps", "7", "--save-every", "2", "--keep", "2") == 0
-    assert [path.name for path in checkpoint.complete(copied)] == ["step-000006", "step-000007"]
+    resume(copied, "--steps 7 --save-every 2 --keep 2")
+    assert steps_in(copied) == [6, 7]
+
+
+def without_line(number):
+    """Takes a line out of a file."""
+
+    def harm(data):
+        lines = data.splitlines(True)
+        return b"".join(lines[:number] + lines[number + 1 :])
+
+    return harm
 
 
 @pytest.mark.parametrize(
@@ -116,12 +124,8 @@ def test_checkpoints_come_as_often_as_asked(copied):
         ("state/*-00001-of-*", lambda data: data[:-1], "is missing or not"),
         ("state/*-00001-of-*", None, "is missing or not"),
         ("../step-*/complete.json", None, "has no complete checkpoint"),
-        ("../../metrics.jsonl", lambda data: b"".join(data.splitlines(True)[1:]), "metrics.jsonl"),
-        (
-            "../../metrics.jsonl",
-            lambda data: b"".join(data.splitlines(True)[:2] + data.splitlines(True)[3:]),
-            "metrics.jsonl",
-        ),
+        ("../../metrics.jsonl", without_line(0), "metrics.jsonl"),
+        ("../../metrics.jsonl", without_line(2), "metrics.jsonl"),
     ],
 )
 def test_a_missing_or_damaged_checkpoint_is_fatal(name, change, words, copied, assert_refused):
@@ -132,7 +136,7 @@ def test_a_missing_or_damaged_checkpoint_is_fatal(name, change, words, copied, a
         file.write_bytes(change(file.read_bytes())) if change else file.unlink()
     there = {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")}
     assert_refused(train.main, ["--resume", copied, "--steps", "6"], words)
-    assert {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")} == there
+    assert there == {path: path.stat().st_mtime_ns for path in there}
 
 
 def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
@@ -146,9 +150,9 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
 
 def test_a_resumed_run_may_learn_more_slowly(copied):
     """--lr 1e-12 after a divergence: the optimizer's saved rate does not win."""
-    assert resume(copied / "checkpoints" / "step-000003", "--lr", "1e-12") == 0
-    before = load_file(copied / "checkpoints" / "step-000003" / "model" / "model.safetensors")
-    after = load_file(copied / "model" / "model.safetensors")
+    folder = copied / "checkpoints" / "step-000003"
+    resume(folder, "--lr 1e-12")
+    before, after = (load_file(run / "model" / "model.safetensors") for run in (folder, copied))
     assert all((after[name] - before[name]).abs().max() < 1e-8 for name in after)
 
 
@@ -171,21 +175,19 @@ def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
     """A process that dies while it writes leaves a draft, which is not looked at and later
     removed.
     """
+    folder, steps = copied / "checkpoints", ["--resume", str(copied), "--steps", "6"]
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_whole", interrupt)
-        assert resume(copied, "--steps", "6") == 130  # dies at the end of writing step 5
-    shutil.copytree(
-        whole / "checkpoints" / "step-000002",
-        copied / "checkpoints" / ".writing-5",
-        dirs_exist_ok=True,
-    )
+        assert train.main(steps) == 130  # dies at the end of writing step 5
+    draft = folder / ".writing-5"
+    shutil.copytree(whole / "checkpoints" / "step-000002", draft, dirs_exist_ok=True)
     assert checkpoint.find(copied)[1] == 4
-    assert resume(copied, "--steps", "5") == 0
-    assert checkpoint.find(copied)[1] == 5 and not list((copied / "checkpoints").glob(".*"))
+    resume(copied, "--steps 5")
+    assert checkpoint.find(copied)[1] == 5 and not list(folder.glob(".*"))
 
 
 def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
     """kill -9 somewhere after the first checkpoint, then --resume: the run that nothing cut."""
     assert cut.wait() in (-signal.SIGKILL, 0)  # a fast machine may have ended it first
-    assert resume(cut.folder) == 0
+    resume(cut.folder)
     assert_same_run(whole, cut.folder)

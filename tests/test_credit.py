@@ -7,10 +7,10 @@ import re
 import statistics
 from dataclasses import dataclass, replace
 
-import cases
+import made
 import pytest
 import torch
-from cases import Numbers, adapted, drawn_batch, made_batch, widened, with_a_stop
+from made import Numbers, adapted, drawn_batch, made_batch, widened, with_a_stop
 from torch.testing import assert_close
 
 from credit import hindsight, methods, salience
@@ -38,7 +38,7 @@ OPTIONS = {
 
 def flags(method: str = "", **changes) -> TrainConfig:
     """The recipe's, but for OPTIONS of the method, and `changes`."""
-    return cases.flags(**OPTIONS.get(method, {}), **changes)
+    return made.flags(**OPTIONS.get(method, {}), **changes)
 
 
 def with_entropies(batch: Batch, entropies: torch.Tensor, mask: torch.Tensor) -> Batch:
@@ -111,7 +111,7 @@ def worked_responses(lines: int) -> Batch:
     torch.manual_seed(0)
     adapted(model, std=0.1)
     words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
-    _, task, _ = make_task(cases.configured(words), tokenizer, 512)
+    _, task, _ = make_task(made.configured(words), tokenizer, 512)
     problems = [task.train[0], task.train[1]]
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in problems for _ in range(4)]

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from made import family_model, random_prompts
 from scipy.stats import chi2_contingency
-from test_packing import make, prompts
 
 from fast import prefill
 from fast.decode import live_rows
@@ -46,10 +46,9 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     read once; a cache that cannot drop rows takes transformers' loop. Models that can pack do.
     """
     monkeypatch.setattr(prefill, "SHORT", 0)
-    torch.manual_seed(0)
-    model = make(family, **options)
+    model = family_model(family, **options)
     packing_of(model)
-    inputs = [part[torch.arange(4).repeat_interleave(3)] for part in prompts([3, 9, 1, 6])]
+    inputs = [part[torch.arange(4).repeat_interleave(3)] for part in random_prompts([3, 9, 1, 6])]
     inputs[0][:, -1] = torch.arange(6, 18)  # the same prompt but for its last token
     shared = [part[:, :-1].contiguous() for part in inputs]
     alone = [part[:1] for part in inputs]
@@ -73,8 +72,7 @@ def test_sampled_tokens_are_of_the_same_distribution():
     """The same for a seed while no row has ended. After that: of 4,096 responses of at most three
     of four tokens, as many of each kind as transformers' loop draws, by a chi-square test.
     """
-    torch.manual_seed(0)
-    model = make(vocab_size=4, spread=0.3)
+    model = family_model(vocab_size=4, spread=0.3)
     inputs = torch.tensor([[1, 2]]).expand(4096, 2), torch.ones(4096, 2, dtype=torch.bool)
     limits = LIMITS | dict(max_tokens=3, temperature=1.0, stops=[2, 3])
     counts = []

@@ -6,9 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
-from cases import flags
+from made import SPANS, flags, group
 from make_believe import CUDA, Cuda, mark
-from test_shear import SMALL, group
 
 import train
 from credit import lora, teacher
@@ -31,9 +30,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True, scope="module")
 def gpu():
     """All of this file is done on the make-believe GPU, which has neither clock nor memory."""
-    answers = dict.fromkeys(
-        ("synchronize", "max_memory_allocated", "reset_peak_memory_stats"), lambda: 0
-    )
+    names = "synchronize max_memory_allocated reset_peak_memory_stats".split()
+    answers = dict.fromkeys(names, lambda: 0)
     with mock.patch.multiple(torch.cuda, **answers), Cuda():
         yield
 
@@ -45,15 +43,11 @@ def run():
     prm = teacher.make_prm(model, 1, set(), steps=1, seed=0)
     lora.add(model, 2, seed=0)
     mark([*model.parameters(), *model.buffers(), *prm[0].parameters(), *prm[0].buffers()], CUDA)
-    sizes = dict(
-        prompts_per_step=2,
-        rollouts_per_prompt=2,
-        prompts_per_update=1,
-        micro_tokens=60,
-        generate_batch=3,
+    sizes = dict(prompts_per_step=2, rollouts_per_prompt=2, prompts_per_update=1, micro_tokens=60)
+    sizes |= dict(generate_batch=3, toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4)
+    config = flags(
+        **sizes, max_iters=5, steps=2, task="embedded", dtype="float32", lora_rank=2, smoke=True
     )
-    sizes |= dict(toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4, max_iters=5, steps=2)
-    config = flags(**sizes, task="embedded", dtype="float32", lora_rank=2, smoke=True)
     config, task, _ = make_task(config, tokenizer, 512)
     parts = Parts(config, SmokeTask(**vars(task)), model, tokenizer, prm)
     # the adapter is there already, on the make-believe GPU
@@ -69,9 +63,8 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
     boxed = tokenizer("a=1+2=1+2=3\n\\boxed{3}<eos>")["input_ids"]
     short = tokenizer("a=1+2=3\n<eos>")["input_ids"]
     short += [pad] * (len(boxed) - len(short))
-    return torch.tensor(
-        [boxed if row % 3 else short for row in range(len(prompt_ids))], device=prompt_ids.device
-    )
+    responses = [boxed if row % 3 else short for row in range(len(prompt_ids))]
+    return torch.tensor(responses, device=prompt_ids.device)
 
 
 def take_step(run, method: str) -> dict:
@@ -89,20 +82,19 @@ ABLATIONS = (
 @pytest.mark.parametrize("method", [*METHODS, *(f"shear {option}" for option in ABLATIONS)])
 def test_a_step_with_every_method(run, method):
     """From rollouts to moved weights, in float32."""
-    before = [parameter.clone() for parameter in run.trained.parameters()]
+    weights = list(run.trained.parameters())
+    before = [weight.clone() for weight in weights]
     metrics = take_step(run, method)
     assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
-    assert any(
-        not torch.equal(old, new) for old, new in zip(before, run.trained.parameters(), strict=True)
-    )
-    assert all(parameter.device == CUDA for parameter in run.trained.parameters())
+    assert not all(torch.equal(old, new) for old, new in zip(before, weights, strict=True))
+    assert all(weight.device == CUDA for weight in weights)
 
 
 def test_shear_alone():
     """shear.py and sinkhorn.py without the hooks of training, against a CPU."""
     given = group(lengths=(9, 8, 7))
-    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], **SMALL)
-    assert omega.is_cuda and torch.equal(omega.cpu(), shear_weights(*given, **SMALL))
+    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], **SPANS)
+    assert omega.is_cuda and torch.equal(omega.cpu(), shear_weights(*given, **SPANS))
 
 
 def test_rollouts_by_generate(run):
@@ -124,11 +116,9 @@ class Forgetful:
 
     def __getattr__(self, name: str):
         function = getattr(torch, name)
-        return (
-            function
-            if name != self.name
-            else lambda *args, device=None, **options: function(*args, **options)
-        )
+        if name != self.name:
+            return function
+        return lambda *args, device=None, **options: function(*args, **options)
 
 
 LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meets it

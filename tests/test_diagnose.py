@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from cases import interrupt
+from made import DIAGNOSE, interrupt, run_well, words_of
 from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM
 
@@ -32,7 +32,6 @@ from tasks import toy
 from tasks.problems import Task
 from tasks.rows import BadInput
 
-SIZES = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2 --max-iters 5".split()
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
 FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10"}
 
@@ -79,19 +78,20 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
     """Means written out; a length with too few prefixes is left out; no correlation of what does
     not change.
     """
-    rows = [(0, 1, end, end / 100, 1 - end / 50 + 0.1) for end in (10, 20, 30, 40)]
-    rows += [(1, 0, end, end / 50, 1 - end / 50 - 0.1) for end in (10, 20, 30, 40)] + [
-        (1, 0, 50, 9.0, 1.0)
-    ]
-    found = figures.fig_1a_position(table(rows), tmp_path / "a.png", least=2)
-    assert (
-        found["ends"] == [10, 20, 30, 40]
-        and found["spearman"] == pytest.approx(-1)
-        and found["n"] == 4
-    )
-    assert found["success"] == pytest.approx([0.8, 0.6, 0.4, 0.2])
-    assert found["distance"] == pytest.approx([0.15, 0.3, 0.45, 0.6])
-    assert found["success_right"] == pytest.approx([0.9, 0.7, 0.5, 0.3])
+    rows = [(1, 0, 50, 9.0, 1.0)]
+    for end in (10, 20, 30, 40):
+        rows.append((0, 1, end, end / 100, 1 - end / 50 + 0.1))
+        rows.append((1, 0, end, end / 50, 1 - end / 50 - 0.1))
+    found = figures.fig_1a_position(table(sorted(rows)), tmp_path / "a.png", least=2)
+    expected = {
+        "ends": [10, 20, 30, 40],
+        "spearman": pytest.approx(-1),
+        "n": 4,
+        "success": pytest.approx([0.8, 0.6, 0.4, 0.2]),
+        "distance": pytest.approx([0.15, 0.3, 0.45, 0.6]),
+        "success_right": pytest.approx([0.9, 0.7, 0.5, 0.3]),
+    }
+    assert {name: found[name] for name in expected} == expected
     flat = table([(row, 1, end, end, 0.5) for row in range(3) for end in (10, 20, 30)])
     assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
 
@@ -110,52 +110,47 @@ def test_means_and_errors_by_key_are_written_out_numbers():
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
     """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
     ninth, small = 9 / 16, 1 / 17
-    rows = [
-        (0, 1, 10, 0.1, 0.5),
-        (0, 1, 20, 0.4, 0.25),
-        (0, 1, 30, 0.3, ninth),
-        (0, 1, 40, 9.0, ninth),
-    ]
-    rows += [(1, 0, 10, 0.7, 0.0), (1, 0, 20, 0.8, 1 / 16), (1, 0, 30, 5.0, 1 / 16 + small)]
-    success, distance = figures.changes(table(rows), 1 / 16)
-    assert success == pytest.approx([-1 / 4, 5 / 16, 1 / 16]) and distance == pytest.approx(
-        [0.3, -0.1, 0.1]
-    )
-    gap = table(rows)[np.arange(7) != 1]  # two strides lie between its neighbours
+    rows = table(
+        [
+            (0, 1, 10, 0.1, 0.5), (0, 1, 20, 0.4, 0.25), (0, 1, 30, 0.3, ninth), (0, 1, 40, 9.0, ninth),
+            (1, 0, 10, 0.7, 0.0), (1, 0, 20, 0.8, 1 / 16), (1, 0, 30, 5.0, 1 / 16 + small),
+        ]
+    )  # fmt: skip
+    of_success, of_distance = [-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1]
+    success, distance = figures.changes(rows, 1 / 16)
+    assert success == pytest.approx(of_success) and distance == pytest.approx(of_distance)
+    gap = rows[np.arange(7) != 1]  # two strides lie between its neighbours
     assert figures.changes(gap, 1 / 16)[0] == pytest.approx([1 / 16])
-    across = table(rows)[np.isin(np.arange(7), [0, 5, 6])]  # one ends with 0, the next begins at 1
+    across = rows[[0, 5, 6]]  # one ends with 0, the next begins at 1
     assert figures.changes(across, 0)[0] == pytest.approx([small])
-    found = figures.fig_1b_changes(table(rows), tmp_path / "a.png")
-    expected = spearmanr([-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1])
-    assert found["n"] == 3 and found["spearman"] == pytest.approx(expected.statistic)
-    assert found["p"] == pytest.approx(expected.pvalue) and found["at_least_quarter"]["n"] == 2
+    found = figures.fig_1b_changes(rows, tmp_path / "a.png")
+    expected = spearmanr(of_success, of_distance)
+    assert (found["spearman"], found["p"]) == pytest.approx(tuple(expected))
+    assert found["n"] == 3 and found["at_least_quarter"]["n"] == 2
 
 
 def test_fig_3_auc_of_each_bin(tmp_path):
     """Two bins by hand: success tells nothing among near spans and everything among far ones, ties
     counting half.
     """
-    near = [
-        (0, right, 10, 0.1, success) for right, success in ((1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0))
-    ]
-    far = [
-        (0, right, 10, 0.9, success)
-        for right, success in ((1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75))
-    ]
-    found = figures.fig_3_separation(table(near + far), tmp_path / "a.png", bins=2)
+    near = [(1, 0.5), (1, 1.0), (0, 0.5), (0, 1.0)]  # right, success
+    far = [(1, 0.75), (1, 1.0), (0, 0.0), (0, 0.25), (0, 0.75)]
+    rows = [(0, right, 10, 0.1, success) for right, success in near]
+    rows += [(0, right, 10, 0.9, success) for right, success in far]
+    found = figures.fig_3_separation(table(rows), tmp_path / "a.png", bins=2)
     assert found["auc"] == [0.5, pytest.approx(5.5 / 6)]
     assert found["right"] == [2, 2] and found["wrong"] == [2, 3]
-    alone = figures.fig_3_separation(table(near[:2]), tmp_path / "b.png", bins=2)
+    alone = figures.fig_3_separation(table(rows[:2]), tmp_path / "b.png", bins=2)
     assert alone["auc"] == [None]  # nobody to compare with
 
 
 def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
     """At every depth, by made rollouts."""
-    found, none = (
-        figures.fig_9_depth(made(effect), tmp_path / "a.png")["bins"] for effect in (1.0, 0.0)
-    )
-    assert all(each["spearman"] < -0.99 and each["p"] < 1e-6 for each in found)
-    assert all(each["means"] == sorted(each["means"], reverse=True) for each in found)
+    path = tmp_path / "a.png"
+    found, none = (figures.fig_9_depth(made(effect), path)["bins"] for effect in (1.0, 0.0))
+    for each in found:
+        assert each["spearman"] < -0.99 and each["p"] < 1e-6
+        assert each["means"] == sorted(each["means"], reverse=True)
     assert found[-1]["auc_distance"] > 0.95
     assert all(abs(each["spearman"]) < 0.2 and 0.35 < each["auc_distance"] < 0.65 for each in none)
 
@@ -164,19 +159,16 @@ def test_fig_9_holds_depth_fixed(tmp_path):
     """Distance and success that both follow depth, and nothing else, correlate overall and not
     within a bin.
     """
-    rng = np.random.default_rng(1)
-    ends = np.repeat([10, 20, 30, 40], 200)
-    rows = []
-    for i, end in enumerate(ends):
-        rows.append(
-            (i, i % 2, end, end / 40 + rng.normal(0, 0.02), 1 - end / 50 + rng.normal(0, 0.02))
-        )
+    rng, rows = np.random.default_rng(1), []
+    for i in range(800):
+        depth = i // 200 + 1
+        distance, success = rng.normal((depth / 4, 1 - depth / 5), 0.02)
+        rows.append((i, i % 2, 10 * depth, distance, success))
     spans = table(rows)
     assert figures.correlation(spans["distance"], spans["success"])["spearman"] < -0.9
     found = figures.fig_9_depth(spans, tmp_path / "a.png")["bins"]
-    assert [(each["from"], each["to"], each["n"]) for each in found] == [
-        (end, end, 200) for end in (10, 20, 30, 40)
-    ]
+    sizes = [(each["from"], each["to"], each["n"]) for each in found]
+    assert sizes == [(end, end, 200) for end in (10, 20, 30, 40)]
     assert all(abs(each["spearman"]) < 0.2 for each in found)
 
 
@@ -190,16 +182,15 @@ def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
     """Offsets by hand; constant rows and rows without an error do not count. The picture's place
     is 0.
     """
-    weights = torch.tensor(
-        [[0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]]
-    ).float()
+    weights = torch.tensor([[0.0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]])
     mask = torch.ones(4, 5, dtype=torch.bool)
     mask[1, 4] = False
     places = torch.tensor([[2, 3], [2, 3], [2, 3], [-1, -1]])
     assert peak(weights, mask, places) == {"quartiles": [-1.25, -0.5, 0.25], "rollouts": 2}
     assert peak(weights[2:], mask[2:], places[2:]) is None
-    assert around(weights, mask, places[:, 0], 2) == pytest.approx([7 / 3, 1, 4 / 3, 2, 2])
-    assert around(weights, mask, places[:, 1], 2) == [1, pytest.approx(4 / 3), 2, 2, None]
+    third = pytest.approx(4 / 3)
+    assert around(weights, mask, places[:, 0], 2) == [pytest.approx(7 / 3), 1, third, 2, 2]
+    assert around(weights, mask, places[:, 1], 2) == [1, third, 2, 2, None]
     drawn = []
     monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path: drawn.append(figure.axes))
     figures.weight_around_error({"shear": [1, 2, 3]}, tmp_path / "a.png")
@@ -208,21 +199,17 @@ def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
 
 def test_an_auc_s_interval_is_the_jackknife_s():
     """Against a loop over written-out tokens; of one group there is none."""
-    draw = np.random.default_rng(0)
-    values, positive, group = (
-        torch.tensor(draw.random(60)),
-        torch.tensor(draw.random(60) < 0.4),
-        torch.arange(60) // 12,
-    )
+    draw, group = np.random.default_rng(0), torch.arange(60) // 12
+    values, positive = (torch.tensor(draw.random(60)) for _ in range(2))
+    positive = positive < 0.4
     estimates = auc_without_each(values, positive, group)
-    for left, estimate in enumerate([None, 0, 1, 2, 3, 4]):
-        rows = group != (-1 if estimate is None else estimate)
-        wins = [float(a > b) for a in values[rows & positive] for b in values[rows & ~positive]]
-        assert estimates[left] == pytest.approx(np.mean(wins))
+    for estimate, left in zip(estimates, [None, 0, 1, 2, 3, 4], strict=True):
+        rows = group != (-1 if left is None else left)
+        wins = values[rows & positive][:, None] > values[rows & ~positive]
+        assert estimate == pytest.approx(wins.double().mean().item())
     error = (4 / 5 * sum((estimates[1:] - estimates[1:].mean()) ** 2)) ** 0.5
-    assert half_width(estimates) == pytest.approx(
-        2.1318 * error, rel=1e-4
-    )  # Student's t of 4 degrees
+    half = 2.1318 * error  # Student's t of 4 degrees
+    assert half_width(estimates) == pytest.approx(half, rel=1e-4)
     assert half_width(estimates[:2]) is None
 
 
@@ -269,16 +256,12 @@ def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
     _, tokenizer = tiny
     text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
     ids = tokenizer(text)["input_ids"]
-    rollouts = prefixes.as_rollouts(
-        [1], [ids, ids[:24]], [text, text[:24]], [False, True], tokenizer, "cpu"
-    )
+    assert tokenizer.decode(ids[24]) == r"\boxed{"
+    parts = [1], [ids, ids[:24]], [text, text[:24]], [False, True], tokenizer, "cpu"
     verdicts = [Verdict(1.0, ""), Verdict(0.0, "")]
-    group = prefixes.as_group(
-        SimpleNamespace(window=8, stride=4), tokenizer, {}, rollouts, verdicts
-    )
-    assert (
-        group.ends == [[8, 12, 16, 20], [8, 12, 16, 20]] and tokenizer.decode(ids[24]) == r"\boxed{"
-    )
+    sizes = SimpleNamespace(window=8, stride=4)
+    group = prefixes.as_group(sizes, tokenizer, {}, prefixes.as_rollouts(*parts), verdicts)
+    assert group.ends == [[8, 12, 16, 20]] * 2
 
 
 def test_rollout_takes_ids_as_they_are(tiny):
@@ -306,15 +289,15 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(prefixes, "sampled", draw)
     task = SimpleNamespace(heldout=[{}, {}, {}])
     parts = replace(PAPER, seed=1), 2, 0, tmp_path, task, tiny[0], None
-    groups, path = prefixes.collect(*parts), tmp_path / "group-0001.json"
-    assert len(groups) == 2 and groups[0] != groups[1]
+    first, second = groups = prefixes.collect(*parts)
+    assert first != second
+    path = tmp_path / "group-0001.json"
     path.unlink()
     assert prefixes.collect(*parts) == groups
     for text in ("{", "{}"):
         path.write_text(text)
-        with pytest.raises(
-            BadInput, match=r"--out .*: group-0001.json is damaged \(.*\); delete it"
-        ):
+        message = r"--out .*: group-0001.json is damaged \(.*\); delete it"
+        with pytest.raises(BadInput, match=message):
             prefixes.collect(*parts)
         assert path.read_text() == text
 
@@ -326,26 +309,21 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     """
     model, tokenizer = tiny
     prompt, responses = [5, 6, 7], [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
-    problem, texts, reasons = {"problem": "?", "answer": "1"}, ["", ""], ["", ""]
-    group = Prefixes(
-        problem, prompt, responses, texts, [False] * 2, [1.0, 0.0], reasons, [[2, 4], [2]], []
-    )
+
+    def sampled(scores, ends):
+        problem, empty = {"problem": "?", "answer": "1"}, ["", ""]
+        return Prefixes(problem, prompt, responses, empty, [False] * 2, scores, empty, ends, [])
+
+    group = sampled([1.0, 0.0], [[2, 4], [2]])
     asked, graded = [], []
 
     def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate_batch):
         asked.append((prompts, count, max_tokens, temperature))
         rows = len(prompts) * count
-        ids = torch.tensor(
-            [[20 + row, 1] for row in range(rows)]
-        )  # a token of its own, and the stop
+        # a token of its own, and the stop
+        ids = torch.tensor([[20 + row, 1] for row in range(rows)])
         padded = pad_left([ids for ids in prompts for _ in range(count)], 0, "cpu")
-        return Rollouts(
-            *padded,
-            ids,
-            torch.ones_like(ids, dtype=torch.bool),
-            torch.zeros(rows).bool(),
-            [""] * rows,
-        )
+        return Rollouts(*padded, ids, ids > 0, torch.zeros(rows).bool(), [""] * rows)
 
     def grade(text, reference):
         graded.append(text)
@@ -355,33 +333,22 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
     config = changed(PAPER, {"max_tokens": 10, "temperature": 0.7})
     found = prefixes.continued(group, 2, config, Task("x", [], [], None, grade), model, tokenizer)
-    assert asked == [
-        ([[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], 2, 8, 0.7),
-        ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7),
-    ]
-    assert graded == tokenizer.batch_decode(
-        [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
-    )
+    short, long = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], [[5, 6, 7, 4, 5, 6, 7]]
+    assert asked == [(short, 2, 8, 0.7), (long, 2, 6, 0.7)]
+    whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
+    assert graded == tokenizer.batch_decode(whole)
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
-    policy = Policy(model)
-    batch = prefixes.scored(group, policy, tokenizer, temperature=0.7, micro_tokens=99)
-    scored = log_probs(policy, batch.rollouts, temperature=0.7, micro_tokens=99)
-    torch.testing.assert_close(batch.log_probs, scored.log_probs)
-    unsure = Prefixes(
-        {}, prompt, responses, texts, [False] * 2, [None, 0.0], reasons, [[2], []], []
-    )
+    policy, limits = Policy(model), dict(temperature=0.7, micro_tokens=99)
+    batch = prefixes.scored(group, policy, tokenizer, **limits)
+    scores = log_probs(policy, batch.rollouts, **limits)
+    torch.testing.assert_close(batch.log_probs, scores.log_probs)
+    unsure = sampled([None, 0.0], [[2], []])  # no verdict, no row
     closest = []
-    for rows in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
-        closest.append(
-            [[ClosestSpan(0, 0, distance, 0, 0, 0) for distance in distances] for distances in rows]
-        )
-    spans = prefixes.span_table([found, unsure], closest)  # no verdict, no row
-    assert spans["success"].tolist() == [1.5, 5.5, 3.5] and spans["distance"].tolist() == [
-        0.1,
-        0.2,
-        0.4,
-    ]
-    assert spans["right"].tolist() == [1, 1, 0] and spans["end"].tolist() == [2, 4, 2]
+    for of_group in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
+        closest.append([[ClosestSpan(0, 0, far, 0, 0, 0) for far in row] for row in of_group])
+    spans = prefixes.span_table([found, unsure], closest)
+    rows = spans[["success", "distance", "right", "end"]].tolist()
+    assert rows == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -393,8 +360,8 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     """PNGs, keys and a page; the same command again reads the disk; a missing group alone is made
     again, and is the same; other flags are refused.
     """
-    sizes = "--groups 2 --continuations 3 --layers 1".split()
-    flags = ["--model", taught, *SIZES, *sizes, "--out", str(tmp_path)]
+    flags = words_of("--model", taught, DIAGNOSE, "--groups 2 --continuations 3 --layers 1 --out")
+    flags.append(str(tmp_path))
     made = Mock(wraps=fast_rollout)
 
     # the one line of this model's programs would be the error, from its first token on, and not
@@ -405,75 +372,72 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     monkeypatch.setattr(prefixes, "fast_rollout", made)
-    assert diagnose.main(flags) == 0 and made.called
+    run_well(diagnose, *flags)
+    assert made.called
     results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
     assert results.keys() >= FIGURES | {"methods", "settings", "flags", "left_out"}
     numbers = [-0.96, -0.42, 0.64, 0.99, -0.055, -0.225, 0.838]
     assert [number for row in results["paper"].values() for number in row] == numbers
-    pictures = {
-        path.stem for path in tmp_path.glob("*.png") if path.read_bytes().startswith(b"\x89PNG")
-    }
+    pictures = set()
+    for path in tmp_path.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG")
+        pictures.add(path.stem)
     assert pictures == FIGURES | {"around_error"}
-    groups = [
-        Prefixes(**json.loads(path.read_text())) for path in sorted(tmp_path.glob("group-*.json"))
-    ]
-    ends = [each for group in groups if group.mixed for each in group.ends]
-    assert results["groups"] == len(groups) == 2 and results["spans"] == sum(map(len, ends)) > 0
+    paths = sorted(tmp_path.glob("group-*.json"))
+    groups = [Prefixes(**json.loads(path.read_text())) for path in paths]
+    mixed = [group for group in groups if group.mixed]
+    spans = sum(len(ends) for group in mixed for ends in group.ends)
+    assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
     assert "-0.96" in printed and "left out: arca" in printed and "not comparable" in printed
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 120
-    assert (
-        results["methods"]["oracle"]["auc_step"] == 1 and results["methods"]["grpo"]["peak"] is None
-    )
-    assert set(results["methods"]) == set(METHODS) - {"arca"}
+    methods = results["methods"]
+    assert methods["oracle"]["auc_step"] == 1 and methods["grpo"]["peak"] is None
+    assert set(methods) == set(METHODS) - {"arca"}
     assert {"surprisal", "layer 1"} <= set(results["settings"])
-    settings = {name: each["weight_after"] for name, each in results["settings"].items()}
-    assert len(set(settings.values())) == len(settings)  # every change has an effect
+    after = [each["weight_after"] for each in results["settings"].values()]
+    assert len(set(after)) == len(after)  # every change has an effect
     assert sum(results["fig_10"]["groups"]) == 2
-    assert page.main([str(tmp_path)]) == 0  # the command that its last line names
+    run_well(page, tmp_path)  # the command that its last line names
     assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
-    shown = json.loads(
-        (tmp_path / "credit.html").read_text().split('id="data">')[1].split("</script>")[0]
-    )
-    assert [row["score"] for rows in shown for row in rows] == [
-        x for each in groups if each.mixed for x in each.scores
-    ]
-    wrong = [row for rows in shown for row in rows if row["score"] == 0]
+    text = (tmp_path / "credit.html").read_text()
+    shown = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    rows = [row for of_group in shown for row in of_group]
+    assert [row["score"] for row in rows] == [score for group in mixed for score in group.scores]
+    wrong = [row for row in rows if row["score"] == 0]
     counted = [row["weights"]["shear"] for row in wrong if row["first_error"][0]]
-    assert 0 < results["methods"]["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
+    assert 0 < methods["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
     curve = []  # about token 11, the wrong step's last
     for place in range(11 - 8, 11 + 8 + 1):
         known = [weights[place] for weights in counted if place < len(weights)]
         curve.append(np.mean(known) if known else None)
-    assert results["methods"]["shear"]["half_risen"] == half_risen(curve, 4) is not None
-    assert set(shown[0][0]["weights"]) == {"shear", "grpo", "first", "oracle"}
+    assert methods["shear"]["half_risen"] == half_risen(curve, 4) is not None
+    assert set(rows[0]["weights"]) == {"shear", "grpo", "first", "oracle"}
     made.reset_mock()
 
-    monkeypatch.setattr(
-        diagnose, "scored", interrupt
-    )  # what comes after sampling is not of interest again
+    # what comes after sampling is not of interest again
+    monkeypatch.setattr(diagnose, "scored", interrupt)
     assert diagnose.main(flags) == 130 and not made.called
-    gone = tmp_path / "group-0001.json"
+    gone = paths[1]
     before = gone.read_text()
     gone.unlink()
     assert diagnose.main(flags) == 130 and made.called and gone.read_text() == before
-    config = json.loads((tmp_path / "config.json").read_text())
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
     for name in config:
-        files.write_whole(tmp_path / "config.json", json.dumps(config | {name: "other"}))
+        files.write_whole(path, json.dumps(config | {name: "other"}))
         assert_refused(diagnose.main, flags, "other")
     assert len(config) == 19
 
 
-def solutions(path, **changed) -> list[str]:
+def solutions(path, **changed) -> str:
     """A file of two mixed groups and one that is not; the flags that read it."""
-    problems = [("1+1?", [1, 0]), ("2+2?", [1, 1]), ("3+3?", [0, 1])]
-    numbered = [(problem, *pair) for problem, labels in problems for pair in enumerate(labels)]
-    lines = [
-        dict(problem=problem, solution=TEXT.format(i), label=label, extra=0)
-        for problem, i, label in numbered
-    ]
-    lines[0] |= changed
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return ["--rollouts", str(path), "--window", "16", "--stride", "8", "--max-iters", "10"]
+    lines = []
+    for problem, labels in (("1+1?", [1, 0]), ("2+2?", [1, 1]), ("3+3?", [0, 1])):
+        for i, label in enumerate(labels):
+            row = dict(problem=problem, solution=TEXT.format(i), label=label, extra=0)
+            lines.append(json.dumps(row | (changed if not lines else {})))
+    path.write_text("\n".join(lines) + "\n")
+    return f"--rollouts {path} --window 16 --stride 8 --max-iters 10"
 
 
 def test_solutions_from_a_file_are_encoded_once_and_not_continued(
@@ -482,31 +446,24 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     """Fig. 10, and the page's samples; what needs continuations or a first error is left out, and
     named.
     """
-    flags = solutions(tmp_path / "s.jsonl")
-    flags += ["--groups", "1", "--model", str(qwen_folder), "--out", str(tmp_path / "out")]
+    flags, out = solutions(tmp_path / "s.jsonl"), tmp_path / "out"
     monkeypatch.setattr(prefixes, "fast_rollout", None)  # nothing may be sampled
-    assert diagnose.main(flags) == 0
-    printed, results = (
-        capsys.readouterr().out,
-        json.loads((tmp_path / "out" / "diagnose.json").read_text()),
-    )
+    run_well(diagnose, flags, "--groups 1 --model", qwen_folder, "--out", out)
+    printed, results = capsys.readouterr().out, json.loads((out / "diagnose.json").read_text())
     assert "left out: Figs. 1(a), 1(b), 3, 9" in printed and "first error" in printed
-    assert {path.stem for path in (tmp_path / "out").glob("*.png")} == {"fig_10"}
+    assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
-    right, wrong = files.rows(tmp_path / "out" / "samples.jsonl")
+    right, wrong = files.rows(out / "samples.jsonl")
     assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
-    assert (
-        "".join(wrong["tokens"]) == TEXT.format(1)
-        and wrong["spans"]
-        and set(wrong["weights"]) == {"shear", "grpo"}
-    )
+    assert "".join(wrong["tokens"]) == TEXT.format(1)
+    assert wrong["spans"] and wrong["weights"].keys() == {"shear", "grpo"}
 
 
 @pytest.mark.parametrize("config", ["{", None])
 def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_refused):
     """Also one that is gone, with groups of nobody knows what; nothing is changed."""
-    flags = [*solutions(tmp_path / "s.jsonl"), "--model", str(qwen_folder), "--out", str(tmp_path)]
+    flags = words_of(solutions(tmp_path / "s.jsonl"), "--model", qwen_folder, "--out", tmp_path)
     (tmp_path / "group-0000.json").write_text("{}")
     if config is not None:
         (tmp_path / "config.json").write_text(config)
@@ -519,7 +476,7 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     """A kill while the tokenizer is written: the same command warms up again, and the next time no
     more.
     """
-    flags = [*SIZES, "--warmup-steps", "1", "--groups", "1", "--out", str(tmp_path)]
+    flags = words_of(DIAGNOSE, "--warmup-steps 1 --groups 1 --out", tmp_path)
     warm_up = Mock(wraps=toy.warm_up)
     monkeypatch.setattr(toy, "warm_up", warm_up)
     monkeypatch.setattr(diagnose, "own_prm", interrupt)
@@ -548,9 +505,8 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
     ],
 )
 def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, assert_refused):
-    flags = solutions(tmp_path / "s.jsonl", **changed)
-    words = [*flags, "--model", qwen_folder, "--out", tmp_path / "out"]
-    assert_refused(diagnose.main, words, "error: --rollouts", *names)
+    flags = words_of(solutions(tmp_path / "s.jsonl", **changed), "--model", qwen_folder)
+    assert_refused(diagnose.main, [*flags, "--out", tmp_path / "out"], "error: --rollouts", *names)
     assert not (tmp_path / "out").exists()
 
 

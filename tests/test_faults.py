@@ -19,9 +19,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from cases import ALONE, ROOT, RUN, Hostile, filled, interrupt
+from made import ALONE, ROOT, RUN, Hostile, failing, filled, interrupt, run_well, table, words_of
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import eval as evaluation
 import harness.run
@@ -32,8 +32,8 @@ from harness.launch import run_command
 from studies import compare, diagnose, page
 from tasks.rows import BadInput
 
-SIZES = [*RUN, *"--save-every 1 --keep 9 --steps 2".split()]
-ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1".split()
+SIZES = f"{' '.join(RUN)} --save-every 1 --keep 9 --steps 2"
+ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1"
 pytestmark = pytest.mark.usefixtures("no_curve")
 
 
@@ -41,8 +41,8 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 def run(tmp_path_factory, taught):
     """A run of two steps, and an evaluation of what it started from."""
     out = tmp_path_factory.mktemp("faults")
-    assert train.main([*SIZES, "--model", taught, "--out", str(out), "--name", "run"]) == 0
-    assert evaluation.main(["--model", taught, *ASK, "--out", str(out / "evaluation")]) == 0
+    run_well(train, SIZES, "--model", taught, "--name run --out", out)
+    run_well(evaluation, ASK, "--model", taught, "--out", out / "evaluation")
     return out
 
 
@@ -54,23 +54,29 @@ def copied(run, tmp_path):
 
 def contents(folder: Path) -> dict[str, str]:
     """Every file of a folder, by its digest."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 @pytest.fixture
 def assert_says(assert_refused):
     """Asserts status 2 and one sentence that has these words, and a folder that is as it was."""
 
-    def check(command, argv: list, words: str, folder: Path) -> None:
+    def check(command, argv, words: str, folder: Path) -> None:
         before = contents(folder)
         assert_refused(command.main, argv, words)
         assert contents(folder) == before
 
     return check
+
+
+@pytest.fixture
+def asked_again(copied, taught) -> list:
+    """Flags that go on with the evaluation of the copy."""
+    return words_of("--model", taught, ASK, "--out", copied / "evaluation")
+
+
+LAST = "checkpoints/step-000002/complete.json"
 
 
 @pytest.fixture
@@ -93,16 +99,12 @@ def resumed(copied) -> list:
         ("samples.jsonl", '{"problem": "p", "tokens": "p"}\n', '("tokens" is "p")'),
         ("before.jsonl", "no json\n", "before.jsonl, line 1: cannot be read"),
         (
-            "checkpoints/step-000002/complete.json",
+            LAST,
             '{"step": 2, "ranks": 1, "settings": {"window": null}, "files": {}}',
             "complete.json: window is None; restore it",
         ),
-        ("checkpoints/step-000002/complete.json", "", "complete.json: cannot be read"),
-        (
-            "checkpoints/step-000002/complete.json",
-            '{"step": "x", "files": {}}',
-            "complete.json: cannot be read",
-        ),
+        (LAST, "", "complete.json: cannot be read"),
+        (LAST, '{"step": "x", "files": {}}', "complete.json: cannot be read"),
     ],
 )
 def test_damaged_files_of_a_run_are_named(name, text, words, copied, assert_says, resumed):
@@ -113,21 +115,20 @@ def test_damaged_files_of_a_run_are_named(name, text, words, copied, assert_says
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
-    [
-        ("settings.json", "{", "[{", "settings.json: cannot be read"),
-        ("settings.json", '"k": 1', '"k": "1"', '("data" is {'),
-        ("generations.jsonl", "{", "[{", "generations.jsonl, line 1: cannot be read"),
-        ("generations.jsonl", ": 0.0,", ": 2,", '("score" is 2)'),
-        ("generations.jsonl", ": 0.0,", ": NaN,", '("score" is NaN)'),
-        ("generations.jsonl", ": 0,", ": true,", '("seed" is true)'),
-    ],
+    table(r"""
+    settings.json      {       [{        settings.json: cannot be read
+    settings.json      "k": 1  "k": "1"  ("data" is {
+    generations.jsonl  {       [{        generations.jsonl, line 1: cannot be read
+    generations.jsonl  : 0.0,  : 2,      ("score" is 2)
+    generations.jsonl  : 0.0,  : NaN,    ("score" is NaN)
+    generations.jsonl  : 0,    : true,   ("seed" is true)
+    """),
 )
-def test_damaged_evaluations_are_named(name, old, new, words, copied, taught, assert_says):
+def test_damaged_evaluations_are_named(name, old, new, words, copied, asked_again, assert_says):
     """By `--from` and by the same command again."""
     path = copied / "evaluation" / name
     path.write_text(path.read_text().replace(old, new))
-    again = ["--model", taught, *ASK, "--out", path.parent]
-    for argv in (["--from", path.parent], again):
+    for argv in (["--from", path.parent], asked_again):
         assert_says(evaluation, argv, words, copied)
 
 
@@ -153,7 +154,7 @@ def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, as
     for name in ("metrics.jsonl", "samples.jsonl"):
         files.append_rows(tmp_path / name, [row])
     places = {"FILE": tmp_path / "samples.jsonl", "FOLDER": tmp_path, "NEW": tmp_path / "a" / "b"}
-    assert_says(command, [filled(word, places) for word in flags.split()], words, tmp_path)
+    assert_says(command, filled(flags, places).split(), words, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -162,10 +163,7 @@ def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, as
         ("--model RUN", "(it is a run, its model is RUN/model)"),
         ("--data /no/\x1b", r"--data /no/\x1b: cannot be read (no such file or folder)"),
         ("--method prm --prm QWEN", "--prm QWEN: <extra_0> is not one token"),
-        (
-            "--eval-every 1 --bench math500 --bench-data math500=/no",
-            "--bench-data math500=/no: cannot be read",
-        ),
+        ("--eval-every 1 --bench math500 --bench-data math500=/no", "math500=/no: cannot be read"),
         ("--heldout 2", "--task math: 2 of its 2 problems"),
         ("--max-tokens 512", "context is 512"),
         ("--template qwen-math --model TOY", "--template qwen-math: the tokenizer of TOY has no"),
@@ -175,78 +173,57 @@ def test_weights_are_read_last(
     flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, assert_says
 ):
     """What is small is looked at before the minutes that a large model takes to load."""
-    (tmp_path / "rows.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 2)
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"problem": "1", "answer": "1"}\n' * 2)
     places = {"RUN": run / "run", "QWEN": qwen_folder, "TOY": taught}
-    flags = [filled(flag, places) for flag in flags.split()]
     monkeypatch.setattr(models, "load_weights", lambda *parts: pytest.fail("weights are read"))
-    usual = [
-        "--task",
-        "math",
-        "--model",
-        qwen_folder,
-        "--data",
-        tmp_path / "rows.jsonl",
-        "--max-tokens",
-        "9",
-    ]
-    usual += ["--heldout", "1", "--eval-groups", "1", "--out", tmp_path]
-    assert_says(train, [*usual, *flags], filled(words, places), tmp_path)
+    usual = words_of("--task math --model", qwen_folder, "--data", path, "--max-tokens 9")
+    usual += words_of("--heldout 1 --eval-groups 1 --out", tmp_path)
+    assert_says(train, usual + filled(flags, places).split(), filled(words, places), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("command", "flag", "more"),
+    ("command", "flags"),
     [
-        (train, "--data", "--model QWEN --max-tokens 9 --out OUT"),
-        (evaluation, "--replay", "--out OUT"),
-        (diagnose, "--rollouts", "--model QWEN --max-tokens 9 --out OUT"),
-        (compare, "--rows", "--methods grpo shear"),
+        (train, "--model QWEN --max-tokens 9 --out NEW --data FIFO"),
+        (evaluation, "--out NEW --replay FIFO"),
+        (diagnose, "--model QWEN --max-tokens 9 --out NEW --rollouts FIFO"),
+        (compare, "--methods grpo shear --rows FIFO"),
     ],
 )
-def test_only_files_are_read(command, flag, more, qwen_folder, tmp_path, assert_says):
+def test_only_files_are_read(command, flags, qwen_folder, tmp_path, assert_says):
     """A pipe would wait for whoever writes into it."""
-    path = tmp_path / "rows.jsonl"
-    os.mkfifo(path)
-    more = [filled(word, {"QWEN": qwen_folder, "OUT": tmp_path / "new"}) for word in more.split()]
-    assert_says(command, [flag, path, *more], str(path), tmp_path)
+    places = {"QWEN": qwen_folder, "NEW": tmp_path / "new", "FIFO": tmp_path / "rows.jsonl"}
+    os.mkfifo(places["FIFO"])
+    assert_says(command, filled(flags, places).split(), str(places["FIFO"]), tmp_path)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
     """And what is on the disk is used; transformers would ask again and again, for half a minute a
     file.
     """
-    requests = []
-
-    def unreachable(self, name, timeout):
-        requests.append(name)
-        raise OSError("Name or service not known")
-
+    unreachable = failing(OSError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     words = "--model no/hub: cannot be loaded (no such folder or file; We couldn't connect"
-    assert_says(train, ["--model", "no/hub", "--out", tmp_path], words, tmp_path)
-    assert_says(evaluation, ["--model", "no/hub", *ASK, "--out", tmp_path], words, tmp_path)
-    assert requests == ["no/hub"]
+    for command, more in ((train, ""), (evaluation, ASK)):
+        assert_says(command, words_of("--model no/hub --out", tmp_path, more), words, tmp_path)
+    assert unreachable.call_count == 1
 
 
 def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, assert_says):
     """Whose generations are of other settings."""
     file = tmp_path / "responses.jsonl"
     files.append_rows(file, [RESPONSE])
-    assert_says(
-        evaluation,
-        ["--replay", file, "--out", copied / "evaluation"],
-        "choose another --out",
-        copied,
-    )
+    argv = ["--replay", file, "--out", copied / "evaluation"]
+    assert_says(evaluation, argv, "choose another --out", copied)
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ("--replay FILE --out RUN", "holds other files, and no settings.json; choose another"),
-        (
-            "--model TAUGHT --out BARE",
-            "settings.json",
-        ),  # else rows of one temperature would count as another's
+        # else rows of one temperature would count as another's
+        ("--model TAUGHT --out BARE", "settings.json"),
     ],
 )
 def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, assert_says):
@@ -255,21 +232,25 @@ def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path
     places = {"RUN": copied / "run", "TAUGHT": taught, "BARE": copied / "evaluation"}
     places["FILE"] = tmp_path / "rows.jsonl"
     files.append_rows(places["FILE"], [RESPONSE])
-    argv = [*ASK[:6], *(filled(word, places) for word in flags.split())]
+    argv = words_of("--bench embedded --toy-lines 1 --heldout 8", filled(flags, places))
     assert_says(evaluation, argv, words, copied)
 
 
-def test_a_folder_that_another_process_writes_is_refused(copied, taught, assert_says, resumed):
+def test_a_folder_that_another_process_writes_is_refused(copied, asked_again, assert_says, resumed):
     """A run's and an evaluation's."""
-    again = ["--model", taught, *ASK, "--out", copied / "evaluation"]
-    for folder, command, argv in (
-        (copied / "run", train, resumed),
-        (copied / "evaluation", evaluation, again),
+    for name, command, argv in (
+        ("run", train, resumed),
+        ("evaluation", evaluation, asked_again),
     ):
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(copied / name, os.O_RDONLY)
         fcntl.flock(handle, fcntl.LOCK_EX)
         assert_says(command, argv, "another process is writing there", copied)
         os.close(handle)
+
+
+def change_json(path: Path, **values) -> None:
+    """Gives some keys of a JSON file other values."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_other_problems_are_refused(copied, monkeypatch, assert_says, resumed):
@@ -285,55 +266,49 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
     """
     folder = copied / "run" / "checkpoints" / "step-000002"
     path = min((folder / "state").iterdir())
-    with safe_open(path, "pt") as file:
-        tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     if kind == "runs code":
         path.write_bytes(pickle.dumps(Hostile(tmp_path / "made")))
     else:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+        tensors = load_file(path)
         name, tensor = tensors.popitem()
-        save_file(
-            tensors | ({name: tensor[..., None]} if kind == "other shapes" else {}), path, metadata
-        )
-    complete = json.loads((folder / "complete.json").read_text())
-    complete["files"][str(path.relative_to(folder))] = path.stat().st_size
-    (folder / "complete.json").write_text(json.dumps(complete))
+        if kind == "other shapes":
+            tensors[name] = tensor[..., None]
+        save_file(tensors, path, metadata)
+    sizes = json.loads((folder / "complete.json").read_text())["files"]
+    sizes[str(path.relative_to(folder))] = path.stat().st_size
+    change_json(folder / "complete.json", files=sizes)
     assert_says(train, resumed, "cannot be loaded", copied)
     assert not (tmp_path / "made").exists()
 
 
 def test_a_model_folder_runs_no_code(taught, tmp_path, assert_says):
     """Nor does it ask on a terminal whether it may, which a piped "y" would answer."""
-    folder = Path(shutil.copytree(taught, tmp_path / "model"))
-    (folder / "modeling.py").write_text(f"import os\nos.mkdir({str(tmp_path / 'made')!r})\n")
-    for name, auto_map in (
-        ("config.json", {"AutoModelForCausalLM": "modeling.X", "AutoConfig": "modeling.Y"}),
-        ("tokenizer_config.json", {"AutoTokenizer": ["modeling.X", None]}),
-    ):
-        settings = json.loads((folder / name).read_text()) | {
-            "auto_map": auto_map,
-            "model_type": "unknown",
-        }
-        (folder / name).write_text(json.dumps(settings))
-    assert_says(
-        train, [*SIZES, "--model", folder, "--out", tmp_path / "out"], f"--model {folder}", tmp_path
-    )
-    assert not (tmp_path / "made").exists()
+    folder, made = tmp_path / "model", tmp_path / "made"
+    shutil.copytree(taught, folder)
+    (folder / "modeling.py").write_text(f"import os\nos.mkdir({str(made)!r})\n")
+    of_model = {"AutoModelForCausalLM": "modeling.X", "AutoConfig": "modeling.Y"}
+    of_tokenizer = {"AutoTokenizer": ["modeling.X", None]}
+    for name, auto_map in (("config", of_model), ("tokenizer_config", of_tokenizer)):
+        change_json(folder / f"{name}.json", auto_map=auto_map, model_type="unknown")
+    argv = words_of(SIZES, "--model", folder, "--out", tmp_path / "out")
+    assert_says(train, argv, f"--model {folder}", tmp_path)
+    assert not made.exists()
 
 
 def test_copies_beside_checkpoints_are_not_ours(copied):
     """Neither counted nor removed; what a kill has left of an old checkpoint is removed."""
     folder = copied / "run" / "checkpoints"
-    for name in ("step-000002-good", "step-best", "step-000002.bak"):
+    others = {"step-000002-good", "step-best", "step-000002.bak"}
+    for name in others:
         shutil.copytree(folder / "step-000002", folder / name)
     shutil.copytree(folder / "step-000001", folder / "step-000007")
     (folder / "step-000007" / "complete.json").unlink()
-    assert [path.name for path in checkpoint.complete(copied / "run")] == [
-        "step-000001",
-        "step-000002",
-    ]
-    assert train.main(["--resume", str(copied / "run"), "--steps", "3", "--keep", "1"]) == 0
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"step-000003", "step-000002-good", "step-best", "step-000002.bak"}
+    found = [path.name for path in checkpoint.complete(copied / "run")]
+    assert found == ["step-000001", "step-000002"]
+    run_well(train, "--resume", copied / "run", "--steps 3 --keep 1")
+    assert {path.name for path in folder.iterdir()} == others | {"step-000003"}
 
 
 @pytest.mark.parametrize("value", [torch.nan, 3e38])  # float32 ends at 3.4e38
@@ -349,12 +324,14 @@ def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatc
     monkeypatch.setattr(train, "update", update)
     assert train.main(["--resume", str(copied / "run"), "--steps", "9"]) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith(
-        "a checkpoint holds 2 of 9 steps; resume with: python train.py --resume "
-    )
-    assert (
-        second == "error: step 3: the policy's logits are not finite after its updates; lower --lr"
-    )
+    assert first.startswith("a checkpoint holds 2 of 9 steps; resume with: python train.py")
+    assert second.startswith("error: step 3: the policy's logits are not finite after its updates")
+    assert "lower --lr" in second
+
+
+NO_MEMORY = RuntimeError(
+    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+)
 
 
 @pytest.mark.parametrize(
@@ -364,23 +341,14 @@ def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatc
             PermissionError(errno.EACCES, "Permission denied", "/x\x1b"),
             r"/x\x1b: Permission denied",
         ),
-        (
-            RuntimeError(
-                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
-            ),
-            "of memory; less",
-        ),
+        (NO_MEMORY, "of memory; less"),
         (MemoryError(), "out of memory; less"),
         (OSError(errno.EFBIG, "File too large", "x"), "`ulimit -f` is reached; free space"),
     ],
 )
 def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     """Status 1, as what the flags say may be right."""
-
-    def work(argv):
-        raise error
-
-    assert run_command(memory="less")(work)() == 1
+    assert run_command(memory="less")(failing(error))([]) == 1
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
 
@@ -388,30 +356,22 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
 @pytest.mark.parametrize("place", ["harness.checkpoint.save", "harness.report.plot"])
 def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     """By --resume, not by the command that began; the trained model is saved before the picture."""
-
-    def fail(*parts):
-        raise OSError(errno.ENOSPC, "No space left on device", "x")
-
-    monkeypatch.setattr(place, fail)
-    shutil.rmtree(copied / "run" / "model")
-    assert train.main(["--resume", str(copied / "run"), "--steps", "3"]) == 1
-    steps = 2 + ("plot" in place)
-    folder = shlex.quote(str(copied / "run"))
-    more = "" if "plot" in place else " --steps 3"  # which the checkpoint does not know
-    words = (
-        f"a checkpoint holds {steps} of 3 steps; resume with: python train.py --resume "
-        f"{folder}{more}\n"
-    )
-    assert capsys.readouterr().err.startswith(f"{words}error: the disk is full")
-    assert (copied / "run" / "model").exists() == ("plot" in place)
+    monkeypatch.setattr(place, failing(OSError(errno.ENOSPC, "No space left on device", "x")))
+    run, is_saved = copied / "run", "plot" in place
+    shutil.rmtree(run / "model")
+    assert train.main(["--resume", str(run), "--steps", "3"]) == 1
+    more = "" if is_saved else " --steps 3"  # which the checkpoint does not know
+    steps = f"a checkpoint holds {2 + is_saved} of 3 steps; resume with: python train.py --resume"
+    message = capsys.readouterr().err
+    assert message.startswith(f"{steps} {shlex.quote(str(run))}{more}\nerror: the disk is full")
+    assert (run / "model").exists() == is_saved
 
 
 def test_numbers_that_are_not_known_are_null(tmp_path):
     """NaN is no JSON; a resumed run has it again."""
     path = tmp_path / "rows.jsonl"
-    files.append_rows(
-        path, [{"before": {}}, {"step": 1, "loss": float("nan")}, {"step": 2}, {"after": {}}]
-    )
+    rows = [{"before": {}}, {"step": 1, "loss": math.nan}, {"step": 2}, {"after": {}}]
+    files.append_rows(path, rows)
     assert '"loss": null' in path.read_text()
     before, row = harness.run.rows_until(path, 1)
     assert before == {"before": {}} and math.isnan(row["loss"])
@@ -440,8 +400,8 @@ def test_workers_start_below_a_hard_limit_of_memory():
     ("environment", "flags", "words"),
     [
         ({"RANK": "x"}, [], "RANK=x WORLD_SIZE=1 LOCAL_RANK=0: not as torchrun sets them"),
-        ({"RANK": "3"}, [], "RANK=3 WORLD_SIZE=1 LOCAL_RANK=0: not as torchrun sets them"),
-        ({"WORLD_SIZE": "2"}, [], "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0: not as torchrun sets them"),
+        ({"RANK": "3"}, [], "RANK=3 WORLD_SIZE=1"),
+        ({"WORLD_SIZE": "2"}, [], "RANK=0 WORLD_SIZE=2"),
         ({"RANK": "x"}, ["--eps", "4.52"], "--eps 4.52: is large"),
         ({}, ["--out", b"x\xff"], r"--out: 'x\udcff' is not UTF-8"),
         ({}, ["--eps", "4.52"], "--eps 4.52: is large in units of nbar; add --eps-unit raw"),
@@ -450,9 +410,8 @@ def test_workers_start_below_a_hard_limit_of_memory():
 def test_odd_surroundings_are_one_sentence(environment, flags, words, tmp_path):
     """What is around a command: the environment, the encoding of names, units that were others."""
     argv = [sys.executable, str(ROOT / "train.py"), *flags]
-    ended = subprocess.run(
-        argv, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True
-    )
+    given = dict(cwd=tmp_path, env=os.environ | environment)
+    ended = subprocess.run(argv, **given, capture_output=True, text=True)
     assert ended.returncode == 2 and words in ended.stderr
     assert ended.stderr.count("\n") == 1 or "For full helptext" in ended.stderr
     assert not list(tmp_path.iterdir())
@@ -477,31 +436,23 @@ def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_reader_that_leaves_ends_the_run_quietly(ranks, taught, tmp_path):
     """As `python train.py | head -1` does; the step is saved first, and its checkpoint is named."""
-    argv = [sys.executable, "train.py", *SIZES, "--model", taught, "--out", str(tmp_path)]
-    command = subprocess.Popen(
-        [*argv, "--ranks", str(ranks), "--steps", "500", "--save-every", "400"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for line in command.stdout:
-        if "2/500" in line:
-            break
-    command.stdout.close()
-    message = command.stderr.read()
-    assert command.wait() == 130
+    argv = words_of(sys.executable, "train.py", SIZES, "--model", taught, "--out", tmp_path)
+    argv += words_of("--ranks", ranks, "--steps 500 --save-every 400")
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(argv, cwd=ROOT, **pipes) as command:
+        for line in command.stdout:
+            if "2/500" in line:
+                break
+        command.stdout.close()
+        message = command.stderr.read()
+    assert command.returncode == 130
     assert re.match("a checkpoint holds [1-9]", message) and message.count("\n") == 1
 
 
 def test_a_broken_pipe_of_another_kind_is_not_hidden():
     """A socket's, say: nobody has left who reads the output."""
-
-    def work(argv):
-        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-
     with pytest.raises(BrokenPipeError):
-        run_command(memory="less")(work)()
+        run_command(memory="less")(failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
 
 
 def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, assert_says):
@@ -515,14 +466,12 @@ def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, a
 
 def test_a_refusal_leaves_no_new_folder(taught, tmp_path, assert_says):
     """Nor its parents; a name that no file system takes is bad input."""
-    out = tmp_path / "new" / "runs"
-    argv = [*SIZES, "--model", taught, "--out", out, "--bench", "math500", "--eval-every", "1"]
-    argv += ["--bench-data", "math500=/no"]
-    assert_says(train, argv, "/no: cannot be read", tmp_path)
-    assert not (tmp_path / "new").exists()
-    long = [*SIZES, "--model", taught, "--out", tmp_path, "--name", "x" * 5000]
+    usual, new = words_of(SIZES, "--model", taught, "--out"), tmp_path / "new"
+    argv = usual + words_of(new / "runs", "--eval-every 1 --bench math500")
+    assert_says(train, [*argv, "--bench-data", "math500=/no"], "/no: cannot be read", tmp_path)
+    assert not new.exists()
     words = f"--name: '{'x' * 40}' is longer than a file's name may be"
-    assert_says(train, long, words, tmp_path)
+    assert_says(train, [*usual, tmp_path, "--name", "x" * 5000], words, tmp_path)
     with files.locked_folder(tmp_path, ALONE, "config.json"):
         pass
     assert tmp_path.exists()  # it was there before
@@ -534,10 +483,10 @@ def test_a_refusal_leaves_no_new_folder(taught, tmp_path, assert_says):
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
     """Before the first step; the message says how to begin from it."""
     monkeypatch.setattr(train, "evaluate", interrupt)
-    argv = [*SIZES, "--warmup-steps", "2", "--out", str(tmp_path), "--name", "run"]
+    argv = words_of(SIZES, "--warmup-steps 2 --name run --out", tmp_path)
     assert train.main(argv) == 130
     start = shlex.quote(str(tmp_path / "run" / "start"))
     words = f"--task embedded --model {start} --name embedded-shear-1"
     assert f"add: {words}\n" in capsys.readouterr().err
     monkeypatch.undo()
-    assert train.main([*argv, *shlex.split(words), "--steps", "1"]) == 0
+    run_well(train, *argv, *shlex.split(words), "--steps 1")

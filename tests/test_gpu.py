@@ -10,10 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_grpo import sampled
-from test_packing import gradients, make, of_unlike_lengths
-from test_race import CASES, LIMITS, minima, problem
-from test_shear import SMALL, group, weights
+from made import (
+    LIMITS,
+    RACES,
+    SPANS,
+    family_model,
+    gradients,
+    group,
+    minima,
+    race_problem,
+    run_well,
+    sampled,
+    unlike_rollouts,
+    weights,
+)
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -51,10 +61,10 @@ def relative(ours: Tensor, expected: Tensor) -> float:
     return ((ours.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RACES)
 def test_minima_of_the_race_are_those_of_a_cpu(name):
     """The same group on both."""
-    (costs, right, wrong, eps), *_ = problem(name)
+    (costs, right, wrong, eps), *_ = race_problem(name)
     found = minima(
         costs.to(DEVICE), Spans(*to_device(*right)), Spans(*to_device(*wrong)), eps, **LIMITS
     )
@@ -71,10 +81,10 @@ def test_weights_are_those_of_a_cpu(options, dtype):
     hidden, mask, correct = group(9)
     hidden = hidden.to(dtype)
     there = to_device(hidden, mask, correct)
-    expected = weights(hidden, mask, correct, **SMALL, **options)
-    assert_close(weights(*there, **SMALL, **options).cpu(), expected, atol=1e-5, rtol=1e-4)
-    plain = shear_weights(hidden, mask, correct, **SMALL)
-    assert_close(shear_weights(*there, **SMALL).cpu(), plain, atol=1e-5, rtol=1e-4)
+    expected = weights(hidden, mask, correct, **SPANS, **options)
+    assert_close(weights(*there, **SPANS, **options).cpu(), expected, atol=1e-5, rtol=1e-4)
+    plain = shear_weights(hidden, mask, correct, **SPANS)
+    assert_close(shear_weights(*there, **SPANS).cpu(), plain, atol=1e-5, rtol=1e-4)
 
 
 def test_scores_and_gradients_are_those_of_a_cpu(tiny):
@@ -88,12 +98,8 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
         loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
         loss.backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-        found.append(
-            [
-                tensor.cpu()
-                for tensor in (scored.log_probs, scored.entropies, scored.hidden, gradient)
-            ]
-        )
+        results = scored.log_probs, scored.entropies, scored.hidden, gradient
+        found.append([tensor.cpu() for tensor in results])
     for ours, expected in zip(*found, strict=True):
         assert_close(ours, expected, atol=1e-4, rtol=1e-3)
 
@@ -102,9 +108,9 @@ def test_packed_rollouts_are_padded_ones():
     """Against one rollout at a time in float32: equal in float32; by `varlen_attn` in bfloat16 as
     good as padded.
     """
-    half = make("qwen3", head_dim=128).bfloat16().to(DEVICE)
+    half = family_model("qwen3", head_dim=128).bfloat16().to(DEVICE)
     whole = copy.deepcopy(half).float()
-    rollouts = moved(of_unlike_lengths(), DEVICE)
+    rollouts = moved(unlike_rollouts(), DEVICE)
     given = rollouts, torch.randn(rollouts.ids.shape, device=DEVICE)
     expected = gradients(Policy(copy.deepcopy(whole)), *given, at_once=1)
     padded_half = gradients(Policy(copy.deepcopy(half), recompute=True), *given, at_once=8)
@@ -115,9 +121,9 @@ def test_packed_rollouts_are_padded_ones():
         assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)
 
 
-def steps_of(out: Path, flags: str, resume: list[str] = ()) -> list[dict]:
+def steps_of(out: Path, *parts) -> list[dict]:
     """The steps' metrics after `train.py` in this process."""
-    assert train.main([*flags.split(), *(resume or ["--out", str(out)])]) == 0
+    run_well(train, *parts)
     return [row for row in files.rows(out / "run" / "metrics.jsonl") if "step" in row]
 
 
@@ -126,9 +132,8 @@ def test_every_method_takes_a_step(method, tmp_path):
     """Sampled, graded, credited and trained; a smoke test draws the rewards, so that each group has
     both.
     """
-    [step] = steps_of(
-        tmp_path, f"{RUN} --warmup-steps 1 --steps 1 --method {method} {NEEDS.get(method, '')}"
-    )
+    flags = f"{RUN} --warmup-steps 1 --steps 1 --method {method} {NEEDS.get(method, '')}"
+    [step] = steps_of(tmp_path, flags, "--out", tmp_path)
     assert step["grad_norm"] > 0 and step["skipped"] == 0
 
 
@@ -142,23 +147,25 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
         tensors = []
         for parameter in run.optimizer.param_groups[0]["params"]:
             tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
-        kept[key] = [
-            getattr(tensor, "_local_tensor", tensor).to("cpu", copy=True) for tensor in tensors
-        ]
+        whole = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
+        kept[key] = [tensor.to("cpu", copy=True) for tensor in whole]
 
-    monkeypatch.setattr(
-        train, "save_checkpoint", lambda run, step: (save(run, step), keep(run, step))
-    )
-    monkeypatch.setattr(
-        train, "restore", lambda run, path: (restore(run, path), keep(run, "restored"))[0]
-    )
-    steps = steps_of(tmp_path, f"{RUN} --dtype bfloat16 --lr 1e-3")
-    again = steps_of(
-        tmp_path, f"--device {DEVICE.type}", ["--resume", f"{tmp_path}/run/checkpoints/step-000002"]
-    )
+    def save_and_keep(run, step):
+        save(run, step)
+        keep(run, step)
+
+    def restore_and_keep(run, path):
+        restored = restore(run, path)
+        keep(run, "restored")
+        return restored
+
+    monkeypatch.setattr(train, "save_checkpoint", save_and_keep)
+    monkeypatch.setattr(train, "restore", restore_and_keep)
+    steps = steps_of(tmp_path, RUN, "--dtype bfloat16 --lr 1e-3 --out", tmp_path)
+    path = tmp_path / "run" / "checkpoints" / "step-000002"
+    again = steps_of(tmp_path, "--device", DEVICE.type, "--resume", path)
     assert len(steps) == len(again) == 4 and len({step["checksum"] for step in steps}) == 4
     assert max(step["abs_log_ratio"] for step in steps + again) < 1e-2
-    assert again[2]["entropy"] == pytest.approx(
-        steps[2]["entropy"], rel=0.05
-    )  # sampled by the restored weights
+    # sampled by the restored weights
+    assert again[2]["entropy"] == pytest.approx(steps[2]["entropy"], rel=0.05)
     assert all(torch.equal(ours, old) for ours, old in zip(kept["restored"], kept[2], strict=True))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cases import small_gpt2
+from made import assert_near, sampled, small_gpt2
 from tokenizers import AddedToken
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -25,41 +25,36 @@ from grpo import (
 )
 from harness.parallel import Ranks, deal
 
-PROMPTS = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]  # of different lengths, so one is padded
 
-
-def sampled(tiny, group_size=4) -> Rollouts:
-    """Rollouts of the untrained model, which stops at random."""
-    return rollout(*tiny, PROMPTS, group_size, max_tokens=24, temperature=1.0, batch_size=3)
+@pytest.fixture
+def qwen(qwen_folder) -> tuple:
+    """The model of the folder, and its tokenizer."""
+    kinds = AutoModelForCausalLM, AutoTokenizer
+    return tuple(kind.from_pretrained(qwen_folder) for kind in kinds)
 
 
 def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
     """Mask 1 through the first stop token, `truncated` where there is none, text decoded from just
     these ids.
     """
-    rollouts = sampled(tiny, group_size=16)
-    eos = tiny[1].eos_token_id
+    rollouts, tokenizer = sampled(tiny, group_size=16), tiny[1]
     assert rollouts.ids.shape == rollouts.mask.shape and len(rollouts.texts) == 32
     assert rollouts.truncated.any() and not rollouts.truncated.all()
-    for ids, mask, cut, text in zip(
-        rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts, strict=True
-    ):
+    parts = rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts
+    for ids, mask, cut, text in zip(*parts, strict=True):
         kept = ids[: int(mask.sum())]
         assert not mask[len(kept) :].any()
-        assert (kept == eos).sum() == (0 if cut else 1) and (cut or kept[-1] == eos)
-        assert text == tiny[1].decode(kept[kept != eos])
+        is_end = kept == tokenizer.eos_token_id
+        assert is_end.nonzero().flatten().tolist() == ([] if cut else [len(kept) - 1])
+        assert text == tokenizer.decode(kept[~is_end])
 
 
-def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
+def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
     """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both must end a
     response.
     """
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(qwen_folder),
-        AutoTokenizer.from_pretrained(qwen_folder),
-    )
-    assert stop_ids(model, tokenizer) == [0, 2]
-    rollouts = rollout(model, tokenizer, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
+    assert stop_ids(*qwen) == [0, 2]
+    rollouts = rollout(*qwen, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
     ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
     assert {0, 2} <= ends
 
@@ -68,52 +63,44 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen_folder):
     "change, expected",
     [
         ({}, [2]),  # all names taken away: <|im_end|>, which the vocabulary has
-        ({"tokenizer": "<|endoftext|>"}, [0, 2]), ({"generation": 7}, [2, 7]), ({"generation": [7, 8]}, [2, 7, 8]),
-        ({"config": [9]}, [2, 9]), ({"config": 9, "generation": [7]}, [2, 7, 9]),
+        ({"tokenizer": "<|endoftext|>"}, [0, 2]),
+        ({"generation": 7}, [2, 7]),
+        ({"generation": [7, 8]}, [2, 7, 8]),
+        ({"config": [9]}, [2, 9]),
+        ({"config": 9, "generation": [7]}, [2, 7, 9]),
         ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, "<|eot|>"]),
         # a letter follows first
         ({"template": "<|eot|>{{ messages[1]['content'] }}. <|eot|>"}, [2]),
         ({"template": "<|eot|>"}, [2]),  # the words are not in it
         ({"template": "{{ raise_exception('no') }}"}, [2]),
     ],
-)  # fmt: skip
-def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen_folder, tiny):
+)
+def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, tiny):
     """Generation config, config, tokenizer, the token that ends a turn of the template,
     <|im_end|>.
     """
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(qwen_folder),
-        AutoTokenizer.from_pretrained(qwen_folder),
-    )
+    model, tokenizer = qwen
     tokenizer.add_tokens(AddedToken("<|eot|>", special=True))
     model.generation_config.eos_token_id = change.get("generation")
     model.config.eos_token_id = change.get("config")
     tokenizer.eos_token = change.get("tokenizer")
     tokenizer.chat_template = change.get("template")
-    ids = [
-        tokenizer.convert_tokens_to_ids(name) if isinstance(name, str) else name
-        for name in expected
-    ]
-    assert stop_ids(model, tokenizer) == ids
+    names = {"<|eot|>": tokenizer.convert_tokens_to_ids("<|eot|>")}
+    assert stop_ids(model, tokenizer) == [names.get(name, name) for name in expected]
     assert stop_ids(*tiny) == [tiny[1].eos_token_id]  # which has neither template nor <|im_end|>
 
 
-def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen_folder):
+def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
     """First-token frequencies match softmax(logits / T) over all 259 tokens, though the folder asks
     otherwise.
     """
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(qwen_folder),
-        AutoTokenizer.from_pretrained(qwen_folder),
-    )
+    model, tokenizer = qwen
     penalties = dict(repetition_penalty=5.0, suppress_tokens=list(range(40)), eos_token_id=0)
-    model.generation_config = GenerationConfig(
-        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties
-    )
+    choices = dict(do_sample=False, top_k=1, top_p=0.1, min_p=0.5)
+    model.generation_config = GenerationConfig(**choices, **penalties)
     draws = 6_000
-    rollouts = rollout(
-        model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2, batch_size=draws
-    )
+    limits = dict(max_tokens=1, temperature=0.2, batch_size=draws)
+    rollouts = rollout(model, tokenizer, ["x"], draws, **limits)
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
     expected = draws * (logits / 0.2).softmax(-1)
@@ -148,11 +135,11 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
             output = model(torch.cat([prompt, response])[None], output_hidden_states=True)
         all_log_probs = (output.logits[0, len(prompt) - 1 : -1] / 0.8).log_softmax(-1)
         expected = all_log_probs[torch.arange(len(response)), response]
-        assert_close(scored.log_probs[row][mask], expected, atol=2e-5, rtol=0)
+        assert_near(scored.log_probs[row][mask], expected, 2e-5)
         entropy = torch.distributions.Categorical(logits=all_log_probs).entropy()
-        assert_close(scored.entropies[row][mask], entropy, atol=2e-5, rtol=0)
+        assert_near(scored.entropies[row][mask], entropy, 2e-5)
         states = output.hidden_states[-1][0, len(prompt) :]
-        assert_close(hidden[row][mask], states, atol=2e-5, rtol=0)
+        assert_near(hidden[row][mask], states, 2e-5)
     assert not scored.hidden.requires_grad and not scored.log_probs.requires_grad
 
 
@@ -178,7 +165,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     model.zero_grad()
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 7)
     logp = Policy(model, recompute)(rollouts, 0.7).log_probs
-    assert_close(logp[rollouts.mask], expected, atol=2e-5, rtol=0)
+    assert_near(logp[rollouts.mask], expected, 2e-5)
     (logp * pulls).sum().backward()
     for name, parameter in model.named_parameters():
         assert_close(parameter.grad, plain[name], atol=1e-4, rtol=1e-4)
@@ -189,18 +176,13 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     training.
     """
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 10)
-    seen = []
-    tiny[0].get_output_embeddings().register_forward_hook(
-        lambda head, inputs, logits: seen.append(logits.shape[0])
-    )
-    rollouts = sampled(tiny)
-    seen.clear()
-    log_probs(Policy(tiny[0]), rollouts, temperature=1.0, micro_tokens=1000)
-    logp = Policy(tiny[0])(rollouts, 1.0).log_probs
-    logp.sum().backward()
-    assert max(seen) == 10 and sum(seen) == 3 * int(
-        rollouts.mask.sum()
-    )  # scoring, forward, again in backward
+    rollouts, policy, seen = sampled(tiny), Policy(tiny[0]), []
+    head = tiny[0].get_output_embeddings()
+    head.register_forward_hook(lambda head, inputs, logits: seen.append(len(logits)))
+    log_probs(policy, rollouts, temperature=1.0, micro_tokens=1000)
+    policy(rollouts, 1.0).log_probs.sum().backward()
+    # scoring, forward, again in backward
+    assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())
 
 
 @pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
@@ -209,14 +191,13 @@ def test_micro_batches_are_bounded_in_tokens(pack):
     nothing.
     """
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
-    rows = list(range(1, 38))
-    padded = pack is grpo.pack
-    batches = pack(rows, lengths, 128)
-    assert sorted(row for batch in batches for row in batch.tolist()) == rows
-    sizes = [[lengths[row] for row in batch.tolist()] for batch in batches]
-    tokens = [len(size) * max(size) if padded else sum(size) for size in sizes]
+    rows, is_padded = list(range(1, 38)), pack is grpo.pack
+    batches = [batch.tolist() for batch in pack(rows, lengths, 128)]
+    assert sorted(row for batch in batches for row in batch) == rows
+    sizes = [[lengths[row] for row in batch] for batch in batches]
+    tokens = [len(size) * max(size) if is_padded else sum(size) for size in sizes]
     assert all(count <= 128 or len(size) == 1 for count, size in zip(tokens, sizes, strict=True))
-    ranked = [max(size) for size in sizes] if padded else tokens
+    ranked = [max(size) for size in sizes] if is_padded else tokens
     assert ranked == sorted(ranked, reverse=True)
     assert pack([], lengths, 128) == []
 
@@ -225,48 +206,40 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
     """Every row once; what ranks do at the same time differs by no more than a rollout; some of it
     perhaps nothing.
     """
+
+    def dealt(rows, lengths, most, world, pack, filler):
+        shares = []
+        for rank in range(world):
+            ranks = Ranks(rank, world, torch.device("cpu"))
+            share = deal(rows, lengths, most, ranks, pack, filler=filler)
+            shares.append([(batch.tolist(), is_filler) for batch, is_filler in share])
+        return shares
+
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 128]
     rows = list(range(1, 38))
     for world in (1, 2, 3, 8):
-        dealt = []
-        for rank in range(world):
-            ranks = Ranks(rank, world, torch.device("cpu"))
-            dealt.append(deal(rows, lengths, 128, ranks, packing.pack, filler=0))
-        assert len({len(batches) for batches in dealt}) == 1
-        assert (
-            sorted(
-                row
-                for batches in dealt
-                for batch, is_filler in batches
-                if not is_filler
-                for row in batch.tolist()
-            )
-            == rows
-        )
-        for together in zip(*dealt, strict=True):
-            tokens = [
-                0 if is_filler else sum(lengths[row] for row in batch.tolist())
-                for batch, is_filler in together
-            ]
+        seen = []
+        for together in zip(*dealt(rows, lengths, 128, world, packing.pack, 0), strict=True):
+            worked = [[] if is_filler else batch for batch, is_filler in together]
+            tokens = [sum(lengths[row] for row in batch) for batch in worked]
             assert max(tokens) - min(tokens) < 60 or max(tokens) == 128
-    ranks = [Ranks(rank, 2, torch.device("cpu")) for rank in range(2)]
-    one, other = (deal([0, 1, 2], [9, 9, 9], 9, of_rank, grpo.pack, filler=2) for of_rank in ranks)
-    fillers = [[is_filler for _, is_filler in batches] for batches in (one, other)]
+            for batch in worked:
+                seen += batch
+        assert sorted(seen) == rows
+    shares = dealt([0, 1, 2], [9, 9, 9], 9, 2, grpo.pack, 2)
+    fillers = [[is_filler for _, is_filler in share] for share in shares]
     assert sorted(fillers) == [[False, False], [False, True]]
-    ((batch, is_filler),) = deal([], [9, 9], 9, ranks[0], grpo.pack, filler=1)
-    assert batch.tolist() == [1] and is_filler
+    assert dealt([], [9, 9], 9, 2, grpo.pack, 1)[0] == [([1], True)]
 
 
 def test_rollouts_of_several_ranks_become_one_batch(tiny):
     """Parts of different widths keep every prompt and response where its mask says."""
     whole = sampled(tiny)
-    parts = [whole.take(torch.arange(0, 3)), whole.take(torch.arange(3, 8))]
-    again = Rollouts.cat(parts)
+    again = Rollouts.cat([whole.take(torch.arange(0, 3)), whole.take(torch.arange(3, 8))])
     assert again.texts == whole.texts and torch.equal(again.truncated, whole.truncated)
     for name, mask in (("prompt_ids", "prompt_mask"), ("ids", "mask")):
-        assert torch.equal(
-            getattr(again, name)[getattr(again, mask)], getattr(whole, name)[getattr(whole, mask)]
-        )
+        ours, expected = (getattr(part, name)[getattr(part, mask)] for part in (again, whole))
+        assert torch.equal(ours, expected)
     padded = cat_padded([torch.ones(1, 2), torch.ones(1, 3)], left=True, fill=7)
     assert padded.tolist() == [[7, 1, 1], [1, 1, 1]]
 
@@ -274,12 +247,12 @@ def test_rollouts_of_several_ranks_become_one_batch(tiny):
 def test_prompts_of_like_length_are_generated_together(tiny):
     """Sorted by prompt length within, in the asked order without."""
     prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2
-    rollouts = rollout(*tiny, prompts, 2, max_tokens=6, temperature=0.0, batch_size=4)
+    limits = dict(max_tokens=6, temperature=0.0)
+    rollouts = rollout(*tiny, prompts, 2, **limits, batch_size=4)
     for row, text in enumerate(rollouts.texts):
         prompt = tiny[1].decode(rollouts.prompt_ids[row][rollouts.prompt_mask[row]])
         assert prompt == prompts[row // 2]
-        alone = rollout(*tiny, [prompt], 1, max_tokens=6, temperature=0.0, batch_size=1)
-        assert text == alone.texts[0]
+        assert [text] == rollout(*tiny, [prompt], 1, **limits, batch_size=1).texts
 
 
 def test_group_advantages_are_equation_1():
@@ -289,20 +262,18 @@ def test_group_advantages_are_equation_1():
     ours = group_advantages(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), 4)
     half = 0.5 / math.sqrt(1 / 3)
     expected = torch.tensor([1.5, -0.5, -0.5, -0.5, half, half, -half, -half])
-    assert_close(ours, expected, atol=1e-5, rtol=0)
+    assert_near(ours, expected, 1e-5)
 
 
 def test_equal_rewards_and_missing_verdicts_get_no_advantage():
     """0 in a group of equal rewards, also of 0.1s, whose mean rounds; a NaN leaves mean and std."""
-    nan = math.nan
+    nan, root = math.nan, math.sqrt(0.5)
     for equal in (0.0, 1.0, 0.1):
-        assert torch.equal(group_advantages(torch.full((7,), equal), 7), torch.zeros(7))
-    ours = group_advantages(
-        torch.tensor([1.0, 0, nan, nan, nan, nan, 0, nan, nan, nan, nan, nan]), 4
-    )
-    root = math.sqrt(0.5)
-    assert_close(ours[:4], torch.tensor([root, -root, 0, 0]), atol=1e-5, rtol=0)
-    assert torch.equal(ours[4:], torch.zeros(8))
+        assert not group_advantages(torch.full((7,), equal), 7).any()
+    rewards = torch.tensor([[1.0, 0, nan, nan], [nan, nan, 0, nan], [nan] * 4])
+    ours = group_advantages(rewards.flatten(), 4)
+    assert_near(ours[:2], torch.tensor([root, -root]), 1e-5)
+    assert not ours[2:].any()
 
 
 # ratio, advantage -> loss of the token, and its gradient by the log-probability: 0 where the clip
@@ -324,7 +295,7 @@ def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
     assert ours.item() == pytest.approx(loss, abs=1e-6)
     assert metrics["clip_share"] == (gradient == 0)
     ours.backward()
-    assert_close(logp.grad, torch.tensor([[gradient, 0.0]]), atol=1e-6, rtol=0)
+    assert_near(logp.grad, torch.tensor([[gradient, 0.0]]), 1e-6)
 
 
 def test_the_loss_is_the_sum_over_all_tokens_by_their_number():

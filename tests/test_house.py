@@ -37,7 +37,7 @@ ROOMS = dict(
     integrations=2931,
     studies=12221,
     learn=2162,
-    tests=86625,
+    tests=84998,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {
@@ -122,6 +122,12 @@ def test_no_file_imports_itself_in_a_circle():
         free = {name for name, others in arrows.items() if not others & set(arrows)}
         assert free, f"in a circle: {sorted(arrows)}"
         arrows = {name: others for name, others in arrows.items() if name not in free}
+
+
+def test_no_test_imports_a_test():
+    """What several of them make stands in tests/made.py."""
+    for path in TESTS:
+        assert not [name for name in names_in(ast.walk(tree_of(path))) if name[:5] == "test_"], path
 
 
 def test_what_few_need_is_imported_where_it_is_needed():

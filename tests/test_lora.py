@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from cases import adapted, assert_same_run, saved, small_mixtral
+from made import adapted, assert_near, assert_same_run, run_well, saved, small_mixtral, words_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
@@ -26,9 +26,8 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
     lora.add(model, 3, seed=5)
     assert torch.equal(model(IDS).logits, plain) and not model.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert (
-        all(".lora_" in name for name in trained) and len(trained) == 2 * 2 * 7
-    )  # A and B, layers, linear maps
+    assert all(".lora_" in name for name in trained)
+    assert len(trained) == 2 * 2 * 7  # A and B, layers, linear maps
 
 
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
@@ -63,7 +62,7 @@ def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
-    torch.testing.assert_close(again(IDS).logits, model(IDS).logits, atol=1e-5, rtol=0)
+    assert_near(again(IDS).logits, model(IDS).logits, 1e-5)
     assert (
         AutoTokenizer.from_pretrained(tmp_path)("a=1")["input_ids"] == tokenizer("a=1")["input_ids"]
     )
@@ -74,19 +73,21 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path, unequa
     saved model does.
     """
     saved(tmp_path / "start", toy.make_model(1, seed=0))
-    flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8 --eval-groups 2".split()
-    flags += "--toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2 --steps 2".split()
-    flags += ["--model", f"{tmp_path}/start", "--out", str(tmp_path), "--name", "whole"]
-    assert train.main(flags) == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "cut")
-    shutil.rmtree(tmp_path / "cut" / "model")
-    assert train.main(["--resume", f"{tmp_path}/cut/checkpoints/step-000001"]) == 0
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-    whole = files.rows(tmp_path / "whole" / "metrics.jsonl")
-    assert (
-        whole[1]["weight_std"] < 1e-6 and whole[2]["weight_std"] > 0.01
-    )  # uniform until the adapter is something
-    start = AutoModelForCausalLM.from_pretrained(tmp_path / "start").state_dict()
-    end = AutoModelForCausalLM.from_pretrained(tmp_path / "whole/model").state_dict()
+    flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8"
+    flags += " --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2"
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    places = words_of("--model", tmp_path / "start", "--out", tmp_path)
+    run_well(train, flags, *places, "--steps 2 --name whole")
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / "model")
+    run_well(train, "--resume", cut / "checkpoints" / "step-000001")
+    assert_same_run(whole, cut)
+    _, first, second, _ = files.rows(whole / "metrics.jsonl")
+    # uniform until the adapter is something
+    assert first["weight_std"] < 1e-6 and second["weight_std"] > 0.01
+    start, end = (
+        AutoModelForCausalLM.from_pretrained(folder).state_dict()
+        for folder in (tmp_path / "start", whole / "model")
+    )
     changed = {name.split(".")[-2] for name in end if not torch.equal(start[name], end[name])}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from cases import DOCS
+from made import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from grpo import HEAD_CHUNK
@@ -52,110 +52,102 @@ def test_the_table_is_what_its_snippet_prints(documented):
     assert memory.parameters(documented["small"])[0] == 1_543_714_304
 
 
+def in_bytes(parts: dict, names: str) -> list[int]:
+    """Some of the predicted parts, which are in GB."""
+    return [round(1e9 * parts[name]) for name in names.split()]
+
+
 def test_parts_are_those_counted_by_hand():
     """Of a tiny model on four ranks, of which --shard-over makes pairs; with an adapter; on one
     rank alone.
     """
-    config = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44)
-    parts = {name: round(gb * 1e9) for name, gb in memory.predict(TINY, config, 4).items()}
-    assert (parts["weights"], parts["moments"], parts["gradients"]) == (TOTAL, 2 * TOTAL, TOTAL)
-    assert parts["copy"] == 2 * TOTAL and parts["checkpoint"] == (4 + 2 + 8) * TOTAL
+    sizes = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44)
     # 8 rollouts a rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers;
     # logits; prefill
-    assert parts["generating"] == 8 * (
-        300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2
-    )
-    assert parts["resident"] == 5 * TOTAL and parts["sampling"] == 5 * TOTAL + parts["generating"]
-    assert parts["training"] == 6 * TOTAL + 3 * 4 * HEAD_CHUNK * 10
+    generating = 8 * (300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2)
+    expected = {
+        "weights": TOTAL,
+        "moments": 2 * TOTAL,
+        "gradients": TOTAL,
+        "copy": 2 * TOTAL,
+        "checkpoint": (4 + 2 + 8) * TOTAL,
+        "generating": generating,
+        "resident": 5 * TOTAL,
+        "sampling": 5 * TOTAL + generating,
+        "training": 6 * TOTAL + 3 * 4 * HEAD_CHUNK * 10,
+    }
+    assert in_bytes(memory.predict(TINY, sizes, 4), " ".join(expected)) == [*expected.values()]
     pairs = memory.predict(TINY, flags(shard_over=2), 4)
-    assert [round(1e9 * pairs[name]) for name in ("weights", "moments", "copy")] == [
-        2 * TOTAL,
-        4 * TOTAL,
-        2 * TOTAL,
-    ]
-    adapter = (
-        3 * 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)
-    )  # layers; rank; in + out of q, k, v, o, gate, up, down
+    assert in_bytes(pairs, "weights moments copy") == [2 * TOTAL, 4 * TOTAL, 2 * TOTAL]
+    # layers; rank; in + out of q, k, v, o, gate, up, down
+    adapter = 3 * 2 * (16 + 12 + 12 + 16 + 24 + 24 + 24)
     assert memory.parameters(TINY, 2) == (TOTAL + adapter, adapter)
     lora = memory.predict(TINY, flags(lora_rank=2), 4)
-    assert [round(1e9 * lora[name]) for name in ("weights", "moments")] == [
-        TOTAL + adapter,
-        2 * adapter,
-    ]
-    assert (
-        memory.predict(TINY, flags(dtype="float32"), 1)["copy"]
-        == 0
-        < memory.predict(TINY, flags(), 1)["copy"]
-    )
+    assert in_bytes(lora, "weights moments") == [TOTAL + adapter, 2 * adapter]
+    whole, half = (memory.predict(TINY, flags(**more), 1) for more in ({"dtype": "float32"}, {}))
+    assert whole["copy"] == 0 < half["copy"]
 
 
 def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
     """Four fifths of what is free, in the model's dtype; at least one. A head's own width
     is read.
     """
-    model = AutoModelForCausalLM.from_config(
-        TINY
-    )  # 3 layers, one head of 4 numbers; 2 query heads; 10 logits
-    for dtype, row in (
-        (torch.float32, 4 * 100 * (24 + 16) + 160),
-        (torch.bfloat16, 2 * 100 * (24 + 16) + 160),
-    ):
+    # 3 layers, one head of 4 numbers; 2 query heads; 10 logits
+    model = AutoModelForCausalLM.from_config(TINY)
+    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
+        row = size * 100 * (24 + 16) + 160
         for rows, expected in (7.01, 7), (6.99, 6), (0, 1):
-            monkeypatch.setattr(
-                torch.cuda, "mem_get_info", lambda free=int(rows * row / 0.8): (free, 0)
-            )
+            free = int(rows * row / 0.8), 0
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: free)
             assert memory.rows_that_fit(model.to(dtype), 10, 90) == expected
-    narrow, wide = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
-    assert (
-        memory.row_bytes(wide, 256, 3, 2) - memory.row_bytes(narrow, 256, 3, 2)
-        == 259 * 2 * 3 * 4 * 2
-    )
+    configs = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
+    narrow, wide = (memory.row_bytes(config, 256, 3, 2) for config in configs)
+    assert wide - narrow == 259 * 2 * 3 * 4 * 2
+    large = documented["large"]
     bounded, free = (
-        memory.predict(documented["large"], flags(), 1, room)["sampling"]
-        for room in (150, math.inf)
+        memory.predict(large, flags(), 1, room)["sampling"] for room in (150, math.inf)
     )
     assert bounded < 150 < free  # a GPU's size bounds the cache
     row, many = memory.row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
     for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, many | {"device": "cpu"}):
-        assert memory.predict(TINY, flags(**changes), 1)["generating"] == pytest.approx(
-            rows * row / 1e9
-        )
+        predicted = memory.predict(TINY, flags(**changes), 1)
+        assert predicted["generating"] == pytest.approx(rows * row / 1e9)
 
 
-@pytest.mark.parametrize("room, warnings", [((80, 999), 0), ((40, 999), 1), ((40, 300), 2)])
-def test_the_plan_of_the_papers_recipe(room, warnings, documented, monkeypatch):
+@pytest.fixture
+def have(monkeypatch):
+    """Gives the machine this room on a GPU, and this much free disk, in GB."""
+
+    def give(room: float, free: float) -> None:
+        monkeypatch.setattr(memory, "room_gb", lambda device: room)
+        monkeypatch.setattr(memory, "free_gb", lambda folder: free)
+
+    return give
+
+
+@pytest.mark.parametrize("room, free, warnings", [(80, 999, 0), (40, 999, 1), (40, 300, 2)])
+def test_the_plan_of_the_papers_recipe(room, free, warnings, documented, have):
     """7.6B parameters with AdamW fit eight GPUs of 80 GB; what the plan says, and where it
     warns.
     """
-    for name, gb in zip(("room_gb", "free_gb"), room, strict=True):
-        monkeypatch.setattr(memory, name, lambda place, gb=gb: gb)
+    have(room, free)
     parts = memory.predict(documented["large"], flags(), 8)
     first, disk, *others = memory.notes(parts, torch.device("cuda"), None, 2)
-    assert first.startswith(
-        f"memory per rank, predicted: 26.7 GB stay; sampling {parts['sampling']:.1f} GB, training "
-    )
+    sampling = f"26.7 GB stay; sampling {parts['sampling']:.1f} GB, training "
+    assert first.startswith(f"memory per rank, predicted: {sampling}")
     assert disk.startswith("a checkpoint takes 107 GB; 2 stay")
-    assert len(others) == warnings and all(line.startswith("WARNING") for line in others)
+    assert [line.split()[0] for line in others] == ["WARNING:"] * warnings
 
 
-def test_what_can_never_fit_is_refused(documented, monkeypatch):
+def test_what_can_never_fit_is_refused(documented, have):
     """7.6B parameters: 18 bytes each on one GPU. --force goes on, but needs a disk."""
-    parts, ranks = (
-        memory.predict(documented["large"], flags(), 1),
-        parallel.Ranks(0, 1, torch.device("cuda")),
-    )
-    for room, free, force, words in (
-        (
-            80,
-            999,
-            False,
-            "--model M: .* take 137.1 GB a rank of 80.0 GB; give --lora-rank 16, more GPUs or",
-        ),
-        (1, 100, True, "--out o: a checkpoint takes 107 GB, and 100 GB of the disk are free"),
-    ):
-        monkeypatch.setattr(memory, "room_gb", lambda device, room=room: room)
-        monkeypatch.setattr(memory, "free_gb", lambda folder, free=free: free)
+    parts = memory.predict(documented["large"], flags(), 1)
+    ranks = parallel.Ranks(0, 1, torch.device("cuda"))
+    few_gb = "--model M: .* take 137.1 GB a rank of 80.0 GB; give --lora-rank 16, more GPUs or"
+    no_disk = "--out o: a checkpoint takes 107 GB, and 100 GB of the disk are free"
+    for room, free, force, words in ((80, 999, False, few_gb), (1, 100, True, no_disk)):
+        have(room, free)
         with pytest.raises(BadInput, match=words):
             memory.refuse_what_cannot_fit(parts, flags(force=force), ranks)
-    monkeypatch.setattr(memory, "free_gb", lambda folder: 999)
+    have(1, 999)
     memory.refuse_what_cannot_fit(parts, flags(force=True), ranks)

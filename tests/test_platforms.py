@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import torch
-from cases import ALONE, ROOT, RUN, WITHOUT_LINUX, configured
+from made import ALONE, ROOT, RUN, WITHOUT_LINUX, configured
 
 from harness import prepare
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import CHAT, SMALL, saved, turns_tokenizer, with_a_stop
+from made import CHAT, SMALL, assert_near, saved, turns_tokenizer, with_a_stop
 from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -76,15 +76,14 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
     model, tokenizer = pair
     response = "".join(f"{step}{SEPARATOR}" for step in steps)
     turns = (("system", SYSTEM), ("user", question), ("assistant", response))
-    ids = tokenizer("".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns))[
-        "input_ids"
-    ]
+    text = "".join(f"<|im_start|>{role}\n{words}<|im_end|>\n" for role, words in turns)
+    ids = torch.tensor(tokenizer(text)["input_ids"])
     with torch.no_grad():
-        states = model.model(torch.tensor([ids])).last_hidden_state[0]  # (L, h)
+        states = model.model(ids[None]).last_hidden_state[0]  # (L, h)
     first, second = model.score[0], model.score[2]
     logits = (states @ first.weight.T + first.bias).relu() @ second.weight.T + second.bias  # (L, 2)
-    places = [place for place, id in enumerate(ids) if tokenizer.decode([id]) == SEPARATOR]
-    return torch.stack([(logits[place, 1] - logits[place, 0]).sigmoid() for place in places])
+    good = (logits[:, 1] - logits[:, 0]).sigmoid()
+    return good[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]
 
 
 def test_scores_are_those_read_by_hand(pair):
@@ -104,9 +103,8 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
     """A token a byte, so that a character's step is that of all of its bytes; the stop token ends
     the last step.
     """
-    texts = [
-        text for text in TEXTS if stop or text
-    ]  # without the stop token the last has no token at all
+    # without the stop token the last has no token at all
+    texts = [text for text in TEXTS if stop or text]
     for i, (_, step) in enumerate(scored(pair, texts, stop=stop)):
         text, _, starts = RESPONSES[i]
         expected = []
@@ -121,14 +119,16 @@ def test_micro_batches_and_order_do_not_matter(pair, monkeypatch):
     with padding.
     """
     shapes, forward = [], ProcessRewardModel.forward
-    monkeypatch.setattr(
-        ProcessRewardModel,
-        "forward",
-        lambda self, ids: shapes.append(ids.shape) or forward(self, ids),
-    )
+
+    def noted(self, ids):
+        shapes.append(ids.shape)
+        return forward(self, ids)
+
+    monkeypatch.setattr(ProcessRewardModel, "forward", noted)
     questions = [f"{i}?" for i in range(len(TEXTS))]
     together = scored(pair, TEXTS, questions, 10**6)
-    assert [len(shape) for shape in shapes] == [2] and shapes[0][0] == len(TEXTS)
+    ((rows, _),) = shapes
+    assert rows == len(TEXTS)
     assert_close(scored(pair, TEXTS, questions, 1), together)
     shapes.clear()
     assert_close(scored(pair, TEXTS, questions, 450), together)
@@ -170,11 +170,10 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
     half.
     """
     steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
-    (good, step), (unread, _) = scored(
-        pair, ["\n\n".join(steps), "\n\n".join(steps[2:])], ["?", "?"]
-    )
+    texts = ["\n\n".join(steps), "\n\n".join(steps[2:])]
+    (good, step), (unread, _) = scored(pair, texts, ["?", "?"])
     expected = by_hand(pair, "?", steps[:2])
-    assert_close(good, torch.cat([expected, expected[-1:].expand(3)]))
+    assert_close(good, expected[[0, 1, 1, 1, 1]])
     assert unread.tolist() == [0.5] * 3
     assert step[-1] == 4
 
@@ -182,25 +181,23 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
 def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     """Each in a sentence that begins with the flag and the folder."""
     config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
-    model = ProcessRewardModel(config)
+    model, causal = ProcessRewardModel(config), Qwen2ForCausalLM(config)
     small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
-    whole = turns_tokenizer(SEPARATOR)
+    whole, plain = turns_tokenizer(SEPARATOR), turns_tokenizer(SEPARATOR, template=None)
     losing = turns_tokenizer(SEPARATOR, template=CHAT.replace("m['content']", "m['content'][:30]"))
-    folders = {
-        str(tmp_path / "missing"): "cannot be loaded",
-        saved(
-            tmp_path / "causal", Qwen2ForCausalLM(config), whole
-        ): r"not those of its config.json \(score",
-        saved(tmp_path / "other", model, turns_tokenizer()): "<extra_0> is not one token",
-        saved(
-            tmp_path / "plain", model, turns_tokenizer(SEPARATOR, template=None)
-        ): "no chat template",
-        saved(tmp_path / "losing", model, losing): "1 separators of 2 steps",
-        saved(tmp_path / "small", small, whole): "another model's",
-    }
-    for name, reason in folders.items():
-        with pytest.raises(BadInput, match=f"^--prm {name}: .*{reason}"):
-            load_reward_model(name, DEVICE, torch.float32)
+    for name, parts, reason in (
+        ("missing", None, "cannot be loaded"),
+        ("causal", (causal, whole), r"not those of its config.json \(score"),
+        ("other", (model, turns_tokenizer()), "<extra_0> is not one token"),
+        ("plain", (model, plain), "no chat template"),
+        ("losing", (model, losing), "1 separators of 2 steps"),
+        ("small", (small, whole), "another model's"),
+    ):
+        folder = tmp_path / name
+        if parts:
+            saved(folder, *parts)
+        with pytest.raises(BadInput, match=f"^--prm {folder}: .*{reason}"):
+            load_reward_model(str(folder), DEVICE, torch.float32)
 
 
 def test_a_loaded_model_is_ready(folder, pair):
@@ -210,16 +207,10 @@ def test_a_loaded_model_is_ready(folder, pair):
     model, _ = load_reward_model(str(folder), DEVICE, torch.bfloat16)
     assert model.dtype == torch.bfloat16 and not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    names = set(pair[0].state_dict())
-    assert {
-        "score.0.weight",
-        "score.0.bias",
-        "score.2.weight",
-        "score.2.bias",
-        "model.norm.weight",
-    } <= names
-    good, _ = scored((model, pair[1]), ["One."])[0]
-    exact, _ = scored(pair, ["One."])[0]
+    names = "score.0.weight score.0.bias score.2.weight score.2.bias model.norm.weight"
+    assert set(names.split()) <= pair[0].state_dict().keys()
+    ((good, _),) = scored((model, pair[1]), ["One."])
+    ((exact, _),) = scored(pair, ["One."])
     assert good.dtype == torch.float32
     assert_close(good, exact, atol=0.05, rtol=0.05)
 
@@ -231,28 +222,27 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     rng = random.Random("scored")
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
     questions = [problem["problem"] for problem in problems]
-    policy, words = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
-    pair = teacher.make_prm(
-        policy, 1, set(), steps=50, seed=0
-    )  # of 230 problems none can be spared
-    assert policy.config.vocab_size == len(words)
-    assert all(
-        parameter.requires_grad and parameter.grad is None for parameter in policy.parameters()
-    )
+    policy, tokenizer = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
+    pair = teacher.make_prm(policy, 1, set(), steps=50, seed=0)  # of 230 problems none to spare
+    assert policy.config.vocab_size == len(tokenizer)
+    for parameter in policy.parameters():
+        assert parameter.requires_grad and parameter.grad is None
     texts = [toy.demonstrate(problem, rng) for problem in problems]
     labels = []
     for problem, text in zip(problems, texts, strict=True):
         labels += teacher.good_lines(problem, text)
-    labels = torch.tensor(labels)
-    rollouts = with_a_stop(words, questions, texts)
-    results = score_steps(pair, questions, rollouts, words, "\n", 4000)
-    good = torch.cat([good for good, _ in results])
-    assert 0.6 < labels.float().mean() < 0.85
-    assert ((good > 0.5) == labels).float().mean() > 0.87
+    rollouts = with_a_stop(tokenizer, questions, texts)
+
+    def score(pair):
+        return score_steps(pair, questions, rollouts, tokenizer, "\n", 4000)
+
+    results = score(pair)
+    is_good = torch.cat([good for good, _ in results]) > 0.5
+    assert 0.6 < sum(labels) / len(labels) < 0.85
+    assert (is_good == torch.tensor(labels)).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
-    loaded = load_reward_model(saved(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32)
-    again = score_steps(loaded, questions, rollouts, words, "\n", 4000)
-    assert_close(again, results, atol=0, rtol=0)
+    loaded = load_reward_model(saved(tmp_path / "toy", *pair), DEVICE, torch.float32)
+    assert_near(score(loaded), results, 0)
 
 
 @pytest.mark.parametrize("lines", [1, 3])
@@ -273,12 +263,10 @@ def test_forbidden_prompts_are_not_demonstrated():
     """Neither to the policy nor to the process reward model: both draw their demonstrations
     here.
     """
-    forbidden = {
-        problem["problem"] for problem, _ in toy.demonstrations(1, set(), random.Random(1))
-    }
-    for seed in range(20):
-        shown = {
-            problem["problem"]
-            for problem, _ in toy.demonstrations(1, forbidden, random.Random(seed))
-        }
-        assert not shown & forbidden
+
+    def shown(forbidden, seed):
+        pairs = toy.demonstrations(1, forbidden, random.Random(seed))
+        return {problem["problem"] for problem, _ in pairs}
+
+    forbidden = shown(set(), 1)
+    assert all(not shown(forbidden, seed) & forbidden for seed in range(20))

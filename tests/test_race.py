@@ -1,101 +1,19 @@
 """fast/race.py against solving every pair with sinkhorn.py, fast/distances.py against float64."""
 
 import math
-from functools import cache, partial
 from unittest.mock import Mock
 
 import pytest
 import torch
+from made import LIMITS, RACES, minima, race_problem
 from torch.testing import assert_close
 
-from credit.ablations import every_pair
 from fast import distances
 from fast import race as module
 from fast.distances import token_distances
-from fast.race import advance, race, race_matrix
-from shear import Side, Spans, mean_norm, two_sides
+from fast.race import advance, race_matrix
+from shear import Spans
 from sinkhorn import sinkhorn
-
-SOLVER = dict(eps=0.05, max_iters=100, tol=1e-3)
-
-
-def text(generator, rollouts, length, dim):
-    """States (G, T, d) as of a text: few words, each near its own point, and a slow drift. Hard to
-    match in parts.
-    """
-    points = 3 * torch.randn(12, dim, generator=generator)
-    drift = 0.1 * torch.randn(rollouts, length, dim, generator=generator).cumsum(1)
-    noise = 0.3 * torch.randn(rollouts, length, dim, generator=generator)
-    return points[torch.randint(12, (rollouts, length), generator=generator)] + drift + noise
-
-
-def case(name, seed=0):
-    """Hidden states (6, 40, 8), mask and verdicts of one group, of a kind that could mislead a
-    race.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    hidden, lengths = text(generator, 6, 40, 8), torch.full((6,), 40)
-    if name == "clustered":
-        centres = 4 * torch.randn(5, 8, generator=generator)
-        hidden = centres[torch.randint(5, (6, 40), generator=generator)] + 1e-3 * hidden
-    elif name == "identical":
-        hidden = hidden[:1].expand(6, -1, -1).clone()
-    elif name == "shared prefix":
-        hidden[:, :25] = hidden[:1, :25]
-    elif name == "one point":
-        hidden = torch.ones(6, 40, 8)
-    elif name == "tiny":
-        hidden = 1e-12 * hidden
-    elif name == "huge":
-        hidden = 1e12 * hidden
-    elif name == "outliers":  # costs of thousands of eps beside small ones
-        hidden[:, ::7] *= 1000
-    elif name == "ragged":
-        lengths = torch.tensor([40, 13, 5, 26, 37, 1])
-    elif name == "nearly tied":  # every wrong rollout is the same but for a breath
-        hidden[1::2] = hidden[1:2] + 1e-3 * torch.randn(3, 40, 8, generator=generator)
-    mask = torch.arange(40)[None] < lengths[:, None]
-    return hidden, mask, torch.tensor([True, False] * 3)
-
-
-CASES = [
-    *"text clustered identical tiny huge outliers ragged".split(),
-    "shared prefix",
-    "one point",
-    "nearly tied",
-]
-LIMITS = {name: SOLVER[name] for name in ("max_iters", "tol")}
-
-
-@cache
-def problem(name, seed=0, window=8, stride=4):
-    """What `race` takes of a group; and, of all pairs solved, values (K+, K-) and iterations (K+,
-    K-).
-    """
-    hidden, mask, correct = case(name, seed)
-    right, wrong = two_sides(hidden, mask, correct, window, stride)
-    costs, eps = (
-        token_distances(right.states, wrong.states),
-        SOLVER["eps"] * mean_norm(hidden[mask]),
-    )
-
-    def solve(reading, blocks, a, b):
-        solved = sinkhorn(blocks, a, b, eps=eps, **LIMITS)
-        return getattr(solved, reading).float()
-
-    given = costs, right.spans, wrong.spans
-    values, iterations = (
-        every_pair(*given, partial(solve, name)) for name in ("value", "iterations")
-    )
-    return (*given, eps), values.clamp_min(0.0), iterations.long()
-
-
-def minima(costs, right_spans, wrong_spans, eps, **limits):
-    """The distances that `race` finds between two sides of these spans."""
-    sides = (Side(None, None, spans) for spans in (right_spans, wrong_spans))
-    closest = race(costs, *sides, eps, **limits)
-    return closest.of_right, closest.of_wrong
-
 
 OTHER_SPANS = [
     (name, seed, *spans)
@@ -105,27 +23,27 @@ OTHER_SPANS = [
 
 
 @pytest.mark.parametrize(
-    "name, seed, window, stride", [*((name, 0, 8, 4) for name in CASES), *OTHER_SPANS]
+    "name, seed, window, stride", [*((name, 0, 8, 4) for name in RACES), *OTHER_SPANS]
 )
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     """To 1e-5 of the minimum; runners-up further away than that show that the same pairs
     have won.
     """
-    group, matrix, _ = problem(name, seed, window, stride)
+    group, matrix, _ = race_problem(name, seed, window, stride)
     of_rows, of_columns = minima(*group, **LIMITS)
     slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
     assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
     assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
     assert (of_rows >= 0).all() and (of_columns >= 0).all()
-    if name == "nearly tied":
+    if name == "nearly-tied":
         first, second = matrix.sort(1).values[:, :2].unbind(1)
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
 
 
-@pytest.mark.parametrize("name", ["nearly tied", "ragged"])
+@pytest.mark.parametrize("name", ["nearly-tied", "ragged"])
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
-    group, *_ = problem(name)
+    group, *_ = race_problem(name)
     usual = minima(*group, **LIMITS)
     for entries, lead in ((300, 0.0), (5000, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
@@ -134,44 +52,33 @@ def test_whatever_moves_together_the_same_wins(name, monkeypatch):
             assert_close(ours, expected, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RACES)
 def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
     """What licenses to drop a pair: no bound is above the value at which `sinkhorn` stops, for any
     pair.
     """
-    (costs, x_spans, y_spans, eps), matrix, iterations = problem(
-        name
-    )  # below, values are in units of eps
-    values, iterations = matrix.flatten() / eps, iterations.flatten()
+    (costs, x_spans, y_spans, eps), matrix, iterations = race_problem(name)
+    values, iterations = matrix.flatten() / eps, iterations.flatten()  # below, in units of eps
     blocks = module.lay_out(costs, x_spans.tokens, *y_spans, eps)
-    k = torch.arange(len(x_spans.mass)).repeat_interleave(len(y_spans.mass))
-    l = torch.arange(len(y_spans.mass)).repeat(len(x_spans.mass))  # noqa: E741
+    k, l = torch.ones_like(matrix).nonzero().unbind(1)  # noqa: E741 - each pair
     bound = module.first_bounds(costs, x_spans, y_spans, eps, 2**19).flatten()
-    g, taken, done = (
-        torch.zeros(len(k), 8),
-        torch.zeros_like(k),
-        torch.zeros_like(k, dtype=torch.bool),
-    )
+    g, taken, done = torch.zeros(len(k), 8), torch.zeros_like(k), torch.zeros_like(k).bool()
     slack = 1e-5 * values + 1e-5
     assert (bound <= values + slack).all()
     while not done.all():
+        limits = dict(steps=3, tol=LIMITS["tol"])
         left = LIMITS["max_iters"] - taken
-        found = advance(
-            blocks.of(k, l), x_spans.mass[k], y_spans.mass[l], g, left, steps=3, tol=LIMITS["tol"]
-        )
+        found = advance(blocks.of(k, l), x_spans.mass[k], y_spans.mass[l], g, left, **limits)
         value, g, error, more, stopped = found
         going = ~done
-        assert (value[going] >= bound[going] - slack[going]).all() and (value <= values + slack)[
-            going
-        ].all()
+        inside = (value >= bound - slack) & (value <= values + slack)
+        assert inside[going].all()
         taken, bound = taken + more * going, torch.where(going, value, bound)
         assert (error[going & stopped & (taken < 100)] <= LIMITS["tol"]).all()
         done |= stopped
     assert_close(bound, values, rtol=1e-5, atol=1e-5)
-    if name not in (
-        "outliers",
-        "huge",
-    ):  # an error that rounding puts on the other side of tol moves a stop
+    # an error that rounding puts on the other side of tol moves a stop
+    if name not in ("outliers", "huge"):
         assert ((taken - iterations).abs() <= 1).float().mean() > 0.99
 
 
@@ -179,7 +86,7 @@ def test_most_pairs_never_move():
     """The point of it: among spans that differ, few pairs are solved and the mean pair takes few
     iterations.
     """
-    group, _, iterations = problem("text", 3, 12, 4)
+    group, _, iterations = race_problem("text", 3, 12, 4)
     values, found, error = race_matrix(*group, **LIMITS)
     assert max(values.shape) <= len(error) < 0.35 * len(found)
     assert found.float().mean() < 0.4 * iterations.float().mean()
@@ -192,22 +99,17 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     scales.
     """
     generator = torch.Generator().manual_seed(size)
-    x, y = (
-        torch.randn(5, size, 3, generator=generator) * 10 ** torch.linspace(-3, 2, size)[:, None]
-        for _ in "xy"
-    )
+    scales = 10 ** torch.linspace(-3, 2, size)[:, None]
+    x, y = (torch.randn(5, size, 3, generator=generator) * scales for _ in "xy")
     y[:, : size // 2] += 50
-    costs = torch.cdist(x, y)
-    mass = torch.full((5, size), 1 / size)
-    reference = sinkhorn(costs, eps=eps, max_iters=60, tol=1e-3)
-    spans, spread = (
-        torch.arange(5 * size).view(5, size),
-        torch.full((5 * size, 5 * size), 1e4 * eps + 200),
-    )
-    for points, cost in zip(spans, costs, strict=True):
+    costs, limits = torch.cdist(x, y), dict(max_iters=60, tol=1e-3)
+    tokens, far = torch.arange(5 * size).view(5, size), 1e4 * eps + 200
+    spread = torch.full((5 * size, 5 * size), far)
+    for points, cost in zip(tokens, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
-    of_rows, _ = minima(spread, Spans(spans, mass), Spans(spans, mass), eps, max_iters=60, tol=1e-3)
-    assert_close(of_rows, reference.value, rtol=1e-4, atol=0)
+    spans = Spans(tokens, torch.full((5, size), 1 / size))
+    of_rows, _ = minima(spread, spans, spans, eps, **limits)
+    assert_close(of_rows, sinkhorn(costs, eps=eps, **limits).value, rtol=1e-4, atol=0)
 
 
 REFUSED = [

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from cases import DOCS, ROOT
+from made import DOCS, ROOT
 
 from credit.methods import FUNCTIONS
 from credit.shear_settings import Settings, settings_of

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from cases import byte_tokenizer, learned, with_a_stop
+from made import byte_tokenizer, learned, with_a_stop
 
 from credit import lora, salience
 from credit.salience import Answer, answer_places

@@ -2,19 +2,20 @@
 next random number).
 """
 
-import json
 from dataclasses import replace
+from itertools import product
 from typing import NamedTuple
 
 import pytest
 import torch
-from cases import ALONE, configured, with_a_stop
+from made import ALONE, configured, with_a_stop, words_of
 from transformers import AutoTokenizer
 
 import harness.run
 import train
 from credit import teacher
 from harness import evaluation, parallel, prepare
+from harness.files import append_rows
 from harness.parallel import Ranks
 from harness.prepare import give_lessons, load_parts
 from harness.run import build_run, open_folder
@@ -23,12 +24,9 @@ from tasks.benchmarks import Loaded
 
 FLAGS = (
     "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --eval-every 1 --bench embedded "
-    "--temperature .7 "
+    "--temperature .7 --prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 "
+    "--dynamic-sampling 2 --method prm --lora-rank 2"
 )
-FLAGS += (
-    "--prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 --dynamic-sampling 2 "
-)
-FLAGS += "--method prm --lora-rank 2"
 
 
 class Asked(NamedTuple):
@@ -93,26 +91,12 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
 def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
     """On nothing else."""
     path = tmp_path / "problems.jsonl"
-    path.write_text(
-        "".join(json.dumps({"problem": str(number), "answer": "1"}) + "\n" for number in range(40))
-    )
-    words = [
-        "--model",
-        qwen_folder,
-        "--data",
-        path,
-        "--heldout",
-        8,
-        "--eval-groups",
-        8,
-        "--max-tokens",
-        9,
-        "--seed",
-    ]
+    append_rows(path, [{"problem": str(number), "answer": "1"} for number in range(40)])
+    words = words_of("--model", qwen_folder, "--data", path, "--heldout 8 --eval-groups 8")
     tokenizer, heldout = AutoTokenizer.from_pretrained(qwen_folder), []
-    for seed in (0, 0, 1):
-        _, task, _ = prepare.make_task(configured([*map(str, words), str(seed)]), tokenizer, 512)
-        heldout.append(texts(task.heldout))
+    for seed in "001":
+        config = configured([*words, "--max-tokens", "9", "--seed", seed])
+        heldout.append(texts(prepare.make_task(config, tokenizer, 512)[1].heldout))
     assert heldout[0] == heldout[1] != heldout[2]
 
 
@@ -160,28 +144,20 @@ def test_steps_differ_by_seed_step_and_rank(asked):
     """Noise by all three; problems, also those that replace others, by seed, step and round;
     updates by two.
     """
-    places = [(seed, step, rank) for seed in (0, 1) for step in (2, 1, 0) for rank in (0, 1)]
-    seen = {}
+    places, seen = [*product((0, 1), (2, 1, 0), (0, 1))], {}
     for seed, step, rank in places:
         seen[seed, step, rank] = asked(train.train_step, step, seed=seed, rank=rank)
-    rounds = [calls for calls, _ in seen.values()]
-    assert {len(calls) for calls in rounds} == {3} and {
-        call.temperature for calls in rounds for call in calls
-    } == {0.7}
-    for part in ("prompts", "noise"):
-        assert len({getattr(call, part) for calls in rounds for call in calls}) == 3 * len(
-            places
-        ), part
+    assert {len(calls) for calls, _ in seen.values()} == {3}
+    calls = [call for of_step, _ in seen.values() for call in of_step]
+    assert {call.temperature for call in calls} == {0.7}
+    assert len({call.prompts for call in calls}) == len(calls)
+    assert len({call.noise for call in calls}) == len(calls)
     for seed in (0, 1):
-        drawn = [
-            prompt
-            for step in range(3)
-            for rank in (0, 1)
-            for prompt in seen[seed, step, rank][0][0].prompts
-        ]
-        assert (
-            len(drawn) == 36 and len(set(drawn)) > 30
-        )  # of one epoch, in which a prompt may stand twice
+        drawn = []
+        for step, rank in product(range(3), (0, 1)):
+            drawn += seen[seed, step, rank][0][0].prompts
+        # of one epoch, in which a prompt may stand twice
+        assert len(drawn) == 36 and len(set(drawn)) > 30
     assert seen[0, 1, 0] == asked(train.train_step, 1)
     orders = [seen[place][1] for place in places]
     assert orders[::2] == orders[1::2] and len({str(order) for order in orders}) == len(places) / 2
@@ -190,13 +166,13 @@ def test_steps_differ_by_seed_step_and_rank(asked):
 def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
     """By seed and rank; greedily first, then at the run's temperature."""
     noises = set()
-    for seed, rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        calls, _ = asked(train.evaluate, 0, seed=seed, rank=rank)
-        assert (calls, []) == asked(train.evaluate, 40, seed=seed, rank=rank)
+    for seed, rank in product((0, 1), (0, 1)):
+        of_rank = dict(seed=seed, rank=rank)
+        calls, _ = asked(train.evaluate, 0, **of_rank)
+        assert (calls, []) == asked(train.evaluate, 40, **of_rank)
         assert [call.temperature for call in calls] == [0.0, 0.7]
-        noises |= {call.noise for call in calls} | {
-            asked(train.train_step, 0, seed=seed, rank=rank)[0][0].noise
-        }
+        calls.append(asked(train.train_step, 0, **of_rank)[0][0])
+        noises |= {call.noise for call in calls}
     assert len(noises) == 12
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import ot
 import pytest
 import torch
+from made import SPANS, assert_near, group, weights
 from torch.testing import assert_close
 
 from credit import ablations
@@ -25,25 +26,7 @@ from shear import (
     two_sides,
 )
 
-SMALL = dict(window=6, stride=3)
 EXACT = dict(tol=1e-7, max_iters=5000)  # what float32 reaches
-
-
-def group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int = 0):
-    """Hidden states (G, T, d), mask (G, T), correct (G,): rollouts 1, 3 are right; the first
-    `shared` states equal.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    hidden = 3 * torch.randn(len(lengths), max(lengths), dim, generator=generator)
-    hidden[:, :shared] = hidden[:1, :shared]
-    mask = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    correct = torch.tensor([index in (1, 3) for index in range(len(lengths))])
-    return hidden, mask, correct
-
-
-def weights(hidden, mask, correct, **options):
-    """As training computes them: by the fast hooks, or an ablation."""
-    return group_weights(hidden, mask, correct, Settings(**options)).omega
 
 
 # ---- Algorithm 1 in float64, token by token, with POT for each pair: written to be read beside the
@@ -140,21 +123,21 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
     the window.
     """
     hidden, mask, correct = group(lengths=(17, 12, 4, 14, 9, 0))
-    slow = slow_closest(hidden, mask, correct, name, eps=0.5, **SMALL)
+    slow = slow_closest(hidden, mask, correct, name, eps=0.5, **SPANS)
     pool = np.mean if options.get("pool") else np.max
     expected = torch.zeros(mask.shape, dtype=torch.float64)
     for row, token in mask.nonzero().tolist():
         covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
         expected[row, token] = pool(covering)
-    settings = Settings(eps=0.5, **options, **SMALL, **EXACT)
+    settings = Settings(eps=0.5, **options, **SPANS, **EXACT)
     ours, nbar, solved = group_weights(hidden, mask, correct, settings)
     assert ours.dtype == torch.float32
-    assert_close(ours.double(), expected, atol=1e-5 if name == "mmd" else 2e-6, rtol=0)
+    assert_near(ours.double(), expected, 1e-5 if name == "mmd" else 2e-6)
     if not options:  # and shear.py and sinkhorn.py alone
         closest = functools.partial(closest_spans, **EXACT)
-        plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SMALL)
-        assert_close(plain.double(), expected, atol=2e-6, rtol=0)
-    closest = closest_by_rollout(in_nbar(solved, nbar), mask, correct, **SMALL)
+        plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SPANS)
+        assert_near(plain.double(), expected, 2e-6)
+    closest = closest_by_rollout(in_nbar(solved, nbar), mask, correct, **SPANS)
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
     for row in range(len(slow)):
         for found, wanted in zip(closest[row], slow[row], strict=True):
@@ -174,8 +157,8 @@ def test_spans_cover_every_token_and_stop_at_the_end(length):
 def test_default_tolerance_is_close_to_the_limit():
     """At the defaults' eps, tolerance and cap, weights are within 1% of a converged solve."""
     hidden, mask, correct = group(1)
-    rough = weights(hidden, mask, correct, **SMALL)
-    exact = weights(hidden, mask, correct, tol=1e-5, max_iters=3000, **SMALL)
+    rough = weights(hidden, mask, correct, **SPANS)
+    exact = weights(hidden, mask, correct, tol=1e-5, max_iters=3000, **SPANS)
     assert_close(rough, exact, atol=0, rtol=1e-2)
 
 
@@ -188,7 +171,7 @@ def test_scale_and_order_and_padding_change_nothing():
     omega = weights(hidden, mask, correct, **options)
 
     def close(other):
-        assert_close(other, omega, atol=1e-5, rtol=0)
+        assert_near(other, omega, 1e-5)
 
     close(weights(1000 * hidden, mask, correct, **options))
     close(weights(hidden[:, torch.randperm(6)], mask, correct, **options))
@@ -209,9 +192,9 @@ def test_scale_and_order_and_padding_change_nothing():
 def test_chunking_changes_nothing(monkeypatch):
     """Pairs are solved on their own, so the chunk size is invisible (of the race: test_race.py)."""
     hidden, mask, correct = group(4, lengths=(9, 12, 4, 7), shared=3)
-    whole = weights(hidden, mask, correct, reading="cost", **SMALL)
+    whole = weights(hidden, mask, correct, reading="cost", **SPANS)
     monkeypatch.setitem(ablations.TILE_ENTRIES, "cpu", 300)
-    assert_close(weights(hidden, mask, correct, reading="cost", **SMALL), whole, atol=2e-6, rtol=0)
+    assert_near(weights(hidden, mask, correct, reading="cost", **SPANS), whole, 2e-6)
 
 
 def test_no_opposing_set_means_weight_one():
@@ -220,9 +203,9 @@ def test_no_opposing_set_means_weight_one():
     """
     hidden, mask, correct = group(5)
     for verdicts in (torch.ones(5), torch.zeros(5)):
-        assert torch.equal(weights(hidden, mask, verdicts, **SMALL), mask.float())
+        assert torch.equal(weights(hidden, mask, verdicts, **SPANS), mask.float())
     mask[1], mask[3] = False, False  # the two right rollouts have no verdict
-    assert torch.equal(weights(hidden, mask, correct, **SMALL), mask.float())
+    assert torch.equal(weights(hidden, mask, correct, **SPANS), mask.float())
 
 
 def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused():
@@ -230,21 +213,21 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
     group's credit.
     """
     hidden, mask, correct = group(8)
-    assert weights(0 * hidden, mask, correct, **SMALL).abs().max() == 0
+    assert weights(0 * hidden, mask, correct, **SPANS).abs().max() == 0
     for value in (math.nan, math.inf):
         hidden[0, 3, 0] = value
         with pytest.raises(ValueError, match="hidden states"):
-            weights(hidden, mask, correct, **SMALL)
+            weights(hidden, mask, correct, **SPANS)
 
 
 def test_rollout_normalisation_evens_out_the_means():
     """normalize="rollout": every rollout's mean weight is the group's, its profile is kept."""
     hidden, mask, correct = group(10)
-    plain = weights(hidden, mask, correct, **SMALL)
-    even = weights(hidden, mask, correct, normalize="rollout", **SMALL)
+    plain = weights(hidden, mask, correct, **SPANS)
+    even = weights(hidden, mask, correct, normalize="rollout", **SPANS)
     means = even.sum(1) / mask.sum(1)
-    assert_close(means, (plain.sum() / mask.sum()).expand(5), atol=1e-6, rtol=0)
-    assert_close(even[0] / even[0, 0], plain[0] / plain[0, 0], atol=1e-5, rtol=0)
+    assert_near(means, (plain.sum() / mask.sum()).expand(5), 1e-6)
+    assert_near(even[0] / even[0, 0], plain[0] / plain[0, 0], 1e-5)
 
 
 def test_rollout_normalisation_leaves_dust_alone():
@@ -267,8 +250,8 @@ def test_advantages_are_rollout_advantages_times_weights():
         assert not costs.requires_grad
         return closest_spans(costs, *spans_and_eps)
 
-    ours = shear_advantages(advantages, hidden, mask, correct, closest=closest, **SMALL)
-    assert torch.equal(ours, advantages[:, None] * shear_weights(hidden, mask, correct, **SMALL))
+    ours = shear_advantages(advantages, hidden, mask, correct, closest=closest, **SPANS)
+    assert torch.equal(ours, advantages[:, None] * shear_weights(hidden, mask, correct, **SPANS))
     assert (ours.sign() == advantages.sign()[:, None] * mask).all() and not ours.requires_grad
 
 
@@ -287,8 +270,8 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     """
     hidden, mask, correct = group(13, **kind)
     hidden = hidden.to(dtype)
-    plain = shear_weights(hidden, mask, correct, **SMALL)
-    ours, nbar, closest = group_weights(hidden, mask, correct, Settings(**SMALL))
+    plain = shear_weights(hidden, mask, correct, **SPANS)
+    ours, nbar, closest = group_weights(hidden, mask, correct, Settings(**SPANS))
     assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
     assert nbar == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
@@ -303,15 +286,15 @@ def test_statistics_are_of_every_solved_group_and_reading():
     """
     hidden, mask, correct = group(14)
     for options in (dict(reading="cost"), dict(distance="chamfer"), dict(pool="mean")):
-        closest = group_weights(hidden, mask, correct, Settings(**SMALL, **options)).closest
+        closest = group_weights(hidden, mask, correct, Settings(**SPANS, **options)).closest
         assert (closest.error is None) == ("distance" in options)
         if "reading" in options:
             assert len(closest.iterations) == len(closest.error)
     for limits in (dict(max_iters=2), dict(tol=0.3)):
-        closest = group_weights(hidden, mask, correct, Settings(**SMALL, **limits)).closest
+        closest = group_weights(hidden, mask, correct, Settings(**SPANS, **limits)).closest
         most = closest.iterations.max() == 2
         assert most if "max_iters" in limits else 0.01 < closest.error.max() <= 0.3
-    assert group_weights(hidden, mask, torch.ones(5), Settings(**SMALL)).closest is None
+    assert group_weights(hidden, mask, torch.ones(5), Settings(**SPANS)).closest is None
 
 
 @pytest.mark.parametrize("options", [dict(), dict(reading="cost")])
@@ -319,15 +302,15 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit."""
     hidden, mask, correct = group(15)
     nbar = hidden[mask].norm(dim=-1).mean().item()
-    raw = Settings(eps=0.7, eps_unit="raw", **SMALL, **options)
+    raw = Settings(eps=0.7, eps_unit="raw", **SPANS, **options)
     ours, found, _ = group_weights(hidden, mask, correct, raw)
-    assert_close(ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SMALL, **options))
+    assert_close(ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SPANS, **options))
     assert found == pytest.approx(nbar) and abs(nbar - 1) > 0.5
     assert raw.eps_over(nbar) == pytest.approx(0.7 / nbar)
     larger = replace(raw, eps=2.1)  # eps in the unit of the distances
     scaled = group_weights(3 * hidden, mask, correct, larger).omega
     assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
-    right, wrong = two_sides(hidden, mask, correct, **SMALL)
+    right, wrong = two_sides(hidden, mask, correct, **SPANS)
     costs = token_distances(right.states, wrong.states)
     solved = closest_hook(raw)(costs, right, wrong, 0.7).of_right
     assert_close(ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)

@@ -7,7 +7,7 @@ import random
 import statistics
 
 import pytest
-from cases import saved
+from made import saved
 from transformers import AutoTokenizer
 
 from tasks import toy

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from accelerate.state import PartialState
-from cases import ALONE
+from made import ALONE
 
 from harness.config import PAPER, TrainConfig
 from harness.parallel import Ranks, leave

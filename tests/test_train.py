@@ -13,20 +13,26 @@ import shlex
 import shutil
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import little
 import pytest
 import torch
-from cases import (
+from made import (
     ALONE,
     SMALL,
+    assert_near,
     configured,
     credit_by,
+    failing,
     filled,
     interrupt,
     made_batch,
+    run_well,
     saved,
+    table,
     without_text,
+    words_of,
 )
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
@@ -51,14 +57,13 @@ from shear import Weighed, shear_weights
 from tasks import lessons, toy
 
 # Of little.py's task, which a small model learns in eight steps of a third of a second.
-LEARN = "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2"
-LEARN += (
-    " --heldout 64 --eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
+LEARN = (
+    "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2 --heldout 64 "
+    "--eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
 )
 PLOT = harness.run.report.plot  # which other runs here do without
-QUICK = (
-    "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8".split()
-)  # for what has nothing to learn
+# of what has nothing to learn
+QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"
 pytestmark = pytest.mark.usefixtures("no_curve")
 
 
@@ -71,20 +76,29 @@ def start(tmp_path_factory):
 
 
 @pytest.fixture
-def quick(start) -> list[str]:
+def quick(start) -> str:
     """Flags of a run that learns nothing."""
-    return ["--task", "embedded", "--model", start, *QUICK]
+    return f"--task embedded --model {start} {QUICK}"
 
 
-def run(tmp_path, *flags: str) -> int:
+def run(tmp_path, *flags) -> int:
     """`python train.py` in this process, writing below `tmp_path`."""
-    return train.main([*flags, "--out", str(tmp_path)])
+    return train.main(words_of(*flags, "--out", tmp_path))
 
 
-def assembled(flags: list[str]) -> Run:
+def assembled(*flags) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    config = configured(flags)
-    return build_run(prepare.load_parts(config, ALONE), None, ALONE)
+    parts = prepare.load_parts(configured(words_of(*flags)), ALONE)
+    return build_run(parts, None, ALONE)
+
+
+def sampled(run: Run, prompts: int, count: int = 8) -> Rollouts:
+    """Rollouts of the run's first problems, at temperature 1."""
+    return harness.run.sample(run, run.task.train[:prompts], count, 1.0)
+
+
+def new_clock() -> train.report.Clock:
+    return train.report.Clock(ALONE.device)
 
 
 def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
@@ -93,7 +107,7 @@ def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(count)]
     problems = run.task.train[: count // run.config.sampling.rollouts_per_prompt]
     batch = batches.Batch.of(rollouts, verdicts, problems)
-    train.add_credit(run, batch, 0, train.report.Clock(torch.device("cpu")))
+    train.add_credit(run, batch, 0, new_clock())
     return batch.log_probs
 
 
@@ -119,7 +133,7 @@ def learning(tmp_path_factory):
             patch.setattr(module, "SILENCE", 0)
         patch.chdir(folder)
         with contextlib.redirect_stdout(printed):
-            assert train.main([*LEARN.split(), "--threads", "1", "--out", "."]) == 0
+            run_well(train, LEARN, "--threads 1 --out .")
     return folder
 
 
@@ -131,12 +145,10 @@ def test_shear_learns_the_embedded_task(learning):
     """
     first, *_, last = rows(learning / "embedded-shear-1" / "metrics.jsonl")
     before, after = first["before"], last["after"]
-    assert after["greedy"][0] >= before["greedy"][0] + 0.20
-    assert after["sampled"][0] >= before["sampled"][0] + 0.20
-    assert (
-        after["localisation"]["auc"] > 0.85
-        and after["localisation"]["auc"] > after["localisation"]["auc_position"]
-    )
+    for name in ("greedy", "sampled"):
+        assert after[name][0] >= before[name][0] + 0.20
+    found = after["localisation"]
+    assert found["auc"] > max(0.85, found["auc_position"])
     printed = (learning / "printed").read_text()
     assert max(len(line) for line in printed.splitlines()) <= 88
     assert "greedy accuracy" in printed
@@ -150,33 +162,27 @@ def test_a_run_leaves_what_it_promises(learning):
     config = json.loads((folder / "config.json").read_text())
     assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
     before, *metrics, after = rows(folder / "metrics.jsonl")
-    assert (
-        before["before"]
-        and after["after"]
-        and [row["step"] for row in metrics] == list(range(1, 9))
-    )
-    assert metrics[0]["abs_log_ratio"] < 1e-5 and metrics[0]["nbar"] > 0
-    assert metrics[0]["eps_over_nbar"] == pytest.approx(0.05)
-    assert set(metrics[0]["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
+    assert before["before"] and after["after"]
+    assert [row["step"] for row in metrics] == list(range(1, 9))
+    first = metrics[0]
+    assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
+    assert first["eps_over_nbar"] == pytest.approx(0.05)
+    assert set(first["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
     samples = rows(folder / "samples.jsonl")
-    assert len(samples) == 64 and all(
-        len(row["tokens"]) == len(row["weights"]["shear"]) for row in samples
-    )
-    assert {"response", "reason", "first_error", "advantage"} <= set(samples[0])
-    for row in (
-        samples
-    ):  # a token's weight is the largest distance of its spans, where right opposes wrong
-        for place, weight in enumerate(row["weights"]["shear"]):
-            covering = [far for begin, end, far, *_ in row.get("spans", []) if begin <= place < end]
+    assert len(samples) == 64
+    assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
+    # a token's weight is the largest distance of its spans, where right opposes wrong
+    for row in samples:
+        weights, spans = row["weights"]["shear"], row.get("spans", [])
+        assert len(row["tokens"]) == len(weights) and bool(spans) == (row["advantage"] != 0)
+        for place, weight in enumerate(weights):
+            covering = [far for begin, end, far, *_ in spans if begin <= place < end]
             assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
-        assert bool(row.get("spans")) == (row["advantage"] != 0)
     assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
-    model, tokenizer = (
-        kind.from_pretrained(folder / "model") for kind in (AutoModelForCausalLM, AutoTokenizer)
-    )
-    assert model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits.shape[-1] == len(
-        toy.SYMBOLS
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
+    assert logits.shape[-1] == len(toy.SYMBOLS)
     before, after = (learning / "printed").read_text().split("\n 2/8 ")
     assert "8 prompts x 8 rollouts" in before and "\n  warm-up: 1 of 200 steps\n" in before
     most = f"{(64 + 16 * 8) * config['max_tokens']:,}"  # greedy, and sampled
@@ -188,19 +194,12 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
     """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint
     and a model.
     """
-    flags = [
-        *quick,
-        "--smoke",
-        "--steps",
-        "1",
-        "--eval-groups",
-        "2",
-    ]
-    assert run(tmp_path, *flags) == 0
+    assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0
     before, step, _ = rows(tmp_path / "smoke-1" / "metrics.jsonl")
-    assert before["before"]["sampled"][0] == step["reward"] == 0.5 and step["grad_norm"] > 0
+    assert before["before"]["sampled"][0] == step["reward"] == 0.5
+    assert step["grad_norm"] > 0 and step["weight_std"] > 0
     samples = rows(tmp_path / "smoke-1" / "samples.jsonl")
-    assert step["weight_std"] > 0 and {row["reason"] for row in samples} == {"drawn"}
+    assert {row["reason"] for row in samples} == {"drawn"}
     printed = capsys.readouterr().out
     assert "rewards are drawn" in printed and printed.count("smoke test passed") == 1
     assert harness.run.free_name(configured(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
@@ -210,28 +209,21 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
     """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place
     only.
     """
-    monkeypatch.setattr(
-        shear_settings,
-        "weigh_group",
-        lambda hidden, mask, correct, **options: Weighed(mask.float(), 1.0, None),
-    )
-    flags = [
-        *quick,
-        "--prompts-per-step",
-        "4",
-        "--steps",
-        "2",
-    ]
-    for method in ("grpo", "shear"):
-        assert run(tmp_path, *flags, "--name", method, "--method", method) == 0
-    one, other = (rows(tmp_path / method / "metrics.jsonl")[1:3] for method in ("grpo", "shear"))
-    for name in ("loss", "grad_norm", "clip_share", "reward", "entropy"):
-        assert [row[name] for row in one] == [row[name] for row in other]
-    assert one[0]["grad_norm"] > 0
-    same, again = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / m / "model").state_dict()
-        for m in ("grpo", "shear")
-    )
+
+    def weigh_alike(hidden, mask, correct, **options):
+        return Weighed(mask.float(), 1.0, None)
+
+    monkeypatch.setattr(shear_settings, "weigh_group", weigh_alike)
+    found = []
+    for name in ("grpo", "shear"):
+        flags = f"--prompts-per-step 4 --steps 2 --name {name} --method {name}"
+        assert run(tmp_path, quick, flags) == 0
+        steps = rows(tmp_path / name / "metrics.jsonl")[1:3]
+        metrics = ("loss", "grad_norm", "clip_share", "reward", "entropy")
+        weights = load_file(tmp_path / name / "model" / "model.safetensors")
+        found.append(([[step[metric] for metric in metrics] for step in steps], weights))
+    (one, same), (other, again) = found
+    assert one == other and one[0][1] > 0
     assert all(torch.equal(same[name], again[name]) for name in same)
 
 
@@ -247,18 +239,16 @@ def test_updates_are_those_of_a_written_out_loop(quick):
         "--lr 1e-2"
     )
     flags += " --clip-low .1 --clip-high .4 --max-grad-norm .05"
-    run = assembled([*quick, *flags.split()])
+    run = assembled(quick, flags)
     run.config = changed(run.config, {"micro_tokens": 150})  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
-    rollouts = harness.run.sample(run, run.task.train[:6], 4, 1.0)
+    rollouts = sampled(run, 6, 4)
     mask, ragged = rollouts.mask, rollouts.mask.sum(1)
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
     old_logp = old_log_probs(run, rollouts)
-    assert_close(
-        old_logp, run.trained(rollouts, 0.7).log_probs, atol=1e-4, rtol=0
-    )  # scored as it is trained
+    assert_near(old_logp, run.trained(rollouts, 0.7).log_probs, 1e-4)  # scored as it is trained
     old_logp += 0.4 * torch.randn(mask.shape, generator=generator)
     token_advantages = torch.randn(mask.shape, generator=generator) * mask
     token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
@@ -295,17 +285,15 @@ def test_updates_are_those_of_a_written_out_loop(quick):
                 weight -= 1e-2 * first / (1 - 0.9**update) / (corrected + 1e-3)
     assert min(norms) > 0.1 and metrics["grad_norm"] == pytest.approx(sum(norms) / 3, rel=1e-5)
     for ours, expected in zip(run.trained.model.parameters(), weights, strict=True):
-        assert_close(ours.double(), expected, atol=1e-6, rtol=0)
+        assert_near(ours.double(), expected, 1e-6)
 
 
 def test_updates_that_are_not_finite_are_skipped(quick):
     """One of two, whose loss is NaN: counted, and the other's metrics are the step's. Both, whose
     gradients are infinite: weights and moments stay; the run ends.
     """
-    run = assembled([*quick, "--prompts-per-update", "2", "--lr", "1"])
-    rollouts = harness.run.sample(
-        run, run.task.train[:4], run.config.sampling.rollouts_per_prompt, 1.0
-    )
+    run = assembled(quick, "--prompts-per-update 2 --lr 1")
+    rollouts = sampled(run, 4)
     before = {name: value.clone() for name, value in run.trained.state_dict().items()}
     old, ones = old_log_probs(run, rollouts), torch.ones(rollouts.ids.shape)
     overflow = next(run.trained.parameters()).register_hook(lambda gradient: gradient / 0)
@@ -316,37 +304,38 @@ def test_updates_that_are_not_finite_are_skipped(quick):
     assert not run.optimizer.state
     old[3] = torch.nan
     metrics = train.update(run, credited(run, rollouts, old, ones), 0)
-    assert metrics["skipped"] == 1 and metrics["grad_norm"] > 0
-    assert (
-        all(weight.isfinite().all() for weight in run.trained.parameters()) and run.optimizer.state
-    )
+    assert metrics["skipped"] == 1 and metrics["grad_norm"] > 0 and run.optimizer.state
+    assert all(weight.isfinite().all() for weight in run.trained.parameters())
+
+
+def without_momentum(run: Run) -> None:
+    """Updates move nothing and remember nothing."""
+    run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
 
 
 def test_rollouts_without_advantage_cost_no_pass(quick):
     """Groups of equal rewards leave forward and backward, not the token count; the gradient is the
     same.
     """
-    run = assembled([*quick, "--prompts-per-step", "4"])
-    run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
-    rollouts = harness.run.sample(
-        run, run.task.train[:4], run.config.sampling.rollouts_per_prompt, 1.0
-    )
+    run = assembled(quick, "--prompts-per-step 4")
+    without_momentum(run)
+    rollouts = sampled(run, 4)
     old_logp = old_log_probs(run, rollouts) - 0.1
     some = torch.randn(rollouts.ids.shape) * (torch.arange(32) < 16)[:, None]
     seen = []
     run.trained.register_forward_hook(
         lambda policy, inputs, output: seen.append(len(inputs[0].texts))
     )
-    first = train.update(run, credited(run, rollouts, old_logp, some), 0)
-    assert seen == [16]
-    again = train.update(run, credited(run, rollouts, old_logp, some + 1e-30), 0)
-    assert seen == [16, 32] and first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
-    assert (
-        first["abs_log_ratio"]
-        == pytest.approx(0.1, rel=1e-4)
-        == pytest.approx(again["abs_log_ratio"], rel=1e-4)
-    )
-    assert train.update(run, credited(run, rollouts, old_logp, 0 * some), 0)["grad_norm"] == 0
+
+    def updated(token_advantages):
+        return train.update(run, credited(run, rollouts, old_logp, token_advantages), 0)
+
+    first, again = updated(some), updated(some + 1e-30)
+    assert seen == [16, 32]
+    assert first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
+    for metrics in (first, again):
+        assert metrics["abs_log_ratio"] == pytest.approx(0.1, rel=1e-4)
+    assert updated(0 * some)["grad_norm"] == 0
 
 
 def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
@@ -354,15 +343,14 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
     change.
     """
     run = assembled(quick)
-    run.optimizer = torch.optim.SGD(run.trained.parameters(), lr=0.0)
-    rollouts = harness.run.sample(run, run.task.train[:2], 8, 1.0)
-    batch = credited(
-        run, rollouts, old_log_probs(run, rollouts) - 0.1, torch.ones(rollouts.ids.shape)
-    )
+    without_momentum(run)
+    rollouts = sampled(run, 2)
+    old_logp = old_log_probs(run, rollouts) - 0.1
+    batch = credited(run, rollouts, old_logp, torch.ones(rollouts.ids.shape))
     plain, deal = train.update(run, batch, 0), train.parallel.deal
     filler = (torch.tensor([3]), True)
     monkeypatch.setattr(
-        train.parallel, "deal", lambda *inputs, **options: [*deal(*inputs, **options), filler]
+        train.parallel, "deal", lambda *a, **options: [*deal(*a, **options), filler]
     )
     assert train.update(run, batch, 0) == plain and plain["grad_norm"] > 0
 
@@ -371,25 +359,16 @@ def test_held_out_accuracy_is_that_of_known_verdicts(quick, monkeypatch):
     """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered
     by problem.
     """
-    run = assembled(
-        [
-            *quick,
-            "--eval-groups",
-            "3",
-            "--temperature",
-            ".7",
-        ]
-    )
+    run = assembled(quick, "--eval-groups 3 --temperature .7")
     run.task = dataclasses.replace(run.task, first_error=None)
-    masks = [SimpleNamespace(mask=torch.ones(1, length)) for length in (9, 14)]
-    asked, scores = (
-        [],
-        [[1.0, 0.0, None, 1.0], [1, 1, 0, None, None, None, None, None] + [0] * 8 + [None] * 8],
-    )
+    sampled_scores = [1, 1, 0, *[None] * 5, *[0] * 8, *[None] * 8]
+    answers, asked = [(9, [1.0, 0.0, None, 1.0]), (14, sampled_scores)], []
 
     def sample_and_grade(run, problems, count, temperature, clock):
+        length, scores = answers[len(asked)]
         asked.append((problems, count, temperature))
-        return masks[len(asked) - 1], [Verdict(score, "known") for score in scores[len(asked) - 1]]
+        verdicts = [Verdict(score, "known") for score in scores]
+        return SimpleNamespace(mask=torch.ones(1, length)), verdicts
 
     monkeypatch.setattr(train, "sample_and_grade", sample_and_grade)
     result = train.evaluate(run, 0)
@@ -406,9 +385,9 @@ def test_code_problems_train_and_infra_errors_are_counted(
 
     Of a model's folder and a file of JSON lines; prompts that are too long are dropped and counted.
     """
-    graded = []
+    graded, data = [], tmp_path / "code.jsonl"
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
-    files.append_rows(tmp_path / "code.jsonl", [problem] * 6 + [{**problem, "problem": "x" * 490}])
+    files.append_rows(data, [problem] * 6 + [problem | {"problem": "x" * 490}])
 
     def grade(response, tests, **options):
         assert options["level"] == "auto" and tests == problem["tests"]
@@ -416,25 +395,20 @@ def test_code_problems_train_and_infra_errors_are_counted(
         return Verdict(None, "infra_error") if len(graded) % 2 else Verdict(0.0, "wrong")
 
     monkeypatch.setattr("tasks.problems.grade_code", grade)
-    sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 16 --prompts-per-update 1 --max-tokens 60".split()
-    sizes += "--heldout 2 --eval-groups 2".split()
-    flags = (
-        "--model",
-        str(qwen_folder),
-        "--task",
-        "code",
-        "--data",
-        str(tmp_path / "code.jsonl"),
-        *sizes,
-    )
-    assert run(tmp_path, *flags) == 0
+    sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 16 --prompts-per-update 1"
+    sizes += " --max-tokens 60 --heldout 2 --eval-groups 2 --task code"
+    assert run(tmp_path, sizes, "--model", qwen_folder, "--data", data) == 0
     metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"infra {metrics['infra_errors']}" in printed and "1 problems dropped" in printed
-    assert "WARNING: 1 problem(s) held out are trained on, too" in printed
-    assert "all rewards are 0, so nothing can be learnt" in printed
-    assert "a pass over --data takes" in printed
+    for words in (
+        f"infra {metrics['infra_errors']}",
+        "1 problems dropped",
+        "WARNING: 1 problem(s) held out are trained on, too",
+        "all rewards are 0, so nothing can be learnt",
+        "a pass over --data takes",
+    ):
+        assert words in printed
     assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
@@ -442,11 +416,8 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
     qwen_folder, monkeypatch, assert_refused
 ):
     """`--sandbox strict` where name spaces are forbidden: one sentence, status 2."""
-
-    def refuse(level):
-        raise SandboxError(f"{level}: name spaces: Operation not permitted")
-
-    monkeypatch.setattr("grading.sandbox.choose_level", refuse)
+    error = SandboxError("strict: name spaces: Operation not permitted")
+    monkeypatch.setattr("grading.sandbox.choose_level", failing(error))
     words = f"--task code --model {qwen_folder} --data d --sandbox strict".split()
     assert_refused(train.main, words, "--sandbox strict", "not permitted")
 
@@ -455,18 +426,12 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     """Score None: no advantage, no mask, in neither of SHEAR's sets; the others are as in a group
     without it.
     """
-    mask, hidden = torch.ones(4, 6).bool(), torch.randn(4, 6, 3)
-    verdicts = [
-        Verdict(1.0, "correct"),
-        Verdict(0.0, "wrong"),
-        Verdict(None, "infra_error"),
-        Verdict(0.0, "wrong"),
-    ]
+    mask, hidden, rest = torch.ones(4, 6).bool(), torch.randn(4, 6, 3), torch.tensor([0, 1, 3])
+    verdicts = [Verdict(score, "known") for score in (1.0, 0.0, None, 0.0)]
     batch = batches.Batch.of(without_text(mask), verdicts, [{}])
-    batch.hidden = hidden[[0, 1, 3]].flatten(0, 1)
+    batch.hidden = hidden[rest].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
     ours = credit_by(configured(["--window", "3", "--stride", "3"]), batch)
-    rest = torch.tensor([0, 1, 3])
     alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert ours[2].abs().max() == 0
@@ -476,90 +441,71 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
     """A group, two, or all together: the same token advantages and log-probabilities; states never
     leave a block.
     """
-    flags = [*quick, "--prompts-per-step", "5"]
+    run = assembled(quick, "--prompts-per-step 5 --prompts-per-update 1")
+    of_a_group = 8 * run.config.sampling.max_tokens
     seen, found = [], []
 
     def noted(policy, rollouts, **options):
         scored = log_probs(policy, rollouts, **options)
-        assert (
-            len(scored.hidden)
-            == rollouts.mask.sum()
-            <= max(batches.BLOCK_TOKENS, 8 * run.config.sampling.max_tokens)
-        )
+        most = max(batches.BLOCK_TOKENS, of_a_group)
+        assert len(scored.hidden) == rollouts.mask.sum() <= most
         seen.append(len(rollouts.texts))
         return scored
 
     monkeypatch.setattr(train, "log_probs", noted)
-    run = assembled([*flags, "--prompts-per-update", "1"])
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
-    for tokens in (1, 2 * 8 * run.config.sampling.max_tokens, 2**20):
+    for tokens in (1, 2 * of_a_group, 2**20):
         monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
-        batch = batches.Batch.of(harness.run.sample(run, problems, 8, 1.0), verdicts, problems)
-        train.add_credit(run, batch, 0, train.report.Clock(torch.device("cpu")))
+        batch = batches.Batch.of(sampled(run, 5), verdicts, problems)
+        train.add_credit(run, batch, 0, new_clock())
         found.append(batch)
         assert batch.hidden is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
-    for batch in found[1:]:
-        assert_close(batch.token_advantages, found[0].token_advantages, atol=2e-5, rtol=1e-4)
-        assert_close(batch.log_probs, found[0].log_probs, atol=1e-5, rtol=0)
-        assert batch.rollouts.texts == found[0].rollouts.texts
-    assert found[0].token_advantages.abs().max() > 0.01
+    first, *others = found
+    for batch in others:
+        assert_close(batch.token_advantages, first.token_advantages, atol=2e-5, rtol=1e-4)
+        assert_near(batch.log_probs, first.log_probs, 1e-5)
+        assert batch.rollouts.texts == first.rollouts.texts
+    assert first.token_advantages.abs().max() > 0.01
 
 
 def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
     """And no others; the problems that come in are others, each with its own rollouts and verdicts;
     N bounds it.
     """
-    run = assembled([*quick, "--rollouts-per-prompt", "4"])
-    drawn = []
+    run = assembled(quick, "--rollouts-per-prompt 4")
+    drawn, mixed = [], [1.0, 0.0, 1.0, 0.0]
+    equal = {1: [1.0] * 4, 3: [0.0] * 4, 5: [None, None, None, 0.0]}
 
     def verdicts(task, problems, rollouts):
         """Of equal rewards in the groups 1 and 3 of what is sampled at once, with one verdict alone
         in 5.
         """
         drawn.append((problems, rollouts.texts))
-        scores = [1.0, 0.0, 1.0, 0.0] * len(problems)
-        for group, score in ((1, 1.0), (3, 0.0), (5, None)):
-            scores[4 * group : 4 * group + 4] = [score, score, score, score or 0.0][
-                : len(scores) - 4 * group
-            ]
-        return [Verdict(score, "drawn") for score in scores]
+        of_groups = [equal.get(group, mixed) for group in range(len(problems))]
+        return [Verdict(score, "drawn") for scores in of_groups for score in scores]
 
     monkeypatch.setattr(type(run.task), "verdicts", verdicts)
     for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
         run.config = changed(run.config, {"dynamic_sampling": most})
-        clock = train.report.Clock(torch.device("cpu"))
-        problems = run.task.draw(2, 8, 0)
-        sampled = train.sample_and_grade(run, problems, 4, 1.0, clock)
+        problems, clock = run.task.draw(2, 8, 0), new_clock()
+        first_try = train.sample_and_grade(run, problems, 4, 1.0, clock)
         problems, rollouts, graded, replaced = train.resample_equal(
-            run, 2, problems, *sampled, clock
+            run, 2, problems, *first_try, clock
         )
         assert replaced == expected
-    first, second, third = drawn
-    come_from = [
-        (first, 0),
-        (second, 0),
-        (first, 2),
-        (third, 0),
-        (first, 4),
-        (second, 2),
-        (first, 6),
-        (first, 7),
-    ]
-    for group, ((of_problems, texts), place) in enumerate(come_from):
+    come_from = [(0, 0), (1, 0), (0, 2), (2, 0), (0, 4), (1, 2), (0, 6), (0, 7)]  # try, group
+    for group, (attempt, place) in enumerate(come_from):
+        of_problems, texts = drawn[attempt]
         rows = slice(4 * group, 4 * group + 4)
-        assert (
-            problems[group] == of_problems[place]
-            and rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
-        )
-        assert [verdict.reward for verdict in graded[rows]] == [1.0, 0.0, 1.0, 0.0]
-        for ids, mask, text in zip(
-            rollouts.ids[rows], rollouts.mask[rows], rollouts.texts[rows], strict=True
-        ):
-            assert run.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
+        assert problems[group] == of_problems[place]
+        assert rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
+        assert [verdict.reward for verdict in graded[rows]] == mixed
+    for ids, mask, text in zip(rollouts.ids, rollouts.mask, rollouts.texts, strict=True):
+        assert run.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
 
 
 NEEDS = {"arca": "--lora-rank 2"}
@@ -588,23 +534,13 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, as
     entry = Method("more on unlikely tokens", options={"floor": option})
     monkeypatch.setitem(FUNCTIONS, "surprisal", surprisal)
     monkeypatch.setitem(METHODS, "surprisal", entry)
-    flags = [
-        *quick,
-        "--smoke",
-        "--method",
-        "surprisal",
-        "--steps",
-        "2",
-    ]
-    assert run(tmp_path, *flags, "--method-option", "floor=2", "--name", "mine") == 0
+    flags = f"{quick} --smoke --method surprisal --steps 2 --method-option floor"
+    assert run(tmp_path, f"{flags}=2 --name mine") == 0
     _, *steps, _ = rows(tmp_path / "mine" / "metrics.jsonl")
     assert [step["grad_norm"] > 0 and step["salience"] > 2 for step in steps] == [True, True]
     assert STEPS == [0, 0, 1, 2]
-    assert_refused(
-        train.main,
-        [*flags, "--method-option", "floor=-1"],
-        "--method-option floor=-1: must be from 0",
-    )
+    message = "--method-option floor=-1: must be from 0"
+    assert_refused(train.main, f"{flags}=-1".split(), message)
 
 
 @pytest.mark.parametrize("method", ["sdpo", "grpo"])
@@ -614,19 +550,15 @@ def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
     """Two groups of four, the second without credit: the mean is over all tokens, but for sdpo over
     the first's.
     """
-    run = assembled([*quick, "--method", method])
-    rollouts, counts = harness.run.sample(run, run.task.train[:2], 4, 1.0), []
+    run = assembled(quick, "--method", method)
+    rollouts, loss = sampled(run, 2, 4), Mock(wraps=grpo.policy_loss)
     token_advantages = 1.0 * rollouts.mask
     token_advantages[4:] = 0
     batch = credited(run, rollouts, old_log_probs(run, rollouts), token_advantages)
-
-    def noted(*inputs):
-        counts.append(inputs[4])
-        return grpo.policy_loss(*inputs)
-
-    monkeypatch.setattr(train, "policy_loss", noted)
+    monkeypatch.setattr(train, "policy_loss", loss)
     train.backward(run, batch, torch.arange(8))
-    assert set(counts) == {int(rollouts.mask[: 4 if method == "sdpo" else 8].sum())}
+    counted = rollouts.mask[: 4 if method == "sdpo" else 8].sum()
+    assert {call.args[4] for call in loss.call_args_list} == {int(counted)}
 
 
 @pytest.mark.parametrize("method", [*METHODS, "grpo+shear", "rlsd+pure"])
@@ -641,25 +573,24 @@ def test_every_method_starts_with_the_defaults(method):
 def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
     """At the paper's sizes they are 11 GB that nothing would read."""
     kept = []
-    monkeypatch.setattr(
-        train,
-        "log_probs",
-        lambda *_, keep_hidden, **limits: kept.append(keep_hidden) or interrupt(),
-    )
+
+    def noted(*_, keep_hidden, **limits):
+        kept.append(keep_hidden)
+        interrupt()
+
+    monkeypatch.setattr(train, "log_probs", noted)
     for method in ("grpo", "shear"):
-        run = assembled([*quick, "--method", method])
+        run = assembled(quick, "--method", method)
         with pytest.raises(KeyboardInterrupt):
-            old_log_probs(run, harness.run.sample(run, run.task.train[:1], 8, 1.0))
+            old_log_probs(run, sampled(run, 1))
     assert kept == [False, True]
 
 
 def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     """On `meta` they can have been nowhere else before."""
-    meta = torch.device("meta")
-    tokenizer = models.load_tokenizer("--model", str(qwen_folder))
-    model = models.load_weights(
-        "--model", str(qwen_folder), AutoModelForCausalLM.from_pretrained, "auto", meta, tokenizer
-    )
+    meta, name = torch.device("meta"), ("--model", str(qwen_folder))
+    parts = AutoModelForCausalLM.from_pretrained, "auto", meta, models.load_tokenizer(*name)
+    model = models.load_weights(*name, *parts)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
 
@@ -667,26 +598,28 @@ def test_a_loaded_model_is_the_plain_one(start):
     """The folder's weights to the bit, tied ones tied, without hooks that copies, sharding or
     adapters would meet.
     """
-    device = torch.device("cpu")
-    model = models.load_model(start, device, models.load_tokenizer("--model", start))
+    model = models.load_model(start, ALONE.device, models.load_tokenizer("--model", start))
     for name, value in load_file(f"{start}/model.safetensors").items():
         assert torch.equal(model.state_dict()[name], value)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert not hasattr(model, "hf_device_map") and not any(
-        hasattr(part, "_hf_hook") for part in model.modules()
-    )
+    assert not hasattr(model, "hf_device_map")
+    assert not any(hasattr(part, "_hf_hook") for part in model.modules())
 
 
 def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch, capsys):
     """Status 1, and what would take less memory."""
-
-    def fail(*names, **options):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
-    assert run(tmp_path, *quick) == 1
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", failing(error))
+    assert run(tmp_path, quick) == 1
     message = capsys.readouterr().err
     assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
+
+
+def math_data(tmp_path) -> str:
+    """Flags of a run on forty problems of mathematics."""
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"problem": "1", "answer": "1"}\n' * 40)
+    return f"--data {path} --max-tokens 9 --heldout 1 --eval-groups 1"
 
 
 def test_a_model_that_never_fits_is_refused_before_it_is_read(
@@ -694,23 +627,11 @@ def test_a_model_that_never_fits_is_refused_before_it_is_read(
 ):
     """Status 2, the need, and no folder; --force goes on to the weights."""
     monkeypatch.setattr(prepare.memory, "room_gb", lambda device: 0.0001)
-    monkeypatch.setattr(models, "load_model", lambda *inputs: interrupt())
-    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 9)
-    flags = [
-        "--model",
-        str(qwen_folder),
-        "--data",
-        str(tmp_path / "data.jsonl"),
-        "--max-tokens",
-        "9",
-    ]
-    flags += ["--heldout", "1", "--eval-groups", "1", "--name", "small"]
-    assert_refused(
-        train.main,
-        [*flags, "--out", tmp_path],
-        "more GPUs or a smaller model, or continue with --force",
-    )
-    assert run(tmp_path, *flags, "--force") == 130 and not (tmp_path / "small").exists()
+    monkeypatch.setattr(models, "load_model", interrupt)
+    flags = words_of(math_data(tmp_path), "--model", qwen_folder, "--name small --out", tmp_path)
+    message = "more GPUs or a smaller model, or continue with --force"
+    assert_refused(train.main, flags, message)
+    assert train.main([*flags, "--force"]) == 130 and not (tmp_path / "small").exists()
 
 
 def with_config(**changes):
@@ -793,19 +714,8 @@ def test_a_folder_that_would_train_wrongly_is_refused(
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
-    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 40)
-    flags = [
-        "--data",
-        str(tmp_path / "data.jsonl"),
-        "--max-tokens",
-        "9",
-        "--heldout",
-        "1",
-        "--eval-groups",
-        "1",
-    ]
-    flags += ["--lora-rank", "2", "--out", str(tmp_path)]
-    assert_refused(train.main, ["--model", folder, *flags], "error: --", words)
+    flags = words_of(math_data(tmp_path), "--lora-rank 2 --model", folder, "--out", tmp_path)
+    assert_refused(train.main, flags, "error: --", words)
 
 
 def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys, unequal):
@@ -820,33 +730,21 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys,
         pressed.append(os.kill(os.getpid(), signal.SIGINT if pressed else signal.SIGTERM))
         return plain(*inputs)
 
+    def norm_of(folder):
+        return load_file(f"{folder}/model.safetensors")["model.norm.weight"]
+
     monkeypatch.setattr(train, "backward", press)
-    flags = [
-        *quick,
-        "--method",
-        "grpo",
-        "--eval-groups",
-        "1",
-        "--heldout",
-        "1",
-    ]
-    assert (
-        run(tmp_path, *flags, "--prompts-per-update", "8", "--steps", "5", "--name", "once") == 130
-    )
-    before, *steps = rows(tmp_path / "once" / "metrics.jsonl")
+    flags = f"{quick} --method grpo --eval-groups 1 --heldout 1"
+    once = tmp_path / "once"
+    assert run(tmp_path, flags, "--prompts-per-update 8 --steps 5 --name once") == 130
+    before, *steps = rows(once / "metrics.jsonl")
     assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
-    path, step = checkpoint.find(tmp_path / "once")
-    trained = load_file(path / "model" / "model.safetensors")["model.norm.weight"]
-    assert step == 1 and not torch.equal(
-        trained, load_file(f"{start}/model.safetensors")["model.norm.weight"]
-    )
-    folder = shlex.quote(str(tmp_path / "once"))
-    said = (
-        "a checkpoint holds 1 of 5 steps; resume with: python train.py --resume "
-        f"{folder}\ninterrupted\n"
-    )
+    path, step = checkpoint.find(once)
+    assert step == 1 and not torch.equal(norm_of(path / "model"), norm_of(start))
+    said = "a checkpoint holds 1 of 5 steps; resume with: python train.py --resume "
+    said += f"{shlex.quote(str(once))}\ninterrupted\n"
     assert capsys.readouterr().err.endswith(said)
-    assert run(tmp_path, *flags, "--prompts-per-update", "2", "--name", "twice") == 130
+    assert run(tmp_path, flags, "--prompts-per-update 2 --name twice") == 130
     assert len(pressed) == 2 and not (tmp_path / "twice").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -855,63 +753,44 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
     """During the warm-up nothing is worth saving: a message, and the folder's name is free
     again.
     """
-
     monkeypatch.setattr(toy, "warm_up", interrupt)
-    assert run(tmp_path, *QUICK) == 130
+    assert run(tmp_path, QUICK) == 130
     assert "run the same command again" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     "flags, words",
-    [
-        ("--stride 13", "--stride 13: exceeds --window"),
-        ("--prompts-per-step 10", "--prompts-per-step 10: no multiple of --prompts-per-update"),
-        (
-            "--max-tokens 140",
-            "--max-tokens 140: with a prompt of 33 tokens it exceeds the model's context of 165",
-        ),
-        ("--max-tokens 65 --method hsd", "--max-tokens 65: with a prompt of 37 tokens it exceeds"),
-        (
-            "--shard-over 2 --model START --toy-lines 2 --task embedded",
-            "--shard-over 2: does not divide 1 ranks",
-        ),
-        (
-            "--toy-lines 1 --heldout 300",
-            "--toy-lines 1: too few different problems for --heldout 300",
-        ),
-        ("--data x.jsonl", "--data x.jsonl: the task makes its own; give --task math and --model"),
-        ("--task math", "--task math: needs --model"),
-        ("--task code --model QWEN --data DATA --max-tokens 9", "--data DATA, line 1: "),
-        ("--model QWEN --max-tokens 9", "hkust-nlp/SimpleRL-Zoo-Data"),
-        ("--model FOLDER --data DATA", "--model FOLDER: cannot be loaded"),
-        ("--model QWEN --data BAD --max-tokens 9", "line 2"),
-        ("--task embedded --model QWEN", "--model QWEN: not a model of the embedded task"),
-        ("--name taken", "--name taken: OUT/taken exists already"),
-        ("--method arca", "--method arca: needs a LoRA adapter; give --lora-rank"),
-        (
-            "--method prm --model QWEN --max-tokens 9",
-            "--method prm: needs a process reward model; give --prm",
-        ),
-        ("--prm FOLDER", "--prm FOLDER: --method shear uses none"),
-        ("--method oar-g --task code --model QWEN", "; programs have none; choose another method"),
-        (
-            "--method oracle --model QWEN",
-            "--method oracle: needs the true first error; only --task",
-        ),
-        ("--method scapo --model QWEN", "--method scapo: needs its problems in other words"),
-        ("--method pure --rescale mean1", "--rescale mean1: the method has no weights"),
-        ("--method entropy --method-option kappa=1", "--method-option kappa=1: must be"),
-        ("--out DATA", "--out DATA/embedded-shear-1: cannot be made"),
-        ("--model QWEN --max-tokens 0", "--max-tokens 0: only --task embedded knows"),
-        ("--bench math500", "--eval-every 0: needs --bench, which needs it"),
-        (
-            "--eval-every 1 --bench x --model START --task embedded --toy-lines 2",
-            "--bench x: no such",
-        ),
-        ("--track tensorboard", "--track tensorboard: this package is not installed"),
-        ("--method sheer", "--method: 'sheer' must be one of grpo, signbalance"),
-        ("--model=", "--model: '' is empty"),
-    ],
+    table(r"""
+    --stride 13                        --stride 13: exceeds --window
+    --prompts-per-step 10              --prompts-per-step 10: no multiple of --prompts-per-update
+    --max-tokens 140                   with a prompt of 33 tokens it exceeds the model's context
+    --max-tokens 65 --method hsd       --max-tokens 65: with a prompt of 37 tokens it exceeds
+    --shard-over 2 --model START --toy-lines 2 --task embedded  --shard-over 2: does not divide 1 ranks
+    --toy-lines 1 --heldout 300        too few different problems for --heldout 300
+    --data x.jsonl                     the task makes its own; give --task math and --model
+    --task math                        --task math: needs --model
+    --task code --model QWEN --data DATA --max-tokens 9  --data DATA, line 1:
+    --model QWEN --max-tokens 9        hkust-nlp/SimpleRL-Zoo-Data
+    --model FOLDER --data DATA         --model FOLDER: cannot be loaded
+    --model QWEN --data BAD --max-tokens 9  line 2
+    --task embedded --model QWEN       --model QWEN: not a model of the embedded task
+    --name taken                       --name taken: OUT/taken exists already
+    --method arca                      --method arca: needs a LoRA adapter; give --lora-rank
+    --method prm --model QWEN --max-tokens 9  --method prm: needs a process reward model; give --prm
+    --prm FOLDER                       --prm FOLDER: --method shear uses none
+    --method oar-g --task code --model QWEN  ; programs have none; choose another method
+    --method oracle --model QWEN       --method oracle: needs the true first error; only --task
+    --method scapo --model QWEN        --method scapo: needs its problems in other words
+    --method pure --rescale mean1      --rescale mean1: the method has no weights
+    --method entropy --method-option kappa=1  --method-option kappa=1: must be
+    --out DATA                         --out DATA/embedded-shear-1: cannot be made
+    --model QWEN --max-tokens 0        --max-tokens 0: only --task embedded knows
+    --bench math500                    --eval-every 0: needs --bench, which needs it
+    --eval-every 1 --bench x --model START --task embedded --toy-lines 2  --bench x: no such
+    --track tensorboard                --track tensorboard: this package is not installed
+    --method sheer                     --method: 'sheer' must be one of grpo, signbalance
+    --model=                           --model: '' is empty
+    """),
 )
 def test_bad_input_is_one_sentence(
     flags, words, tmp_path, qwen_folder, start, monkeypatch, assert_refused

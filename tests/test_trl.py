@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from cases import DOCS
+from made import DOCS
 from pandas import read_parquet
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")

@@ -2,14 +2,13 @@
 lessons.
 """
 
-import json
 import math
 import random
 import re
 
 import pytest
 import torch
-from cases import SMALL, byte_tokenizer, flags, saved, with_a_stop
+from made import SMALL, byte_tokenizer, flags, run_well, saved, with_a_stop
 from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -17,7 +16,7 @@ import train
 from credit.tokens import tokens_of
 from grpo import Policy
 from harness import prepare
-from harness.files import config_of
+from harness.files import config_of, rows
 from harness.parallel import Ranks
 from rewards import grade_math
 from tasks import words
@@ -194,14 +193,17 @@ def test_a_problem_is_told_in_other_words():
     """
     several = 0
     for problem in words.make_problems(400, seed=0):
-        ways = [words.rephrase(problem, k)[0] for k in range(4)]
-        for other in ways:
+        before = re.split(r"(?<=\.) ", problem["problem"])
+        numbers, ways = re.findall(r"\d+", problem["problem"]), set()
+        for k in range(4):
+            other = words.rephrase(problem, k)[0]
             assert other | {"problem": 0} == problem | {"problem": 0}
-            assert re.findall(r"\d+", other["problem"]) == re.findall(r"\d+", problem["problem"])
-            before, after = (re.split(r"(?<=\.) ", each["problem"]) for each in (problem, other))
+            assert re.findall(r"\d+", other["problem"]) == numbers
+            after = re.split(r"(?<=\.) ", other["problem"])
             kept = [old == new for old, new in zip(before, after, strict=True)]
             assert kept == [True, *[False] * (len(kept) - 2), True]
-        several += len({other["problem"] for other in ways}) > 1
+            ways.add(other["problem"])
+        several += len(ways) > 1
     assert several > 320
 
 
@@ -211,38 +213,30 @@ def test_demonstrations_are_right_but_for_their_slips():
     """
     rng, wrong, lucky = random.Random(0), 0, 0
     for problem in words.make_problems(1000, seed=0):
-        careful, careless = (
-            words.demonstrate(problem, rng, careless=False),
-            words.demonstrate(problem, rng),
-        )
-        assert (
-            words.first_error(problem, list(careful)) is None
-            and grade_math(careful, problem["answer"]).reward == 1
-        )
+        careful = words.demonstrate(problem, rng, careless=False)
+        careless = words.demonstrate(problem, rng)
+        assert words.first_error(problem, list(careful)) is None
+        assert grade_math(careful, problem["answer"]).reward == 1
         is_right = f"boxed{{{problem['answer']}}}" in careless
-        error = words.first_error(problem, list(careless))
-        assert is_right or error
-        wrong, lucky = wrong + (not is_right), lucky + bool(is_right and error)
+        has_error = words.first_error(problem, list(careless)) is not None
+        assert is_right or has_error
+        wrong += not is_right
+        lucky += is_right and has_error
     assert 0.35 < wrong / 1000 < 0.5 and lucky / 1000 < 0.02  # 1 - .85^3.5 = .43
 
 
 def test_problems_are_different_and_of_whole_numbers():
     """Two to five steps, each of which goes on from the one before, as the text says them."""
     problems = words.make_problems(700, seed=1)
-    assert len(
-        {problem["problem"] for problem in problems}
-    ) == 700 and problems == words.make_problems(700, seed=1)
-    assert problems != words.make_problems(700, seed=2)
+    assert len({problem["problem"] for problem in problems}) == 700
+    assert problems == words.make_problems(700, seed=1) != words.make_problems(700, seed=2)
     for problem in problems:
-        steps = problem["steps"]
-        said = [int(number) for number in re.findall(r"\d+", problem["problem"])]
-        assert (
-            said == [steps[0][0], *[number for _, _, number, _ in steps]] and 2 <= len(steps) <= 5
-        )
-        value = said[0]
-        for left, op, number, result in steps:
-            assert left == value and result == words.result_of(op, left, number) >= 0
-            value = result
+        value, *numbers = map(int, re.findall(r"\d+", problem["problem"]))
+        assert 2 <= len(numbers) <= 5
+        for step, number in zip(problem["steps"], numbers, strict=True):
+            assert list(step[::2]) == [value, number]
+            value = words.result_of(step[1], value, number)
+            assert step[3] == value >= 0
         assert problem["answer"] == str(value)
 
 
@@ -251,7 +245,6 @@ def test_warm_up_teaches_the_form(monkeypatch):
     steps; no forbidden one is shown. Prompts end where responses begin, and these with the stop.
     """
     tokenizer = byte_tokenizer()
-    torch.manual_seed(0)
     sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
     seen, shown = [], []
@@ -294,30 +287,15 @@ def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no
     for once.
     """
     tokenizer = byte_tokenizer()
-    torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SMALL)
     model = saved(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
-    sizes = (
-        "--smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2 --prompts-per-step 2 "
-        "--prompts-per-update 2"
-    )
-    common = [
-        "--task",
-        "words",
-        *sizes.split(),
-        "--rollouts-per-prompt",
-        "2",
-        "--out",
-        str(tmp_path),
-    ]
-    assert train.main([*common, "--model", model, "--name", "one"]) == 0
+    sizes = "--task words --smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2"
+    sizes += " --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 2"
+    one, two = tmp_path / "one", tmp_path / "two"
+    run_well(train, sizes, "--out", tmp_path, "--model", model, "--name one")
     assert "warm-up: 1 steps" in capsys.readouterr().out
-    start = tmp_path / "one" / "start"
-    assert (start / "config.json").exists() and config_of(tmp_path / "one")["template"] == "plain"
-    assert train.main([*common, "--model", str(start), "--name", "two"]) == 0
-    assert "warm-up" not in capsys.readouterr().out and not (tmp_path / "two" / "start").exists()
-    one, two = (
-        json.loads((tmp_path / name / "metrics.jsonl").read_text().split("\n")[0])
-        for name in ("one", "two")
-    )
-    assert one == two  # the evaluation before training is the same start's
+    assert (one / "start" / "config.json").exists() and config_of(one)["template"] == "plain"
+    run_well(train, sizes, "--out", tmp_path, "--model", one / "start", "--name two")
+    assert "warm-up" not in capsys.readouterr().out and not (two / "start").exists()
+    # the evaluation before training is the same start's
+    assert rows(one / "metrics.jsonl")[0] == rows(two / "metrics.jsonl")[0]

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 from accelerate.utils import gather_object
-from cases import configured, credit_by
 from datasets import Dataset
 from huggingface_hub import constants
+from made import configured, credit_by
 from peft import LoraConfig
 from torch.multiprocessing import start_processes
 from transformers import PrinterCallback
