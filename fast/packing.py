@@ -7,10 +7,10 @@
                        grpo.pack
 
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there
-are (docs/speed.md). Packed, it computes with these alone. Positions restart at each rollout, and
-each attends to itself: the attention that is registered with transformers as "packed" runs on CUDA
-in half precision in one kernel, `varlen_attn`, and elsewhere by SDPA over one rollout after the
-other, or over several of one length. No mask over all pairs of tokens ever exists.
+are (docs/records/speed.md). Packed, it computes with these alone. Positions restart at each
+rollout, and each attends to itself: the attention that is registered with transformers as "packed"
+runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere by SDPA over one rollout
+after the other, or over several of one length. No mask over all pairs of tokens ever exists.
 
 On CPUs a prompt stands before the first of its rollouts alone, and the others attend to it there: a
 micro-batch computes with each prompt once. A prompt's last token, which predicts a response's first

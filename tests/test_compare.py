@@ -1,7 +1,7 @@
 """studies/compare.py: stages in a row, a table of what they left, and what is refused."""
 
 import multiprocessing
-import re
+import runpy
 import shutil
 from collections import Counter
 from contextlib import nullcontext
@@ -20,6 +20,7 @@ from studies import compare
 from studies.compare import Cell, Trial
 from tasks.rows import BadInput
 
+RECORDS = DOCS / "records"
 SMALL = (
     "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 2 --steps 1 "
     "--warmup-steps 1 --threads 0"
@@ -256,21 +257,20 @@ def test_the_page_has_what_the_rows_say():
     planned = ["signbalance", "gmts", "bipace", "serl", "iw-opd", "dasd"]
     others = [rule for rule in compare.ARMS if rule not in newest + planned]
     for file, rules in (("compare.jsonl", others), ("compare-newest.jsonl", ["grpo", *newest])):
-        rows, cell = files.rows(DOCS / file), Cell("--steps 20", 1e-4, rules)
+        rows, cell = files.rows(RECORDS / file), Cell("--steps 20", 1e-4, rules)
         assert {row["rule"] for row in rows if row["stage"] == "confirm"} == set(rules)
         assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in page
 
 
-def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, monkeypatch, capsys):
+def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, capsys):
     """Its script prints each of its tables again, and draws its curves."""
-    page = (DOCS / "real-weights.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"## Every number again.*?```python\n(.*?)```", page, re.DOTALL)
-    shutil.copytree(DOCS, tmp_path / "docs", ignore=shutil.ignore_patterns("*.png"))
-    monkeypatch.chdir(tmp_path)
-    exec(script, {})
+    page = (RECORDS / "real-weights.md").read_text(encoding="utf-8")
+    shutil.copytree(RECORDS, tmp_path / "records", ignore=shutil.ignore_patterns("*.png"))
+    runpy.run_path(str(tmp_path / "records" / "real_weights.py"))
     printed = capsys.readouterr().out.strip().split("\n\n")
     assert len(printed) == 5 and all(table in page for table in printed)
-    assert (tmp_path / "docs" / "real-weights-curves.png").read_bytes().startswith(b"\x89PNG")
+    drawn = tmp_path / "records" / "real-weights-curves.png"
+    assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""How many rollouts of the taught SmolLM2 are wrong, and in how many a first error is found.
+
+It samples 8 rollouts to each of 32 word problems from runs/words-shear-1/start, which
+`python train.py --model smollm2 --task words` makes. It takes three minutes on two CPU cores.
+
+Run: `python -m docs.records.first_errors`.
+"""
+
+from collections import Counter
+
+import torch
+
+from credit.tokens import tokens_of
+from harness.config import parse_train
+from harness.launch import resolve
+from harness.models import fast_rollout
+from harness.parallel import Ranks
+from harness.prepare import load_parts
+
+config = resolve(parse_train("--model runs/words-shear-1/start --task words".split()))
+parts = load_parts(config, Ranks(0, 1, torch.device("cpu")))
+task = parts.task
+found = Counter()
+torch.manual_seed(1)
+for first in range(0, 32, 8):
+    problems = task.train[first : first + 8]
+    prompts = [task.prompt(problem) for problem in problems]
+    rollouts = fast_rollout(
+        parts.model, parts.tokenizer, prompts, 8, max_tokens=128, temperature=1.0
+    )
+    for row, verdict in enumerate(task.verdicts(problems, rollouts)):
+        tokens = tokens_of(parts.tokenizer, rollouts, row)
+        error = task.first_error(problems[row // 8], tokens)
+        found[verdict.reason, error and error.kind] += 1
+print(found)

@@ -1,0 +1,34 @@
+"""Seconds of scoring and of a forward and backward pass, with prompts computed once and without.
+
+The model is runs/words-shear-1/start, which `python train.py --model smollm2 --task words` makes.
+Each line has the tokens of the batch and the two times, by turns.
+
+Run: `python -m docs.records.prompt_once`.
+"""
+
+import time
+
+import torch
+
+from fast import packing
+from grpo import Policy, log_probs
+from harness.config import parse_train
+from harness.launch import resolve
+from harness.models import fast_rollout
+from harness.parallel import Ranks
+from harness.prepare import load_parts
+
+config = resolve(parse_train("--model runs/words-shear-1/start --task words".split()))
+parts = load_parts(config, Ranks(0, 1, torch.device("cpu")))
+policy = Policy(parts.model, layout=packing.packing_of(parts.model))
+torch.set_num_threads(1)
+torch.manual_seed(1)
+prompts = [parts.task.prompt(problem) for problem in parts.task.train[:4]]
+rollouts = fast_rollout(parts.model, parts.tokenizer, prompts, 8, max_tokens=128, temperature=1.0)
+for short in (48, 1000, 48, 1000, 48, 1000):
+    packing.SHORT = short  # prompts shorter than this are not shared
+    began = time.perf_counter()
+    log_probs(policy, rollouts, temperature=1.0, micro_tokens=4096)
+    scored = time.perf_counter()
+    policy(rollouts, 1.0).log_probs.sum().backward()
+    print(packing.packed(rollouts)[0].shape[1], scored - began, time.perf_counter() - scored)

@@ -1,0 +1,49 @@
+"""The tables of docs/records/real-weights.md from its rows, and its curves as a picture.
+
+Run: `python -m docs.records.real_weights`.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from harness import files, tables
+from studies import compare, diagnose, figures
+
+RECORDS = Path(__file__).parent
+RULES = ["grpo", "shear", "position", "grpo-wrong-.39"]
+
+where_credit_goes = json.loads((RECORDS / "real-weights.json").read_text())
+of_the_paper = json.loads((RECORDS / "real-weights-figures.json").read_text())
+for lines in (diagnose.truth_lines(where_credit_goes), diagnose.summary(of_the_paper)):
+    print(*lines[: lines.index("") + 1], sep="\n")
+
+rows = files.rows(RECORDS / "real-weights.jsonl")
+cell = compare.Cell(rows[0]["cell"], 2e-5, RULES, tuning=[100], rates=[1e-5, 2.5e-5])
+print(*tables.markdown(compare.table_of(rows, cell)), "", sep="\n")
+
+table = []
+seeds = np.arange(2, 10_000)
+for outcome in ("curve", "sampled"):
+    for other in ("grpo", "position", "grpo-wrong-.39"):
+        more = compare.differences(rows, cell.flags, "shear", other, outcome)
+        halves = stats.t.ppf(0.95, seeds - 1) * more.std(ddof=1) / seeds**0.5
+        row = {"": outcome, "shear less": other, "difference": compare.with_interval(more)}
+        row["seeds for ± .03"] = str(seeds[halves <= 0.03][0])
+        table.append(row)
+print(*tables.markdown(table), "", sep="\n")
+
+curves = {}
+table = []
+for rule in RULES:
+    trials = compare.trials_of(rows, "confirm", cell.flags, rule)
+    curves[rule] = np.array([row["rewards"] for row in trials])
+    row = {"mean reward of": rule}
+    thirds = curves[rule].reshape(-1, 3, 4).mean((0, 2))
+    for name, mean in zip(("steps 1-4", "5-8", "9-12"), thirds, strict=True):
+        row[name] = f"{mean:.3f}"
+    table.append(row)
+print(*tables.markdown(table), sep="\n")
+figures.reward_curves(curves, RECORDS / "real-weights-curves.png")
