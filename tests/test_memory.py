@@ -1,5 +1,5 @@
-"""harness/memory.py against counts by hand, and the table of docs/real-models.md against its
-snippet.
+"""harness/memory.py against counts by hand, and the table of docs/hardware.md against its
+script.
 """
 
 import math
@@ -15,7 +15,7 @@ from harness import memory, parallel
 from harness.config import PAPER, TrainConfig, changed
 from tasks.rows import BadInput
 
-PAGE = (DOCS / "real-models.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "hardware.md").read_text(encoding="utf-8")
 SHAPE = dict(
     hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, vocab_size=10
 )
@@ -33,16 +33,16 @@ def flags(**changes) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def documented() -> dict:
-    """The names of the snippet of docs/real-models.md, `large` and `small` of them; and what it has
+    """The names of docs/records/memory_table.py, `large` and `small` of them; and what it has
     `printed`.
     """
     printed = []
     names = {"print": printed.append, "printed": printed}
-    exec(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1], names)
+    exec((DOCS / "records" / "memory_table.py").read_text(encoding="utf-8"), names)
     return names
 
 
-def test_the_table_is_what_its_snippet_prints(documented):
+def test_the_table_is_what_its_script_prints(documented):
     """Row by row; the models have the published numbers of parameters, of which tied ones count
     once.
     """

@@ -1,0 +1,39 @@
+"""The table of docs/hardware.md: predicted GB of sampling, of training, and resident in both.
+
+Run: `python -m docs.records.memory_table`.
+"""
+
+from transformers import Qwen2Config
+
+from harness import memory
+from harness.config import changed, parse_train
+
+large = Qwen2Config(
+    num_hidden_layers=28,
+    num_attention_heads=28,
+    num_key_value_heads=4,
+    intermediate_size=18_944,
+    hidden_size=3584,
+    vocab_size=152_064,
+    tie_word_embeddings=False,
+)
+small = Qwen2Config(
+    num_hidden_layers=28,
+    num_attention_heads=12,
+    num_key_value_heads=2,
+    intermediate_size=8960,
+    hidden_size=1536,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+)
+for model, gpus, lora_rank in (
+    (large, 8, 0),
+    (small, 8, 0),
+    (small, 1, 0),
+    (small, 1, 16),
+    (large, 1, 16),
+):
+    flags = parse_train(["--model", "M", "--dtype", "bfloat16", "--lora-rank", str(lora_rank)])
+    flags = changed(flags, {"device": "cuda"})  # also where there is none
+    gb = memory.predict(model, flags, gpus, room=80)
+    print(" | ".join(f"{gb[phase]:.1f}" for phase in ("sampling", "training", "resident")))
