@@ -3,6 +3,7 @@ lines.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -51,6 +52,12 @@ FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = [ROOT / f"{name}.py" for name in sorted(PAPER)]
 SOURCES += [path for room in sorted(set(FLOOR) - PAPER) for path in (ROOT / room).rglob("*.py")]
 TESTS = list((ROOT / "tests").rglob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+PROSE = re.compile(r'(?s)""".*?"""|#[^\n]*')  # of code
+OURS = re.compile(rf"`(?:--(?:no-)?|(?:{'|'.join(FLOOR)}|docs|tests)[./])([\w./-]+)")
+# Flags of others, and what `train.py` ends with.
+OTHERS = {"py", "num_processes", "index_url", "custom_advantage_function_path"}
+OTHERS.add("custom_megatron_before_log_prob_hook_path")
 
 
 def room_of(path: Path) -> str:
@@ -278,3 +285,34 @@ def test_lines_stay_easy_to_read():
     """One fact a line: these limits only ever fall."""
     found = sum((density_of(path) for path in SOURCES), Counter())
     assert not {name: found[name] for name, limit in DENSITY.items() if found[name] > limit}
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in headings}
+
+
+def test_links_hold():
+    """Those within the repository, of README, CONTRIBUTING and docs/."""
+    for page in PAGES:
+        for target in re.findall(r'(?:\]\(|src="|srcset=")(?!http)([^)"\s]+)', page.read_text()):
+            path, _, anchor = target.partition("#")
+            file = page.parent / path if path else page
+            assert file.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors_of(file), f"{page}: {target}"
+
+
+def test_names_in_backticks_exist():
+    """Flags, files and dotted names of ours, in guides, docstrings and comments; records may name
+    code that was removed.
+    """
+    words = OTHERS | {path.stem.replace("-", "_") for path in [*PAGES, *SOURCES, *TESTS]}
+    texts = {page: page.read_text() for page in PAGES if "records" not in page.parts}
+    for path in SOURCES:
+        words |= set(re.findall(r"\w+", PROSE.sub("", path.read_text())))
+        texts[path] = "".join(PROSE.findall(path.read_text()))
+    for path, text in texts.items():
+        names = [re.sub(r"\.(py|md)$", "", name) for name in OURS.findall(text)]
+        last = {re.split(r"[./]", name.strip("."))[-1].replace("-", "_") for name in names}
+        assert last <= words, f"{path}: {last - words}"
