@@ -250,10 +250,10 @@ def test_the_table_is_of_rows_paired_by_seed():
 
 
 def test_the_page_has_what_the_rows_say():
-    """The tables of docs/methods.md can be computed again; each row of `compare` is in one
-    of them, but for methods whose comparison is only planned.
+    """The tables of docs/records/methods.md can be computed again; each row of `compare` is in
+    one of them, but for methods whose comparison is only planned.
     """
-    newest, page = ["taco", "cliff", "scapo", "own-side"], (DOCS / "methods.md").read_text()
+    newest, page = ["taco", "cliff", "scapo", "own-side"], (RECORDS / "methods.md").read_text()
     planned = ["signbalance", "gmts", "bipace", "serl", "iw-opd", "dasd"]
     others = [rule for rule in compare.ARMS if rule not in newest + planned]
     for file, rules in (("compare.jsonl", others), ("compare-newest.jsonl", ["grpo", *newest])):
