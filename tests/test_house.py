@@ -53,6 +53,7 @@ SOURCES = [ROOT / f"{name}.py" for name in sorted(PAPER)]
 SOURCES += [path for room in sorted(set(FLOOR) - PAPER) for path in (ROOT / room).rglob("*.py")]
 TESTS = list((ROOT / "tests").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+PAGES += ROOT.glob("docs/*.ipynb")
 PROSE = re.compile(r'(?s)""".*?"""|#[^\n]*')  # of code
 OURS = re.compile(rf"`(?:--(?:no-)?|(?:{'|'.join(FLOOR)}|docs|tests)[./])([\w./-]+)")
 # Flags of others, and what `train.py` ends with.
@@ -313,6 +314,6 @@ def test_names_in_backticks_exist():
         words |= set(re.findall(r"\w+", PROSE.sub("", path.read_text())))
         texts[path] = "".join(PROSE.findall(path.read_text()))
     for path, text in texts.items():
-        names = [re.sub(r"\.(py|md)$", "", name) for name in OURS.findall(text)]
+        names = [re.sub(r"\.(py|md|ipynb)$", "", name) for name in OURS.findall(text)]
         last = {re.split(r"[./]", name.strip("."))[-1].replace("-", "_") for name in names}
         assert last <= words, f"{path}: {last - words}"
