@@ -23,10 +23,11 @@ Left out: the paper's case studies and Fig. 11, the distances of two rollouts' s
 `studies.page` shows one by one; a run's curve.png, which `report.py` makes.
 """
 
-import itertools
+import html
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from string import Template
 
 import numpy as np
 from matplotlib import rcParams
@@ -36,7 +37,9 @@ from matplotlib.figure import Figure
 from scipy.stats import rankdata, spearmanr
 
 from credit.measures import auc
+from credit.shear_settings import ClosestSpan
 from harness.report import FAINT, INK, RIGHT, WRONG
+from tasks.rows import BadInput
 
 SIDES = {"right": (1, RIGHT), "wrong": (0, WRONG)}  # name -> value in a table of spans, colour
 HEAT = LinearSegmentedColormap.from_list(
@@ -53,14 +56,27 @@ rcParams.update(
     }
 )
 rcParams.update({"lines.linewidth": 2, "lines.markersize": 4, "savefig.dpi": 160})
+rcParams["svg.hashsalt"] = "shear"  # the same numbers make the same file
+for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"):
+    rcParams[name] = INK
+# of an SVG: what is INK on a light page is light on a dark one
+THEME = (
+    f"<style>svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#E6EDF3}}}}</style>"
+)
 
 
 @contextmanager
 def picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[Sequence[Axes]]:
-    """The panels of a figure, which is then saved. (Not pyplot: needs no display, no backend.)"""
+    """The panels of a figure, which is then saved; an SVG is for light and dark pages. (Not pyplot:
+    needs no display, no backend.)
+    """
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure.subplots(1, columns, squeeze=False)[0]
-    figure.savefig(path)
+    is_svg = path.suffix == ".svg"
+    figure.savefig(path, transparent=is_svg, metadata={"Date": None} if is_svg else None)
+    if is_svg:
+        text = path.read_text(encoding="utf-8").replace(INK, "currentColor")
+        path.write_text(text.replace("<defs>", f"{THEME}<defs>", 1), encoding="utf-8")
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> dict[str, float | int | None]:
@@ -338,8 +354,8 @@ def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> No
             )
         axes.axvline(0, color=FAINT, lw=1, ls=":")
         axes.set(
-            xlabel="tokens from the first error's start",
-            ylabel="mean weight / its mean",
+            xlabel="tokens after the start of the first error",
+            ylabel="mean weight, over the curve's mean",
             ylim=(0, None),
         )
         axes.legend(loc="upper left")
@@ -367,22 +383,87 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
 
 
+# ---- README's picture ----------------------------------------------------------------------------
+
+LINE = 12  # tokens of a line of the embedded task, and of a span
+CELL = 22  # pixels of a token
+
+
+def four_steps(groups: Sequence[list[dict]], path: Path) -> None:
+    """SHEAR's four steps on two rollouts of the embedded task, by a run's samples: an SVG for light
+    and dark pages. Raises BadInput if no group shows them.
+
+    Of the last such group: the lines around a wrong rollout's first error, and the right rollout
+    that has, at the same places, the spans closest to the line before the error and to the next.
+    """
+    for group in reversed(groups):
+        for wrong in group:
+            pairs = pairs_beside_error(wrong)
+            if len({pair.rollout for pair in pairs}) == 1 < len(pairs):
+                svg = steps_as_svg(group[pairs[0].rollout], wrong, pairs[0], pairs[1])
+                path.write_text(svg, encoding="utf-8")
+                return
+    raise BadInput(f"{path}: no group shows the steps; take the samples of another run")
+
+
+def pairs_beside_error(row: dict) -> list[ClosestSpan]:
+    """The line before a wrong rollout's first error and the line after it, as spans whose closest
+    spans stand at the same places.
+    """
+    pairs = []
+    if row["first_error"] and not row["score"]:
+        error = row["first_error"][0]
+        for span in row.get("spans", []):
+            pair = ClosestSpan._make(span)
+            if pair.start == pair.other_start and pair.start in (error - LINE, error + LINE):
+                pairs.append(pair)
+    return pairs
+
+
+def steps_as_svg(right: dict, wrong: dict, near: ClosestSpan, far: ClosestSpan) -> str:
+    """The frame steps.svg with these rollouts in it."""
+    largest = max(right["weights"]["shear"] + wrong["weights"]["shear"])
+    fillings = {"near": f"{near.distance:.2f}", "far": f"{far.distance:.2f}"}
+    for name, row in (("right", right), ("wrong", wrong)):
+        cells = []
+        bars = []
+        for number in range(far.end - near.start):
+            share = row["weights"]["shear"][near.start + number] / largest
+            text = html.escape(row["tokens"][near.start + number].replace("\n", "\u21b5"))
+            x = number * CELL
+            box = f'<rect x="{x}" width="20" height="26" rx="3" fill-opacity="{share:.2f}"/>'
+            cells.append(f'{box}<text x="{x + 10}" y="18">{text}</text>')
+            bars.append(f"M{x} 0v-{48 * share:.1f}h20V0z")
+        fillings[name] = "".join(cells)
+        fillings[f"{name}_bars"] = "".join(bars)
+        fillings[f"{name}_advantage"] = f"{row['advantage']:+.1f}".replace("-", "\u2212")
+    frame = Path(__file__).with_name("steps.svg").read_text(encoding="utf-8")
+    return Template(frame).substitute(fillings)
+
+
 # ---- of runs -------------------------------------------------------------------------------------
 
 
 def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]:
-    """Mean training reward by step of runs (seeds, steps), with bands from lowest to highest seed.
+    """Mean training reward by step of runs (seeds, steps), with bands from lowest to highest seed;
+    the first beside each of the others, a panel each.
 
     Returns the mean over all steps.
     """
-    colours = itertools.chain((INK, RIGHT, WRONG, FAINT), map("C{}".format, itertools.count()))
-    with picture(path, 6.2, 3.6) as (axes,):
-        for colour, (name, rewards) in zip(colours, curves.items(), strict=False):
-            steps = np.arange(1, rewards.shape[1] + 1)
-            label = f"{name}, {len(rewards)} seeds" if len(rewards) > 1 else name
-            axes.plot(steps, rewards.mean(0), color=colour, label=label)
-            axes.fill_between(steps, rewards.min(0), rewards.max(0), color=colour, alpha=0.15, lw=0)
-        axes.set(xlabel="step", ylabel="share of right answers, training batch", ylim=(0, 1))
-        axes.locator_params(axis="x", integer=True)
-        axes.legend(loc="upper left")
+    first, *others = curves
+    with picture(path, max(6.2, 3.2 * len(others)), 3.6, max(1, len(others))) as panels:
+        for number, axes in enumerate(panels):
+            for colour, name in zip(
+                (INK, RIGHT), [first, *others[number : number + 1]], strict=False
+            ):
+                rewards = curves[name]
+                steps = np.arange(1, rewards.shape[1] + 1)
+                axes.plot(steps, rewards.mean(0), color=colour, label=name)
+                axes.fill_between(
+                    steps, rewards.min(0), rewards.max(0), color=colour, alpha=0.15, lw=0
+                )
+            axes.set(xlabel="training step", ylim=(0, 1))
+            axes.locator_params(axis="x", integer=True)
+            axes.legend(loc="upper left")
+        panels[0].set_ylabel("share of right answers in the step")
     return {name: float(rewards.mean()) for name, rewards in curves.items()}

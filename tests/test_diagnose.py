@@ -4,10 +4,12 @@ and flags.
 
 import functools
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -41,7 +43,7 @@ def coarse(monkeypatch, request):
     """Pictures that are quickly written, or drawn alone where no run is to leave them."""
     monkeypatch.setitem(figures.rcParams, "savefig.dpi", 20)
     if not {"taught", "qwen_folder"} & set(request.fixturenames):
-        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path: None)
+        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: None)
 
 
 def table(rows: list[tuple]) -> np.ndarray:
@@ -192,9 +194,53 @@ def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
     assert around(weights, mask, places[:, 0], 2) == [pytest.approx(7 / 3), 1, third, 2, 2]
     assert around(weights, mask, places[:, 1], 2) == [1, third, 2, 2, None]
     drawn = []
-    monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path: drawn.append(figure.axes))
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure.axes)
+    )
     figures.weight_around_error({"shear": [1, 2, 3]}, tmp_path / "a.png")
     assert drawn[0][0].lines[0].get_xydata().tolist() == [[-1, 0.5], [0, 1], [1, 1.5]]
+
+
+def test_the_four_steps_are_of_the_last_group_that_shows_them(tmp_path):
+    """A wrong rollout whose lines beside its error have their closest spans at the same places of
+    one right rollout: tokens, verdicts, distances and weights are theirs; nothing is markup.
+    """
+    tokens = [*"b=a+2=1+2=3\nc=b*7=3*7=<\nd=c-5=2-5=7\ne=d+1=7+1=8\n"]
+    bounds = [(start, start + 12) for start in range(0, 37, 6)]
+
+    def row(score: float, weight: float, shift: int) -> dict:
+        """The wrong rollout is the group's first one, the right one its second."""
+        spans = [[a, b, a / 100 + 0.12, 1 - int(score), a + shift, b + shift] for a, b in bounds]
+        row = dict(score=score, advantage=score - 0.5, tokens=tokens, spans=spans)
+        row["first_error"] = None if score else [12, "arith", 24]
+        return row | {"weights": {"shear": [weight] * 12 + [0.4] * 36}}
+
+    shown = [row(0.0, 0.1, 0), row(1.0, 0.2, 0)]
+    shifted = [row(0.0, 0.1, 6), row(1.0, 0.2, 6)]
+    path = tmp_path / "steps.svg"
+    figures.four_steps([shown, shifted], path)
+    text = path.read_text(encoding="utf-8")
+    cells = re.findall(r'fill-opacity="([.0-9]+)"/><text x="\d+" y="18">(.+?)</text>', text)
+    assert [shade for shade, _ in cells] == (["0.50"] * 12 + ["1.00"] * 24) + (
+        ["0.25"] * 12 + ["1.00"] * 24
+    )
+    as_shown = [{"\n": "\u21b5", "<": "&lt;"}.get(token, token) for token in tokens[:36]]
+    assert [token for _, token in cells] == as_shown * 2
+    for words in (">0.12<", ">0.36<", "advantage +0.5<", "advantage \u22120.5<"):
+        assert words in text
+    ElementTree.fromstring(text)
+    with pytest.raises(BadInput, match="no group shows the steps"):
+        figures.four_steps([shifted], path)
+
+
+def test_an_svg_is_for_light_and_dark_pages(tmp_path, monkeypatch):
+    """Its ink follows the page's colour scheme, and its ground is the page's."""
+    monkeypatch.undo()  # pictures are written
+    figures.fig_10_accuracies(np.array([0, 0.5, 0.5]), tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
+    assert "prefers-color-scheme:dark" in text and text.count(figures.INK) == 1
+    assert "fill: #ffffff" not in text and "currentColor" in text
+    ElementTree.fromstring(text)
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
