@@ -475,7 +475,7 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
     """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in
     place of A.
 
-    r_k = 2 p_k - 1 a step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature),
+    r_k = 2 p_k - 1 per step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature),
     whose sum tends to the smallest r_k; G_t the sum of r*_k over the step of token t and all later
     ones, plus `outcome` times the verdict. The baseline is the mean of G over the tokens of the
     group's other rollouts, rollout by rollout. Deviates: their code divides the baseline by the

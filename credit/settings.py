@@ -37,20 +37,20 @@ def options_help() -> str:
 
 @dataclass(frozen=True)
 class Credit:
-    """How a rollout's advantage is spread over its tokens."""
+    """How a response's advantage is distributed over its tokens."""
 
     method: Annotated[MethodName, tyro.conf.arg(help=METHODS_HELP)] = "shear"
     method_option: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=options_help())
     ] = ()
     negative_scale: NotNegative = 1.0
-    """Factor on the advantages of wrong rollouts."""
+    """Factor on the advantages of wrong responses."""
     rescale: Literal["none", "mean1"] = "none"
-    """mean1: divide a group's weights by their mean."""
+    """Rescaling of the weights; mean1: divide each group's weights by their mean."""
     lora_rank: Annotated[int, number(int, 0, 4096)] = 0
-    """Rank of a LoRA adapter to train; 0: train the whole model."""
+    """Rank of a LoRA adapter to train; 0: train all weights."""
     prm: OptionalText = None
-    """Process reward model of prm and pure; embedded: if not given, a tiny one is taught."""
+    """Process reward model for prm and pure; by default embedded trains a tiny one."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,17 @@ class Shear:
     """SHEAR's spans and their distances."""
 
     window: Count = 100
-    """Span length w, tokens."""
+    """Span length w in tokens; much shorter than a response."""
     stride: Count = 25
-    """Distance s between span starts, tokens."""
+    """Tokens between the starts of neighbouring spans, s."""
     eps: Positive = 0.05
     """Entropic regularisation, in the unit of --eps-unit."""
     eps_unit: Literal["nbar", "raw"] = "nbar"
-    """nbar: the group's mean hidden-state norm. raw: the unit of the distances."""
+    """Unit of --eps: nbar, the group's mean hidden-state norm; raw, the distances' unit."""
     max_iters: Count = 100
-    """Sinkhorn iterations at most."""
+    """Maximum number of Sinkhorn iterations."""
     tol: Positive = 1e-3
-    """Marginal error at which a pair of spans stops."""
+    """Marginal error at which Sinkhorn stops for a pair of spans."""
 
     def eps_over(self, nbar: float) -> float:
         """eps in units of nbar: W_eps(C) / nbar = W_{eps / nbar}(C / nbar)."""

@@ -73,10 +73,14 @@ class Method:
 TINY = 1e-30
 SHEAR = {  # the paper's ablations
     "reading": Option(
-        "value", "of Eq. (10), or its transport cost only", choices=("value", "cost")
+        "value", "the value of Eq. (10), or only its transport cost", choices=("value", "cost")
     ),
-    "distance": Option("w1", "of two spans", choices=("w1", "cosine", "chamfer", "mmd")),
-    "normalize": Option("group", "whose mean weight is the unit", choices=("group", "rollout")),
+    "distance": Option(
+        "w1", "the distance of two spans", choices=("w1", "cosine", "chamfer", "mmd")
+    ),
+    "normalize": Option(
+        "group", "normalised over the group, or over each rollout", choices=("group", "rollout")
+    ),
     "pool": Option("max", "how a token pools the spans that cover it", choices=("max", "mean")),
 }
 OAR = {
@@ -91,19 +95,21 @@ LEANING = {
 }
 METHODS = {
     "grpo": Method("every token gets its rollout's advantage"),
-    "signbalance": Method("1 in right rollouts, and as much taken off in all wrong ones together"),
     "shear": Method(
-        "distance to the closest span of the other side", ("states", "pairs"), options=SHEAR
+        "weights are distances to the closest span of the opposite outcome",
+        ("states", "pairs"),
+        options=SHEAR,
     ),
+    "signbalance": Method("1 in right rollouts, and as much less in the wrong ones together"),
     "first": Method(
-        "the same distances, used once: only where a wrong rollout departs",
+        "the same distances, but only where a wrong rollout first departs",
         ("states", "pairs"),
         options={
             "threshold": Option(0.03, "distance at which a rollout has gone wrong", TINY, LARGE)
         },
     ),
     "kgae": Method(
-        "changes of a value estimated by the group's nearby rollouts",
+        "changes of a value that nearby rollouts of the group estimate",
         ("states", "pairs"),
         weighs=False,
         options={
@@ -112,22 +118,22 @@ METHODS = {
         },
     ),
     "bipace": Method(
-        "the reward after this token less that of all tokens in like states",
+        "the reward after this token minus that of all tokens in similar states",
         ("states",),
         weighs=False,
         options={"radius": Option(0.1, "1 - cosine of states that are alike", 1e-4, 2)},
     ),
     "entropy": Method(
-        "more where the policy was unsure",
+        "more credit where the policy was unsure",
         options={
-            "alpha": Option(0.4, "advantage per nat", TINY, LARGE),
+            "alpha": Option(0.4, "advantage per nat of entropy", TINY, LARGE),
             "kappa": Option(
                 2.0, "at most |A| / this is added; over 1, or signs would change", 1.000001, LARGE
             ),
         },
     ),
     "hapo": Method(
-        "more where the policy was unsure, standardised",
+        "more credit where the policy was unsure, by standardised entropy",
         options={
             "alpha": Option(0.2, "advantage per standard deviation of entropy", TINY, LARGE),
             "phi": Option(2.0, "at most |A| / this many standard deviations count", TINY, LARGE),
@@ -135,30 +141,30 @@ METHODS = {
         ascending=("alpha", "phi"),  # or advantages would change their sign
     ),
     "rsi": Method(
-        "only tokens whose relative surprisal lies within bounds",
+        "credit only for tokens whose relative surprisal lies within bounds",
         options={
             "low": Option(-6.0, "tokens of a lower index get no credit", -LARGE, LARGE),
-            "high": Option(0.8, "tokens of a higher index get none", -LARGE, LARGE),
+            "high": Option(0.8, "tokens of a higher index get no credit", -LARGE, LARGE),
         },
         ascending=("low", "high"),
     ),
     "taco": Method(
-        "less on tokens of right rollouts that entropy did not expect",
+        "less credit for tokens of right rollouts that entropy did not predict",
         options={
             "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", TINY, 1),
-            "strength": Option(0.9, "share of A that it can lose", 0, 1),
+            "strength": Option(0.9, "largest share of A that it loses", 0, 1),
         },
     ),
     "gmts": Method(
-        "only tokens of large |A| times entropy",
+        "credit only for tokens of large |A| times entropy",
         options={"kept": Option(0.2, "share of the group's tokens that get credit", TINY, 1)},
     ),
     "delta": Method(
-        "more on tokens that tell the sides apart",
+        "more credit for tokens that tell right from wrong rollouts",
         ("states",),
         options={
             "low": Option(0.8, "weight of a token that is like the other side's", TINY, LARGE),
-            "high": Option(1.2, "weight of one that is like its own side's", TINY, LARGE),
+            "high": Option(1.2, "weight of a token that is like its own side's", TINY, LARGE),
         },
         ascending=("low", "high"),
     ),
@@ -180,7 +186,7 @@ METHODS = {
         ("prm", "box"),
         weighs=False,
         options={
-            "temperature": Option(0.1, "of the soft minimum", TINY, LARGE),
+            "temperature": Option(0.1, "temperature of the soft minimum", TINY, LARGE),
             "outcome": Option(1.0, "what a right verdict adds", 0, LARGE),
         },
     ),
@@ -220,7 +226,7 @@ METHODS = {
         weighs=False,
     ),
     "scapo": Method(
-        "less on tokens that depend on how the problem is put",
+        "less credit for tokens that depend on the problem's wording",
         ("rephrase",),
         weighs=False,
         options={
@@ -229,13 +235,13 @@ METHODS = {
         },
     ),
     "attention": Method(
-        "from focused tokens to those that look back widely",
+        "weights grow from focused tokens to those that attend widely",
         ("attention",),
         options={"slope": Option(1.0, "c goes from minus this to this", TINY, LARGE)},
     ),
-    "oracle": Method("control: only the true first wrong step", ("first error",)),
+    "oracle": Method("control: credit only for the true first wrong step", ("first error",)),
     "cliff": Method(
-        "control: nothing before the true first error, A from it",
+        "control: no credit before the true first error, A from it on",
         ("first error",),
         weighs=False,
         options={
@@ -246,7 +252,7 @@ METHODS = {
         "control: distance to the closest span of the same side", ("states", "pairs")
     ),
     "position": Method("control: later tokens get more"),
-    "random": Method("control: uniform weights, the same for a window"),
+    "random": Method("control: weights drawn at random, equal within a window"),
     "shuffle": Method(
         "control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR
     ),

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 # The matrix product's rounding, some 1e-6 of |x|^2 + |y|^2 at worst, is within 1e-4 of a distance
-# whose square is above NEAR of that sum. Taking differences costs two to three times as much a pair
-# of tokens as `cdist`, hence MANY.
+# whose square is above NEAR of that sum. Taking differences costs two to three times as much per
+# pair of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
 # of a difference of states, at a time; on a CPU they should stay in cache
 ENTRIES = {"cuda": 2**26, "cpu": 2**19}

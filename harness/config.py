@@ -1,16 +1,16 @@
-"""Every setting of `train.py` and `eval.py`: a field each, with its type, default, bounds and help.
+"""Every setting of `train.py` and `eval.py`: one field per flag, with type, default, bounds, help.
 
-    parse_train(argv), parse_eval(argv)   the flags of a command; tyro answers --help and mistakes
-    flat(config), changed(config, ...)    settings by the names of their flags, as config.json has
-                                          them
+    parse_train(argv), parse_eval(argv)   the flags of a command; tyro prints --help and errors
+    flat(config), changed(config, ...)    settings by the names of their flags, as config.json
+                                          stores them
     saved_config(settings, ...)           back from there
-    check(config), resume(config)         what is wrong with the settings; a saved run's
+    check(config), resume(config)         refuse wrong settings; restore a saved run's
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
 `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent.
 `--task embedded`, the default without `--model`, and `--task words` have sizes for two CPU cores;
-`--smoke` shrinks every size. `--resume` restores all settings; those in MAY_CHANGE can be given
-anew. This file imports no torch, so that `--help` answers at once.
+`--smoke` shrinks every size. `--resume` restores all settings; those in MAY_CHANGE can be
+changed. This file imports no torch, so that `--help` answers at once.
 """
 
 import dataclasses
@@ -77,9 +77,8 @@ OptionalSetSize = Annotated[int | None, number(int, 1, 10**5)]
 OptionalToyLines = Annotated[int | None, number(int, 1, 8)]
 PathFlag = Annotated[Path, spec("PATH", lambda text: Path(word(text)))]
 TRACKERS = "wandb", "trackio", "tensorboard"
-# What a resumed run may be given anew: how long it goes on, what is saved and measured on the way,
-# how fast it learns, and what the machine asks for. With another value of the last two it is no
-# longer the same run to the bit.
+# What a resumed run may change: its length, what it saves and measures on the way, how fast it
+# learns, and the machine. A change of the last two makes a run that differs in its bits.
 MAY_CHANGE = frozenset(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens "
     "generate_batch eval_every bench bench_data track force".split()
@@ -94,15 +93,15 @@ class Sampling:
     """Rollouts."""
 
     prompts_per_step: SetSize = 512
-    """Problems per sampling phase."""
+    """Problems sampled per step."""
     rollouts_per_prompt: GroupSize = 8
-    """Group size G."""
+    """Responses per problem: the group size G."""
     max_tokens: Natural = 3000
-    """Response limit, tokens; 0: a full response (embedded)."""
+    """Maximum response length in tokens; 0: as long as an answer needs (embedded only)."""
     temperature: Annotated[float, number(float, 1e-3, 1e3)] = 1.0
-    """Temperature of the sampler and the trainer alike."""
+    """Temperature, of sampling and of the trained log-probabilities alike."""
     dynamic_sampling: Natural = 0
-    """Resample groups whose rewards are all equal, at most N times per step (DAPO)."""
+    """Replace groups whose rewards are all equal, at most N times per step, as DAPO does."""
 
 
 @dataclass(frozen=True)
@@ -110,71 +109,73 @@ class Optimisation:
     """Updates: AdamW without weight decay, at a constant rate."""
 
     steps: Count = 300
-    """Sampling phases."""
+    """Training steps: sample, then update."""
     lr: Positive = 1e-6
     """Learning rate."""
     prompts_per_update: Count = 32
-    """Groups per mini-batch; a mini-batch is one update."""
+    """Problems per update (mini-batch)."""
     micro_tokens: Count = 16_384
-    """Tokens per pass; changes memory and time alone."""
+    """Tokens per forward pass; affects only memory and time."""
     clip_low: Positive = 0.2
-    """The policy ratio is clipped below at 1 minus this."""
+    """Lower clip bound of the policy ratio, as a distance from 1."""
     clip_high: Positive = 0.28
-    """The policy ratio is clipped above at 1 plus this."""
+    """Upper clip bound of the policy ratio, as a distance from 1."""
     max_grad_norm: Positive = 1.0
-    """Gradients of a larger norm are scaled down to this norm."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured besides training."""
+    """Evaluations before, during and after training."""
 
     eval_groups: Count = 64
-    """Held-out problems at most that are sampled --rollouts-per-prompt times."""
+    """Maximum number of held-out problems that are sampled --rollouts-per-prompt times."""
     eval_every: Natural = 0
-    """Steps between evaluations on --bench; 0: never."""
+    """Steps between evaluations on --bench; 0: none."""
     bench: Texts = ()
-    """Benchmarks: math, code, embedded, or names, see eval.py."""
+    """Benchmarks: math, code, embedded, or their names (see eval.py)."""
     bench_data: Texts = ()
-    """NAME=FILE: local files of benchmarks, in place of the hub's."""
+    """NAME=FILE: a local file for a benchmark, instead of the hub's."""
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Saved and resumed runs."""
+    """Saving and resuming runs."""
 
     save_every: Count = 10
     """Steps between checkpoints; the last step is always saved."""
     keep: Count = 2
     """Number of checkpoints to keep."""
     resume: OptionalText = None
-    """Run folder, or one of its checkpoints, to resume."""
+    """Folder of the run to resume, or of one of its checkpoints."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where to compute, and in which pieces."""
+    """Devices, number format, processes and batch sizes."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: cuda if there is one."""
+    """Device; auto: cuda if available."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of compute; auto: bfloat16 on cuda."""
+    """Number format of the forward and backward pass; auto: bfloat16 on cuda."""
     ranks: Ranks = 0
-    """Processes to start, unless torchrun has; 0: one per GPU."""
+    """Number of processes, unless torchrun starts them; 0: one per GPU."""
     threads: Ranks = 0
-    """CPU threads; 0: torch's default."""
+    """CPU threads per process; 0: torch's default."""
     generate_batch: Natural = 0
-    """Rollouts generated at a time; 0: what memory holds, 512 on CPU."""
+    """Responses generated at a time; 0: as many as fit in memory, 512 on a CPU."""
 
 
 @dataclass(frozen=True)
 class TrainMachine(Machine):
-    """Where to compute, and in which pieces."""
+    """Devices, number format, processes and batch sizes."""
 
     force: bool = False
-    """Train although the memory at hand is known to be too small."""
+    """Train even if the predicted memory exceeds the available memory."""
     shard_over: Natural = 0
-    """Ranks that hold one set of weights; 0: all. With several nodes: the GPUs per node."""
+    """Number of processes that share one copy of the weights; 0: all. On several nodes: GPUs per
+    node.
+    """
     recompute: bool = True
     """Recompute activations in the backward pass."""
 
@@ -187,19 +188,19 @@ class TrainConfig:
     """Train a causal language model with SHEAR, GRPO or a related method."""
 
     task: Literal["embedded", "words", "math", "code"] = "math"
-    """If not given: embedded without --model, else math."""
+    """Problems to train on; default: embedded without --model, otherwise math."""
     model: OptionalText = None
-    """Hugging Face folder or hub id, .gguf file, or smollm2; if not given, embedded makes one."""
+    """Hugging Face folder or hub id, .gguf file, or smollm2; by default embedded makes a model."""
     seed: Seed = 0
-    """Decides problems, the weights of a new model, sampling and shuffling."""
+    """Random seed of problems, new weights, sampling and shuffling."""
     out: Text = "runs"
-    """Folder of the runs."""
+    """Folder for runs."""
     name: OptionalText = None
-    """Folder of this run in --out; if not given: task, method and the next free number."""
+    """Name of this run's folder in --out; default: task, method and the next free number."""
     track: Annotated[str | None, spec("NAME", one_of(TRACKERS))] = None
-    """Also log metrics to wandb, trackio or tensorboard; install it first."""
+    """Also log metrics to wandb, trackio or tensorboard, which must be installed."""
     smoke: bool = False
-    """Shrink every size and draw the rewards, to check your setup."""
+    """Check your setup: shrink every size and draw random rewards."""
     problems: Problems = field(default_factory=Problems)
     credit: Credit = field(default_factory=Credit)
     shear: Shear = field(default_factory=Shear)
@@ -404,9 +405,9 @@ def check(config: TrainConfig) -> None:
     if config.name and not config.checkpoints.resume and folder.exists():
         raise refusal("name", f"{folder} exists already; choose another name")
     if config.sampling.prompts_per_step % config.optimisation.prompts_per_update:
-        raise refusal("prompts_per_step", "no multiple of --prompts-per-update")
+        raise refusal("prompts_per_step", "must be a multiple of --prompts-per-update")
     if config.shear.stride > config.shear.window:
-        raise refusal("stride", "exceeds --window, so tokens go uncovered; lower it")
+        raise refusal("stride", "exceeds --window, which leaves tokens uncovered; lower it")
     is_nbar = config.shear.eps_unit == "nbar" and "eps_unit" not in config.given
     if config.shear.eps > 1 and is_nbar:
         reason = "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar"
@@ -416,16 +417,16 @@ def check(config: TrainConfig) -> None:
         if not config.model:
             raise refusal("task", "needs --model; give smollm2, a Hugging Face folder or hub id")
         if not config.sampling.max_tokens:
-            raise refusal("max_tokens", "only --task embedded knows a full response; raise it")
+            raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
     if "problems" in has and config.problems.data:
         raise refusal("data", "the task makes its own; give --task math and --model")
     if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
-        raise refusal("eval_every", "needs --bench, which needs it; give both")
+        raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
     if config.track and not find_spec(config.track):
         raise refusal("track", "this package is not installed; leave it out")
     method = method_of(config.credit.method)
     if config.credit.prm and "prm" not in method.needs:
-        raise refusal("prm", f"--method {config.credit.method} uses none; leave it out")
+        raise refusal("prm", f"--method {config.credit.method} uses no reward model; leave it out")
     if config.credit.rescale != "none" and not method.weighs:
         raise refusal("rescale", "the method has no weights; leave it out")
 
@@ -454,34 +455,34 @@ def check_method(config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How responses are sampled and graded; the defaults are the paper's."""
+    """Sampling and grading of responses; the defaults are the paper's."""
 
     temperature: Annotated[float, number(float, 0, 1e3)] = 0.1
     """Sampling temperature; 0: greedy."""
     max_tokens: Count = 3000
-    """Response limit, tokens."""
+    """Maximum response length in tokens."""
     samples: Natural = 0
-    """Responses per problem; 0: the benchmark's k, which is the paper's."""
+    """Responses per problem; 0: the paper's k for the benchmark."""
     template: Template = "auto"
     """Prompt template, as in train.py."""
     block: Count = 128
-    """Responses that are sampled, graded and saved together."""
+    """Number of responses that are sampled, graded and saved together."""
     grade_timeout: Seconds = None
-    """Seconds per response; if not given, the benchmark's."""
+    """Time limit per response in seconds; default: the benchmark's."""
     sandbox: Sandbox = "auto"
-    """Sandbox of generated programs."""
+    """Sandbox for generated programs."""
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """The embedded task's problems; what is not given is as the model's run has it."""
+    """Problems of the embedded task; default: those of the run that trained the model."""
 
     toy_lines: OptionalToyLines = None
     """Definitions per problem."""
     heldout: OptionalSetSize = None
     """Number of problems."""
     toy_seed: OptionalSeed = None
-    """The run's seed, which made the problems."""
+    """Seed that makes the problems."""
 
 
 @dataclass(frozen=True)
@@ -489,31 +490,31 @@ class EvalConfig:
     """Evaluate models on the paper's benchmarks."""
 
     model: Texts = ()
-    """Hugging Face folders, hub ids, or runs of train.py (their last model)."""
+    """Hugging Face folders, hub ids, or runs of train.py, whose last model is evaluated."""
     bench: Texts = ()
-    """math, code, embedded, or names of benchmarks; if not given: embedded for its models, else
+    """math, code, embedded, or names of benchmarks; default: embedded for its models, otherwise
     math."""
     data: Texts = ()
-    """NAME=FILE: local file of a benchmark; a name twice for two files."""
+    """NAME=FILE: a local file for a benchmark; repeat the name for several files."""
     out: OptionalText = None
-    """Folder for generations and tables; if not given: in evals/, named by models and
+    """Folder for generations and tables; default: a folder in evals/, named after models and
     benchmarks."""
     saved: Annotated[OptionalText, tyro.conf.arg(name="from")] = None
-    """No model: the table of the generations in this folder."""
+    """Instead of --model: print the tables of the generations in this folder."""
     replay: OptionalText = None
-    """No model: grade the responses in this file."""
+    """Instead of --model: grade the responses in this file."""
     runs: Texts = ()
-    """No model: what train.py --eval-every wrote in these runs."""
+    """Instead of --model: print what train.py --eval-every measured in these runs."""
     greedy: bool = False
-    """Temperature 0, one response per problem."""
+    """Use temperature 0 and one response per problem."""
     seeds: Seeds = (0,)
-    """Several: also mean and standard deviation over them."""
+    """Seeds; with several, also print mean and standard deviation over them."""
     pass_at: Counts = ()
-    """Also pass@K, unbiased; needs at least K samples."""
+    """Also print the unbiased pass@K; needs at least K samples."""
     paper: Annotated[str | None, spec("MODEL", one_of(PAPERS_MODELS))] = None
-    """The model of the paper whose numbers to print beside; if not given: by the model's name."""
+    """Print this model's numbers from the paper beside ours; default: by the name of --model."""
     select: Annotated[str | None, spec("best", one_of(("best",)))] = None
-    """Every checkpoint of the runs, and the best one, chosen on the test sets."""
+    """Evaluate every checkpoint of the runs and select the best one on the test sets."""
     protocol: Protocol = Protocol()
     embedded: Embedded = Embedded()
     machine: Machine = Machine()

@@ -112,7 +112,7 @@ def evaluate_benchmark(
     with tqdm(
         total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None
     ) as bar:
-        for start in range(0, len(todo), ranks.world):  # a block a rank
+        for start in range(0, len(todo), ranks.world):  # one block per rank
             own = []
             if start + ranks.rank < len(todo):
                 seed, number = todo[start + ranks.rank]

@@ -54,7 +54,7 @@ def opened(option: str, name: str) -> Iterator[dict]:
     """The options with which loaders read a folder or hub id; raises BadInput naming the `option`
     for what they raise.
 
-    Where the hub is out of reach they would ask it again and again, for half a minute a file.
+    Where the hub is out of reach they would ask it again and again, for half a minute per file.
     """
     path = gguf_file(name)
     folder = Path(name)
@@ -71,7 +71,7 @@ def opened(option: str, name: str) -> Iterator[dict]:
                 raise ValueError("it has no config.json, and not one .gguf file alone")
             for entry in folder.iterdir():
                 if not entry.is_file() and not entry.is_dir():
-                    raise ValueError(f"its {entry.name} is no file")  # a pipe would never end
+                    raise ValueError(f"its {entry.name} is not a file")  # a pipe would never end
             options["local_files_only"] = True
         elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # which no hub id has
             raise ValueError("no such folder or file")

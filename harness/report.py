@@ -1,5 +1,5 @@
-"""What a run tells its user: the plan, a row per step, the end; metrics, samples with their
-weights, the curve.
+"""Reports of a run: the plan, a row per step, the summary; metrics, samples with their weights,
+the curve.
 
 Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each
 evaluation), samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group),
@@ -54,8 +54,12 @@ FAINT = "#999999"
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
 ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
-# A step's row: no-signal is the share of groups whose rewards are equal, weight its mean and
-# standard deviation.
+# A step's row, and what stands above the first one.
+LEGEND = (
+    "solved: problems with a right rollout; no-signal: groups of equal rewards, which teach "
+    "nothing; trunc: responses cut off; weight: token weights, mean ± standard deviation; ess: "
+    "share of the tokens that carry the credit; gnorm: gradient norm; more: docs/faq.md"
+)
 COLUMNS = " reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step"
 ROW = (
     "{reward:7.3f}{solved:8.2f}{equal_groups:11.2f}{length:8.0f}{truncated:7.2f}{entropy:9.3f}"
@@ -71,7 +75,7 @@ RARE = {
 
 
 class Clock:
-    """Seconds of a step's phases."""
+    """Measures the phases of a step, in seconds."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -79,7 +83,7 @@ class Clock:
         self.last = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """The phase that ends now; phases of one name add up."""
+        """End a phase; phases of one name add up."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -95,7 +99,7 @@ def peak_gb() -> float:
 
 
 def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
-    """What will happen, before it does."""
+    """Print what the run will do."""
     print(f"{config.credit.method} on the {config.task} task; everything goes to {folder}/")
     sampling = config.sampling
     shear = config.shear
@@ -103,7 +107,7 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
     size = (
         f"{config.optimisation.steps} steps x {sampling.prompts_per_step} prompts x "
         f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens; "
-        f"{updates} update(s) a step"
+        f"{updates} update(s) per step"
     )
     notes = [*notes, size]
     if has_floor(config.credit):
@@ -148,9 +152,7 @@ def wrapped(text: str) -> str:
 
 
 def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    """What a step says about its rollouts and its credit; where the task knows them, also beside
-    the first errors.
-    """
+    """Metrics of a step's rollouts and credit; with the first errors where the task knows them."""
     mask = batch.rollouts.mask
     rewards = batch.rewards.cpu().numpy()
     groups = rewards.reshape(-1, batch.group_size)
@@ -190,7 +192,7 @@ class StepTable:
 
     def row(self, m: dict) -> str:
         """A step's row, with what stands above and below it."""
-        lines = []
+        lines = [] if self.shown else [wrapped(LEGEND)]
         if self.shown % HEADER_EVERY == 0:
             lines += ["", "step".rjust(self.width) + COLUMNS]
         self.shown += 1
@@ -435,7 +437,7 @@ def print_no_signal(reward: float, found: dict, task: str) -> None:
         elif "problems" not in TASKS[task].has:
             remedy = "change --template or --model"
     note = (
-        f"all rewards are {reward:.0f}, so nothing can be learnt: {found['truncated']:.0%} of "
+        f"all rewards are {reward:.0f}, so nothing can be learned: {found['truncated']:.0%} of "
         f"responses are cut off, {found['no_answer']:.0%} have no answer; {remedy}"
     )
     tqdm.write(wrapped(note))
@@ -444,7 +446,7 @@ def print_no_signal(reward: float, found: dict, task: str) -> None:
 def conclude(
     config: TrainConfig, folder: Path, before: dict, after: dict, history: list[dict]
 ) -> None:
-    """What training has changed, the curve, the measured peak of memory, and what to type next."""
+    """Print the change by training, write the curve, and name the next commands."""
     write_evaluation(folder, "after", after)
     if not any(m["grad_norm"] for m in history):
         remedy = other_problems(config.task, "easier or harder")
@@ -467,9 +469,9 @@ def conclude(
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory per GPU: {max(peaks):.1f} GB")
-    other = next(name for name in METHODS if name != config.credit.method)  # grpo; for grpo shear
+    other = next(name for name in METHODS if name != config.credit.method)  # grpo, for grpo shear
     place = shlex.quote(str(folder))
-    print(f"\nwhere the credit went, to look at: {write_page(folder)}")
+    print(f"\na page of all token weights: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
     print(f"      the same command with --method {other}, then python -m studies.compare RUN RUN")
 

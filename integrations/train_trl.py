@@ -21,7 +21,8 @@ from rewards import grade_math
 from tasks import toy
 from tasks.problems import choose_template, load_problems, text_task
 
-# With two processes, train.py's recipe for the embedded task: 16 prompts a generation, 4 an update.
+# With two processes, train.py's recipe for the embedded task: 16 prompts per generation, 4 per
+# update.
 TOY_DEFAULTS: dict[str, object] = dict(
     use_cpu=True,
     bf16=False,

@@ -391,7 +391,7 @@ def table(states: States, flags: Bench) -> list[str]:
     rows = []
     for column, (name, (solve, count, expected)) in enumerate(solvers.items()):
         times = ratios[:, column]
-        row = {"": name, "s a group": f"{medians[column] / len(sides):.3g}"}
+        row = {"": name, "s per group": f"{medians[column] / len(sides):.3g}"}
         row["times ours"] = (
             f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})" if column else ""
         )

@@ -6,7 +6,7 @@
     python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl   # any flags
                                                                                         of train.py
     python -m studies.compare runs/A runs/B                    # nothing is trained: these runs in
-                                                               one picture
+                                                               one table and one picture
 
 An arm is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
 `-wrong-X` (wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter
@@ -91,7 +91,7 @@ def flags_of(arm: str) -> dict:
                 flags |= CHANGES[change] if scale == change else {"negative_scale": float(scale)}
     except (KeyError, ValueError) as error:
         raise BadInput(
-            f"--methods {arm}: is no method of train.py with any of {SUFFIXES}; change it"
+            f"--methods {arm}: is not a method of train.py with any of {SUFFIXES}; change it"
         ) from error
     return flags
 
@@ -104,7 +104,7 @@ class Compare:
     """
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Only folders of runs: nothing is trained, their curves go into one picture."""
+    """Folders of runs: print their numbers and draw their curves; nothing is trained."""
     methods: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
     seeds: Seeds = (0, 1, 2, 3, 4)
     """Seeds of the table."""
@@ -290,15 +290,33 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
 
 
 def draw(runs: Sequence[str]) -> None:
-    """The training rewards of these runs, step by step; raises BadInput."""
+    """These runs as a table, and their training rewards, step by step, as a picture; raises
+    BadInput.
+    """
     path = Path(runs[0]).parent / "compare.png"
     curves = {}
+    table = []
     for run in runs:
         rows = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = np.array([rewards], dtype=float)  # (1, steps), null as NaN
+        line = {"run": run, "steps": str(len(rewards)), "reward": f"{np.nanmean(curves[run]):.3f}"}
+        for name in ("greedy", "sampled"):
+            line[f"{name}, before / after"] = " / ".join(held_out(rows, name))
+        table.append(line)
     figures.reward_curves(curves, path)
-    print(f"wrote {path}")
+    legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
+    lines = tables.with_legend(table, [legend, f"wrote {path}"])
+    print("\n".join(lines).rstrip())
+
+
+def held_out(rows: list[dict], name: str) -> Iterator[str]:
+    """A run's held-out accuracies, of the evaluations that it has done."""
+    for row in rows:
+        for when in ("before", "after"):
+            if when in row:
+                mean, error = np.array(row[when][name][:2], dtype=float)  # null as NaN
+                yield tables.percent(mean, error)
 
 
 def trials_in(path: Path) -> list[dict]:

@@ -46,7 +46,7 @@ class Benchmark:
 
     name: str
     kind: str  # "math", "code" or "embedded"
-    k: int  # samples a problem, the paper's
+    k: int  # samples per problem, as in the paper
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
     files: tuple[

@@ -398,7 +398,7 @@ def own_problems(kind: str, lines: list[tuple[int, dict]], data: str) -> list[di
         except ValueError as error:
             raise BadInput(f"--data {data}, line {number}: {error}") from error
     if not lines:
-        raise BadInput(f"--data {data}: holds no problem; give one JSON object a line")
+        raise BadInput(f"--data {data}: holds no problems; give one JSON object per line")
     return [row for _, row in lines]
 
 
@@ -542,7 +542,7 @@ def _published_tests(published: object) -> object:
     """Eurus's tests in our form.
 
     Its scripts read and write text or lists of lines. Its calls are lists of arguments with each
-    value in a list of one, or texts with one argument a line in JSON and values in JSON.
+    value in a list of one, or texts with one argument per line in JSON and values in JSON.
     """
     tests = _own_tests(published)
     if not isinstance(tests, dict):

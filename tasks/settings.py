@@ -133,27 +133,29 @@ Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
 
 @dataclass(frozen=True)
 class Problems:
-    """Where problems come from."""
+    """Problems to train on and to hold out."""
 
     data: OptionalText = None
-    """Your own problems, a file or folder; if not given, the paper's training set, from the hub."""
+    """Your own problems, a file or folder; default: the paper's training set, from the hub."""
     template: Template = "auto"
-    """Prompt template; auto: qwen-math for its models, else the tokenizer's chat, else plain."""
+    """Prompt template; auto: qwen-math for Qwen2.5-Math, otherwise the tokenizer's chat template,
+    otherwise plain.
+    """
     heldout: SetSize = 64
-    """Problems kept from training, each answered greedily."""
+    """Number of problems held out of training; each is answered greedily."""
     toy_lines: ToyLines = 5
     """Embedded task: definitions per problem."""
     toy_width: Annotated[int, number(int, 8, 4096)] = 128
     """Embedded task: hidden size of the model that is made."""
     warmup_steps: Natural = 600
-    """Supervised steps on error-prone demonstrations (embedded, words); 0: none."""
+    """Supervised steps on error-prone demonstrations before training (embedded, words); 0: none."""
 
 
 @dataclass(frozen=True)
 class Grading:
-    """Verdicts."""
+    """Grading of responses."""
 
     grade_timeout: Seconds = None
-    """Seconds per response; if not given, 5 (math) or 10 (code)."""
+    """Time limit per response in seconds; default: 5 (math), 10 (code)."""
     sandbox: Sandbox = "auto"
-    """Sandbox of generated programs; auto: the strongest that works."""
+    """Sandbox for generated programs; auto: the strongest that works here."""

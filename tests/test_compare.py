@@ -105,7 +105,7 @@ def test_names_of_rows_are_methods_with_changes():
     for (
         name
     ) in "nothing grpo- grpo-mean2 grpo-wrong- grpo-wrong-x grpo-loras grpo.sdpo -mean1".split():
-        with pytest.raises(BadInput, match=f"--methods {name}: is no method"):
+        with pytest.raises(BadInput, match=f"--methods {name}: is not a method"):
             compare.flags_of(name)
 
 
@@ -195,11 +195,15 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
     assert not path.parent.exists()
 
 
-def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
-    """A line of rewards each, however long; what is no step has none. Nothing is trained."""
+def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
+    """The first beside each other one, however long; what is no step has no reward. A run that goes
+    on has no accuracy after training. Nothing is trained.
+    """
     drawn, folders = [], [tmp_path / name for name in "abcde"]
     monkeypatch.setattr(
-        compare.figures.Figure, "savefig", lambda figure, path: drawn.append((figure.axes[0], path))
+        compare.figures.Figure,
+        "savefig",
+        lambda figure, path, **options: drawn.append((figure.axes, path)),
     )
     held_out = {"greedy": [0.5, 0.1, 8], "sampled": [0.5, None, 8]}
     usual = {"equal_groups": 0, "grad_norm": 0}
@@ -208,14 +212,20 @@ def test_runs_are_drawn_in_one_picture(tmp_path, monkeypatch, capsys):
         steps = [usual | {"step": k + 1, "reward": rewards[k]} for k in range(length)]
         folder.mkdir()
         rows = [{"before": held_out}, *steps, {"after": held_out}]
-        files.append_rows(folder / "metrics.jsonl", rows)
+        files.append_rows(folder / "metrics.jsonl", rows[:6])
     run_well(compare, *folders)
-    ((axes, path),) = drawn
-    assert [line.get_label() for line in axes.lines] == list(map(str, folders))
-    assert [len(line.get_ydata()) for line in axes.lines] == [1, 2, 3, 4, 5]
-    assert axes.lines[1].get_ydata().tolist() == [0.1, 0.2]
-    assert len({line.get_color() for line in axes.lines}) == 5
-    assert path == tmp_path / "compare.png" and capsys.readouterr().out == f"wrote {path}\n"
+    ((panels, path),) = drawn
+    labels = [[line.get_label() for line in axes.lines] for axes in panels]
+    assert labels == [[str(folders[0]), str(other)] for other in folders[1:]]
+    assert [len(axes.lines[1].get_ydata()) for axes in panels] == [2, 3, 4, 5]
+    assert panels[0].lines[1].get_ydata().tolist() == [0.1, 0.2]
+    printed = capsys.readouterr().out
+    cells = [[cell.strip() for cell in line.split("|")[2:-1]] for line in printed.split("\n")[2:7]]
+    both = ["50.0 ± 10.0 / 50.0 ± 10.0", "50.0 ± - / 50.0 ± -"]
+    assert cells[0] == ["1", "0.100", *both] and cells[3] == ["4", "0.150", *both]
+    assert cells[4] == ["5", "0.150", "50.0 ± 10.0", "50.0 ± -"]
+    legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
+    assert path == tmp_path / "compare.png" and printed.endswith(f"\n\n{legend}\nwrote {path}\n")
 
 
 def test_the_table_is_of_rows_paired_by_seed():
@@ -282,7 +292,7 @@ def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, capsys):
     --seeds 0 100                    --seeds 0 100: --tuning-seeds 100 101 choose the rates
     --seed 3                         --seed: the trials set it; leave it out
     --window 0                       --window: '0' must be from 1
-    --methods grpo nothing           --methods nothing: is no method of train.py
+    --methods grpo nothing           --methods nothing: is not a method of train.py
     """),
 )
 def test_bad_input_is_one_sentence_before_any_trial(flags, words, tmp_path, assert_refused):

@@ -32,13 +32,13 @@ ROOMS = dict(
     root=7904,
     fast=2654,
     grading=9694,
-    tasks=8464,
-    credit=10869,
-    harness=18098,
+    tasks=8469,
+    credit=10911,
+    harness=18198,
     integrations=2931,
-    studies=12221,
+    studies=12773,
     learn=2162,
-    tests=85241,
+    tests=85706,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {

@@ -205,7 +205,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
     if command == "train.py":
         for words, steps in (("", 40), ("--model M ", 300), ("--smoke ", 4)):
             text = " ".join(said(command, f"{words}--help").split())
-            assert f"Sampling phases. (default: {steps})" in text
+            assert f"Training steps: sample, then update. (default: {steps})" in text
         assert all(method.about in text.replace("│ │ ", "") for method in METHODS.values())
 
 

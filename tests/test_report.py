@@ -15,6 +15,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from credit.batch import Mean
 from credit.settings import Shear
+from credit.table import METHODS
 from grpo import Rollouts, group_advantages
 from harness import files, report
 from rewards import grade_math
@@ -120,8 +121,9 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
         clock.lap(phase)
     assert clock.laps == {"score": 5.5, "weights": 2}
     rows = report.StepTable(40)
-    assert rows.row(METRICS).split("\n") == [
-        "",
+    legend, *first = rows.row(METRICS).split("\n\n")
+    assert " ".join(legend.split()) == report.LEGEND
+    assert "\n".join(first).split("\n") == [
         " step reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step",
         " 1/40  0.430    1.00       0.06      64   0.02    0.036  0.26±0.17  0.75  0.051     2.1",
     ]
@@ -185,7 +187,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         "shear on the embedded task; everything goes to runs/embedded-shear-1/",
         r"  a key \x1b[31m\u202e",  # which would colour the terminal and turn its lines
         f"  40 steps x 16 prompts x 8 rollouts of up to {config.sampling.max_tokens} tokens; 4 "
-        "update(s) a step",
+        "update(s) per step",
         "  settings: config.json; all metrics: metrics.jsonl",
         "held-out accuracy before: greedy 34.4 ± 2.1%, sampled 37.9 ± -%",
         "held out                           before         after",
@@ -195,12 +197,13 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
         *example,
         "  median response 14 tokens, 2 span(s) of 12",
         "peak memory per GPU: 10.0 GB",
-        "where the credit went, to look at: runs/embedded-shear-1/credit.html (0.0 MB)",
+        "a page of all token weights: runs/embedded-shear-1/credit.html (0.0 MB)",
         "and in runs/embedded-shear-1/: curve.png, model/",
         "next: python eval.py --model runs/embedded-shear-1",
         "      the same command with --method grpo, then python -m studies.compare RUN RUN",
     ):
         assert line in lines
+    assert list(METHODS)[:2] == ["grpo", "shear"]  # each names the other as the next command
     for eps, is_blurred in ((0.05, False), (0.5, True)):
         found = {"nbar": 13.0, "eps_over_nbar": eps, "weight_mean": 0.9}
         assert ("weigh alike; lower --eps" in report.floor_note(found, config)) == is_blurred
@@ -232,7 +235,7 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
 @pytest.mark.parametrize(
     "reward, truncated, no_answer, words",
     [
-        (0.0, 0.9, 0.1, "learnt: 90% of responses are cut off, 10% have no answer; raise --max"),
+        (0.0, 0.9, 0.1, "learned: 90% of responses are cut off, 10% have no answer; raise --max"),
         (0.0, 0.1, 0.8, "80% have no answer; change --template"),
         (0.0, 0.0, 0.0, "give easier problems with --data"),
         (1.0, 0.0, 0.0, "give harder problems with --data"),
@@ -249,4 +252,4 @@ def test_equal_rewards_are_explained(reward, truncated, no_answer, words, tmp_pa
             log(found | {"step": 2}, [])
         printed = " ".join(capsys.readouterr().out.split())
         assert words in printed or first != reward
-        assert ("learnt" in printed) == bool(words and first == reward)
+        assert ("learned" in printed) == bool(words and first == reward)

@@ -686,7 +686,7 @@ def other(family, sizes=SMALL, **more):
             with_config(rope_parameters={"rope_theta": 0, "rope_type": "default"}),
             "weights are not finite (model.rotary_emb.inv_freq)",
         ),
-        (piped_weights, "(its model.safetensors is no file)"),
+        (piped_weights, "(its model.safetensors is not a file)"),
         (
             written('{"eos_token_id": ["</s>"]}', "generation_config.json"),
             "its eos_token_id is no number",
@@ -762,7 +762,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
     "flags, words",
     table(r"""
     --stride 13                        --stride 13: exceeds --window
-    --prompts-per-step 10              --prompts-per-step 10: no multiple of --prompts-per-update
+    --prompts-per-step 10              --prompts-per-step 10: must be a multiple of --prompts-per-update
     --max-tokens 140                   with a prompt of 33 tokens it exceeds the model's context
     --max-tokens 65 --method hsd       --max-tokens 65: with a prompt of 37 tokens it exceeds
     --shard-over 2 --model START --toy-lines 2 --task embedded  --shard-over 2: does not divide 1 ranks
@@ -777,18 +777,18 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
     --name taken                       --name taken: OUT/taken exists already
     --method arca                      --method arca: needs a LoRA adapter; give --lora-rank
     --method prm --model QWEN --max-tokens 9  --method prm: needs a process reward model; give --prm
-    --prm FOLDER                       --prm FOLDER: --method shear uses none
+    --prm FOLDER                       --prm FOLDER: --method shear uses no reward model
     --method oar-g --task code --model QWEN  ; programs have none; choose another method
     --method oracle --model QWEN       --method oracle: needs the true first error; only --task
     --method scapo --model QWEN        --method scapo: needs its problems in other words
     --method pure --rescale mean1      --rescale mean1: the method has no weights
     --method entropy --method-option kappa=1  --method-option kappa=1: must be
     --out DATA                         --out DATA/embedded-shear-1: cannot be made
-    --model QWEN --max-tokens 0        --max-tokens 0: only --task embedded knows
-    --bench math500                    --eval-every 0: needs --bench, which needs it
+    --model QWEN --max-tokens 0        --max-tokens 0: only --task embedded has
+    --bench math500                    --eval-every 0: must be above 0 with --bench
     --eval-every 1 --bench x --model START --task embedded --toy-lines 2  --bench x: no such
     --track tensorboard                --track tensorboard: this package is not installed
-    --method sheer                     --method: 'sheer' must be one of grpo, signbalance
+    --method sheer                     --method: 'sheer' must be one of grpo, shear, signbalance
     --model=                           --model: '' is empty
     """),
 )
