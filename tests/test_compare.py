@@ -275,12 +275,12 @@ def test_the_page_has_what_the_rows_say():
 def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, capsys):
     """Its script prints each of its tables again, and draws its curves."""
     page = (RECORDS / "real-weights.md").read_text(encoding="utf-8")
-    shutil.copytree(RECORDS, tmp_path / "records", ignore=shutil.ignore_patterns("*.png"))
+    shutil.copytree(RECORDS, tmp_path / "records", ignore=shutil.ignore_patterns("*.svg"))
     runpy.run_path(str(tmp_path / "records" / "real_weights.py"))
     printed = capsys.readouterr().out.strip().split("\n\n")
     assert len(printed) == 5 and all(table in page for table in printed)
-    drawn = tmp_path / "records" / "real-weights-curves.png"
-    assert drawn.read_bytes().startswith(b"\x89PNG")
+    drawn = tmp_path / "records" / "real-weights-curves.svg"
+    assert "prefers-color-scheme:dark" in drawn.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

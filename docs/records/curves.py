@@ -1,6 +1,6 @@
 """The training rewards of the comparison's `grpo` and `shear` rows, as a picture.
 
-Run: `python -m docs.records.curves`. It writes docs/records/curves.png and prints the means.
+Run: `python -m docs.records.curves`. It writes docs/records/curves.svg and prints the means.
 """
 
 from pathlib import Path
@@ -16,4 +16,4 @@ rows = [row for row in files.rows(RECORDS / "compare.jsonl") if row["stage"] == 
 curves = {}
 for method in ("grpo", "shear"):
     curves[method] = np.array([row["rewards"] for row in rows if row["rule"] == method])
-print(figures.reward_curves(curves, RECORDS / "curves.png"))
+print(figures.reward_curves(curves, RECORDS / "curves.svg"))

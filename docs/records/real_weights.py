@@ -1,4 +1,4 @@
-"""The tables of docs/records/real-weights.md from its rows, and its curves as a picture.
+"""The tables of docs/records/real-weights.md from its rows, and its two pictures.
 
 Run: `python -m docs.records.real_weights`.
 """
@@ -46,4 +46,8 @@ for rule in RULES:
         row[name] = f"{mean:.3f}"
     table.append(row)
 print(*tables.markdown(table), sep="\n")
-figures.reward_curves(curves, RECORDS / "real-weights-curves.png")
+figures.reward_curves(curves, RECORDS / "real-weights-curves.svg")
+around = {}
+for name in ("shear", "position", "entropy"):
+    around[name] = where_credit_goes["methods"][name]["around"]
+figures.weight_around_error(around, RECORDS / "around-error.svg")
