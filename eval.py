@@ -157,7 +157,9 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     folder = Path(config.out or f"evals/{name}")
     settings = {
         "protocol": dataclasses.asdict(protocol) | {"dtype": config.machine.dtype},
-        "data": {loaded.benchmark.name: evaluation.about(loaded, protocol) for loaded in sets},
+        "data": {
+            loaded.benchmark.name: evaluation.describe_set(loaded, protocol) for loaded in sets
+        },
         "models": {},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
@@ -227,7 +229,7 @@ def replay(file: str, config: EvalConfig) -> Path:
     BadInput.
     """
     protocol = config.protocol
-    rows, data = evaluation.graded_responses(file, protocol.grade_timeout, protocol.sandbox)
+    rows, data = evaluation.grade_file(file, protocol.grade_timeout, protocol.sandbox)
     settings = {"protocol": {"replayed": file}, "data": data, "models": {}}
     folder = Path(config.out or f"evals/replay-{Path(file).stem}")
     with files.locked_folder(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
@@ -242,7 +244,7 @@ def add_settings(folder: Path, settings: dict) -> None:
     Raises BadInput where one differs from what the generations there were made with.
     """
     path = folder / "settings.json"
-    saved = files.settings_in(path) if path.exists() else settings
+    saved = files.read_settings(path) if path.exists() else settings
     for kind in KINDS:
         for name, value in settings[kind].items():
             had = saved[kind].get(name, None if kind == "protocol" else value)
@@ -265,10 +267,10 @@ def show(
 
     `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
     """
-    settings = files.settings_in(folder / "settings.json")
+    settings = files.read_settings(folder / "settings.json")
     data = settings["data"]
     generations: dict[str, dict[str, list[dict]]] = {}  # model -> benchmark -> rows
-    for row in files.rows(folder / "generations.jsonl", apart=files.SAMPLE):
+    for row in files.read_lines(folder / "generations.jsonl", apart=files.SAMPLE):
         is_asked = not config.model or row["seed"] in config.seeds
         if row["benchmark"] in (names or data) and is_asked:
             generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
@@ -327,7 +329,7 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
     runs: dict[str, dict[str, dict]] = {}
     checkpoints: list[dict] = []
     for run in folders:
-        steps = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
+        steps = files.read_lines(Path(run) / "metrics.jsonl", apart=["step"])
         rows = [files.with_nan(row) for row in steps if "bench" in row]
         if not rows:
             raise BadInput(

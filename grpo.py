@@ -2,7 +2,7 @@
 
     rollout           prompts -> G sampled responses each       Rollouts: ids (B, T), mask, texts
     Policy            a causal LM as training sees it: rollouts -> log-probabilities of their tokens
-    log_probs         rollouts -> old log-probabilities, entropies, last hidden states, in one
+    score             rollouts -> old log-probabilities, entropies, last hidden states, in one
                       forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
@@ -96,7 +96,7 @@ class Rollouts:
         )
 
 
-class LogProbs(NamedTuple):
+class Scores(NamedTuple):
     """What a policy says of rollouts; detached, but for the log-probabilities in training."""
 
     log_probs: Tensor  # (B, T) float32, of each sampled token
@@ -360,7 +360,7 @@ class Policy(torch.nn.Module):
             for layer in layers_of(model):
                 layer.forward = _recomputed(layer.forward)
 
-    def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False) -> LogProbs:
+    def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False) -> Scores:
         """Log-probabilities of the sampled tokens, with gradient, 0 outside of the mask.
 
         With `details`, for scoring, also entropies and hidden states; without, these are 0 and
@@ -392,7 +392,7 @@ class Policy(torch.nn.Module):
             logp.append(values[0])
             entropies.append(values[1])
         zeros = torch.zeros(rollouts.ids.shape, device=ids.device)  # (b, T) float32
-        return LogProbs(
+        return Scores(
             zeros.masked_scatter(rollouts.mask, torch.cat(logp)),
             zeros.masked_scatter(rollouts.mask, torch.cat(entropies)),
             states[is_response] if details else None,
@@ -433,14 +433,14 @@ def _log_probs_of(
 
 
 @torch.no_grad()
-def log_probs(
+def score(
     policy: Policy,
     rollouts: Rollouts,
     *,
     temperature: float,
     micro_tokens: int,
     keep_hidden: bool = True,
-) -> LogProbs:
+) -> Scores:
     """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
 
     States of many rollouts fill a memory: take whole groups, some at a time, or none with
@@ -463,7 +463,7 @@ def log_probs(
                 shape = int(rollouts.mask.sum()), scored.hidden.shape[-1]  # (N, d)
                 hidden = scored.hidden.new_empty(shape)
             hidden[places[rows, :width][micro_batch.mask]] = scored.hidden
-    return LogProbs(logp, entropies, hidden)
+    return Scores(logp, entropies, hidden)
 
 
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:

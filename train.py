@@ -45,7 +45,7 @@ from tqdm import tqdm
 from credit.batch import Batch
 from credit.methods import assign_credit
 from credit.table import method_of
-from grpo import log_probs, policy_loss
+from grpo import policy_loss, score
 from harness import parallel, report
 from harness.launch import RunFailed, launch, processes, resolve, run_command
 from harness.parallel import Ranks
@@ -91,7 +91,7 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         if config.checkpoints.resume:
             before, history = restore(run, Path(config.checkpoints.resume))
         else:
-            before, history = begin(run)
+            before, history = evaluate_before(run)
         with interruptible(run), report.step_log(run.config, run.folder, ranks) as log:
             take_steps(run, history, log)
         after = evaluate(run, config.optimisation.steps)
@@ -99,12 +99,12 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
     return 0
 
 
-def begin(run: Run) -> tuple[dict, list[dict]]:
+def evaluate_before(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training, and no steps yet."""
     parallel.refresh(run.trained, run.actor.model, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
-        report.start(run.config, run.folder, before)
+        report.print_before(run.config, run.folder, before)
     return before, []
 
 
@@ -191,7 +191,7 @@ def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
     context = credit_context(run.config, run.actor, run.tokenizer, run.task, step, run.prm)
     for rows in batch.block_rows():
         block = batch.block(rows)
-        block.log_probs, block.entropies, block.hidden = log_probs(  # (b, T), (b, T), (n, d)
+        block.log_probs, block.entropies, block.hidden = score(  # (b, T), (b, T), (n, d)
             run.actor,
             block.rollouts,
             temperature=context.temperature,
@@ -303,7 +303,7 @@ def evaluate(run: Run, step: int) -> dict:
     problems = parallel.share(task.heldout[: config.evaluation.eval_groups], ranks)
     temperature = config.sampling.temperature
     most = (len(heldout) + len(problems) * group_size) * config.sampling.max_tokens  # tokens
-    with report.waiting(run.actor.model, most, ranks.main):
+    with report.show_progress(run.actor.model, most, ranks.main):
         _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
         rollouts, verdicts = sample_and_grade(run, problems, group_size, temperature, clock)
     right = rewards_of(parallel.gather_items(greedy, ranks))  # (problems,)
@@ -321,7 +321,7 @@ def evaluate(run: Run, step: int) -> dict:
     return (
         accuracies
         | {"length": length}
-        | report.shares([verdict.reason for verdict in verdicts])
+        | report.reason_shares([verdict.reason for verdict in verdicts])
         | credited
     )
 

@@ -142,7 +142,7 @@ def mean_weights(distances: Tensor, spans: Spans) -> Tensor:
     )
 
 
-def evened_out(omega: Tensor, mask: Tensor) -> Tensor:
+def even_out(omega: Tensor, mask: Tensor) -> Tensor:
     """Every rollout's mean weight scaled to the group's, (G, T); 0 where its mean is dust."""
     rollout_mean = omega.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp_min(1)  # (G, 1)
     group_mean = omega.sum() / mask.sum().clamp_min(1)

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.measures import group_moments, standardised
-from grpo import log_probs, pad_id, pad_left
+from credit.measures import group_moments, standardise
+from grpo import pad_id, pad_left, score
 
 
 def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
@@ -105,7 +105,7 @@ def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
     """
     mask = batch.rollouts.mask
     entropies = batch.entropies
-    log_ratio = standardised(peer_log_ratio(batch, context), mask, 1)  # d, (B, T)
+    log_ratio = standardise(peer_log_ratio(batch, context), mask, 1)  # d, (B, T)
     tau = torch.where(mask, entropies, torch.nan).nanquantile(0.2, dim=1, keepdim=True)  # (B, 1)
     mean, _ = group_moments(entropies, mask, 1)  # (B, 1)
     deviation, _ = group_moments((entropies - mean).abs(), mask, 1)
@@ -154,8 +154,8 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
                 ids[row, response == id_of[old]] = id_of[new]
         log_ratio = told_log_probs(batch, problems, context, ids) - batch.log_probs  # (B, T)
         distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
-        stable += standardised(-distance, mask, batch.group_size) / phrasings
-    return batch.advantages[:, None] + strength * standardised(
+        stable += standardise(-distance, mask, batch.group_size) / phrasings
+    return batch.advantages[:, None] + strength * standardise(
         stable, mask, batch.group_size
     ).clamp_max(0.0)
 
@@ -202,7 +202,7 @@ def told_log_probs(
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     ids, mask = pad_left(encoded, pad_id(context.tokenizer), rollouts.ids.device)
-    return log_probs(
+    return score(
         context.policy,
         replace(rollouts, prompt_ids=ids, prompt_mask=mask),
         temperature=context.temperature,

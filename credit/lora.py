@@ -46,7 +46,7 @@ def off(model: PreTrainedModel) -> AbstractContextManager:
     return vars(model)["peft"].disable_adapter()
 
 
-def merged(model: PreTrainedModel) -> PreTrainedModel:
+def merge(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of the model without an adapter, whose weights are W + B A; the model itself if it has
     no adapter.
     """
@@ -58,5 +58,5 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
 
 def save_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Model and tokenizer as any tool loads them, with or without an adapter."""
-    merged(model).save_pretrained(folder)
+    merge(model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -41,7 +41,7 @@ def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor
     )
 
 
-def standardised(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
+def standardise(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
     """The values (B, T) less the mean of their group's tokens, over the standard deviation of
     these.
     """

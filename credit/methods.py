@@ -25,7 +25,7 @@ from credit import reward_model, salience
 from credit.ablations import sinkhorn_distances
 from credit.batch import Batch, Context
 from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
-from credit.measures import effective_weights, group_moments, standardised
+from credit.measures import effective_weights, group_moments, standardise
 from credit.settings import Credit
 from credit.shear_settings import Settings, group_weights, in_nbar, settings_of
 from credit.table import options_of
@@ -119,7 +119,7 @@ def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
     """
     scale = batch.advantages[:, None]  # (B, 1)
     bound = scale.abs() / phi
-    z = standardised(batch.entropies, batch.rollouts.mask, batch.group_size)  # (B, T)
+    z = standardise(batch.entropies, batch.rollouts.mask, batch.group_size)  # (B, T)
     return scale + alpha * scale.sign() * z.clamp(-bound, bound)
 
 
@@ -414,7 +414,7 @@ def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
         context.policy, batch.rollouts, micro_tokens=context.micro_tokens
     )  # (B, T)
     pull = slope * (2 * context.step / context.steps - 1)
-    omega = 2 * torch.sigmoid(pull * standardised(values, mask, batch.group_size))  # (B, T)
+    omega = 2 * torch.sigmoid(pull * standardise(values, mask, batch.group_size))  # (B, T)
     return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
 
 

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from credit import lora
 from credit.tokens import char_starts
-from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, log_probs, pack, to_padded
+from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, score, to_padded
 from rewards import box_place
 
 ANSWER_TOKENS = 32  # of an answer, at most, that are probed: their distributions exist all at once
@@ -193,7 +193,7 @@ def adapter_residual(
     adapter.
     """
     with lora.off(policy.model):
-        scores = log_probs(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens)
+        scores = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens)
     base = scores.hidden  # (N, d)
     assert base is not None  # they are kept unless asked otherwise
     change = []

@@ -62,7 +62,7 @@ def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
         pool=token_weights if settings.pool == "max" else ablations.mean_weights,
     )
     if settings.normalize == "rollout":
-        return weighed._replace(omega=ablations.evened_out(weighed.omega, mask.bool()))
+        return weighed._replace(omega=ablations.even_out(weighed.omega, mask.bool()))
     return weighed
 
 

@@ -4,7 +4,7 @@
     options_of(name, given)              its options, those given as NAME=VALUE and the defaults of
                                          the others
     method_of(name)                      the entry of a method, or of a mixture FIRST+SECOND
-    needing(word)                        the names of the methods that need something
+    methods_needing(word)                the names of the methods that need something
 
 Everything else asks this table: the flags and their help, what is refused, which prompts must fit,
 what the studies compare. It imports no torch, so that `--help` answers at once.
@@ -283,7 +283,7 @@ def method_of(name: str) -> Method:
     return replace(MIXTURE, needs=first.needs + second.needs, weighs=first.weighs and second.weighs)
 
 
-def needing(word: str) -> set[str]:
+def methods_needing(word: str) -> set[str]:
     """The names of the methods that need something of NEEDS."""
     return {name for name, method in METHODS.items() if word in method.needs}
 

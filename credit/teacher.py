@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AddedToken, PreTrainedModel, Qwen2Config
 
 from credit.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, encode
-from tasks.lessons import padded, teach
+from tasks.lessons import pad_right, teach
 from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer
 
 NO_RESULT = -100  # in place of a line's right result, for a line without work
@@ -56,7 +56,7 @@ def make_prm(
             rows.append(encode(tokenizer, problem["problem"], text.splitlines()))
             labels += good_lines(problem, text)
             digits += [_right_result(line) for line in text.splitlines(keepends=True)]
-        ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
+        ids = pad_right(rows, IDS["<pad>"], model.device)  # (32, L) int64
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state  # (32, L, d)
         states = states[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]  # (n, d), n lines in all
         next_token = states @ model.get_input_embeddings().weight.T  # (n, V)

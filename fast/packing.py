@@ -1,7 +1,7 @@
 """No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
 
     packing_of(model)  -> a layout of the two, or the padded one for a model not known to pack
-    packed(rollouts)   -> ids (1, N), is_response (1, N), further arguments of the model   replaces
+    pack_rollouts(.)   -> ids (1, N), is_response (1, N), further arguments of the model   replaces
                        end_to_end
     pack(rows, ..)     -> micro-batches, as few as can be and equally full                 replaces
                        grpo.pack
@@ -76,7 +76,7 @@ def packing_of(model: PreTrainedModel) -> Layout:
         return PADDED
     # for good: layers that run again in the backward pass ask for it there
     model.set_attn_implementation("packed")
-    return Layout(packed, pack)
+    return Layout(pack_rollouts, pack)
 
 
 def pack(
@@ -105,7 +105,7 @@ def pack(
     return [torch.tensor(micro_batches[place]) for place in fullest_first if micro_batches[place]]
 
 
-def packed(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
+def pack_rollouts(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b =
     1 and S = N.
     """

@@ -134,7 +134,7 @@ def find(path: Path) -> tuple[Path, int]:
 
 def report_of(path: Path) -> dict:
     """The contents of complete.json; raises BadInput."""
-    return files.settings_in(path / "complete.json")
+    return files.read_settings(path / "complete.json")
 
 
 def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None:

@@ -1,9 +1,9 @@
 """Every setting of `train.py` and `eval.py`: one field per flag, with type, default, bounds, help.
 
     parse_train(argv), parse_eval(argv)   the flags of a command; tyro prints --help and errors
-    flat(config), changed(config, ...)    settings by the names of their flags, as config.json
+    flat(config), with_values(config, .)  settings by the names of their flags, as config.json
                                           stores them
-    saved_config(settings, ...)           back from there
+    read_config(settings, ...)            back from there
     check(config), resume(config)         refuse wrong settings; restore a saved run's
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
@@ -276,7 +276,7 @@ class Preset:
 
 def preset(argv: Sequence[str] | None) -> TrainConfig:
     """The defaults of train.py's flags beside the flags that were given, whose names it has."""
-    with parsing():
+    with prepare_streams():
         chosen, _ = tyro.cli(
             Preset,
             args=argv,
@@ -301,7 +301,7 @@ def parse(
     """The flags of a command over their defaults; tyro prints --help and mistakes, and ends the
     process.
     """
-    with parsing():
+    with prepare_streams():
         return tyro.cli(
             kind,
             args=argv,
@@ -316,7 +316,7 @@ def parse_study(
     kind: type[Config], argv: Sequence[str] | None, prog: str
 ) -> tuple[Config, list[str]]:
     """A study's own flags, and the others as they are, which are those of train.py."""
-    with parsing():
+    with prepare_streams():
         return tyro.cli(
             kind, args=argv, prog=prog, console_outputs=speaks(), return_unknown_args=True
         )
@@ -330,7 +330,7 @@ def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
 
 
 @contextmanager
-def parsing() -> Iterator[None]:
+def prepare_streams() -> Iterator[None]:
     """Inside, --help and mistakes can be printed whatever stands around the command."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by `>&-`
@@ -367,15 +367,15 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
     run = path.resolve().parent.parent
     if Path.cwd() in run.parents:
         run = run.relative_to(Path.cwd())  # as a person would type it
-    saved = saved_config(checkpoint.report_of(path)["settings"], f"{path}/complete.json")
+    saved = read_config(checkpoint.report_of(path)["settings"], f"{path}/complete.json")
     saved = replace(saved, out=str(run.parent), name=run.name)
     given = {name: value for name, value in flat(config).items() if name in config.given}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
     holder = f"the run in --resume {folder} has"
     refuse_other_settings(fixed, flat(saved), holder, "leave the flag out")
     if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
-        saved = changed(saved, {"bench": (), "bench_data": ()})
-    resumed = changed(saved, given | {"resume": str(path)})
+        saved = with_values(saved, {"bench": (), "bench_data": ()})
+    resumed = with_values(saved, given | {"resume": str(path)})
     steps = resumed.optimisation.steps
     if steps < step:  # as many: the run was cut in its last evaluation
         raise BadInput(f"--steps {steps}: the checkpoint is of step {step} already; give more")
@@ -553,18 +553,18 @@ def flat(config: "DataclassInstance") -> dict[str, Any]:
     return values
 
 
-def changed(config: Config, values: Mapping[str, object]) -> Config:
+def with_values(config: Config, values: Mapping[str, object]) -> Config:
     """The configuration with other values of some settings, whatever part they stand in."""
     changes: dict[str, object] = {}
     for name, value in vars(config).items():
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            changes[name] = changed(value, values)
+            changes[name] = with_values(value, values)
         elif name in values:
             changes[name] = values[name]
     return replace(config, **changes)
 
 
-def spelled(name: str, value: object) -> list[str]:
+def spell(name: str, value: object) -> list[str]:
     """A flag and its value as one would type them; nothing where the flag would not be given."""
     if isinstance(value, bool):
         return [flag(name) if value else flag(f"no_{name}")]
@@ -573,7 +573,7 @@ def spelled(name: str, value: object) -> list[str]:
     return [] if value is None else [flag(name), str(value)]
 
 
-def saved_config(settings: Mapping[str, object], place: str) -> TrainConfig:
+def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
     """The configuration of a run by its settings in JSON; raises BadInput for a value that its flag
     does not take.
     """
@@ -586,7 +586,7 @@ def saved_config(settings: Mapping[str, object], place: str) -> TrainConfig:
                 raise BadInput(
                     f"{place}: {name} is {value}; restore it, or give another checkpoint"
                 )
-    return changed(PAPER, values)
+    return with_values(PAPER, values)
 
 
 def types_of(kind: object) -> dict[str, object]:

@@ -119,7 +119,7 @@ def evaluate_benchmark(
                 state = np.random.SeedSequence([seed, number, *benchmark.encode()])
                 torch.manual_seed(int(state.generate_state(1)[0]))
                 place = {"benchmark": benchmark, "seed": seed, "block": number}
-                for row in graded_block(sampler, task, loaded, blocks[number], protocol):
+                for row in grade_block(sampler, task, loaded, blocks[number], protocol):
                     own.append((columns or {}) | place | row)
             new = parallel.gather_items(own, ranks)
             if path and ranks.main:
@@ -149,7 +149,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
     """
     if not path.exists():
         return []
-    rows = files.rows(path)
+    rows = files.read_lines(path)
     sizes = {}  # rows of a whole block
     for loaded in sets:
         for number, block in enumerate(blocks_of(loaded, protocol)):
@@ -165,7 +165,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
     return [{name: value for name, value in row.items() if name != "response"} for row in kept]
 
 
-def about(loaded: Loaded, protocol: Protocol) -> dict:
+def describe_set(loaded: Loaded, protocol: Protocol) -> dict:
     """A set's entry in settings.json: what must not change."""
     return {
         "k": samples_of(loaded, protocol),
@@ -203,7 +203,7 @@ def context_of(model: PreTrainedModel) -> float:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
-def graded_block(
+def grade_block(
     sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol
 ) -> list[dict]:
     """Graded responses to each problem of a block, in order; problems with one length limit are
@@ -254,7 +254,7 @@ def graded_block(
     return list(itertools.chain.from_iterable(rows))
 
 
-def graded_responses(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
+def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
     """The rows of a file of `--replay`, with verdicts on them, and what its sets are; raises
     BadInput.
 

@@ -2,8 +2,8 @@
 the error.
 
 write_whole, write_json, whole_folder           a file or folder is never half there
-append_rows(path, rows), rows(path)             JSON lines; BadInput names file and line
-settings_in(path)                               a JSON object
+append_rows(path, rows), read_lines(path)       JSON lines; BadInput names file and line
+read_settings(path)                             a JSON object
 locked_folder(folder, ranks, settings)          a command's own folder, made and locked
 config_of(folder), run_of(path), origin_of(..)  the run that a folder is, or that a model's folder
                                                 lies in
@@ -265,7 +265,7 @@ def with_nan(row: dict) -> dict:
     return values
 
 
-def rows(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = ()) -> list[dict]:
+def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = ()) -> list[dict]:
     """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput,
     naming the line.
 
@@ -286,7 +286,7 @@ def rows(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = ()) ->
     return found
 
 
-def settings_in(path: Path, forms: Sequence[object] = ()) -> dict:
+def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
     """The object in a JSON file, which has one of the `forms`, if not given those of the file's
     name; raises BadInput.
     """
@@ -349,10 +349,10 @@ def config_of(folder: Path) -> dict | None:
     """
     path = folder / "config.json"
     try:
-        settings = settings_in(path)
+        settings = read_settings(path)
     except BadInput:  # no folder, or one whose loading will say what is wrong with it
         return None
-    return settings_in(path, [RunSettings]) if "toy_lines" in settings else None
+    return read_settings(path, [RunSettings]) if "toy_lines" in settings else None
 
 
 def run_of(path: str) -> dict:

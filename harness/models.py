@@ -36,7 +36,7 @@ from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, RewardMo
 from fast.decode import live_rows
 from fast.prefill import shared_prefill
 from grpo import AT_ONCE, Rollouts, hf_generate, rollout, stop_ids, token_ids
-from harness.files import config_of, settings_in
+from harness.files import config_of, read_settings
 from harness.launch import out_of_memory
 from harness.memory import rows_that_fit
 from tasks.rows import BadInput
@@ -50,7 +50,7 @@ TEMPLATE_SECONDS = 20  # that a chat template may take
 
 
 @contextlib.contextmanager
-def opened(option: str, name: str) -> Iterator[dict]:
+def loader_options(option: str, name: str) -> Iterator[dict]:
     """The options with which loaders read a folder or hub id; raises BadInput naming the `option`
     for what they raise.
 
@@ -130,7 +130,7 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The policy without its weights, on the device `meta`, and its tokenizer: quick to load;
     raises BadInput.
     """
-    with opened("--model", name) as options:
+    with loader_options("--model", name) as options:
         config = AutoConfig.from_pretrained(**options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -145,7 +145,7 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def load_tokenizer(option: str, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or hub id; raises BadInput naming the `option`."""
-    with opened(option, name) as options:
+    with loader_options(option, name) as options:
         tokenizer = AutoTokenizer.from_pretrained(**options)
     if not tokenizer("1 + 1 =")["input_ids"]:
         raise BadInput(f"{option} {name}: its tokenizer is missing; save it in the folder")
@@ -180,7 +180,7 @@ def load_weights(
 
     Weights go from their files to the device; the host holds no copy of them.
     """
-    with opened(option, name) as options:
+    with loader_options(option, name) as options:
         options.update(
             dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True
         )
@@ -228,7 +228,7 @@ def load_model(
     check_finite("--model", name, policy)
     if (Path(name) / "generation_config.json").exists():
         # transformers would do without a damaged one
-        settings_in(Path(name) / "generation_config.json")
+        read_settings(Path(name) / "generation_config.json")
     try:
         torch.tensor(stop_ids(policy, tokenizer), dtype=torch.long)
     except (TypeError, ValueError) as error:

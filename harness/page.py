@@ -32,7 +32,7 @@ import itertools
 import re
 from pathlib import Path
 
-from harness.files import Rollout, as_json, config_of, rows, write_whole
+from harness.files import Rollout, as_json, config_of, read_lines, write_whole
 from tasks.rows import BadInput
 from tasks.settings import TASKS
 
@@ -58,7 +58,7 @@ def read_groups(folder: Path) -> list[list[dict]]:
     A last line that is cut off is left out, as the run may still write it. Raises BadInput for a
     file of something else.
     """
-    samples = rows(folder / "samples.jsonl")
+    samples = read_lines(folder / "samples.jsonl")
     if not samples:
         raise BadInput(f"{folder / 'samples.jsonl'}: no rollouts to show; give the folder of a run")
     groups = [
@@ -76,9 +76,9 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
     """The rollouts of both as one group; each says when it was sampled, and spans count the
     rollouts of both.
     """
-    group = rows(before)
+    group = read_lines(before)
     size = len(group)
-    group += rows(after)
+    group += read_lines(after)
     for number, row in enumerate(group):
         row["when"] = "before training" if number < size else "after training"
         if number >= size and "spans" in row:

@@ -24,7 +24,7 @@ from credit.table import method_of
 from fast.packing import attends_fully
 from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
-from harness.config import TrainConfig, changed, flag, flat
+from harness.config import TrainConfig, flag, flat, with_values
 from harness.evaluation import context_of
 from harness.parallel import Ranks
 from tasks import benchmarks, lessons, problems, toy, words
@@ -253,7 +253,7 @@ class Sizes:
         size = flat(self.config)[name]
         if name in self.config.given or self.config.checkpoints.resume or size <= most:
             return size
-        self.config = changed(self.config, {name: most})
+        self.config = with_values(self.config, {name: most})
         self.notes.append(f"{flag(name)} {most}, not {size}: {reason}")
         return most
 

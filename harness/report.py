@@ -118,7 +118,7 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
         )
     notes.append("settings: config.json; all metrics: metrics.jsonl")
     for line in notes:
-        print(wrapped(line), flush=True)
+        print(wrap(line), flush=True)
 
 
 def has_floor(credit: Credit) -> bool:
@@ -139,7 +139,7 @@ def floor_note(metrics: dict, config: TrainConfig) -> str:
     return note
 
 
-def wrapped(text: str) -> str:
+def wrap(text: str) -> str:
     """Indented lines of at most WIDTH columns, but for longer words such as paths."""
     return textwrap.fill(
         printable(text),
@@ -162,7 +162,7 @@ def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -
         errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
         by_side = weight_by_side(batch_weights(batch), mask, errors)
     return {
-        **shares(batch.reasons),
+        **reason_shares(batch.reasons),
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
         "equal_groups": equal.float().mean().item(),
@@ -192,7 +192,7 @@ class StepTable:
 
     def row(self, m: dict) -> str:
         """A step's row, with what stands above and below it."""
-        lines = [] if self.shown else [wrapped(LEGEND)]
+        lines = [] if self.shown else [wrap(LEGEND)]
         if self.shown % HEADER_EVERY == 0:
             lines += ["", "step".rjust(self.width) + COLUMNS]
         self.shown += 1
@@ -208,7 +208,7 @@ class StepTable:
             means = []
             for name, result in m["bench"].items():
                 means.append(f"{name} {percent(result['mean'], result['error'])}")
-            lines.append(wrapped(f"on benchmarks: {', '.join(means)}"))
+            lines.append(wrap(f"on benchmarks: {', '.join(means)}"))
         return "\n".join(lines)
 
 
@@ -263,7 +263,7 @@ def sample_rows(
             "weights": {},
         }
         for name, of_method in weights.items():
-            sample["weights"][name] = rounded(of_method[row][mask].tolist())
+            sample["weights"][name] = round_values(of_method[row][mask].tolist())
         if closest:
             sample["spans"] = [
                 span._replace(distance=round(span.distance, 4)) for span in closest[row - first]
@@ -272,12 +272,12 @@ def sample_rows(
     return rows
 
 
-def rounded(values: list[float]) -> list[float]:
+def round_values(values: list[float]) -> list[float]:
     """To four digits after the point, and 1.0 as 1."""
     return [int(value) if value.is_integer() else round(value, 4) for value in values]
 
 
-def example(
+def worked_example(
     tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, weights: Tensor, first_error: Tensor
 ) -> list[str]:
     """The first wrong rollout whose error is not its first token: mean weight of each line, as text
@@ -312,7 +312,7 @@ def credit_vs_first_error(
     wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
     return {
         "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
-        "example": example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
+        "example": worked_example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
         "samples": sample_rows(-1, tokenizer, task, batch, method, shear, group=0),
     }
 
@@ -330,13 +330,13 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
     }
 
 
-def start(config: TrainConfig, folder: Path, before: dict) -> None:
+def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
     """The evaluation before training: a row, and held-out accuracies with standard errors."""
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
     if "pairs" in method_of(config.credit.method).needs and not config.smoke:
-        print(wrapped(span_note(before["length"], config.shear)), flush=True)
+        print(wrap(span_note(before["length"], config.shear)), flush=True)
     if not config.smoke:  # which cuts responses off
         print_no_signal(before["sampled"][0], before, config.task)
 
@@ -363,7 +363,7 @@ def span_note(length: float, shear: Shear) -> str:
 
 
 @contextmanager
-def waiting(model: PreTrainedModel, most: int, main: bool) -> Iterator[None]:
+def show_progress(model: PreTrainedModel, most: int, main: bool) -> Iterator[None]:
     """A bar of the tokens that the model samples, `most` of them; off a terminal a line every half
     minute.
     """
@@ -404,7 +404,7 @@ def step_log(
             tqdm.write(table.row(metrics))
             rewards.append(metrics["reward"])
             if metrics["step"] == 1 and has_floor(config.credit):
-                tqdm.write(wrapped(floor_note(metrics, config)))
+                tqdm.write(wrap(floor_note(metrics, config)))
             if metrics["step"] == 2 and len(set(rewards)) == 1 and not config.smoke:
                 print_no_signal(metrics["reward"], metrics, config.task)
             track(metrics)
@@ -412,7 +412,7 @@ def step_log(
         yield log
 
 
-def shares(reasons: list[str]) -> dict[str, float]:
+def reason_shares(reasons: list[str]) -> dict[str, float]:
     """How many responses have no verdict of right or wrong for these reasons."""
     return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
 
@@ -425,8 +425,8 @@ def other_problems(task: str, which: str) -> str:
 
 
 def print_no_signal(reward: float, found: dict, task: str) -> None:
-    """Where all rewards are equal, what that comes from, by the `shares` in `found`, and the flag
-    to change.
+    """Where all rewards are equal, what that comes from, by the shares in `found`, and
+    the flag to change.
     """
     if reward not in (0, 1):
         return
@@ -440,10 +440,10 @@ def print_no_signal(reward: float, found: dict, task: str) -> None:
         f"all rewards are {reward:.0f}, so nothing can be learned: {found['truncated']:.0%} of "
         f"responses are cut off, {found['no_answer']:.0%} have no answer; {remedy}"
     )
-    tqdm.write(wrapped(note))
+    tqdm.write(wrap(note))
 
 
-def conclude(
+def print_after(
     config: TrainConfig, folder: Path, before: dict, after: dict, history: list[dict]
 ) -> None:
     """Print the change by training, write the curve, and name the next commands."""
@@ -566,7 +566,7 @@ def tracker(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[Callabl
 
     def track(metrics: dict) -> None:
         if run:
-            values = numbers(metrics)
+            values = flatten_numbers(metrics)
             run.log(values, step=values.pop("step"))
 
     yield track
@@ -574,12 +574,12 @@ def tracker(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[Callabl
         run.finish()  # not after an error: wandb then ends with Python, and knows its exit status
 
 
-def numbers(row: dict, prefix: str = "") -> dict[str, float]:
+def flatten_numbers(row: dict, prefix: str = "") -> dict[str, float]:
     """The numbers of a row by name, those of a dictionary in it after its own name and a slash."""
     found: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            found |= numbers(value, f"{prefix}{name}/")
+            found |= flatten_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float):
             found[prefix + name] = value
     return found

@@ -28,7 +28,7 @@ from credit.reward_model import RewardModel
 from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, files, parallel, report
-from harness.config import MAY_CHANGE, TrainConfig, flat, saved_config, spelled
+from harness.config import MAY_CHANGE, TrainConfig, flat, read_config, spell
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
 from harness.models import fast_rollout
@@ -67,7 +67,7 @@ def open_folder(parts: Parts, ranks: Ranks) -> Iterator[Path]:
     """
     config = parts.config
     folder = Path(config.out) / parallel.from_main(config.name or free_name(config), ranks)
-    with files.locked_folder(folder, ranks, "config.json"), explained(config, folder, ranks):
+    with files.locked_folder(folder, ranks, "config.json"), say_how_to_go_on(config, folder, ranks):
         if ranks.main:
             if not config.checkpoints.resume:
                 write_config(config, folder)
@@ -92,7 +92,7 @@ def write_config(config: TrainConfig, folder: Path) -> None:
 
 
 @contextmanager
-def explained(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[None]:
+def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[None]:
     """Says how to resume from the last checkpoint, or to start from the taught model, whatever
     ended the run; Ctrl-C before either leaves nothing.
     """
@@ -123,11 +123,11 @@ def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
     """What resumes the run from its `last` checkpoint, with the flags that were given anew since
     that was saved.
     """
-    saved = flat(saved_config(checkpoint.report_of(last)["settings"], str(last)))
+    saved = flat(read_config(checkpoint.report_of(last)["settings"], str(last)))
     words = ["python", "train.py", "--resume", str(folder)]
     for name, value in sorted(flat(config).items()):
         if name in MAY_CHANGE and name != "resume" and value != saved[name]:
-            words += spelled(name, value)
+            words += spell(name, value)
     return shlex.join(words)
 
 
@@ -263,7 +263,7 @@ def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
         return
     with files.whole_folder(run.folder / "model") as draft:
         lora.save_merged(run.actor.model, run.tokenizer, draft)
-    report.conclude(run.config, run.folder, before, after, history)
+    report.print_after(run.config, run.folder, before, after, history)
     if run.config.smoke:
         print("smoke test passed: sample, grade, credit, update, checkpoint")
 
@@ -384,7 +384,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
         if (run.folder / "before.jsonl").exists():  # which the page reads when all steps are done
-            files.rows(run.folder / "before.jsonl")
+            files.read_lines(run.folder / "before.jsonl")
         first, *history = metrics or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(
@@ -406,5 +406,5 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
 
 def rows_until(path: Path, step: int) -> list[dict]:
     """What a file of rows was after `step` steps, null as NaN; raises BadInput."""
-    rows = [files.with_nan(row) for row in files.rows(path)]
+    rows = [files.with_nan(row) for row in files.read_lines(path)]
     return [row for row in rows if row.get("step", 0) <= step and "after" not in row]

@@ -51,12 +51,12 @@ from credit.batch import Batch, Context
 from credit.measures import around, auc, effective_weights, localisation, peak, shares_by_part
 from credit.methods import assign_credit, true_errors
 from credit.settings import Credit, Shear
-from credit.table import METHODS, NEEDS, needing, options_of
+from credit.table import METHODS, NEEDS, methods_needing, options_of
 from fast.packing import packing_of
 from grpo import Policy, cat_padded
 from harness.config import TrainConfig
 from harness.run import credit_context, seed_of
-from studies.prefixes import Prefixes, continued, sampled, scored
+from studies.prefixes import Prefixes, continue_prefixes, sample_group, score_group
 from tasks.problems import Task
 from tasks.toy import SYMBOL
 
@@ -90,7 +90,7 @@ def measure(
     mixed = 0
     for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
         torch.manual_seed(seed_of(config.seed, index))
-        group = sampled(config, task, model, tokenizer, problem)
+        group = sample_group(config, task, model, tokenizer, problem)
         if not group.mixed:
             continue
         mixed += 1
@@ -98,8 +98,8 @@ def measure(
         for text, ids in zip(group.texts, group.responses, strict=True):
             ends.append(line_ends(text, len(ids))[:-1])
         group = replace(group, ends=ends)
-        group = continued(group, continuations, config, task, model, tokenizer)
-        batch = scored(group, policy, tokenizer, context.temperature, context.micro_tokens)
+        group = continue_prefixes(group, continuations, config, task, model, tokenizer)
+        batch = score_group(group, policy, tokenizer, context.temperature, context.micro_tokens)
         weights = {name: weights_of(batch, context, credit) for name, credit in methods.items()}
         lines += line_stats(group, batch.advantages, weights)
     agreements = {name: agreement(lines, name) for name in methods}
@@ -190,7 +190,7 @@ def against_truth(
     if not task.rephrase:
         lacks.append("rephrase")
     for need in lacks:
-        absent = [name for name in methods if name in needing(need)]
+        absent = [name for name in methods if name in methods_needing(need)]
         if absent:
             left_out.append(f"{', '.join(absent)} against the truth: needs {NEEDS[need]}")
             methods = [name for name in methods if name not in absent]
@@ -212,13 +212,17 @@ def against_truth(
         changed = replace(context, shear=shear)
         of_batches = [weights_of(batch, changed, credit) for batch in batches]
         weights = cat_padded(of_batches)  # (B, T)
-        results[part][name] = placed(weights, mask, errors, group, window)
+        results[part][name] = measure_place(weights, mask, errors, group, window)
     for name, of_batches in signals.items():
-        results["settings"][name] = placed(cat_padded(of_batches), mask, errors, group, window)
+        results["settings"][name] = measure_place(
+            cat_padded(of_batches), mask, errors, group, window
+        )
     return results
 
 
-def placed(weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window: int) -> dict:
+def measure_place(
+    weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window: int
+) -> dict:
     """Where weights (B, T) lie around the first errors (B, 2) of rollouts whose groups are `group`
     (B,).
     """

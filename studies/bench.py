@@ -158,12 +158,12 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
     groups = []
     torch.manual_seed(config.seed)
     for problem in task.heldout[: config.sampling.prompts_per_step]:
-        group = prefixes.sampled(config, task, model, tokenizer, problem)
+        group = prefixes.sample_group(config, task, model, tokenizer, problem)
         if group.mixed:
             temperature = config.sampling.temperature
             micro_tokens = config.optimisation.micro_tokens
-            batch = prefixes.scored(group, policy, tokenizer, temperature, micro_tokens)
-            assert batch.hidden is not None  # `scored` keeps them
+            batch = prefixes.score_group(group, policy, tokenizer, temperature, micro_tokens)
+            assert batch.hidden is not None  # `score_group` keeps them
             mask = batch.rollouts.mask
             groups.append((to_padded(batch.hidden, mask), mask, batch.correct))
     if not groups:

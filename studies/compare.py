@@ -55,8 +55,8 @@ from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
 import tyro
 
 from credit.settings import Credit
-from credit.table import METHODS, method_of, needing
-from harness.config import PathFlag, Seeds, Texts, parse_study, spelled
+from credit.table import METHODS, method_of, methods_needing
+from harness.config import PathFlag, Seeds, Texts, parse_study, spell
 from tasks.rows import BadInput
 from tasks.settings import TASKS, Count, number, several
 
@@ -69,7 +69,7 @@ CHANGES: dict[str, dict] = {
 TUNING = (100, 101)  # seeds
 SUFFIXES = "-mean1, -dynamic, -lora, -wrong-X and -OPTION=VALUE"
 ARMS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
-ARMS += [name for name in METHODS if name not in ARMS and name not in needing("adapter")]
+ARMS += [name for name in METHODS if name not in ARMS and name not in methods_needing("adapter")]
 ARMS += "grpo-dynamic shear-dynamic grpo-lora arca-lora".split()
 ARMS_HELP = (
     f"Arms: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
@@ -279,7 +279,7 @@ def main(argv: list[str] | None = None) -> None:
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
     """The trials of a stage, until none lacks: a grid grows with its results."""
     while True:
-        missing = lacking(stage, trials_in(path), cell, seeds)
+        missing = missing_trials(stage, trials_in(path), cell, seeds)
         if not missing:
             break
         refuse_other_code(cell, path, missing)
@@ -297,7 +297,7 @@ def draw(runs: Sequence[str]) -> None:
     curves = {}
     table = []
     for run in runs:
-        rows = files.rows(Path(run) / "metrics.jsonl", apart=["step"])
+        rows = files.read_lines(Path(run) / "metrics.jsonl", apart=["step"])
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = np.array([rewards], dtype=float)  # (1, steps), null as NaN
         line = {"run": run, "steps": str(len(rewards)), "reward": f"{np.nanmean(curves[run]):.3f}"}
@@ -323,7 +323,7 @@ def trials_in(path: Path) -> list[dict]:
     """The trials that have run; raises BadInput for a file of something else."""
     apart = ["stage", "seconds", *Trial._fields]  # a trial may have been measured twice
     forms = Confirmed, Tuned, Timed, Continued
-    return files.rows(path, forms, apart) if os.path.lexists(path) else []
+    return files.read_lines(path, forms, apart) if os.path.lexists(path) else []
 
 
 def code_of_training() -> str:
@@ -353,14 +353,14 @@ def settings_of_trial(arm: str, others: list[str]) -> TrainConfig:
     """train.py's settings of an arm; raises BadInput."""
     words = list(others)
     for name, value in flags_of(arm).items():
-        words += spelled(name, value)
+        words += spell(name, value)
     return resolve(parse_train(words))
 
 
 # ---- which trials --------------------------------------------------------------------------------
 
 
-def lacking(stage: str, trials: list[dict], cell: Cell, seeds: Sequence[int]) -> list[Trial]:
+def missing_trials(stage: str, trials: list[dict], cell: Cell, seeds: Sequence[int]) -> list[Trial]:
     """The trials of a stage that have not run."""
     ran = {key_of(trial) for trial in trials if trial["stage"] == stage}
     # at the start one trial has the credit of all arms
@@ -380,7 +380,7 @@ def key_of(trial: dict) -> Trial:
 def rates_of(stage: str, cell: Cell, arm: str, trials: list[dict]) -> Sequence[float]:
     """The learning rates of a stage's trials, by those that have run."""
     if stage == "confirm":
-        return [chosen_rate(cell, arm, trials)]
+        return [choose_rate(cell, arm, trials)]
     if stage != "tune":
         return [cell.lr]
     # adapters need ten times the rate of the whole model
@@ -430,7 +430,7 @@ def mean_reward(trial: dict) -> float:
     return float(np.nanmean(np.array(trial["rewards"], dtype=float)))
 
 
-def chosen_rate(cell: Cell, arm: str, trials: list[dict]) -> float:
+def choose_rate(cell: Cell, arm: str, trials: list[dict]) -> float:
     """The rate of the highest mean curve in the stage `tune`."""
     curves = mean_curves(cell, arm, trials)
     return max(curves, key=curves.__getitem__)
@@ -473,7 +473,7 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
 
 
 @contextlib.contextmanager
-def started(config: TrainConfig) -> Iterator[Run]:
+def open_trial(config: TrainConfig) -> Iterator[Run]:
     """A run without checkpoints, ready for its first step."""
     ranks = parallel.join(config.machine.device, config.machine.threads)
     try:
@@ -488,7 +488,7 @@ def started(config: TrainConfig) -> Iterator[Run]:
 
 def train_only(config: TrainConfig, cell: Cell) -> dict:
     """The rewards of every step, which choose a learning rate."""
-    with started(config) as run:
+    with open_trial(config) as run:
         rewards = []
         for step in range(config.optimisation.steps):
             metrics, _ = train.train_step(run, step)
@@ -498,7 +498,7 @@ def train_only(config: TrainConfig, cell: Cell) -> dict:
 
 def run_trial(config: TrainConfig, cell: Cell) -> dict:
     """The rewards of every step, held-out accuracy afterwards, and where credit went."""
-    with started(config) as run:
+    with open_trial(config) as run:
         before = train.evaluate(run, 0)
         count = config.optimisation.steps
         steps = [train.train_step(run, step)[0] for step in range(count)]
@@ -542,7 +542,7 @@ def advantages_of(config: TrainConfig, cell: Cell) -> dict:
         needs = method_of(flags["method"]).needs
         if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
             arms[arm] = Credit(**flags)
-    with started(config) as run:
+    with open_trial(config) as run:
         model = run.actor.model
         problems = run.task.heldout[:GROUPS]
         rows = measure(run.config, run.task, model, run.tokenizer, problems, arms, CONTINUATIONS)
@@ -561,7 +561,7 @@ def cost_of(config: TrainConfig, cell: Cell) -> dict:
     )
     ours: list[float] = []  # seconds of each step
     theirs: list[float] = []
-    with started(config) as run, started(other) as run_of_grpo:
+    with open_trial(config) as run, open_trial(other) as run_of_grpo:
         for step in range(1 + TIMED):
             ours.append(seconds_of_step(run, step))
             theirs.append(seconds_of_step(run_of_grpo, step))
@@ -610,7 +610,7 @@ def with_interval(values: np.ndarray) -> str:
 
 def table_of(trials: list[dict], cell: Cell) -> list[dict[str, str]]:
     """A line per arm, of trials whose seeds are those of the table."""
-    rates = {arm: chosen_rate(cell, arm, trials) for arm in cell.arms}
+    rates = {arm: choose_rate(cell, arm, trials) for arm in cell.arms}
     at_start = trials_of(trials, "advantages", cell.flags, "grpo")
     confirmed = []  # of each arm those at its own rate
     for arm in cell.arms:

@@ -98,7 +98,7 @@ from harness.run import credit_context
 from rewards import grade_math
 from studies import figures
 from studies.advantages import against_truth, weights_of
-from studies.prefixes import Prefixes, collect, given, scored, span_table, up_to
+from studies.prefixes import Prefixes, collect, read_solutions, score_group, span_table, up_to
 from tasks.problems import Task, choose_template, text_task
 from tasks.rows import BadInput
 
@@ -165,7 +165,7 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
     values = flat(config) | {"rollouts": flags.rollouts, "continuations": flags.continuations}
     decided = {name: values[name] for name in DECIDES}
     if (out / "config.json").exists():
-        had = files.settings_in(out / "config.json")
+        had = files.read_settings(out / "config.json")
         refuse_other_settings(decided, had, f"the groups in {out} have", "choose another --out")
     if flags.rollouts:
         subject = from_file(flags, config, decided)
@@ -256,7 +256,7 @@ def read_all(
 
 def read_states(group: Prefixes, context: Context) -> Batch:
     """A group as credit methods see it, with the policy's hidden states."""
-    return scored(
+    return score_group(
         group, context.policy, context.tokenizer, context.temperature, context.micro_tokens
     )
 
@@ -267,7 +267,7 @@ def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     outline, tokenizer = load_outline(config.model)
     template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
-    groups = given(flags.rollouts, config.shear, task, tokenizer, context_of(outline))
+    groups = read_solutions(flags.rollouts, config.shear, task, tokenizer, context_of(outline))
     model = load_model(config.model, torch.device(config.machine.device), tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
@@ -288,7 +288,7 @@ def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     if max(flags.layers, default=0) > layers:
         cut = f"the model can be cut after {layers} layers; give these at most"
         raise BadInput(f"--layers {max(flags.layers)}: {cut}")
-    print("\n".join(map(report.wrapped, parts.notes)), flush=True)
+    print("\n".join(map(report.wrap, parts.notes)), flush=True)
     files.write_json(out / "config.json", decided)
     parts = give_lessons(parts, out, ranks)
     config = parts.config  # its sizes fit the data and the model's context

@@ -3,8 +3,8 @@
 
     collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on
                        continuations; on disk
-    given(file, ...)   -> Prefixes of solutions from a file, without continuations
-    scored(group, ...) -> the group as a `Batch`, with hidden states
+    read_solutions(..) -> Prefixes of solutions from a file, without continuations
+    score_group(...)   -> the group as a `Batch`, with hidden states
     span_table(...)    -> all prefixes, with their local distances, as the table that `figures.py`
                        takes
 
@@ -47,9 +47,9 @@ from grpo import (
     Rollouts,
     cat_padded,
     decode,
-    log_probs,
     pad_id,
     pad_left,
+    score,
     stop_ids,
 )
 from harness.config import TrainConfig
@@ -108,9 +108,9 @@ def collect(
         path = out / f"group-{number:04d}.json"
         if not path.exists():
             torch.manual_seed(seed_of(config.seed, number))
-            group = sampled(config, task, model, tokenizer, problem)
+            group = sample_group(config, task, model, tokenizer, problem)
             if group.mixed and continuations:
-                group = continued(group, continuations, config, task, model, tokenizer)
+                group = continue_prefixes(group, continuations, config, task, model, tokenizer)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
             groups.append(Prefixes(**json.loads(check_is_file(path).read_text())))
@@ -119,7 +119,7 @@ def collect(
     return groups
 
 
-def sampled(
+def sample_group(
     config: TrainConfig,
     task: Task,
     model: PreTrainedModel,
@@ -190,7 +190,7 @@ def as_group(
     )
 
 
-def continued(
+def continue_prefixes(
     group: Prefixes,
     count: int,
     config: TrainConfig,
@@ -233,7 +233,7 @@ def continued(
 # ---- solutions from a file -----------------------------------------------------------------------
 
 
-def given(
+def read_solutions(
     file: str, shear: Shear, task: Task, tokenizer: PreTrainedTokenizerBase, context: float
 ) -> list[Prefixes]:
     """The solutions of `--rollouts`, encoded once: a group per problem, without continuations.
@@ -280,7 +280,7 @@ def given(
 # ---- hidden states and distances -----------------------------------------------------------------
 
 
-def scored(
+def score_group(
     group: Prefixes,
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase,
@@ -294,7 +294,7 @@ def scored(
     )
     verdicts = list(map(Verdict, group.scores, group.reasons))
     batch = Batch.of(rollouts, verdicts, [group.problem])
-    batch.log_probs, batch.entropies, batch.hidden = log_probs(
+    batch.log_probs, batch.entropies, batch.hidden = score(
         policy, batch.rollouts, temperature=temperature, micro_tokens=micro_tokens
     )
     return batch

@@ -2,8 +2,8 @@
 lessons on them.
 
     FirstError                             where a response begins to be wrong
-    unlike(count, heldout, make)           problems to train on, and others that are held out
-    demonstrated(count, make, show, ...)   problems, each with a demonstration
+    draw_apart(count, heldout, make)       problems to train on, and others that are held out
+    demonstrate_batch(count, make, ...)    problems, each with a demonstration
     teach(model, batch_loss, ...)          steps of Adam on a loss
 
 Left out: several ranks (one teaches, the others get its weights), demonstrations from files.
@@ -30,7 +30,7 @@ class FirstError(NamedTuple):
     end: int  # index after the step's last token
 
 
-def unlike(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dict], list[dict]]:
+def draw_apart(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dict], list[dict]]:
     """`count` problems to train on and `heldout` others; no prompt is in both, none is held out
     twice.
 
@@ -49,7 +49,7 @@ def unlike(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dic
     return train, list(tests.values())
 
 
-def demonstrated(
+def demonstrate_batch(
     count: int, make: Callable[[], dict], show: Callable[[dict], str], forbidden: set[str]
 ) -> list[tuple[dict, str]]:
     """`count` problems that are not forbidden, each with a response."""
@@ -96,7 +96,7 @@ def teach(
     return loss.item()
 
 
-def padded(rows: Sequence[Sequence[float]], fill: float, device: torch.device) -> torch.Tensor:
+def pad_right(rows: Sequence[Sequence[float]], fill: float, device: torch.device) -> torch.Tensor:
     """Lists of numbers -> (rows, length of the longest), filled up on the right."""
     return pad_sequence(
         [torch.tensor(row) for row in rows], batch_first=True, padding_value=fill

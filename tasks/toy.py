@@ -32,7 +32,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrated, padded, teach, unlike
+from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrate_batch, draw_apart, pad_right, teach
 from tasks.problems import Task, grader
 from tasks.rows import BadInput
 from tasks.settings import Grading, Problems
@@ -121,11 +121,11 @@ def make_problem(rng: random.Random, lines: int) -> dict:
 
 
 def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others, by `unlike`. One line allows 230 problems,
-    two 9,890.
+    """`count` problems to train on and `heldout` others, by `draw_apart`. One line allows 230
+    problems, two 9,890.
     """
     rng = random.Random(f"problems {seed}")
-    return unlike(count, heldout, lambda: make_problem(rng, lines))
+    return draw_apart(count, heldout, lambda: make_problem(rng, lines))
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
@@ -312,8 +312,8 @@ def warm_up(
                 symbols.append(symbol)
             rows.append([IDS[symbol] for symbol in symbols])
             weights_of_rows.append(weight)
-        ids = padded(rows, IDS["<pad>"], model.device)  # (32, L) int64
-        weights = padded(weights_of_rows, 0.0, model.device)  # (32, L)
+        ids = pad_right(rows, IDS["<pad>"], model.device)  # (32, L) int64
+        weights = pad_right(weights_of_rows, 0.0, model.device)  # (32, L)
         # (32, L - 1, V); padding is on the right, so no mask
         logits = model(input_ids=ids[:, :-1]).logits
         losses = torch.nn.functional.cross_entropy(
@@ -326,7 +326,7 @@ def warm_up(
 
 def demonstrations(lines: int, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
     """BATCH problems that are not forbidden, each with a careless response."""
-    return demonstrated(
+    return demonstrate_batch(
         BATCH,
         lambda: make_problem(rng, lines),
         lambda problem: demonstrate(problem, rng),

@@ -43,7 +43,7 @@ from fast.packing import packing_of
 from grpo import Policy, Rollouts, pad_left, token_ids
 from rewards import box_place
 from tasks import problems as text
-from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrated, padded, teach, unlike
+from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrate_batch, draw_apart, pad_right, teach
 from tasks.problems import Task
 from tasks.settings import Grading, Problems
 
@@ -164,7 +164,7 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
 def make_problems(count: int, seed: int) -> list[dict]:
     """`count` problems, all different."""
     rng = random.Random(f"words {seed}")
-    return unlike(0, count, lambda: make_problem(rng))[1]
+    return draw_apart(0, count, lambda: make_problem(rng))[1]
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
@@ -312,14 +312,14 @@ def warm_up(
         """Minus the mean log-probability of a batch of demonstrations, which are laid out as
         rollouts are.
         """
-        pairs = demonstrated(
+        pairs = demonstrate_batch(
             BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden
         )
         prompts = token_ids(tokenizer, [prompt(problem) for problem, _ in pairs])
         texts = [response for _, response in pairs]
         responses = [[*ids, tokenizer.eos_token_id] for ids in token_ids(tokenizer, texts)]
         prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
-        ids = padded(responses, -1, model.device)  # (8, T)
+        ids = pad_right(responses, -1, model.device)  # (8, T)
         mask = ids >= 0  # (8, T)
         truncated = torch.zeros(len(pairs), dtype=torch.bool)  # (8,)
         rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)

@@ -34,7 +34,7 @@ from fast.distances import token_distances
 from fast.race import race
 from grpo import Policy, Rollouts, group_advantages, pad_left, rollout
 from harness import files
-from harness.config import TrainConfig, changed, parse_train
+from harness.config import TrainConfig, parse_train, with_values
 from harness.launch import resolve
 from harness.parallel import Ranks
 from harness.run import credit_context
@@ -137,7 +137,7 @@ def configured(argv: list[str]) -> TrainConfig:
 
 def flags(**changes) -> TrainConfig:
     """The recipe's, and `changes`."""
-    return changed(configured([]), changes)
+    return with_values(configured([]), changes)
 
 
 def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
@@ -214,7 +214,7 @@ def assert_same_run(one, other) -> None:
     """Weights, metrics but seconds, and samples, to the bit."""
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    ours, theirs = (files.rows(run / "metrics.jsonl") for run in (one, other))
+    ours, theirs = (files.read_lines(run / "metrics.jsonl") for run in (one, other))
     assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
     assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()
 

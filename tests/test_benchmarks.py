@@ -21,7 +21,14 @@ from made import ALONE, Hostile
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
-from harness.evaluation import Protocol, Sampler, about, evaluate_benchmark, pass_at_k, summarise
+from harness.evaluation import (
+    Protocol,
+    Sampler,
+    describe_set,
+    evaluate_benchmark,
+    pass_at_k,
+    summarise,
+)
 from harness.files import append_rows
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
@@ -246,7 +253,10 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
     counts = " or ".join(map(str, BENCHMARKS[name].counts))
     unit = "rows" if name == "livecodebench" else "problems"
     assert f"1 {unit}, {counts} expected" in loaded.notes[0]
-    assert loaded.revision.startswith("sha256:") and len(about(loaded, Protocol())["digest"]) == 12
+    assert (
+        loaded.revision.startswith("sha256:")
+        and len(describe_set(loaded, Protocol())["digest"]) == 12
+    )
 
 
 def test_several_files_are_one_set_and_the_right_count_is_no_warning(tmp_path):

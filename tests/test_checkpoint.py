@@ -30,7 +30,10 @@ def whole(tmp_path_factory, taught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
     run_well(train, SIZES, "--model", taught, "--steps 4 --out", out)
-    assert sum(row["grad_norm"] > 0 for row in files.rows(out / "run" / "metrics.jsonl")[1:5]) > 2
+    assert (
+        sum(row["grad_norm"] > 0 for row in files.read_lines(out / "run" / "metrics.jsonl")[1:5])
+        > 2
+    )
     return out / "run"
 
 

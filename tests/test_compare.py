@@ -63,14 +63,16 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
             rows.append(row | {"rewards": [0.5 if factor == 1 else 0.3, 0.5]})
     rows.append(rows[-1] | {"cell": "--steps 3", "lr": 5e-5, "rewards": [0.9, 0.9]})
     rows.append(rows[-1] | {"stage": "confirm", "cell": cell.flags})
-    assert not compare.lacking("tune", rows, cell, seeds)
+    assert not compare.missing_trials("tune", rows, cell, seeds)
     left_out = Trial(cell.flags, 101, "kgae", 2e-4)
     without = [row for row in rows if (row["rule"], row["lr"], row["seed"]) != ("kgae", 2e-4, 101)]
-    assert compare.lacking("tune", without, cell, seeds) == [left_out]
+    assert compare.missing_trials("tune", without, cell, seeds) == [left_out]
     assert compare.mean_curves(cell, "kgae", without).keys() == {5e-5, 1e-4}
-    confirmed = [(trial.rule, trial.lr) for trial in compare.lacking("confirm", rows, cell, [0])]
+    confirmed = [
+        (trial.rule, trial.lr) for trial in compare.missing_trials("confirm", rows, cell, [0])
+    ]
     assert confirmed == [("grpo", 1e-4), ("kgae", 1e-4), ("grpo-lora", 1e-3)]
-    of_advantages = compare.lacking("advantages", rows, cell, seeds)
+    of_advantages = compare.missing_trials("advantages", rows, cell, seeds)
     assert [trial.rule for trial in of_advantages] == ["grpo"] * 2
 
 
@@ -139,7 +141,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     path = tmp_path / "rows.jsonl"
     command = words_of(SMALL, "--methods grpo arca-lora --seeds 1 2 --tuning-seeds 7 --rows", path)
     run_well(compare, *command)
-    printed, rows = capsys.readouterr().out, files.rows(path)
+    printed, rows = capsys.readouterr().out, files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, cost=2, advantages=1)
     costs = set()
     for row in rows:
@@ -156,18 +158,20 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2
     run_well(compare, *command)
-    assert capsys.readouterr().out == printed and files.rows(path) == rows
+    assert capsys.readouterr().out == printed and files.read_lines(path) == rows
 
 
 def test_rates_and_tuning_seeds_can_be_given():
     """Then nothing else is tuned, however the curves rise; the best of these is confirmed."""
     cell, rows = Cell("--steps 2", 1e-4, ["grpo"], [7], [2e-5, 5e-5]), []
-    assert [trial.lr for trial in compare.lacking("tune", rows, cell, [7])] == [2e-5, 5e-5]
+    assert [trial.lr for trial in compare.missing_trials("tune", rows, cell, [7])] == [2e-5, 5e-5]
     for lr in (2e-5, 5e-5):
         trial = Trial(cell.flags, 7, "grpo", lr)._asdict()
         rows.append({"stage": "tune", "rewards": [1e4 * lr], **trial})
-    assert not compare.lacking("tune", rows, cell, [7])
-    assert compare.lacking("confirm", rows, cell, [0]) == [Trial(cell.flags, 0, "grpo", 5e-5)]
+    assert not compare.missing_trials("tune", rows, cell, [7])
+    assert compare.missing_trials("confirm", rows, cell, [0]) == [
+        Trial(cell.flags, 0, "grpo", 5e-5)
+    ]
 
 
 def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
@@ -267,7 +271,7 @@ def test_the_page_has_what_the_rows_say():
     planned = ["signbalance", "gmts", "bipace", "serl", "iw-opd", "dasd"]
     others = [rule for rule in compare.ARMS if rule not in newest + planned]
     for file, rules in (("compare.jsonl", others), ("compare-newest.jsonl", ["grpo", *newest])):
-        rows, cell = files.rows(RECORDS / file), Cell("--steps 20", 1e-4, rules)
+        rows, cell = files.read_lines(RECORDS / file), Cell("--steps 20", 1e-4, rules)
         assert {row["rule"] for row in rows if row["stage"] == "confirm"} == set(rules)
         assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in page
 

@@ -19,8 +19,8 @@ from credit.measures import effective_weights
 from credit.methods import assign_credit, first_weights, own_side_weights, true_errors
 from credit.salience import Answer, outcome_weights
 from credit.shear_settings import Settings
-from credit.table import METHODS, method_of, needing
-from grpo import Policy, group_advantages, log_probs, to_padded
+from credit.table import METHODS, method_of, methods_needing
+from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
 from harness.prepare import make_task
 from harness.run import credit_context
@@ -121,7 +121,7 @@ def worked_responses(lines: int) -> Batch:
     )
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     policy = Policy(model)
-    scored = log_probs(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
+    scored = score(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
     context = credit_context(flags(), policy, tokenizer, task, 3, prm=())
     batch = made_batch(rewards, rollouts, 4, problems=problems, **scored)
     return Told(**vars(batch), context=context)
@@ -204,7 +204,7 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
     # draws, peers and the leaders of clusters follow the order
-    if method not in {"random", "shuffle", "bipace"} | needing("peer"):
+    if method not in {"random", "shuffle", "bipace"} | methods_needing("peer"):
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = assign(method, reordered(told, order), options)
         # the gradient of a KL of 1e-7 nats has four digits in float32
@@ -267,7 +267,7 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     batch = replace(told, hidden=None, stats={})
     for number, rows in enumerate(batch.block_rows()):
         block = Told(**vars(batch.block(rows)), context=batch.context)
-        scored = log_probs(batch.context.policy, block.rollouts, temperature=1.0, micro_tokens=300)
+        scored = score(batch.context.policy, block.rollouts, temperature=1.0, micro_tokens=300)
         block.log_probs, block.entropies, block.hidden = scored
         block.token_advantages = assign(method, block, flags(method))
         assert block.problems == [told.problems[number]]

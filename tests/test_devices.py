@@ -14,7 +14,7 @@ from credit import lora, teacher
 from credit.table import METHODS
 from grpo import rollout
 from harness import models
-from harness.config import changed
+from harness.config import with_values
 from harness.parallel import Ranks
 from harness.prepare import Parts, make_task
 from harness.run import build_run
@@ -70,7 +70,7 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
 def take_step(run, method: str) -> dict:
     """The metrics of a step, from problems to moved weights, with a method and its options."""
     name, *options = method.split()
-    run.config = changed(run.config, {"method": name, "method_option": tuple(options)})
+    run.config = with_values(run.config, {"method": name, "method_option": tuple(options)})
     return train.train_step(run, 0)[0]
 
 

@@ -22,9 +22,9 @@ from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.shear_settings import ClosestSpan
 from credit.table import METHODS
-from grpo import Policy, Rollouts, log_probs, pad_left, rollout
+from grpo import Policy, Rollouts, pad_left, rollout, score
 from harness import files, models
-from harness.config import PAPER, changed
+from harness.config import PAPER, with_values
 from harness.models import fast_rollout
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
@@ -332,7 +332,7 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
         ids = torch.randint(20, (12,)).tolist()
         return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
 
-    monkeypatch.setattr(prefixes, "sampled", draw)
+    monkeypatch.setattr(prefixes, "sample_group", draw)
     task = SimpleNamespace(heldout=[{}, {}, {}])
     parts = replace(PAPER, seed=1), 2, 0, tmp_path, task, tiny[0], None
     first, second = groups = prefixes.collect(*parts)
@@ -377,16 +377,18 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     monkeypatch.setattr(prefixes, "fast_rollout", sampler)
     monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
-    config = changed(PAPER, {"max_tokens": 10, "temperature": 0.7})
-    found = prefixes.continued(group, 2, config, Task("x", [], [], None, grade), model, tokenizer)
+    config = with_values(PAPER, {"max_tokens": 10, "temperature": 0.7})
+    found = prefixes.continue_prefixes(
+        group, 2, config, Task("x", [], [], None, grade), model, tokenizer
+    )
     short, long = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], [[5, 6, 7, 4, 5, 6, 7]]
     assert asked == [(short, 2, 8, 0.7), (long, 2, 6, 0.7)]
     whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
     assert graded == tokenizer.batch_decode(whole)
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
     policy, limits = Policy(model), dict(temperature=0.7, micro_tokens=99)
-    batch = prefixes.scored(group, policy, tokenizer, **limits)
-    scores = log_probs(policy, batch.rollouts, **limits)
+    batch = prefixes.score_group(group, policy, tokenizer, **limits)
+    scores = score(policy, batch.rollouts, **limits)
     torch.testing.assert_close(batch.log_probs, scores.log_probs)
     unsure = sampled([None, 0.0], [[2], []])  # no verdict, no row
     closest = []
@@ -461,7 +463,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     made.reset_mock()
 
     # what comes after sampling is not of interest again
-    monkeypatch.setattr(diagnose, "scored", interrupt)
+    monkeypatch.setattr(diagnose, "score_group", interrupt)
     assert diagnose.main(flags) == 130 and not made.called
     gone = paths[1]
     before = gone.read_text()
@@ -500,7 +502,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
-    right, wrong = files.rows(out / "samples.jsonl")
+    right, wrong = files.read_lines(out / "samples.jsonl")
     assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
     assert "".join(wrong["tokens"]) == TEXT.format(1)
     assert wrong["spans"] and wrong["weights"].keys() == {"shear", "grpo"}

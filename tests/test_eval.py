@@ -12,7 +12,7 @@ from made import interrupt, run_well, saved, words_of
 import eval as command
 import train
 from harness import evaluation, files, prepare, tables
-from harness.files import rows
+from harness.files import read_lines
 from harness.models import fast_rollout
 from tasks import toy
 from tasks.benchmarks import SUITES
@@ -34,7 +34,7 @@ def models(tmp_path_factory):
 
 
 def generations_of(out) -> list[dict]:
-    return rows(out / "generations.jsonl")
+    return read_lines(out / "generations.jsonl")
 
 
 def results_of(out) -> dict:
@@ -87,7 +87,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     calls = [fast_rollout, fast_rollout, interrupt]
     monkeypatch.setattr(evaluation, "fast_rollout", lambda *a, **o: calls.pop(0)(*a, **o))
     assert command.main(part) == 130
-    assert whole.startswith(path.read_text()) and len(rows(path)) == 32
+    assert whole.startswith(path.read_text()) and len(read_lines(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
     sampler = Mock(wraps=fast_rollout)
     monkeypatch.setattr(evaluation, "fast_rollout", sampler)
@@ -159,9 +159,9 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     again = run / "eval" / "step-000003.jsonl"
     again.write_text("{}\n")  # as a run leaves it that is killed while it evaluates
     run_well(train, "--resume", run, "--steps 3")
-    assert len(rows(again)) == 64
+    assert len(read_lines(again)) == 64
     assert "on benchmarks: embedded " in capsys.readouterr().out
-    steps = [row for row in rows(run / "metrics.jsonl") if "bench" in row]
+    steps = [row for row in read_lines(run / "metrics.jsonl") if "bench" in row]
     assert [row["step"] for row in steps] == [2, 3]
     found = steps[0]["bench"]["embedded"]
     expected = {"samples": 64, "revision": "chain-1-0", "window": None}
@@ -171,7 +171,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     printed, results = capsys.readouterr().out, results_of(out)
     assert list(results["results"]) == [f"run/step-{step:06d}" for step in (1, 2, 3)]
     assert results["results"]["run/step-000002"]["embedded"]["mean"] == found["mean"]
-    texts = [row["response"] for row in rows(run / "eval" / "step-000002.jsonl")]
+    texts = [row["response"] for row in read_lines(run / "eval" / "step-000002.jsonl")]
     made = [row for row in generations_of(out) if row["model"] == "run/step-000002"]
     assert [row["response"] for row in made] == texts
     assert "SELECTED ON THE TEST SETS" in printed

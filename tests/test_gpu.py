@@ -30,7 +30,7 @@ from torch.testing import assert_close
 import train
 from credit.table import METHODS
 from fast.packing import packing_of
-from grpo import Policy, Rollouts, log_probs, policy_loss
+from grpo import Policy, Rollouts, policy_loss, score
 from harness import files
 from shear import Spans, shear_weights
 
@@ -92,7 +92,7 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
     rollouts, found = sampled(tiny), []
     for device in (torch.device("cpu"), DEVICE):
         model, part = copy.deepcopy(tiny[0]).to(device), moved(rollouts, device)
-        scored = log_probs(Policy(model), part, temperature=0.8, micro_tokens=150)
+        scored = score(Policy(model), part, temperature=0.8, micro_tokens=150)
         logp = Policy(model, recompute=True)(part, 0.8).log_probs
         old, ones = scored.log_probs + 0.1, torch.ones(8, device=device)
         loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
@@ -124,7 +124,7 @@ def test_packed_rollouts_are_padded_ones():
 def steps_of(out: Path, *parts) -> list[dict]:
     """The steps' metrics after `train.py` in this process."""
     run_well(train, *parts)
-    return [row for row in files.rows(out / "run" / "metrics.jsonl") if "step" in row]
+    return [row for row in files.read_lines(out / "run" / "metrics.jsonl") if "step" in row]
 
 
 @pytest.mark.parametrize("method", METHODS)

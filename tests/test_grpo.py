@@ -18,9 +18,9 @@ from grpo import (
     Rollouts,
     cat_padded,
     group_advantages,
-    log_probs,
     policy_loss,
     rollout,
+    score,
     stop_ids,
 )
 from harness.parallel import Ranks, deal
@@ -126,7 +126,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     model, _ = any_positions
     rollouts = sampled(any_positions)
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
-    scored = log_probs(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
+    scored = score(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
     hidden = grpo.to_padded(scored.hidden, rollouts.mask)  # (B, T, d)
     for row in range(8):
         prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]
@@ -179,7 +179,7 @@ def test_logits_of_a_whole_batch_never_exist(tiny, monkeypatch):
     rollouts, policy, seen = sampled(tiny), Policy(tiny[0]), []
     head = tiny[0].get_output_embeddings()
     head.register_forward_hook(lambda head, inputs, logits: seen.append(len(logits)))
-    log_probs(policy, rollouts, temperature=1.0, micro_tokens=1000)
+    score(policy, rollouts, temperature=1.0, micro_tokens=1000)
     policy(rollouts, 1.0).log_probs.sum().backward()
     # scoring, forward, again in backward
     assert max(seen) == 10 and sum(seen) == 3 * int(rollouts.mask.sum())

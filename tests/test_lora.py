@@ -45,7 +45,7 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     expected = (
         part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
     )
-    acts = lora.merged(model).model.layers[0].mlp.up_proj.weight
+    acts = lora.merge(model).model.layers[0].mlp.up_proj.weight
     torch.testing.assert_close(acts, expected)  # W + B A, unscaled
 
 
@@ -82,7 +82,7 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path, unequa
     shutil.rmtree(cut / "model")
     run_well(train, "--resume", cut / "checkpoints" / "step-000001")
     assert_same_run(whole, cut)
-    _, first, second, _ = files.rows(whole / "metrics.jsonl")
+    _, first, second, _ = files.read_lines(whole / "metrics.jsonl")
     # uniform until the adapter is something
     assert first["weight_std"] < 1e-6 and second["weight_std"] > 0.01
     start, end = (

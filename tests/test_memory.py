@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from grpo import HEAD_CHUNK
 from harness import memory, parallel
-from harness.config import PAPER, TrainConfig, changed
+from harness.config import PAPER, TrainConfig, with_values
 from tasks.rows import BadInput
 
 PAGE = (DOCS / "hardware.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ TOTAL = 3 * LAYER + 2 * 10 * 8 + 8  # embeddings, head, norm
 def flags(**changes) -> TrainConfig:
     """The paper's recipe, as far as memory depends on it."""
     recipe = {"dtype": "bfloat16", "prompts_per_step": 64, "heldout": 1, "device": "cuda"}
-    return changed(PAPER, {**recipe, "out": "o", "model": "M", **changes})
+    return with_values(PAPER, {**recipe, "out": "o", "model": "M", **changes})
 
 
 @pytest.fixture(scope="module")

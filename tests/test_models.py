@@ -118,7 +118,7 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(
     cut, other = tmp_path / "cut.gguf", tmp_path / "other.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
     write_gguf(other, *llama, architecture="abacus")
-    with models.opened("--model", str(other)) as options:
+    with models.loader_options("--model", str(other)) as options:
         assert options["trust_remote_code"] is False  # of its folder
     flags = words_of("--task words --out", tmp_path, "--model")
     for path in (cut, other):

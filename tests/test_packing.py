@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fast import packing, prefill
 from fast.packing import packing_of
-from grpo import PADDED, Policy, Rollouts, hf_generate, log_probs
+from grpo import PADDED, Policy, Rollouts, hf_generate, score
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
         adapted(plain, rank)
     model = copy.deepcopy(plain)
     policy = Policy(model, recompute, packing_of(model) if packs else PADDED)
-    assert policy.layout == ((packing.packed, packing.pack) if packs else PADDED)
+    assert policy.layout == ((packing.pack_rollouts, packing.pack) if packs else PADDED)
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)
     for at_once in (2, 8):
@@ -63,12 +63,12 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch
     of_row = torch.tensor([2, 0, 1, 2, 1, 2, 2, 0])
     ids, mask = ragged.prompt_ids[of_row // 2], ragged.prompt_mask[of_row.clamp_max(1)]
     rollouts = dataclasses.replace(ragged, prompt_ids=ids, prompt_mask=mask)
-    assert packing.packed(rollouts)[0].shape[1] == (2 + 8 + 8) + 8 + int(rollouts.mask.sum())
+    assert packing.pack_rollouts(rollouts)[0].shape[1] == (2 + 8 + 8) + 8 + int(rollouts.mask.sum())
     plain, pulls = family_model(family, spread=0.3), torch.randn(ragged.ids.shape)
     model = copy.deepcopy(plain)
     policy, alone = Policy(model, layout=packing_of(model)), Policy(plain)
-    ours = log_probs(policy, rollouts, temperature=0.7, micro_tokens=70)
-    others = log_probs(alone, rollouts, temperature=0.7, micro_tokens=1)
+    ours = score(policy, rollouts, temperature=0.7, micro_tokens=70)
+    others = score(alone, rollouts, temperature=0.7, micro_tokens=1)
     for name in ("log_probs", "entropies", "hidden"):
         assert_near(getattr(ours, name), getattr(others, name), 1e-5)
     _, gradient = gradients(policy, rollouts, pulls, 8)

@@ -212,7 +212,7 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
     """
     folder, _, _ = two
     assert_same_run(folder / "parts", folder / "whole")
-    ours = files.rows(folder / "parts" / "metrics.jsonl")
+    ours = files.read_lines(folder / "parts" / "metrics.jsonl")
     assert len(ours) == 4 and len({row["checksum"] for row in ours[1:3]}) == 2
     assert AutoModelForCausalLM.from_pretrained(folder / "parts" / "model")
 

@@ -97,9 +97,12 @@ def test_example_marks_the_line_of_the_first_error(step):
     shown.
     """
     tokenizer, _, batch, weights = step
-    lines = report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, 12]))
+    lines = report.worked_example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, 12]))
     assert lines == ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
-    assert report.example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, -1])) == []
+    assert (
+        report.worked_example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, -1]))
+        == []
+    )
 
 
 METRICS = dict(step=1, reward=0.43, solved=1.0, equal_groups=0.0625, length=64.2, truncated=0.018)
@@ -177,9 +180,9 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     row = {"step": 1, "problem": "1+1?", "tokens": ["2"], "weights": {"shear": [1]}}
     rows = [row | {"advantage": 1.0}]
     files.append_rows(folder / "samples.jsonl", rows)
-    report.start(config, folder, BEFORE | {"samples": rows})
+    report.print_before(config, folder, BEFORE | {"samples": rows})
     history = [METRICS | {"peak_gb": 10.0}]
-    report.conclude(config, folder, BEFORE, after | {"samples": rows}, history)
+    report.print_after(config, folder, BEFORE, after | {"samples": rows}, history)
     printed = capsys.readouterr().out
     lines = printed.split("\n")
     assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()
@@ -207,14 +210,18 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     for eps, is_blurred in ((0.05, False), (0.5, True)):
         found = {"nbar": 13.0, "eps_over_nbar": eps, "weight_mean": 0.9}
         assert ("weigh alike; lower --eps" in report.floor_note(found, config)) == is_blurred
-    first, last = files.rows(folder / "metrics.jsonl")
+    first, last = files.read_lines(folder / "metrics.jsonl")
     assert (
         first.keys() == {"before"} and last.keys() == {"after"} and "samples" not in last["after"]
     )
-    assert files.rows(folder / "before.jsonl") == files.rows(folder / "after.jsonl") == rows
+    assert (
+        files.read_lines(folder / "before.jsonl")
+        == files.read_lines(folder / "after.jsonl")
+        == rows
+    )
     assert (folder / "curve.png").exists() and "nothing was learned" not in printed
-    report.start(configured(["--window", "14"]), folder, BEFORE)
-    report.conclude(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
+    report.print_before(configured(["--window", "14"]), folder, BEFORE)
+    report.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
     assert "nothing was learned: no mixed groups; change --warmup-steps or --model" in printed
     assert "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a" in printed
@@ -226,7 +233,7 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
     model = torch.nn.Identity()
     rollouts = CausalLMOutput(logits=torch.zeros(3, 1, 2))
     for main in (True, False):
-        with report.waiting(model, 3000, main):
+        with report.show_progress(model, 3000, main):
             model(rollouts)
         model(rollouts)
     assert capsys.readouterr().out == "  evaluating: 3 of at most 3,000 tokens\n"

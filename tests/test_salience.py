@@ -12,7 +12,7 @@ from made import byte_tokenizer, learned, with_a_stop
 from credit import lora, salience
 from credit.salience import Answer, answer_places
 from credit.tokens import char_starts
-from grpo import Policy, Rollouts, log_probs
+from grpo import Policy, Rollouts, score
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",
@@ -211,10 +211,10 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
     plain = copy.deepcopy(policy.model)
     lora.add(policy.model, 2, seed=0)
     limits = dict(temperature=1.0, micro_tokens=100)
-    hidden = log_probs(policy, rollouts, **limits).hidden
+    hidden = score(policy, rollouts, **limits).hidden
     assert salience.adapter_residual(policy, rollouts, hidden, **limits).abs().max() == 0
     learned(policy.model)
-    hidden = log_probs(policy, rollouts, **limits).hidden
+    hidden = score(policy, rollouts, **limits).hidden
     ours = salience.adapter_residual(policy, rollouts, hidden, **limits)
     for row in range(5):
         ids, offset = whole(rollouts, row)

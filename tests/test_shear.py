@@ -14,7 +14,7 @@ from made import SPANS, assert_near, group, weights
 from torch.testing import assert_close
 
 from credit import ablations
-from credit.ablations import evened_out
+from credit.ablations import even_out
 from credit.shear_settings import Settings, closest_by_rollout, closest_hook, group_weights, in_nbar
 from shear import (
     closest_spans,
@@ -235,7 +235,7 @@ def test_rollout_normalisation_leaves_dust_alone():
     not the mean.
     """
     omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
-    even = evened_out(omega, torch.ones(3, 12).bool())
+    even = even_out(omega, torch.ones(3, 12).bool())
     assert even[:2].abs().max() == 0
     assert_close(even[2], torch.full((12,), 0.7 / 3))
 

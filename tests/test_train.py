@@ -46,10 +46,10 @@ from credit import shear_settings
 from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
-from grpo import Rollouts, log_probs
+from grpo import Rollouts, score
 from harness import checkpoint, config, files, models, prepare
-from harness.config import changed
-from harness.files import rows
+from harness.config import with_values
+from harness.files import read_lines
 from harness.launch import RunFailed
 from harness.run import Run, build_run
 from rewards import Verdict
@@ -143,7 +143,7 @@ def test_shear_learns_the_embedded_task(learning):
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
-    first, *_, last = rows(learning / "embedded-shear-1" / "metrics.jsonl")
+    first, *_, last = read_lines(learning / "embedded-shear-1" / "metrics.jsonl")
     before, after = first["before"], last["after"]
     for name in ("greedy", "sampled"):
         assert after[name][0] >= before[name][0] + 0.20
@@ -161,14 +161,14 @@ def test_a_run_leaves_what_it_promises(learning):
     folder = learning / "embedded-shear-1"
     config = json.loads((folder / "config.json").read_text())
     assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
-    before, *metrics, after = rows(folder / "metrics.jsonl")
+    before, *metrics, after = read_lines(folder / "metrics.jsonl")
     assert before["before"] and after["after"]
     assert [row["step"] for row in metrics] == list(range(1, 9))
     first = metrics[0]
     assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
     assert first["eps_over_nbar"] == pytest.approx(0.05)
     assert set(first["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
-    samples = rows(folder / "samples.jsonl")
+    samples = read_lines(folder / "samples.jsonl")
     assert len(samples) == 64
     assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
     # a token's weight is the largest distance of its spans, where right opposes wrong
@@ -195,10 +195,10 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
     and a model.
     """
     assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0
-    before, step, _ = rows(tmp_path / "smoke-1" / "metrics.jsonl")
+    before, step, _ = read_lines(tmp_path / "smoke-1" / "metrics.jsonl")
     assert before["before"]["sampled"][0] == step["reward"] == 0.5
     assert step["grad_norm"] > 0 and step["weight_std"] > 0
-    samples = rows(tmp_path / "smoke-1" / "samples.jsonl")
+    samples = read_lines(tmp_path / "smoke-1" / "samples.jsonl")
     assert {row["reason"] for row in samples} == {"drawn"}
     printed = capsys.readouterr().out
     assert "rewards are drawn" in printed and printed.count("smoke test passed") == 1
@@ -218,7 +218,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
     for name in ("grpo", "shear"):
         flags = f"--prompts-per-step 4 --steps 2 --name {name} --method {name}"
         assert run(tmp_path, quick, flags) == 0
-        steps = rows(tmp_path / name / "metrics.jsonl")[1:3]
+        steps = read_lines(tmp_path / name / "metrics.jsonl")[1:3]
         metrics = ("loss", "grad_norm", "clip_share", "reward", "entropy")
         weights = load_file(tmp_path / name / "model" / "model.safetensors")
         found.append(([[step[metric] for metric in metrics] for step in steps], weights))
@@ -240,7 +240,7 @@ def test_updates_are_those_of_a_written_out_loop(quick):
     )
     flags += " --clip-low .1 --clip-high .4 --max-grad-norm .05"
     run = assembled(quick, flags)
-    run.config = changed(run.config, {"micro_tokens": 150})  # several passes a mini-batch
+    run.config = with_values(run.config, {"micro_tokens": 150})  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
     rollouts = sampled(run, 6, 4)
@@ -398,18 +398,18 @@ def test_code_problems_train_and_infra_errors_are_counted(
     sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 16 --prompts-per-update 1"
     sizes += " --max-tokens 60 --heldout 2 --eval-groups 2 --task code"
     assert run(tmp_path, sizes, "--model", qwen_folder, "--data", data) == 0
-    metrics = rows(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
+    metrics = read_lines(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
     for words in (
         f"infra {metrics['infra_errors']}",
         "1 problems dropped",
         "WARNING: 1 problem(s) held out are trained on, too",
-        "all rewards are 0, so nothing can be learnt",
+        "all rewards are 0, so nothing can be learned",
         "a pass over --data takes",
     ):
         assert words in printed
-    assert rows(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
+    assert read_lines(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
 def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
@@ -446,13 +446,13 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
     seen, found = [], []
 
     def noted(policy, rollouts, **options):
-        scored = log_probs(policy, rollouts, **options)
+        scored = score(policy, rollouts, **options)
         most = max(batches.BLOCK_TOKENS, of_a_group)
         assert len(scored.hidden) == rollouts.mask.sum() <= most
         seen.append(len(rollouts.texts))
         return scored
 
-    monkeypatch.setattr(train, "log_probs", noted)
+    monkeypatch.setattr(train, "score", noted)
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * of_a_group, 2**20):
@@ -490,7 +490,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
     monkeypatch.setattr(type(run.task), "verdicts", verdicts)
     for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
-        run.config = changed(run.config, {"dynamic_sampling": most})
+        run.config = with_values(run.config, {"dynamic_sampling": most})
         problems, clock = run.task.draw(2, 8, 0), new_clock()
         first_try = train.sample_and_grade(run, problems, 4, 1.0, clock)
         problems, rollouts, graded, replaced = train.resample_equal(
@@ -536,7 +536,7 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, as
     monkeypatch.setitem(METHODS, "surprisal", entry)
     flags = f"{quick} --smoke --method surprisal --steps 2 --method-option floor"
     assert run(tmp_path, f"{flags}=2 --name mine") == 0
-    _, *steps, _ = rows(tmp_path / "mine" / "metrics.jsonl")
+    _, *steps, _ = read_lines(tmp_path / "mine" / "metrics.jsonl")
     assert [step["grad_norm"] > 0 and step["salience"] > 2 for step in steps] == [True, True]
     assert STEPS == [0, 0, 1, 2]
     message = "--method-option floor=-1: must be from 0"
@@ -578,7 +578,7 @@ def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
         kept.append(keep_hidden)
         interrupt()
 
-    monkeypatch.setattr(train, "log_probs", noted)
+    monkeypatch.setattr(train, "score", noted)
     for method in ("grpo", "shear"):
         run = assembled(quick, "--method", method)
         with pytest.raises(KeyboardInterrupt):
@@ -737,7 +737,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys,
     flags = f"{quick} --method grpo --eval-groups 1 --heldout 1"
     once = tmp_path / "once"
     assert run(tmp_path, flags, "--prompts-per-update 8 --steps 5 --name once") == 130
-    before, *steps = rows(once / "metrics.jsonl")
+    before, *steps = read_lines(once / "metrics.jsonl")
     assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
     path, step = checkpoint.find(once)
     assert step == 1 and not torch.equal(norm_of(path / "model"), norm_of(start))

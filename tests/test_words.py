@@ -16,7 +16,7 @@ import train
 from credit.tokens import tokens_of
 from grpo import Policy
 from harness import prepare
-from harness.files import config_of, rows
+from harness.files import config_of, read_lines
 from harness.parallel import Ranks
 from rewards import grade_math
 from tasks import words
@@ -298,4 +298,4 @@ def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no
     run_well(train, sizes, "--out", tmp_path, "--model", one / "start", "--name two")
     assert "warm-up" not in capsys.readouterr().out and not (two / "start").exists()
     # the evaluation before training is the same start's
-    assert rows(one / "metrics.jsonl")[0] == rows(two / "metrics.jsonl")[0]
+    assert read_lines(one / "metrics.jsonl")[0] == read_lines(two / "metrics.jsonl")[0]

@@ -29,7 +29,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from credit.batch import Batch
-from grpo import Policy, Rollouts, cat_padded, log_probs
+from grpo import Policy, Rollouts, cat_padded, score
 from integrations import trl_shear
 from integrations.trl_shear import ShearGRPOTrainer
 from tasks import toy
@@ -216,7 +216,7 @@ def check_omega(batches: list[dict]) -> float:
     rollouts = Rollouts(
         *prompts, joined("completion_ids"), completions, verdicts.isnan(), [""] * len(verdicts)
     )
-    scored = log_probs(
+    scored = score(
         Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000
     )
     ones, groups = torch.ones_like(verdicts), len(verdicts) // GROUP

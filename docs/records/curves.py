@@ -12,7 +12,7 @@ from studies import figures
 
 RECORDS = Path(__file__).parent
 
-rows = [row for row in files.rows(RECORDS / "compare.jsonl") if row["stage"] == "confirm"]
+rows = [row for row in files.read_lines(RECORDS / "compare.jsonl") if row["stage"] == "confirm"]
 curves = {}
 for method in ("grpo", "shear"):
     curves[method] = np.array([row["rewards"] for row in rows if row["rule"] == method])

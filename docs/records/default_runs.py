@@ -29,7 +29,7 @@ def row_of(run: Path) -> dict:
     row = {"method": settings["method"], "seed": settings["seed"]}
     for name in METRICS:
         row[name] = []
-    for line in files.rows(run / "metrics.jsonl"):
+    for line in files.read_lines(run / "metrics.jsonl"):
         for when in ("before", "after"):
             if when in line:
                 row[when] = {name: line[when][name] for name in ("greedy", "sampled")}
@@ -74,4 +74,4 @@ def table(rows: list[dict]) -> list[str]:
 if sys.argv[1:]:
     ROWS.unlink(missing_ok=True)
     files.append_rows(ROWS, [row_of(Path(run)) for run in sys.argv[1:]])
-print("\n".join(table(files.rows(ROWS))))
+print("\n".join(table(files.read_lines(ROWS))))

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness import files
 from studies.compare import differences, with_interval
 
-rows = files.rows(Path(__file__).parent / "compare.jsonl")
+rows = files.read_lines(Path(__file__).parent / "compare.jsonl")
 for method in ("grpo", "shear"):
     of_seeds = differences(rows, "--steps 20", f"{method}-dynamic", method, "sampled")
     print(method, with_interval(of_seeds))

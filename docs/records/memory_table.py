@@ -6,7 +6,7 @@ Run: `python -m docs.records.memory_table`.
 from transformers import Qwen2Config
 
 from harness import memory
-from harness.config import changed, parse_train
+from harness.config import parse_train, with_values
 
 large = Qwen2Config(
     num_hidden_layers=28,
@@ -34,6 +34,6 @@ for model, gpus, lora_rank in (
     (large, 1, 16),
 ):
     flags = parse_train(["--model", "M", "--dtype", "bfloat16", "--lora-rank", str(lora_rank)])
-    flags = changed(flags, {"device": "cuda"})  # also where there is none
+    flags = with_values(flags, {"device": "cuda"})  # also where there is none
     gb = memory.predict(model, flags, gpus, room=80)
     print(" | ".join(f"{gb[phase]:.1f}" for phase in ("sampling", "training", "resident")))

@@ -11,7 +11,7 @@ import time
 import torch
 
 from fast import packing
-from grpo import Policy, log_probs
+from grpo import Policy, score
 from harness.config import parse_train
 from harness.launch import resolve
 from harness.models import fast_rollout
@@ -28,7 +28,7 @@ rollouts = fast_rollout(parts.model, parts.tokenizer, prompts, 8, max_tokens=128
 for short in (48, 1000, 48, 1000, 48, 1000):
     packing.SHORT = short  # prompts shorter than this are not shared
     began = time.perf_counter()
-    log_probs(policy, rollouts, temperature=1.0, micro_tokens=4096)
+    score(policy, rollouts, temperature=1.0, micro_tokens=4096)
     scored = time.perf_counter()
     policy(rollouts, 1.0).log_probs.sum().backward()
-    print(packing.packed(rollouts)[0].shape[1], scored - began, time.perf_counter() - scored)
+    print(packing.pack_rollouts(rollouts)[0].shape[1], scored - began, time.perf_counter() - scored)

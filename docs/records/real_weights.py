@@ -20,7 +20,7 @@ of_the_paper = json.loads((RECORDS / "real-weights-figures.json").read_text())
 for lines in (diagnose.truth_lines(where_credit_goes), diagnose.summary(of_the_paper)):
     print(*lines[: lines.index("") + 1], sep="\n")
 
-rows = files.rows(RECORDS / "real-weights.jsonl")
+rows = files.read_lines(RECORDS / "real-weights.jsonl")
 cell = compare.Cell(rows[0]["cell"], 2e-5, RULES, tuning=[100], rates=[1e-5, 2.5e-5])
 print(*tables.markdown(compare.table_of(rows, cell)), "", sep="\n")
 

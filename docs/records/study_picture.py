@@ -22,7 +22,7 @@ CELLS = {  # in the order of the plan; its name, and what its wrong turns are
 }
 SMALLEST = 0.01  # effect of interest, by the plan
 
-rows = files.rows(RECORDS / "study.jsonl", [dict])
+rows = files.read_lines(RECORDS / "study.jsonl", [dict])
 with figures.picture(RECORDS / "study.svg", 7.2, 4.2) as (axes,):
     axes.axvspan(-SMALLEST, SMALLEST, color=figures.FAINT, alpha=0.2, lw=0)
     axes.axvline(0, color=figures.INK, lw=1)

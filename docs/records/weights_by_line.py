@@ -18,7 +18,7 @@ LINE = 12  # tokens of a line
 by_verdict = defaultdict(list)
 by_line = defaultdict(list)
 for path in Path("runs").glob("shear-[0-4]/samples.jsonl"):
-    for row in files.rows(path):
+    for row in files.read_lines(path):
         if row["advantage"] == 0:
             continue
         weights = row["weights"]["shear"]
