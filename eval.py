@@ -313,7 +313,7 @@ def show(
     if config.select and same_benchmarks(results.values()):
         runs: dict[str, dict[str, dict]] = {}
         for model, result in results.items():
-            # of a label or, where two are alike, a path
+            # The model is named by its label or, if two are alike, by its path.
             run = model.rpartition("/")[0].partition("/checkpoints/")[0]
             runs.setdefault(run, {})[model] = result
         origin = settings["models"].get(first, {}).get("origin", first)

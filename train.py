@@ -159,7 +159,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         )
     batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
     add_credit(run, batch, step, clock)  # (b, T)
-    batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
+    batch = Batch.cat(parallel.gather(batch, run.ranks))  # from all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
     checksum = parallel.refresh(run.trained, run.actor.model, run.ranks)
@@ -187,7 +187,7 @@ def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
     groups at a time, as only a block's hidden states fit in memory.
     """
     credit = run.config.credit
-    # for passes of a method's own
+    # methods may run passes of their own
     context = credit_context(run.config, run.actor, run.tokenizer, run.task, step, run.prm)
     for rows in batch.block_rows():
         block = batch.block(rows)

@@ -20,9 +20,9 @@ from rewards import Verdict, rewards_of
 from shear import Closest
 from tasks.problems import Task
 
-BLOCK_TOKENS = 2**15  # of responses, whose states exist together: 235 MB at 3,584 bfloat16s
+BLOCK_TOKENS = 2**15  # response tokens per block; their states take 235 MB at 3,584 bfloat16s
 RESULTS = "log_probs", "entropies", "token_advantages"  # the (B, T) tensors that a block fills
-NOT_SCORED = torch.empty(0)  # in their place before scoring
+NOT_SCORED = torch.empty(0)  # stands for each of RESULTS before scoring
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ def add_stats(stats: dict[str, Mean], others: dict[str, Mean]) -> None:
 
 @dataclass(frozen=True)
 class Context:
-    """What a method may use besides the batch: the run's settings, and what its own passes need."""
+    """A method's inputs besides the batch: the run's settings, and all that its own passes need."""
 
-    policy: Policy  # that sampled, its weights whole
+    policy: Policy  # the policy that sampled, with unsharded weights
     tokenizer: PreTrainedTokenizerBase
     task: Task
     shear: Shear
     step: int  # steps done
-    steps: int  # of the run
+    steps: int  # length of the run
     seed: int
-    temperature: float  # of the policy
+    temperature: float  # at which the policy sampled
     micro_tokens: int  # tokens per pass
     prm: RewardModel | None = None
 
@@ -65,15 +65,15 @@ class Batch:
     advantages: Tensor  # (B,) float32, Eq. (1)
     group_size: int
     problems: list[dict]  # one per group
-    reasons: list[str]  # of the verdicts
-    log_probs: Tensor = NOT_SCORED  # (B, T) float32, of the policy that sampled
+    reasons: list[str]  # one per verdict
+    log_probs: Tensor = NOT_SCORED  # (B, T) float32, by the policy that sampled
     entropies: Tensor = NOT_SCORED  # (B, T) float32, nats
     # (N, d) of a block's N response tokens, end to end; None: not kept
     hidden: Tensor | None = None
     token_advantages: Tensor = NOT_SCORED  # (B, T) float32
-    # of the first group that SHEAR solved, over nbar, on the CPU; for the page
+    # For the page: distances in the first group that SHEAR solved, in units of nbar, on the CPU.
     closest: Closest | None = None
-    stats: dict[str, Mean] = field(default_factory=dict)  # of what was logged
+    stats: dict[str, Mean] = field(default_factory=dict)  # logged metrics
 
     @classmethod
     def of(cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> "Batch":

@@ -32,13 +32,13 @@ def add(model: PreTrainedModel, rank: int, seed: int) -> None:
     """
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
-    # of transformers' old names, and of experts' layouts
+    # PEFT warns of transformers' old names and of experts' layouts
     with warnings.catch_warnings(action="ignore"):
         try:
             adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
-        except ValueError as error:  # of a layer of Mamba's
+        except ValueError as error:  # PEFT refuses some layers of Mamba
             raise BadInput(f"--lora-rank {rank}: {cause(error)}; leave it out") from error
-    vars(model)["peft"] = adapted  # as a module of the model it would make it a part of itself
+    vars(model)["peft"] = adapted  # not as a submodule, which would contain itself
 
 
 def off(model: PreTrainedModel) -> AbstractContextManager:

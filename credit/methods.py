@@ -324,7 +324,7 @@ def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
     Once more with the vectors weighted by the result, but the first margins' std, as in DelTA's
     code.
     """
-    vectors = vectors.double()  # or the first margins' rounding decides, where the sides are alike
+    vectors = vectors.double()  # if the sides are alike, float32 rounding would decide the margins
     own, std = torch.ones_like(vectors[:, 0]), None  # (n,)
     for _ in range(2):
         of_right, of_wrong = (

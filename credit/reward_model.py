@@ -84,7 +84,7 @@ def score_steps(
     """For each rollout P(good) of its K steps, (K,) float32, and the step of each of its tokens,
     (T_i,) int64.
 
-    `questions` are texts, one a rollout; `tokenizer` is the policy's; steps end with `step_end`.
+    `questions` are texts, one per rollout; `tokenizer` is the policy's; steps end with `step_end`.
     Both tensors are empty where the mask is. A response without text is one empty step.
     """
     model, reader = prm

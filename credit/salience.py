@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     end: int  # after the last one
 
 
-Answers = list[Answer | None]  # one a rollout, None for a rollout that is not probed
+Answers = list[Answer | None]  # one per rollout; None: not probed
 
 
 def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Answers:
@@ -199,7 +199,7 @@ def adapter_residual(
     change = []
     for start in range(
         0, len(base), HEAD_CHUNK
-    ):  # or float32 copies of all states would exist at once
+    ):  # in parts: float32 copies of all states would not fit
         tokens = slice(start, start + HEAD_CHUNK)
         change.append((hidden[tokens].float() - base[tokens].float()).norm(dim=-1))
     return to_padded(torch.cat(change), rollouts.mask)

@@ -1,17 +1,13 @@
-"""The table of credit methods: what each is, what it needs, and its options.
+"""The table of credit methods: a sentence about each, its needs and its options.
 
-    METHODS                              name -> Method
-    options_of(name, given)              its options, those given as NAME=VALUE and the defaults of
-                                         the others
-    method_of(name)                      the entry of a method, or of a mixture FIRST+SECOND
-    methods_needing(word)                the names of the methods that need something
-
-Everything else asks this table: the flags and their help, what is refused, which prompts must fit,
-what the studies compare. It imports no torch, so that `--help` answers at once.
+Flags and their help, refusals, prompt lengths and the studies all follow from this table. It
+imports no torch, so that `--help` answers at once.
 
 To add a method, write a function `f(batch, context, **options)` from a `credit.batch.Batch` and its
-`Context` to token advantages (B, T), and enter it here and in `credit.methods.FUNCTIONS`. It is
-then a choice of `--method`, and its options are those of `--method-option`.
+`Context` to token advantages (B, T), and enter it here and in `credit.methods.FUNCTIONS`. Then
+`--method` accepts its name, and `--method-option` its options.
+
+Left out: the methods' code and sources (`credit.methods`).
 """
 
 import math
@@ -20,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from tasks.settings import LARGE, read_number
 
-# What a method can need; a task, a model or a machine may lack it.
+# The needs of methods, which a task, a model or a machine may lack.
 NEEDS = {
     "states": "the last layer's hidden states, which are kept for it",
     "pairs": "matrices of the distances between states of a group",
@@ -37,7 +33,7 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Option:
-    """A number of a method, within bounds, or one of some words."""
+    """An option of a method: a number within bounds, or one of `choices`."""
 
     default: float | str
     about: str
@@ -46,7 +42,7 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> float | str:
-        """The value; raises ValueError, which says what it must be."""
+        """The value in a text. Raises ValueError with the bounds or choices."""
         if self.choices:
             if text not in self.choices:
                 raise ValueError(f"must be one of {', '.join(self.choices)}")
@@ -60,13 +56,13 @@ class Method:
     """A credit method; `credit.methods.FUNCTIONS` has its function."""
 
     about: str
-    needs: tuple[str, ...] = ()  # of NEEDS
-    # it multiplies A; else it has advantages of its own, which may change its sign
+    needs: tuple[str, ...] = ()  # keys of NEEDS
+    # It multiplies A by weights; otherwise it has its own advantages, whose signs may differ.
     weighs: bool = True
-    # the loss is a mean over the rollouts that it gives credit, not over all
+    # The loss is a mean over only those rollouts that get credit.
     drops_uncredited: bool = False
     options: dict[str, Option] = field(default_factory=dict)
-    # two options, the first of which must be less than the second
+    # Two options, the first of which must be less than the second.
     ascending: tuple[str, str] | None = None
 
 
@@ -138,7 +134,7 @@ METHODS = {
             "alpha": Option(0.2, "advantage per standard deviation of entropy", TINY, LARGE),
             "phi": Option(2.0, "at most |A| / this many standard deviations count", TINY, LARGE),
         },
-        ascending=("alpha", "phi"),  # or advantages would change their sign
+        ascending=("alpha", "phi"),  # otherwise advantages could change their sign
     ),
     "rsi": Method(
         "credit only for tokens whose relative surprisal lies within bounds",
@@ -267,9 +263,7 @@ MIXTURE = Method(
 
 
 def method_of(name: str) -> Method:
-    """The entry of a method, or of a mixture FIRST+SECOND. Raises ValueError, which says what it
-    must be.
-    """
+    """The entry of a method, or of a mixture FIRST+SECOND. Raises ValueError for any other name."""
     if name in METHODS:
         return METHODS[name]
     parts = name.split("+")
@@ -284,25 +278,25 @@ def method_of(name: str) -> Method:
 
 
 def methods_needing(word: str) -> set[str]:
-    """The names of the methods that need something of NEEDS."""
+    """The names of the methods that need `word`, a key of NEEDS."""
     return {name for name, method in METHODS.items() if word in method.needs}
 
 
 def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
-    """The options of a method: those given as "NAME=VALUE", else the defaults. Raises ValueError,
-    which says why.
+    """The options of a method, given as "NAME=VALUE" or else the defaults. Raises ValueError for an
+    unknown option or a bad value.
     """
     options = method_of(name).options
     values: dict[str, float | str] = {option: options[option].default for option in options}
-    for words in given:
-        option, _, text = words.partition("=")
+    for assignment in given:
+        option, _, text = assignment.partition("=")
         if option not in options:
             has = f"has {', '.join(options)}" if options else "has no options"
-            raise ValueError(f"{words}: {name} {has}; give NAME=VALUE, or leave it out")
+            raise ValueError(f"{assignment}: {name} {has}; give NAME=VALUE, or leave it out")
         try:
             values[option] = options[option].read(text)
         except ValueError as error:
-            raise ValueError(f"{words}: {error}; change it") from error
+            raise ValueError(f"{assignment}: {error}; change it") from error
     ascending = method_of(name).ascending
     if ascending:
         low, high = ascending

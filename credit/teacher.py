@@ -18,7 +18,7 @@ from credit.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, enco
 from tasks.lessons import pad_right, teach
 from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer
 
-NO_RESULT = -100  # in place of a line's right result, for a line without work
+NO_RESULT = -100  # label of a line without work, which has no result
 
 
 def make_prm(
@@ -38,7 +38,7 @@ def make_prm(
     )
     torch.manual_seed(seed)
     config = copy.deepcopy(policy.config)
-    assert isinstance(config, Qwen2Config)  # of `tasks.toy.make_model`
+    assert isinstance(config, Qwen2Config)  # as `tasks.toy.make_model` makes it
     model = ProcessRewardModel(config)
     model.model.load_state_dict(policy.base_model.state_dict())
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -50,8 +50,8 @@ def make_prm(
         separators.
         """
         rows = []
-        labels = []  # of each line: is it good?
-        digits = []  # of each line, the right result
+        labels = []  # per line: whether it comes before the first error
+        digits = []  # per line: the right result
         for problem, text in demonstrations(rng.randint(1, lines), forbidden, rng):
             rows.append(encode(tokenizer, problem["problem"], text.splitlines()))
             labels += good_lines(problem, text)

@@ -22,7 +22,7 @@ def char_starts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]
         text = decode(tokenizer, ids[context:end])
         if (
             not text.endswith("\ufffd") or end - whole > 4
-        ):  # else the character goes on; none has over four bytes
+        ):  # otherwise the character goes on, up to four bytes
             shown += len(text) - len(decode(tokenizer, ids[context:whole]))
             context, whole = whole, end
     return starts

@@ -33,7 +33,7 @@ def kgae(batch: Batch, context: Context, *, decay: float, width: float) -> Tenso
     mask = batch.rollouts.mask
     changes = torch.zeros(mask.shape, device=mask.device)  # (B, T)
     for group, hidden in batch.groups():
-        if batch.advantages[group].any():  # else nothing is to be told
+        if batch.advantages[group].any():  # otherwise all rewards are equal
             rewards = batch.rewards[group]
             values = prefix_values(hidden, mask[group], rewards, context.shear.window, width)
             deviation = rewards[~rewards.isnan()].std() + DELTA
@@ -141,7 +141,7 @@ def greedy_clusters(states: Tensor, first: Tensor, radius: float) -> Tensor:
         free = clusters < 0
         leader = int(free.nonzero()[0])
         near = states @ states[leader] >= 1 - radius  # (N,)
-        near[leader] = True  # or a state of 0 would stay free
+        near[leader] = True  # a state of 0 is not even near itself
         clusters[free & near] = clusters.max() + 1
     return clusters
 

@@ -74,7 +74,7 @@ def packing_of(model: PreTrainedModel) -> Layout:
     """
     if not attends_fully(model.config):
         return PADDED
-    # for good: layers that run again in the backward pass ask for it there
+    # Never set back: recomputed layers look it up again in the backward pass.
     model.set_attn_implementation("packed")
     return Layout(pack_rollouts, pack)
 

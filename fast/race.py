@@ -32,7 +32,7 @@ from shear import Closest, Side, Spans, closest_of
 
 # Entries of cost blocks at a time; on a CPU they should stay in cache.
 CHUNK_ENTRIES = {"cuda": 2**26, "cpu": 2**19}
-# in eps: pairs this close to the lowest bound move along with it, for fewer and larger rounds
+# In units of eps: pairs this close to the lowest bound advance with it, for fewer, larger rounds.
 LEAD = 0.05
 # entries of a tile below which a CPU's products are torch's own loops, slow across the columns of K
 SMALL = 400

@@ -1,13 +1,12 @@
-"""Processes that compare math answers, so that no question can stall, crash or fill the training
-process.
+"""Processes that compare math answers, so that no question can stall or crash the training process,
+or exhaust its memory.
 
-    in_worker(answer, gold, timeout_s) -> the reason that `answers.compare` gives, or "timeout", or
-    "crashed"
+`in_worker` returns the reason that `answers.compare` gives, "timeout" or "crashed".
 
-A worker answers one question after another. Importing math-verify takes a second, which does not
-count as a question's time. A worker that dies or runs out of time is replaced; one spare is kept.
-Workers end when their master ends, because its end closes their pipe; a busy one ends within its
-CPU time.
+A worker answers one question after another. Its start, which imports math-verify for a second, does
+not count towards a question's time. A worker that dies or runs out of time is replaced; one spare
+is kept. When the master ends, its pipes close: idle workers end at once, a busy one at its CPU time
+limit at the latest.
 """
 
 import atexit
@@ -22,7 +21,7 @@ import threading
 import time
 
 MEMORY = 2**32  # bytes of address space
-START = 120  # seconds that a worker may take to import math-verify
+START = 120  # seconds allowed for importing math-verify
 
 
 class Worker:
@@ -41,8 +40,8 @@ class Worker:
         self.ready = False
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
-        """The reason. Raises TimeoutError, EOFError if the process dies, OSError if it did not
-        start.
+        """The reason for the verdict. Raises TimeoutError, EOFError or BrokenPipeError if the
+        process dies, OSError if it did not start.
         """
         if not self.ready:
             with contextlib.suppress(TimeoutError, EOFError):
@@ -54,8 +53,9 @@ class Worker:
         return self.listen(timeout_s)
 
     def listen(self, timeout_s: float) -> str:
-        """The next line, which the worker writes at once. Raises TimeoutError, or EOFError if the
-        process died.
+        """The worker's next line. Raises TimeoutError, or EOFError if the process died.
+
+        Once its first byte can be read, the rest follows: the worker writes whole lines.
         """
         poll = select.poll()
         poll.register(self.stdout, select.POLLIN)
@@ -67,8 +67,8 @@ class Worker:
         return line.decode().strip()
 
     def stop(self) -> None:
-        """Kill it and wait for its end."""
-        # closing the pipes flushes a question, and the process has ended
+        """Kill the process and wait for its end."""
+        # Closing the pipes flushes an unsent question to a process that is gone.
         with contextlib.suppress(BrokenPipeError), self.process:
             self.process.kill()
 
@@ -78,7 +78,7 @@ _lock = threading.Lock()
 
 
 def in_worker(answer: str, gold: str, timeout_s: float) -> str:
-    """The reason that a worker gives, or what became of it. Raises OSError if no worker can be
+    """The reason that a worker gives, "timeout" or "crashed". Raises OSError if no worker can be
     started.
     """
     for _attempt in range(2):  # a second death is the question's fault, not the machine's
@@ -87,7 +87,7 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
                 _idle.pop().stop()  # it died while idle
             worker = _idle.pop() if _idle else Worker()
             if not _idle:
-                # a spare, for the case that this one must be killed
+                # a spare, in case this worker has to be killed
                 with contextlib.suppress(OSError):
                     _idle.append(Worker())
         try:
@@ -109,15 +109,15 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
 
 def work() -> None:
     """The loop of a worker: a line of JSON in, a reason out, until its master closes the pipe."""
-    from answers import compare  # slow, and only workers need it; they find it beside this file
+    from answers import compare  # slow, and only workers need it; found beside this file
 
-    # ValueError: a user's lower hard limit, which holds; or macOS, which takes no limit of memory
+    # ValueError: the user's hard limit is lower and holds, or macOS, which has no such limit.
     with contextlib.suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     print("ready", flush=True)
     for line in sys.stdin:
         answer, gold, timeout_s = json.loads(line)
-        # seconds; so that an orphan ends, busy or not
+        # seconds; it ends a busy worker whose master is gone
         cpu = int(time.process_time() + timeout_s) + 2
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
         print(compare(answer, gold), flush=True)
@@ -135,7 +135,7 @@ def _forget_workers() -> None:
     _idle.clear()
 
 
-os.register_at_fork(after_in_child=_forget_workers)  # a pipe serves one master only
+os.register_at_fork(after_in_child=_forget_workers)  # a child must not share its parent's pipes
 
 if __name__ == "__main__":
     work()

@@ -82,7 +82,7 @@ def save(
         for path in draft.rglob("*")
         if path.is_file()
     ]
-    # of all ranks: shared file systems show others' files late
+    # Each rank reports its own files: shared file systems show other ranks' files late.
     sizes = dict(sorted(gather_items(written, ranks)))
     if ranks.main:
         report = {"step": step, "ranks": ranks.world, "settings": settings, "files": sizes}

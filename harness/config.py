@@ -603,12 +603,12 @@ def takes(kind: object, value: object) -> bool:
         return isinstance(value, bool)
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    plain, *notes = get_args(kind)  # of an Annotated
+    plain, *notes = get_args(kind)  # the parts of an Annotated type
     specs = [note for note in notes if isinstance(note, PrimitiveConstructorSpec)]
     if value is None:
         return NoneType in get_args(plain)
     words = [str(item) for item in (value if isinstance(value, tuple) else [value])]
-    if not specs or not words:  # of an option that is repeated, or empty
+    if not specs or not words:  # a repeated option, or an empty value
         return isinstance(value, tuple | str)
     try:
         return specs[0].instance_from_str(words) == value

@@ -1,31 +1,31 @@
-"""Evaluating a model on a benchmark: graded generations, and the numbers that they give.
+"""Evaluating a model on a benchmark: graded generations, and statistics of their scores.
 
-    evaluate_benchmark(sampler, loaded, Protocol(), ranks)   a row per generation, with its verdict
-    summarise(rows)                                          means, errors and shares of a model on
-                                                             a benchmark
-    paired_difference(rows, others)                          how two models differ, problem by
-                                                             problem
+    evaluate_benchmark(sampler, loaded, Protocol(), ranks)   one row per generation, with verdict
+    summarise(rows)                                          one model on one benchmark: mean, error
+                                                             and shares
+    paired_difference(rows, others)                          the mean difference of two models over
+                                                             the problems that both answered
 
 **Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction
-as in training. A response that is cut off scores 0, as in training. Where prompt and limit exceed
-the model's context, the limit of that problem is lower (each row says its own); it is not left out.
+as in training. A truncated response scores 0, as in training. If prompt and limit exceed the
+model's context, the problem is still asked, with a lower limit; each row has its own "limit".
 
-**Order.** Problems go in blocks, and random numbers depend on (seed, benchmark, block) and
---generate-batch alone: not on what ran before, and not on the number of processes, which take the
-blocks in turn. So whole blocks are kept.
+**Order.** Problems are sampled in blocks. Random numbers depend only on (seed, benchmark, block)
+and --generate-batch, not on earlier blocks or the number of processes. So finished blocks can be
+kept when an evaluation continues.
 
 **Numbers.** A row has "problem", "seed", "score" (1, 0, or None where it could not be graded) and
 "reason".
-  - avg@k is the mean over problems of a problem's mean score. Samples of one problem are alike, so
-    its error is clustered: the standard deviation of the problems' means, by the root of their
-    number. Pooling the samples instead would make it too small, by up to the root of k. It measures
-    which problems were asked; what sampling adds is in it.
-  - pass@k is the unbiased estimator 1 - C(n - c, k) / C(n, k), for c right ones of n samples.
+  - avg@k averages first over the samples of a problem, then over problems. Its standard error is
+    clustered, since samples of one problem are alike: the standard deviation of the problems'
+    means, divided by the root of their number. Pooled samples would give an error too small by up
+    to the root of k. The error includes the noise of sampling.
+  - pass@k is the unbiased estimator 1 - C(n - c, k) / C(n, k), for c right samples of n.
   - Several seeds also give the mean and the standard deviation (ddof 1) of the seeds' own avg@k.
-  - Samples that could not be graded are in no mean; they are counted.
+  - Samples that could not be graded are left out of all means and counted separately.
 
-Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (one row has one),
-half-finished blocks, bootstrap, corrections for many comparisons.
+Left out: few-shot prompts, majority votes, OlympiadBench's tolerance (a single problem has one),
+continuing within a block, bootstrap, corrections for multiple comparisons.
 """
 
 import itertools
@@ -53,7 +53,7 @@ from tasks.rows import BadInput, bad_input_on_error, from_files
 
 
 class Response(TypedDict):
-    """A row of --replay, which has "tests" or "answer"."""
+    """A row of --replay; "tests" or "answer" is needed, too."""
 
     problem: str | int
     response: str
@@ -65,16 +65,16 @@ class Response(TypedDict):
 
 
 class Sampler(NamedTuple):
-    """The model that answers, and how fast."""
+    """A model that answers, with its tokenizer."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    name: str  # of the model, which tells its template
-    generate_batch: int  # rollouts at a time; 0: on a GPU as many as fit
+    name: str  # the model's, from which its template is chosen
+    generate_batch: int  # rollouts generated together; 0: on a GPU as many as fit
 
 
 def protocol_of(config: TrainConfig) -> Protocol:
-    """How --bench is asked: as the paper does, with the run's own template, limit and graders."""
+    """The protocol of --bench: the paper's, with the run's template, limit and graders."""
     return Protocol(
         max_tokens=config.sampling.max_tokens,
         template=config.problems.template,
@@ -97,10 +97,9 @@ def evaluate_benchmark(
     path: Path | None = None,
     columns: dict | None = None,
 ) -> list[dict]:
-    """Graded generations, on every rank: those of the blocks in `done`, and the others, made now.
+    """All rows, on every rank: `done`, the rows of finished blocks, and those sampled now.
 
-    Rank 0 appends new rows, which begin with `columns`, to the file `path` as soon as they are
-    made.
+    Rank 0 appends new rows, which begin with `columns`, to the file `path` at once.
     """
     task = as_task(loaded, protocol, sampler.tokenizer, sampler.name)
     benchmark = loaded.benchmark.name
@@ -131,21 +130,20 @@ def evaluate_benchmark(
 
 
 def blocks_of(loaded: Loaded, protocol: Protocol) -> list[list[dict]]:
-    """The problems, as many together as make about `block` responses."""
+    """The problems in blocks of about `protocol.block` responses."""
     size = max(1, protocol.block // samples_of(loaded, protocol))
     return [loaded.problems[start : start + size] for start in range(0, len(loaded.problems), size)]
 
 
 def samples_of(loaded: Loaded, protocol: Protocol) -> int:
-    """Responses to a problem."""
+    """How many responses each problem gets."""
     return protocol.samples or loaded.benchmark.k
 
 
 def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
-    """The rows of a file of generations, cut back to the blocks that were finished, without their
-    texts.
+    """Remove unfinished blocks from a file of generations; returns the rows left, without texts.
 
-    The blocks of benchmarks that are not in `sets` count as finished. Raises BadInput.
+    Blocks of benchmarks that are not in `sets` count as finished. Raises BadInput.
     """
     if not path.exists():
         return []
@@ -166,7 +164,7 @@ def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
 
 
 def describe_set(loaded: Loaded, protocol: Protocol) -> dict:
-    """A set's entry in settings.json: what must not change."""
+    """A set's entry in settings.json, which must not change when an evaluation continues."""
     return {
         "k": samples_of(loaded, protocol),
         "limit": min(protocol.max_tokens, loaded.max_tokens),
@@ -181,10 +179,10 @@ def describe_set(loaded: Loaded, protocol: Protocol) -> dict:
 def as_task(
     loaded: Loaded, protocol: Protocol, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> Task:
-    """The benchmark as training sees problems: prompts in the template of the model `name`, and the
-    same graders.
+    """The benchmark as a training task: prompts in the template of the model `name`, and the same
+    graders.
 
-    Raises BadInput for the embedded set and another model's tokenizer.
+    Raises BadInput if the embedded set is asked of a model that is not the embedded task's.
     """
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
@@ -199,21 +197,21 @@ def as_task(
 
 
 def context_of(model: PreTrainedModel) -> float:
-    """Tokens of prompt and response that the model was made for."""
+    """The model's maximum of tokens, prompt and response together."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def grade_block(
     sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol
 ) -> list[dict]:
-    """Graded responses to each problem of a block, in order; problems with one length limit are
-    sampled together.
+    """Graded responses to each problem of a block, in order; problems with equal limits are sampled
+    together.
 
-    Where a problem has no tests, its responses have no verdict, even if they were cut off.
+    A problem with a "fault", such as unusable tests, gets no scores, even for truncated responses.
     """
     samples = samples_of(loaded, protocol)
     prompts = [task.prompt(problem) for problem in problems]
-    by_limit = defaultdict(list)  # tokens of a response -> places of problems
+    by_limit = defaultdict(list)  # limit in tokens -> indices of problems
     for place, ids in enumerate(sampler.tokenizer(prompts, add_special_tokens=False)["input_ids"]):
         room = context_of(sampler.model) - len(ids)
         by_limit[max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))].append(place)
@@ -223,7 +221,7 @@ def grade_block(
         texts = [""] * count
         lengths = [0] * count
         verdicts = [Verdict(0.0, "truncated")] * count
-        if limit:  # else the prompt alone fills the context
+        if limit:  # at 0 the prompt alone fills the context
             rollouts = fast_rollout(
                 sampler.model,
                 sampler.tokenizer,
@@ -255,8 +253,8 @@ def grade_block(
 
 
 def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
-    """The rows of a file of `--replay`, with verdicts on them, and what its sets are; raises
-    BadInput.
+    """The rows of a `--replay` file with their verdicts, and a description of each of its
+    benchmarks; raises BadInput.
 
     A line has "problem", "response", and "answer" (math) or "tests" (code); "model", "benchmark",
     "seed" and "truncated" are optional.
@@ -281,7 +279,7 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
     rows = []
     sets = defaultdict(list)
-    counts: Counter[tuple] = Counter()  # samples of a problem so far
+    counts: Counter[tuple] = Counter()  # samples per problem so far
     for line, verdict in zip(lines, verdicts, strict=True):
         reward, reason = (0.0, "truncated") if line["truncated"] else verdict
         row = {name: line[name] for name in ("model", "benchmark", "seed", "problem")}
@@ -312,7 +310,7 @@ def by_problem(rows: list[dict]) -> dict[str, list[float]]:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of independent values and its standard error; NaN where there are none, or one."""
+    """Mean of independent values and its standard error; NaN for too few values."""
     if not len(values):
         return math.nan, math.nan
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
@@ -325,13 +323,13 @@ def avg_at_k(rows: list[dict]) -> tuple[float, float]:
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
-    """The chance that k of these samples, drawn without putting back, hold a right one."""
+    """The chance that k of these samples, drawn without replacement, include a right one."""
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
-    """One model on one benchmark, as a table needs it; `passes` are the k of pass@k, over problems
-    with k samples.
+    """Statistics of one model on one benchmark, for tables. `passes` are the k of pass@k, each over
+    the problems with at least k samples.
     """
     graded = [row for row in rows if row["score"] is not None]
     reasons = Counter(row["reason"] for row in graded)
@@ -363,7 +361,7 @@ def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
 
 
 def paired_difference(rows: list[dict], others: list[dict]) -> dict:
-    """How much higher `others` score, over the problems that both have, paired by problem."""
+    """How much higher `others` score than `rows`, paired by problem, where both have scores."""
     first = by_problem(rows)
     second = by_problem(others)
     gaps = [float(np.mean(second[name]) - np.mean(first[name])) for name in first if name in second]
@@ -372,7 +370,7 @@ def paired_difference(rows: list[dict], others: list[dict]) -> dict:
 
 
 def average(results: dict[str, dict]) -> tuple[float, float]:
-    """The mean over benchmarks, with equal weights as in the paper, and its error, taking sets as
+    """The mean over benchmarks, weighted equally as in the paper, and its error if the sets were
     independent.
 
     HumanEval and HumanEval+ ask the same problems, as do MBPP and MBPP+: on code the error is too

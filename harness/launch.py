@@ -1,11 +1,11 @@
-"""What stands around every command: its processes, and one sentence for everything that can go
+"""Running a command: its processes, its exit status, and one sentence for everything that can go
 wrong.
 
-@run_command(memory=...)      a command's main: exit status 0, 1 where it cannot continue, 2 for bad
-                              input, 130: Ctrl-C
-resolve(config)               what follows from the flags of train.py, on this machine
-processes(machine), launch(.) one process per GPU, by torch's own launcher, where torchrun has
-                              started none
+@run_command(memory=...)      decorates a command's `main`; status 0, 1 if it cannot continue, 2
+                              for bad input, 130 after Ctrl-C
+resolve(config)               completes the configuration of train.py for this machine
+processes(machine), launch(.) one process per GPU, by torch's own launcher, unless torchrun has
+                              started them
 """
 
 import errno
@@ -34,26 +34,26 @@ from tasks.rows import BadInput, printable
 from tasks.settings import TASKS
 
 AnyMachine = TypeVar("AnyMachine", bound=Machine)
-# As safetensors and Linux say it; the last two are of a quota and of `ulimit -f`.
+# Messages of Linux, which safetensors repeats: a full disk, a quota, `ulimit -f`.
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-# As torch says it on a CPU, C++, the kernel, and Python of threads.
+# Messages of torch on a CPU, of C++, of the kernel, and of Python when it starts a thread.
 NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
     "bad_alloc",
     "Cannot allocate memory",
     "can't start new thread",
 )
-# What is wrong with a path that was given: a file in a folder's place, a name that is too long.
+# Errors of a path that the user gave: a file in a folder's place, a name that is too long.
 BAD_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-STREAMS = 1, 2  # of standard output and of errors
-INTERRUPTS = signal.SIGINT, signal.SIGTERM  # Ctrl-C, and what Slurm sends
+STREAMS = 1, 2  # file descriptors of standard output and standard error
+INTERRUPTS = signal.SIGINT, signal.SIGTERM  # from Ctrl-C and from Slurm
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
 
 
 def resolve(config: TrainConfig) -> TrainConfig:
     """The configuration of a run on this machine, or of the one to resume; raises BadInput.
 
-    The sizes that shrink to the data are those of `harness.prepare.Sizes`.
+    `harness.prepare.Sizes` shrinks sizes further once the data is known.
     """
     if config.checkpoints.resume:
         config = resume(config, config.checkpoints.resume)
@@ -71,8 +71,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 
 def resolve_machine(machine: AnyMachine, half: bool = True) -> AnyMachine:
-    """What `auto` means here: `half` computes in bfloat16 on a GPU. Raises BadInput for a GPU that
-    is not there.
+    """Replace `auto` by this machine's device and dtype: bfloat16 on a GPU if `half`. Raises
+    BadInput for a missing GPU.
     """
     device = machine.device
     dtype = machine.dtype
@@ -94,10 +94,10 @@ class RunFailed(RuntimeError):
 
 
 def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
-    """Decorates a command's `main(argv)`, which returns its exit status or None for 0, to catch
-    what it raises.
+    """Decorates a command's `main(argv)`, which returns its exit status or None for 0: errors
+    become a sentence and a status.
 
-    `memory` says how to take less of it; `interrupted` is said after Ctrl-C.
+    `memory` tells how to use less memory; `interrupted` is printed after Ctrl-C.
     """
 
     def decorate(
@@ -110,15 +110,15 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
             sentence = ""
             try:
                 status = main(argv) or 0
-            except (BadInput, RunFailed) as error:  # of all ranks alike
+            except (BadInput, RunFailed) as error:  # all ranks raise these
                 status = 2 if isinstance(error, BadInput) else 1
                 sentence = f"error: {error}"
-            except KeyboardInterrupt:  # the launcher ends all ranks with the first that fails
+            except KeyboardInterrupt:  # a rank that fails would make the launcher end the others
                 status = 130 if rank == "0" else 0
                 sentence = "" if reader_left() else interrupted
-            except Exception as error:  # of one rank, perhaps: nothing can be left together
+            except Exception as error:  # perhaps on one rank only, so no `parallel.leave`
                 if isinstance(error, BrokenPipeError) and reader_left():
-                    return 130  # as after Ctrl-C, of which the launcher says nothing, either
+                    return 130  # as after Ctrl-C, where the launcher prints nothing either
                 said = (
                     f"rank {rank}: out of memory; {memory}"
                     if out_of_memory(error)
@@ -127,7 +127,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                 if said:
                     print(printable(f"error: {said}"), file=sys.stderr)
                     return 2 if getattr(error, "errno", None) in BAD_PATH else 1
-                if "RANK" in os.environ:  # whose traceback this is
+                if "RANK" in os.environ:  # tell whose traceback follows
                     said = f"rank {rank} fails: {type(error).__name__}: {error}"
                     print(printable(said), file=sys.stderr)
                 raise
@@ -142,25 +142,26 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
 
 
 def set_up_process(rank: str) -> None:
-    """Set up the bars, the output and the signals of a command."""
+    """Set up a command's progress bars, output and signals."""
     transformers.utils.logging.disable_progress_bar()
     if rank == "0" and sys.stderr.isatty():
-        enable_progress_bars()  # of downloads alone, which may take an hour
-    # A log file shows each step when it is done; a terminal that cannot show a character shows "?".
+        enable_progress_bars()  # for downloads only, which may take an hour
+    # Line by line, so that a log file shows each step at once; "?" for characters that a terminal
+    # cannot show.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
-    # SIGTERM as Ctrl-C; but a rank's launcher may end it so, and a parent may have had it ignored.
+    # SIGTERM acts as Ctrl-C, except where a launcher ends its ranks by it or a parent ignored it.
     if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def reader_left() -> bool:
-    """Whether whoever read the output is gone, as of `| head -1`. What was to be read then goes
-    nowhere, so that closing the streams at the end cannot fail.
+    """Whether the reader of the output is gone, as after `| head -1`. If so, further output is
+    discarded, so that closing the streams cannot fail.
     """
     poll = select.poll()
     for number in STREAMS:
-        poll.register(number, 0)  # for errors alone
+        poll.register(number, 0)  # report errors only
     gone = [number for number, event in poll.poll(0) if event & select.POLLERR]
     for number in gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
@@ -168,7 +169,7 @@ def reader_left() -> bool:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory does not suffice, of a GPU or of the machine."""
+    """Whether an error means too little memory, on a GPU or the machine."""
     is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_known or any(mark in str(error) for mark in NO_MEMORY)
 
@@ -185,8 +186,8 @@ def known_trouble(error: Exception) -> str | None:
 
 
 def processes(machine: Machine) -> int:
-    """How many processes this command has to start; 1: this one is enough, or is one of
-    torchrun's.
+    """How many processes this command has to start; 1: none, as this process is enough or is one
+    of torchrun's.
     """
     if "RANK" in os.environ:
         return 1
@@ -194,15 +195,14 @@ def processes(machine: Machine) -> int:
 
 
 def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
-    """`python script argv` in `count` processes, as torchrun would start them; returns the exit
-    status.
+    """Run `python script argv` in `count` processes, as torchrun would; returns the exit status.
 
-    The first that fails ends the others; its status is returned. Ctrl-C is handed to all of them,
-    SIGTERM as Ctrl-C.
+    The first process that fails ends the others, and its status is returned. All of them get
+    Ctrl-C; SIGTERM acts as Ctrl-C.
     """
     print(f"starting {count} processes on this machine, one a rank", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    logging.disable(logging.CRITICAL)  # of torch's launcher: the ranks say what is wrong
+    logging.disable(logging.CRITICAL)  # torch's launcher logs, but the ranks report their errors
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     config = LaunchConfig(
         min_nodes=1,
@@ -214,7 +214,7 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
         run_id=f"{os.getpid()}",
         max_restarts=0,
         signals_to_handle="SIGINT",
-        # seconds from Ctrl-C until ranks are killed: they may have a step to finish
+        # seconds from Ctrl-C until ranks are killed: they may be finishing a step
         shutdown_timeout=24 * 3600,
     )
     try:
@@ -223,7 +223,7 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
         )
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        if failure.exitcode not in (2, 130):  # bad input and Ctrl-C have said so themselves
+        if failure.exitcode not in (2, 130):  # ranks report bad input and Ctrl-C themselves
             print(
                 f"rank {rank} failed with status {failure.exitcode}; the others were ended",
                 file=sys.stderr,

@@ -1,18 +1,18 @@
 """How much GPU memory a run will need, before it starts: arithmetic on the model's config and the
 run's flags.
 
-    predict(model_config, config, ...)  -> GB by part, and of the phases sampling and training
-    refuse_what_cannot_fit(gb, ...)    -> refuses what can never fit
-    notes(predicted, device, ...)      -> the plan's lines on memory and disk, with a warning where
-                                       either is too small
-    rows_that_fit(model, ...)          -> how many rollouts to generate at a time
+    predict(model_config, config, ...)  -> GB per GPU of each part, and of sampling and training
+    refuse_what_cannot_fit(gb, ...)     -> raises BadInput where memory or disk can never suffice
+    notes(predicted, device, ...)       -> the plan's lines on memory and disk, with a warning where
+                                           either is too small
+    rows_that_fit(model, ...)           -> how many rollouts to generate at a time
 
-Weights, AdamW's moments and the copy that samples stay all the time. Sampling adds the rollouts
-generated at a time (`row_bytes` each), training adds gradients and logits.
+Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
+that are generated together (`row_bytes` each); training adds gradients and logits.
 
-Left out: activations, the layers that FSDP holds whole, what a credit method adds (SHEAR's states
-and distances, a process reward model), the lessons of `--task words` (16 bytes per parameter, on
-rank 0), CUDA's and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
+Left out: activations, the layers that FSDP holds whole, the memory of a credit method (SHEAR's
+states and distances, a process reward model), the lessons of `--task words` (16 bytes per
+parameter, on rank 0), CUDA's and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
 """
 
 import math
@@ -29,20 +29,20 @@ from harness.config import TrainConfig
 from harness.parallel import Ranks
 from tasks.rows import BadInput
 
-PROMPT = 256  # tokens of a prompt, assumed: they are not known before the data is read
-# of the free memory for the rollouts generated at a time; the rest is for what is not counted
+PROMPT = 256  # assumed tokens per prompt: the true number is unknown before the data is read
+# Share of the free memory for the rollouts generated together; the rest is for what is left out.
 SHARE = 0.8
 
 
 def predict(
     model_config: PreTrainedConfig, config: TrainConfig, world: int, room: float = math.inf
 ) -> dict[str, float]:
-    """GB (1e9 bytes) a GPU; without --generate-batch it generates as many rollouts at a time as fit
-    into `room` GB.
+    """GB (1e9 bytes) per GPU. Without --generate-batch, as many rollouts are generated together as
+    fit into `room` GB.
     """
     total, trained = parameters(model_config, config.credit.lora_rank)
-    size = 4 if config.machine.dtype == "float32" else 2  # bytes of a number that is computed with
-    # otherwise `parallel.shard` leaves the model as it is, and that one samples
+    size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
+    # Otherwise `parallel.shard` makes no copy: the trained model itself samples.
     has_copy = world > 1 or size == 2
     shards = config.machine.shard_over or world
     gb = {
@@ -52,12 +52,12 @@ def predict(
     }
     gb["resident"] = sum(gb.values())
     gb["gradients"] = 4 * trained / shards
-    # float32, with softmax and gradient
+    # float32 logits, their softmax and their gradient
     gb["logits"] = 3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
     heldout = config.problems.heldout
     problems = max(config.sampling.prompts_per_step, min(config.evaluation.eval_groups, heldout))
-    groups = -(-problems // world)  # of the rank that has most
-    greedy = -(-heldout // world)  # held-out problems once
+    groups = -(-problems // world)  # on the rank with the most
+    greedy = -(-heldout // world)  # one greedy response to each held-out problem
     rollouts = max(groups * config.sampling.rollouts_per_prompt, greedy)
     row = row_bytes(model_config, PROMPT, config.sampling.max_tokens, size)
     fitting: float = AT_ONCE
@@ -67,39 +67,41 @@ def predict(
     gb["generating"] = row * max(1, int(at_once))
     gb["sampling"] = gb["resident"] + gb["generating"]
     gb["training"] = gb["resident"] + gb["gradients"] + gb["logits"]
-    # on the disk: weights, the sampling copy's, moments
+    # on disk: the weights, those of the sampling copy, the moments
     gb["checkpoint"] = (4 + size) * total + 8 * trained
     return {name: count / 1e9 for name, count in gb.items()}
 
 
 def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
-    """How many rollouts of so many tokens the free memory of this rank's GPU holds; at least 1."""
-    torch.cuda.empty_cache()  # or what training has cached counts as taken
+    """How many rollouts of this length fit into the free memory of this rank's GPU; at least 1."""
+    torch.cuda.empty_cache()  # otherwise memory that training has cached would count as taken
     free, _ = torch.cuda.mem_get_info()
     row = row_bytes(model.config, prompt, response, model.dtype.itemsize)
     return max(1, int(SHARE * free) // row)
 
 
 def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:
-    """Memory of a rollout in `generate`: its cache, four float32 copies of a token's logits, and
-    what one layer holds.
+    """Bytes per rollout in `generate`: its cache, four float32 copies of one token's logits, and
+    the working memory of one layer.
 
-    A layer holds the larger of the prompt's activations, and of keys and values copied once for
-    every query head.
+    A layer works with the prompt's activations at first, then with keys and values that are copied
+    for every query head; the larger of the two counts.
     """
     text = config.get_text_config()
     head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    head = 2 * (prompt + response) * head_width  # numbers
+    head = 2 * (prompt + response) * head_width  # numbers in the keys and values of one head
     kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     cache = text.num_hidden_layers * kv_heads * head
     wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    prefill = prompt * (6 * text.hidden_size + 3 * wide)  # of all prompts at once; counted on Qwen2
+    prefill = prompt * (6 * text.hidden_size + 3 * wide)  # counted on Qwen2
     layer = max(prefill, text.num_attention_heads * head)
     return itemsize * (cache + layer) + 4 * 4 * text.vocab_size
 
 
 def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
-    """Numbers of parameters with a LoRA adapter of this rank: all, trained. Allocates nothing."""
+    """How many parameters a model has, with a LoRA adapter of this rank, and how many of them are
+    trained. Allocates nothing.
+    """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         if rank:
@@ -113,8 +115,8 @@ def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
 
 
 def refuse_what_cannot_fit(gb: dict[str, float], config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse what can never fit, whatever is sampled at a time; raises BadInput. `--force` asks for
-    the disk alone.
+    """Raise BadInput if not even one rollout at a time could fit, or no checkpoint on disk. With
+    `--force` only the disk is checked.
     """
     room = room_gb(ranks.device)
     free = free_gb(Path(config.out))
@@ -134,7 +136,7 @@ def refuse_what_cannot_fit(gb: dict[str, float], config: TrainConfig, ranks: Ran
 
 
 def room_gb(device: torch.device) -> float:
-    """What a GPU has, or the machine's memory for each of its ranks."""
+    """Memory of the GPU; without one, each rank's share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1] / 1e9
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
@@ -142,15 +144,15 @@ def room_gb(device: torch.device) -> float:
 
 
 def free_gb(folder: Path) -> float:
-    """What is free on the disk of a folder, which may have to be made."""
+    """Free space on the disk of a folder, which may not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free / 1e9
 
 
 def notes(predicted: dict[str, float], device: torch.device, folder: Path, keep: int) -> list[str]:
-    """For the plan: the prediction, what `keep` checkpoints take, and a warning where memory or
-    disk is too small.
+    """The plan's lines: predicted memory, the size of a checkpoint, of which `keep` stay, and a
+    warning where memory or disk is too small.
     """
     sampling = predicted["sampling"]
     training = predicted["training"]

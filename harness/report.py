@@ -483,7 +483,7 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
     The weights are those before and from the true first error on if it is known. The floor is Eq.
     (10) of equal spans.
     """
-    # Not pyplot, which needs a backend; imported here, or every rank would wait for it.
+    # Not pyplot, which needs a backend. Imported here, so that only one rank waits for it.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 3.4), layout="constrained")

@@ -56,7 +56,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     folder: Path
     prm: RewardModel | None = None
-    sets: Sequence[Loaded] = ()  # of --bench
+    sets: Sequence[Loaded] = ()  # the --bench sets
     interrupted: bool = False  # by Ctrl-C: this step is the last
 
 

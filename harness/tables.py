@@ -42,7 +42,7 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
 
 
 def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[str]:
-    """A table, and its legend below an empty line, or that would be a row."""
+    """A table and its legend, after an empty line: without one Markdown would read it as a row."""
     lines = [*markdown(rows), "", *map(printable, legend)]
     return [*lines, ""] if legend else lines
 
@@ -211,7 +211,7 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
     rows = [row]
     if not backbone:
         return with_legend(rows)
-    keys = [*best[0], suite_of(best[0])]  # of the paper's cells
+    keys = [*best[0], suite_of(best[0])]  # the columns of the paper's table
     for method, printed in PAPER[backbone].items():
         cells = [f"{method} †"]
         for key in keys:

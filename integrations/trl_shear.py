@@ -171,14 +171,14 @@ class ShearGRPOTrainer(GRPOTrainer):
     def _token_weights(self, mask: Tensor) -> Tensor:
         """omega (B, T) of this process's rollouts, from the whole groups that they belong to."""
         size = self.num_generations  # G
-        assert size  # which GRPOConfig sets
+        assert size  # GRPOConfig sets it
         rows, width = mask.shape
-        begin = self.accelerator.process_index * rows  # of my rollouts among all
-        start = begin // size * size  # of my groups
+        begin = self.accelerator.process_index * rows  # index of this process's first rollout
+        start = begin // size * size  # where its first group starts
         end = -(-(begin + rows) // size) * size
         states = torch.cat(self._states)  # (B, T, d)
         masks = mask
-        if rows % size:  # on every process alike
+        if rows % size:  # the same on all processes, so all gather or none does
             states = gather_rows(states, start, end, mask.device)
             masks = gather_rows(mask, start, end, mask.device)
         omega = torch.ones(masks.shape, device=mask.device)

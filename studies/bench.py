@@ -90,7 +90,7 @@ from tasks.rows import BadInput
 
 EPS = Settings.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
-# of the float64 solutions that they are checked against
+# iterations and tolerance of the float64 solutions that serve as reference
 TRUE_ITERS = 20_000
 TRUE_TOL = 1e-7
 

@@ -145,11 +145,11 @@ from studies.advantages import measure
 
 # flags of train.py that trials set themselves
 OURS = "method seed lr name out resume prm"
-LOWEST, HIGHEST = 1 / 8, 8  # of the grid's middle: no grid goes further
-LEVEL = 0.90  # of intervals
+LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
+LEVEL = 0.90  # of confidence intervals
 HELDOUT = 256  # problems, if not given
 TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the code that trains
-GROUPS, CONTINUATIONS = 16, 16  # of true token advantages
+GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
 TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
 

@@ -1,27 +1,29 @@
-"""Does the distance see what it should? The paper's measurements of Secs. 2 and 5, and credit
-against the truth.
+"""Does SHEAR's distance find errors? The paper's measurements of Secs. 2 and 5, and credit compared
+with the true first error.
 
-    python -m studies.diagnose  # the embedded task, its model made and warmed up
-    python -m studies.diagnose --model runs/NAME/model --task embedded  # the same of a trained one
-    python -m studies.diagnose --model PATH --data problems.jsonl  # real problems; other flags are
-                                                                   train.py's
+    python -m studies.diagnose  # the embedded task, with a model made here
+    python -m studies.diagnose --model runs/NAME/model --task embedded  # a trained one
+    python -m studies.diagnose --model PATH --data problems.jsonl  # real problems
     python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # solutions from a file:
                                                                         distances only
 
+Other flags are those of train.py.
+
 Sec. 2 of arXiv 2604.23318: sample G rollouts to each of `--groups` held-out problems, keep the
 groups with right and wrong ones, and read their hidden states once. Complete each prefix of a
-rollout `--continuations` times: the share of right completions is its continuation success. Its
-local distance is that of its last window of tokens to the closest span of the opposing side, in
-units of nbar (`prefixes.py`). Both give Figs. 1(a), 1(b), 3 and 9; Fig. 10 needs verdicts only
-(`figures.py`). Where the task knows the first error, credit is scored against it
-(`advantages.against_truth`), with a process reward model that is made and taught here.
+rollout `--continuations` times: the share of right completions is its continuation success. The
+local distance of a prefix is that of its last window of tokens to the closest span of the opposing
+side, in units of nbar (`prefixes.py`). Both give Figs. 1(a), 1(b), 3 and 9; Fig. 10 needs verdicts
+only (`figures.py`). Where the task knows the first error, credit is scored against it
+(`advantages.against_truth`); the embedded task's process reward model is made and taught here.
 
-`--out` holds the groups, so the same command goes on where it was cut and samples nothing twice;
-diagnose.json, every number beside the paper's; a picture for each figure; and samples.jsonl, the
-groups as `studies.page` shows them.
+`--out` holds the sampled groups, so that the same command continues where it was interrupted;
+diagnose.json, with all numbers next to the paper's; a picture of each figure; and samples.jsonl,
+the groups as `studies.page` shows them.
 
-Left out: the paper's 8 bins of Fig. 3 (ours hold equally many spans); error bars that respect that
-spans of a rollout and rollouts of a group depend on each other, so p-values here are too small.
+Left out: the paper's 8 bins of Fig. 3 (ours hold equal numbers of spans); error bars that account
+for dependence between the spans of a rollout and the rollouts of a group, so p-values here are too
+small.
 """
 
 import math
@@ -51,12 +53,12 @@ from tasks.settings import TASKS, Count, Natural, OptionalText, one_of, several,
 
 @dataclass(frozen=True)
 class Diagnose:
-    """The paper's figures on your rollouts; of the embedded task four to five minutes on two CPU
+    """The paper's figures on your rollouts; the embedded task takes four to five minutes on two CPU
     cores. Flags of train.py can be added.
     """
 
     groups: Count = 16
-    """Problems that are sampled, or mixed ones of --rollouts."""
+    """Problems to sample, or mixed groups of --rollouts."""
     continuations: Natural = 16
     """Continuations of each prefix; 0: none."""
     rollouts: OptionalText = None
@@ -64,18 +66,18 @@ class Diagnose:
     methods: Annotated[tuple[str, ...], several(spec("NAME", one_of(METHODS)))] = ()
     """Methods scored against the true first error; if not given, all that the task allows."""
     layers: Counts = ()
-    """Decoder layers after which SHEAR's states are taken, too, against the true first error."""
+    """Decoder layers whose states SHEAR uses, in addition, against the true first error."""
     out: PathFlag = Path("runs/diagnose")
-    """Folder of the groups, the numbers and the figures."""
+    """Folder for the groups, the numbers and the figures."""
 
 
 def parse_flags(argv: Sequence[str] | None = None) -> tuple[Diagnose, list[str]]:
-    """This command's flags, and those of train.py as they are."""
+    """This command's flags, and the words that are left for train.py's parser."""
     return parse_study(Diagnose, argv, "python -m studies.diagnose")
 
 
 if __name__ == "__main__":
-    parse_flags()  # --help and mistakes end here: what follows takes seconds to import
+    parse_flags()  # --help and mistakes end here: the imports below take seconds
 
 import numpy as np
 import torch
@@ -102,18 +104,18 @@ from studies.prefixes import Prefixes, collect, read_solutions, score_group, spa
 from tasks.problems import Task, choose_template, text_task
 from tasks.rows import BadInput
 
-# Flags of train.py that have no use here.
+# Flags of train.py that are useless here.
 REFUSED = "method prm name resume smoke bench eval_every ranks lora_rank"
-# What decides on the samples. All else may change when a folder's groups are looked at again, or
-# added to.
+# The settings that determine the samples; the others may change when the groups of a folder are
+# analysed again or extended.
 DECIDES = (
     "task model data template seed temperature max_tokens rollouts_per_prompt window stride "
     "continuations heldout "
     "toy_lines toy_width warmup_steps grade_timeout sandbox dtype rollouts"
 ).split()
 SIGNALS = {"surprisal"}  # weights that are not SHEAR's
-# What the paper reports: of Figs. 1, 3 and 9 Spearman's rho or the AUC, nearest and farthest; App.
-# I.
+# The paper's numbers: Spearman's rho in Figs. 1 and 9 (there at the first and last position), the
+# AUC of the nearest and farthest bin in Fig. 3, the share of mixed groups in Fig. 10 (App. I).
 PAPER = {
     "fig_1a": [-0.96],
     "fig_1b": [-0.42],
@@ -134,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
-    """This command's flags, and train.py's; raises BadInput."""
+    """This command's flags, and train.py's configuration; raises BadInput."""
     flags, others = parse_flags(argv)
     config = parse_train(others)
     refuse_flags(config, REFUSED, "diagnose trains nothing and compares all methods")
@@ -150,7 +152,7 @@ def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
 
 
 class Subject(NamedTuple):
-    """What is diagnosed."""
+    """The model that is diagnosed, and its groups."""
 
     task: Task
     model: PreTrainedModel
@@ -200,7 +202,7 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
     results |= of_prefixes(flags, span_table(mixed, read.closest), left_out)
     if task.first_error:
         methods = list(flags.methods or METHODS)
-        options = config.credit.method_option  # of SHEAR
+        options = config.credit.method_option  # SHEAR's
         results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
@@ -217,22 +219,22 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
 
 
 class Read(NamedTuple):
-    """What the hidden states of some groups say."""
+    """The results of reading some groups' hidden states."""
 
-    batches: list[Batch]  # with states, where the task knows the first error
-    signals: dict[str, list[Tensor]]  # further weights, (G, T) of each of the batches
-    closest: list[list[list[ClosestSpan]]]  # of each group's rollouts
-    samples: list[dict]  # for the page
+    batches: list[Batch]  # with states; empty if the task does not know the first error
+    signals: dict[str, list[Tensor]]  # other weights to score: (G, T) per batch
+    closest: list[list[list[ClosestSpan]]]  # by group, rollout, span
+    samples: list[dict]  # rows for the page
 
 
 def read_all(
     groups: list[Prefixes], layers: Sequence[int], context: Context, options: tuple[str, ...]
 ) -> Read:
-    """The groups' states, also after these decoder layers; `options` are SHEAR's."""
+    """Read the groups' states, also after these decoder layers; `options` are SHEAR's."""
     task = context.task
     shear = Credit("shear", options)
     read = Read([], defaultdict(list), [], [])
-    # Both only where the truth is known: `first` solves every pair of spans.
+    # `first` is slow (it solves every pair of spans), so only where the truth is known.
     others = ("grpo", "first", "oracle") if task.first_error else ("grpo",)
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = read_states(group, context)
@@ -243,7 +245,7 @@ def read_all(
         read.samples.extend(
             report.sample_rows(0, context.tokenizer, task, batch, "shear", context.shear, weights)
         )
-        if task.first_error:  # kept, as all methods and settings read the hidden states again
+        if task.first_error:  # keep the states, which all methods and settings read again
             read.batches.append(batch)
             assert batch.log_probs is not None  # `read_states` fills them in
             read.signals["surprisal"].append(-batch.log_probs)
@@ -263,7 +265,7 @@ def read_states(group: Prefixes, context: Context) -> Batch:
 
 def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     """The model, and the groups of `--rollouts`."""
-    assert flags.rollouts and config.model  # which the task `math` needs
+    assert flags.rollouts and config.model  # --rollouts is of task math, which needs --model
     outline, tokenizer = load_outline(config.model)
     template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
@@ -275,10 +277,10 @@ def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
 
 
 def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
-    """The model, the process reward model that it may need, and groups that are sampled.
+    """The model, its process reward model if the task has one, and sampled groups.
 
-    What decides on the samples is written down before any is made, and when nothing can be refused
-    any more. The models that are taught here stay in `--out`, whole, and are there the next time.
+    The settings that determine the samples are written after the last refusal and before the first
+    sample. The models taught here are saved in `--out`, and loaded from there next time.
     """
     out = flags.out
     ranks = Ranks(0, 1, torch.device(config.machine.device))
@@ -291,7 +293,7 @@ def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     print("\n".join(map(report.wrap, parts.notes)), flush=True)
     files.write_json(out / "config.json", decided)
     parts = give_lessons(parts, out, ranks)
-    config = parts.config  # its sizes fit the data and the model's context
+    config = parts.config  # with sizes that fit the data and the model's context
     task = parts.task
     model = parts.model
     tokenizer = parts.tokenizer
@@ -323,16 +325,16 @@ def of_prefixes(flags: Diagnose, spans: np.ndarray, left_out: list[str]) -> dict
     }
 
 
-# ---- what is printed -----------------------------------------------------------------------------
+# ---- tables to print -----------------------------------------------------------------------------
 
 
 def summary(results: dict) -> list[str]:
-    """Our numbers beside the paper's, and what of them cannot be compared."""
+    """Our numbers next to the paper's, and notes on those that cannot be compared."""
     rows: list[dict[str, str]] = []
     legend = ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
 
-    def add(what: str, *here: float | None, paper: str = "") -> None:
-        rows.append({"": what, "here": shown(*here), "paper": shown(*PAPER.get(paper, ()))})
+    def add(label: str, *here: float | None, paper: str = "") -> None:
+        rows.append({"": label, "here": shown(*here), "paper": shown(*PAPER.get(paper, ()))})
 
     add("Fig. 10 groups with right and wrong rollouts", results["fig_10"]["mixed"], paper="fig_10")
     if "spans" in results:
@@ -378,7 +380,7 @@ def summary(results: dict) -> list[str]:
 
 
 def truth_lines(results: dict) -> list[str]:
-    """Credit against the true first error."""
+    """A table that compares credit with the true first error."""
     rows = []
     places = dict(results["methods"])
     for name, place in results["settings"].items():
@@ -405,19 +407,19 @@ def truth_lines(results: dict) -> list[str]:
 
 
 def with_half(value: float, half: float | None) -> str:
-    """.79 ± .02"""
+    """A value and half its interval, such as .79 ± .02."""
     return shown(value) + ("" if half is None else f" ± {half:.2f}")
 
 
 def percents(shares: list[float]) -> str:
-    """20 / 30 / 50, or a dash where there is no weight."""
+    """Shares in percent, such as 20 / 30 / 50; a dash if there is no weight."""
     if any(share is None or math.isnan(share) for share in shares):  # None in diagnose.json
         return "-"
     return " / ".join(f"{100 * share:.0f}" for share in shares)
 
 
 def shown(*values: float | None) -> str:
-    """Two decimals of each number."""
+    """The numbers with two decimals, such as 0.64 / 0.99; a dash for None."""
     return " / ".join("-" if value is None else f"{value:.2f}" for value in values)
 
 

@@ -59,7 +59,7 @@ rcParams.update({"lines.linewidth": 2, "lines.markersize": 4, "savefig.dpi": 160
 rcParams["svg.hashsalt"] = "shear"  # the same numbers make the same file
 for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"):
     rcParams[name] = INK
-# of an SVG: what is INK on a light page is light on a dark one
+# The style of an SVG: INK on a light page becomes a light colour on a dark page.
 THEME = (
     f"<style>svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#E6EDF3}}}}</style>"
 )

@@ -1,7 +1,7 @@
 """Prefixes of rollouts: completed again and again, far or near in hidden states (Sec. 2 of arXiv
 2604.23318).
 
-    collect(...)       -> Prefixes, one a problem: rollouts, verdicts, prefixes, verdicts on
+    collect(...)       -> Prefixes, one per problem: rollouts, verdicts, prefixes, verdicts on
                        continuations; on disk
     read_solutions(..) -> Prefixes of solutions from a file, without continuations
     score_group(...)   -> the group as a `Batch`, with hidden states

@@ -17,7 +17,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-# to train on; a number that does not depend on --steps, so that a resumed run draws the same
+# Problems for training; the same for any --steps, so that a resumed run draws the same ones.
 MADE_PROBLEMS = 640
 SILENCE = 30  # seconds between two lines of a log while nothing else is printed
 

@@ -1,14 +1,15 @@
-"""From files and the hub to rows, dictionaries of columns.
+"""Reading rows (dictionaries from column to value) from files and the hub.
 
     read_rows(path)                         the rows of a local file or folder
-    json_lines(path)                        the rows of a file of JSON lines, with the numbers of
-                                            their lines
+    json_lines(path)                        the rows of a file of JSON lines, each with its line
+                                            number
     from_files(paths, blame)                source, revision and rows of local files
     from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
 
 A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
-folder holds such files, all of one kind, or `datasets` saved it; of several splits "train" is read.
-A JSON value that is no object becomes an empty row, which lacks whatever a reader of rows asks for.
+folder holds such files, all of one kind, or was saved by `datasets`; of several splits "train" is
+read. A JSON value that is not an object becomes an empty row, which later checks refuse because it
+has no keys.
 """
 
 import csv
@@ -25,8 +26,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-# Half a pair, which JSON can spell and no tokenizer reads; a byte of the command line that is not
-# UTF-8.
+# Half of a surrogate pair: JSON can spell one, but no tokenizer reads it. Python also has one stand
+# for each byte of the command line that is not UTF-8.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 TABLES = (".parquet", ".csv")
@@ -37,8 +38,8 @@ class BadInput(ValueError):
 
 
 def printable(text: str) -> str:
-    r"""Others' text for a terminal: characters that would move its cursor, colour it, end its line
-    or turn its direction are spelt out, as \x1b.
+    r"""Foreign text made safe for a terminal: characters that would move the cursor, change colour,
+    end the line or reverse its direction are spelt out, as \x1b.
     """
     return "".join(
         ascii(character)[1:-1] if unicodedata.category(character).startswith("C") else character
@@ -47,7 +48,7 @@ def printable(text: str) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """The first line of what caused an error, to stand in brackets."""
+    """The first line of the message of an error's first cause, to be shown in brackets."""
     while error.__cause__:
         error = error.__cause__
     return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(". ")
@@ -55,19 +56,19 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def bad_input_on_error(name: str, remedy: str) -> Iterator[None]:
-    """Whatever a library raises while something named is read becomes a BadInput: the name, its
-    words, the remedy.
+    """Turn any error of a library that reads the file `name` into a BadInput: the name, the
+    library's message, the remedy.
     """
     try:
         yield
-    except Exception as error:  # of every kind; the cause stays attached
+    except Exception as error:  # libraries raise errors of any class
         if isinstance(error, BadInput | MemoryError):
             raise
         raise BadInput(f"{name}: cannot be read ({cause(error)}); {remedy}") from error
 
 
 def lacks(row: dict, needed: str) -> ValueError:
-    """The error of a row without what is `needed`, which lists the keys that were found."""
+    """The error for a row without the `needed` keys; its message lists the keys found."""
     keys = textwrap.shorten(", ".join(map(str, row)), 200, placeholder=" ...")
     return ValueError(f"needs {needed} (found: {keys or 'no keys'})")
 
@@ -76,23 +77,21 @@ def lacks(row: dict, needed: str) -> ValueError:
 
 
 def check_is_file(path: Path) -> Path:
-    """A path to read; raises OSError unless it is a file or a folder: a pipe or a device may never
-    end.
-    """
+    """Return the path. Raises OSError for a pipe or a device, which may never end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError("neither a file nor a folder")
     return path
 
 
 def read_rows(path: Path) -> Iterable[dict]:
-    """The rows of a local file or folder. Errors of the libraries are not caught."""
+    """The rows of a local file or folder. Raises whatever the libraries raise."""
     check_is_file(path)
     if path.is_dir():
         return _folder_rows(path)
     if path.suffix == ".parquet":
-        from pyarrow import parquet  # here, as it takes long, which the embedded task saves
+        from pyarrow import parquet  # imported late: slow, and the embedded task does without
 
-        table = parquet.read_table(path, partitioning=None)  # a folder "level=3" is no column
+        table = parquet.read_table(path, partitioning=None)  # a folder "level=3" adds no column
         return itertools.chain.from_iterable(batch.to_pylist() for batch in table.to_batches(1000))
     if path.suffix == ".csv":
         return _csv_rows(path)
@@ -139,7 +138,7 @@ def _csv_rows(path: Path) -> list[dict]:
     """
     csv.field_size_limit(2**31 - 1)
     rows = []
-    start = 1  # the line on which a row starts: a cell in quotes may hold several
+    start = 1  # the line where a row starts; a quoted cell may span several
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
@@ -160,16 +159,16 @@ def _csv_rows(path: Path) -> list[dict]:
 
 
 def _folder_rows(folder: Path) -> Iterable[dict]:
-    """The rows of a folder that `datasets` saved, or of a folder's files, each read as a single one
-    is. Raises ValueError where the files are of several kinds.
+    """The rows of a folder that `datasets` saved, or else of its files, each read by `read_rows`.
+    Raises ValueError if the files are of several kinds.
     """
-    import datasets  # here, as it takes a second, which the embedded task saves
+    import datasets  # imported late: slow, and the embedded task does without
 
     datasets.disable_progress_bars()
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         saved = datasets.load_from_disk(str(folder))
         return _training(saved) if isinstance(saved, datasets.DatasetDict) else saved
-    # names of files tell training from test
+    # The names of the files tell which belong to which split.
     patterns = {"all": ["**"]} | datasets.data_files.get_data_patterns(str(folder))
     extensions = [*TABLES, ".json", ".jsonl"]
     splits = datasets.data_files.DataFilesDict.from_patterns(patterns, str(folder), extensions)
@@ -187,7 +186,7 @@ def _folder_rows(folder: Path) -> Iterable[dict]:
 
 
 def _training(splits: dict[str, Iterable]) -> Iterable:
-    """The split "train"; raises ValueError where there is none."""
+    """The split "train"; raises ValueError if there is none."""
     if "train" not in splits:
         raise ValueError(f"its splits are {', '.join(map(str, splits))}, not train")
     return splits["train"]
@@ -217,29 +216,31 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
 def from_hub(
     repo: str, patterns: Sequence[str], blame: str, remedy: str
 ) -> tuple[str, str, Iterable[dict]]:
-    """Source, commit and rows of a data set on the hub: of the files that match the first pattern
-    with a match.
+    """Source, commit and rows of a data set on the hub. It reads the files that match the first
+    pattern for which there are any.
 
-    The files stay on disk once they are loaded. Raises BadInput, soon where the hub is out of
+    Files stay on disk once they are loaded. Raises BadInput, without delay if the hub is out of
     reach; its sentence begins with `blame` and ends with `remedy`.
     """
     try:
-        import huggingface_hub as hub  # here, as it takes a second, which the embedded task saves
+        import huggingface_hub as hub  # imported late: slow, and the embedded task does without
 
-        wanted = list(patterns)
         load = partial(
-            hub.snapshot_download, repo_id=repo, repo_type="dataset", allow_patterns=wanted
+            hub.snapshot_download,
+            repo_id=repo,
+            repo_type="dataset",
+            allow_patterns=list(patterns),
         )
         try:
             folder = Path(load(local_files_only=True))
             paths = _matching(folder, patterns)
         except FileNotFoundError:  # not on disk
-            # a download would retry for long, and fill the screen
+            # Fails fast without a connection; a download would retry for minutes, noisily.
             hub.HfApi().dataset_info(repo, timeout=10)
             folder = Path(load())
             paths = _matching(folder, patterns)
         tables = [read_rows(path) for path in paths]
-    except Exception as error:  # libraries raise of every kind; the cause stays attached
+    except Exception as error:  # libraries raise errors of any class
         raise BadInput(
             f"{blame} cannot be loaded from the hub ({cause(error)}); {remedy}"
         ) from error
@@ -247,8 +248,8 @@ def from_hub(
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """The files in a folder that match the first pattern with a match. Raises FileNotFoundError
-    where there is none.
+    """The files in a folder that match the first pattern for which there are any. Raises
+    FileNotFoundError if none matches.
     """
     for pattern in patterns:
         paths = [

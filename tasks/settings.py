@@ -1,8 +1,8 @@
-"""The settings of tasks, and the types of all flags, whose bounds are checked while parsing.
+"""The settings of tasks, and the types of all flags, which check their bounds while parsing.
 
-    TASKS                what each task has, as far as flags must know it
+    TASKS                which features each task has, as far as flags depend on them
     Problems, Grading    two parts of a run's configuration (`harness/config.py`)
-    number, several, ... what tyro makes of a flag's text
+    number, several, ... specifications from which tyro reads a flag's text
 
 This file imports no torch, so that `--help` answers at once.
 """
@@ -23,16 +23,16 @@ LARGE = 1e30
 
 
 class Kind(NamedTuple):
-    """A task, by the value of --task."""
+    """The properties of a task, which --task names."""
 
-    about: str  # a sentence for the page of a run
-    has: frozenset[str]
+    about: str  # a sentence for a run's page
+    has: frozenset[str]  # features, among them some of `credit.table.NEEDS`
 
 
 TASKS = {
     "embedded": Kind(
         "The task: little programs, worked out line by line; all arithmetic is mod 10, so 7*4=8.",
-        # its own model, and so a process reward model and the length of a full response
+        # "model": it makes its own, whose full responses have a known length
         frozenset(["model", "prm", "problems", "first error", "rephrase", "box"]),
     ),
     "words": Kind(
@@ -45,7 +45,7 @@ TASKS = {
 
 
 def read_number(kind: type[Number], low: float, high: float, text: str) -> Number:
-    """The number in a text, within bounds; raises ValueError, which says what it must be."""
+    """The number in a text. Raises ValueError with the type or the bounds that it must have."""
     try:
         value = kind(text)
     except ValueError as error:
@@ -56,13 +56,13 @@ def read_number(kind: type[Number], low: float, high: float, text: str) -> Numbe
 
 
 def number(kind: type, low: float, high: float = LARGE) -> PrimitiveConstructorSpec:
-    """The type of a flag that takes such a number."""
+    """The type of a flag that takes a number within bounds."""
     return spec(kind.__name__.upper(), lambda text: read_number(kind, low, high, text))
 
 
 def word(text: str) -> str:
-    """A text that can name a file. An empty one is most often a shell's variable that is not
-    set.
+    """The text, if it can name a file; else ValueError. An empty text mostly comes from an unset
+    shell variable.
     """
     if not text:
         raise ValueError("is empty; give a value, or leave the flag out")
@@ -74,7 +74,7 @@ def word(text: str) -> str:
 
 
 def one_of(choices: Collection[str]) -> Callable[[str], str]:
-    """What reads one of some words."""
+    """A function that returns its text if it is one of the choices, else raises ValueError."""
 
     def read(text: str) -> str:
         if text not in choices:
@@ -85,7 +85,7 @@ def one_of(choices: Collection[str]) -> Callable[[str], str]:
 
 
 def spec(metavar: str, read: Callable[[str], object]) -> PrimitiveConstructorSpec:
-    """The type of a flag whose one value `read` makes of its text; None where it is not given."""
+    """The type of a flag with one value, which `read` converts from its text."""
 
     def instance_from_str(words: list[str]) -> object:
         try:
@@ -97,7 +97,7 @@ def spec(metavar: str, read: Callable[[str], object]) -> PrimitiveConstructorSpe
         nargs=1,
         metavar=metavar,
         instance_from_str=instance_from_str,
-        is_instance=lambda value: True,  # defaults are typed here, by mypy
+        is_instance=lambda value: True,  # mypy checks the defaults
         str_from_instance=lambda value: [str(value)],
     )
 
@@ -133,7 +133,7 @@ Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
 
 @dataclass(frozen=True)
 class Problems:
-    """Problems to train on and to hold out."""
+    """Problems for training, and held-out problems."""
 
     data: OptionalText = None
     """Your own problems, a file or folder; default: the paper's training set, from the hub."""

@@ -1,5 +1,5 @@
-r"""Word problems in English whose first wrong step is known: for a pretrained model, on the
-embedded task's terms.
+r"""Word problems in English whose first wrong step is known, as in the embedded task, but for
+pretrained models.
 
     problem    Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia have
                now?
@@ -9,20 +9,20 @@ embedded task's terms.
 
 A problem has two to five steps, each of which uses the number before it. `first_error` compares
 each equation of a response with the problem's next step: the first operand, operation or result
-that differs is the error, and it begins where the text does. Operands of + and * may swap. What
-follows consistently from a wrong number is not looked at, as the first error has been found. A
-response that comes to the right answer by equations which hold, each beginning with the number
-before it, has no error, in whatever order it takes the steps.
+that differs is the error, and it begins at the first character that differs. Operands of + and *
+may swap. Nothing after the first error is read. A response has no error if all its equations are
+true, each begins with the result before it, and the boxed answer is right, whatever the order of
+its steps.
 
 An equation may have units, `\times` or "plus", and "is" for =. A step that is not an equation is
-skipped if the next equation is a later step's; if not, no first error is known from there on. The
+skipped if the next equation is that of a later step; otherwise the first error is unknown. The
 answer is that of the last box, as in grading.
 
-`warm_up` teaches a model the form, by demonstrations with slips, which go on from the wrong number:
-it then makes slips of the same kinds where it samples, and reinforcement learning has something to
-mend.
+`warm_up` teaches a model this form by demonstrations with slips, each of which goes on from its
+wrong number. The model then makes the same kinds of slips when it samples, which reinforcement
+learning can remove.
 
-Left out: several operations before one =, which are not read; division, which is an error here.
+Left out: several operations before one =, which are not read; division, which counts as an error.
 """
 
 import random
@@ -62,7 +62,7 @@ WORK = [
     "Now there are {work} {things}.",
     "That makes {work} {things}.",
 ]
-SIGNS = {  # and the forms that responses may give them
+SIGNS = {  # each sign, and the forms in which responses may write it
     "+": r"\bplus\b",
     "-": r"[\u2212\u2013]|\bminus\b",
     "*": r"[\u00d7\u00b7]|\\times|\\cdot|\btimes\b|(?<![a-z])x(?![a-z])",
@@ -76,25 +76,25 @@ NUMERAL = re.compile(
     r"|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b",
     re.I,
 )
-OPERAND = rf"({NUMBER})(?:\s+[a-z]+){{0,3}}\s*"  # with its unit
-EQUATION = re.compile(  # of one operation, up to its result, with which the next may begin
+OPERAND = rf"({NUMBER})(?:\s+[a-z]+){{0,3}}\s*"  # a number and its unit
+EQUATION = re.compile(  # one operation; ends before its result, with which the next may begin
     rf"(?<![-+*/\w])(?<![-+*/]\s){OPERAND}([-+*/])\s*{OPERAND}=\s*"
     rf"(?=(?:\\boxed\s*{{\s*)?({NUMBER}))",
     re.I,
 )
 IN_BOX = re.compile(rf"\D*?({NUMBER})\D*")
-KINDS = "operand", "operator", "operand", "result"  # of the mistakes in an equation's four parts
+KINDS = "operand", "operator", "operand", "result"  # of a mistake, by the part that is wrong
 
 Number = TypeVar("Number", int, Decimal)
 
-LENGTHS = 2, 2, 3, 3, 4, 5  # steps of a problem
+LENGTHS = 2, 2, 3, 3, 4, 5  # steps per problem, drawn with equal chances
 SLIP = 0.15  # chance that a step of a demonstration is wrong
-BATCH = 8  # demonstrations in a batch of supervised learning
-LR = 1e-4  # of a pretrained model's lessons
+BATCH = 8  # demonstrations per batch of supervised learning
+LR = 1e-4  # learning rate for teaching a pretrained model
 
 
 def result_of(op: str, left: Number, right: Number) -> Number:
-    """left op right."""
+    """The result of an operation: + - or *."""
     return {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
@@ -105,7 +105,7 @@ def task(
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
-    """The task, its problems made, none held out yet, and a note; raises BadInput."""
+    """The task with its problems, none held out yet, and a note for the user; raises BadInput."""
     plain, note = text.empty_task("math", settings, grading, tokenizer, model_name)
 
     def lessons(model: PreTrainedModel, forbidden: set[str], steps: int) -> float:
@@ -144,13 +144,13 @@ def make_problem(rng: random.Random) -> dict:
 
 
 def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
-    """What happens in a step, in all words for it."""
+    """All the ways to tell what happens in a step."""
     return [event.format(name=name, n=number, things=things) for event in EVENTS[op]]
 
 
 def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its events told in other words, the k-th way; no thing gets another
-    name.
+    """The same problem with its events in other words, the k-th way. No name changes, so the second
+    result is empty.
     """
     first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
     told = []
@@ -168,8 +168,8 @@ def make_problems(count: int, seed: int) -> list[dict]:
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
-    """A worked response, a sentence per step; a careless one makes mistakes and continues from the
-    wrong numbers.
+    """A worked response, one sentence per step. A careless one makes mistakes and continues from
+    the wrong numbers.
     """
     value = problem["steps"][0][0]
     response = ""
@@ -200,25 +200,25 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     r"""The first wrong step of a response, given as the texts of its tokens.
 
     Its kind is operand, operator, result, missing (a step), extra (an equation) or final (another
-    number in the box). None if there is none, or if the response cannot be read so far: a number
-    stands outside of equations, there is no equation, or no box at the end.
+    number in the box). None if no step is wrong, or if the first error is unknown: a number stands
+    outside the equations, or there is no equation or no box.
     """
     text = "".join(tokens)
     found = _first_fault(problem, text)
     if not found or found[1] == len(text):  # cut off within a number, which may have been right
         return None
     kind, start, end = found
-    ends = list(accumulate(map(len, tokens)))  # of each token, in characters
-    end = max(end, start + 1)  # of a number that ends too soon the error is what follows
+    ends = list(accumulate(map(len, tokens)))  # where each token ends, in characters
+    end = max(end, start + 1)  # a number that lacks digits is wrong at the character after it
     return FirstError(bisect_right(ends, start), kind, bisect_left(ends, end) + 1)
 
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
-    """The kind of the first mistake, and the characters from where it begins to the end of its
-    step; None if none is known.
+    """The kind of the first mistake, the character where it begins, and the one where its step
+    ends; None if no mistake is known.
     """
     box = box_place(text)
-    for sign, forms in SIGNS.items():  # the text keeps its length
+    for sign, forms in SIGNS.items():  # keeps the text's length, and so all places in it
         text = re.sub(forms, partial(_as_long, sign), text, flags=re.I)
     equations = list(EQUATION.finditer(text, 0, box[2] if box else len(text)))
     boxed = box and IN_BOX.fullmatch(text, box[1], box[2])
@@ -227,8 +227,9 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
     chained = all(_number(later[1]) == _number(before[4]) for before, later in pairwise(equations))
     if is_right and chained and all(map(_holds, equations)):
         return None
-    steps = [*problem["steps"], [answer, "", "", ""]]  # the last: there is none
-    read = done = 0  # characters, steps
+    steps = [*problem["steps"], [answer, "", "", ""]]  # the last stands for the end: no operation
+    read = 0  # characters up to the last equation's end
+    done = 0  # steps
 
     def is_read(end: int) -> bool:
         """Whether the only numbers between the last equation and `end` are the next step's."""
@@ -236,7 +237,7 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
         return all(numeral[1] and _number(numeral[1]) in steps[done][::2] for numeral in numerals)
 
     for equation in equations:
-        later = range(done, len(steps))  # a step may be left unsaid
+        later = range(done, len(steps))  # steps may be skipped
         step = next((k for k in later if _first_difference(equation, steps[k])[0] > 2), done)
         part, start = _first_difference(equation, steps[step])
         if part == 0 and not is_read(equation.start()):
@@ -251,17 +252,17 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
         return None
     if not steps[done][1]:
         return "final", boxed.start(1) + _common(_number(boxed[1]), answer), box[2]
-    # the sentence of the box comes too soon
+    # a step is missing before the line with the box
     return "missing", max(read, text.rfind("\n", 0, box[0]) + 1), box[2]
 
 
 def _as_long(sign: str, form: re.Match) -> str:
-    """A sign in place of one of its forms, of the same length."""
+    """A sign, padded to the length of the form that it replaces."""
     return sign.ljust(len(form[0]))
 
 
 def _number(text: str) -> Decimal:
-    """10 for 010 and 10.0."""
+    """The number in a text: 010 and 10.0 equal 10."""
     return Decimal(text.replace(",", ""))
 
 
@@ -272,8 +273,8 @@ def _holds(equation: re.Match) -> bool:
 
 
 def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
-    """The first of an equation's four parts that differs from the step's, and where it does; 4 if
-    none. Operands of + and * may swap.
+    """The first of an equation's four parts that differs from the step's, and the character where
+    it does; 4 and the end if all agree. Operands of + and * may swap.
     """
     left, op, right, result = step
     if op in "+*" and _number(equation[1]) == right:
@@ -286,7 +287,7 @@ def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
 
 
 def _common(said: Decimal | str, due: int | str) -> int:
-    """How many characters two texts begin with alike."""
+    """The length of the common beginning of two texts."""
     alike = [one == other for one, other in zip(str(said), str(due), strict=False)]
     return [*alike, False].index(False)
 
@@ -300,7 +301,8 @@ def warm_up(
     steps: int,
     seed: int,
 ) -> float:
-    """Teach a model of any kind the form, slips and all: `steps` batches; returns the last loss.
+    """Teach a model the form of a response, slips included, in `steps` batches. Returns the last
+    loss.
 
     `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are
     never shown.
@@ -309,9 +311,7 @@ def warm_up(
     policy = Policy(model, layout=packing_of(model))
 
     def batch_loss() -> Tensor:
-        """Minus the mean log-probability of a batch of demonstrations, which are laid out as
-        rollouts are.
-        """
+        """Minus the mean log-probability of the response tokens of a batch of demonstrations."""
         pairs = demonstrate_batch(
             BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden
         )

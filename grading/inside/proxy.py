@@ -100,7 +100,7 @@ def serve(file: io.BufferedRWPair, names: dict, stdout: Printed) -> None:
                 result = OPERATIONS[operation](*args, **options)
                 keep = keep and (operation != "call" or is_instance(result, args[0]))
                 value = objects.handle(result) if keep else encode(result, objects.describe)
-                if operation == "call":  # which may have changed these
+                if operation == "call":  # the call may have changed its arguments
                     after = [
                         encode(v, objects.describe)
                         if isinstance(v, MUTABLE) or hasattr(v, "tolist")
@@ -211,7 +211,7 @@ class Link:
         self.numbers: dict[
             tuple, object
         ] = {}  # that handles have become since the last question of another kind
-        self.constants: dict[tuple, object] = {}  # that handles are for good
+        self.constants: dict[tuple, object] = {}  # plain values of handles that cannot change
 
     def names(self, wanted: Collection[str]) -> dict:
         """Those of the wanted names that the candidate has, in the order wanted, and never

@@ -1,14 +1,12 @@
 """Plain data between two processes that do not trust each other: numbers, text, and containers of
 these.
 
-    send(file, message), receive(file)               a line of JSON
-    encode(value, describe), decode(data, resolve)   for types that JSON lacks: tuples, sets, keys
-                                                     that are no text, complex and long numbers,
-                                                     bytes, dates, slices, ...
+`send` and `receive` transfer one line of JSON. `encode` and `decode` add the types that JSON lacks:
+tuples, sets, keys that are not text, complex and long numbers, bytes, dates, slices and others.
 
-`decode` builds exact builtin types, so nothing of the sender's own can decide a comparison, and it
-runs nothing, as pickle would. `describe` describes a value that is no plain data, and `resolve`
-turns the description into a value.
+`decode` builds exact builtin types, so no class of the sender's can decide a comparison; unlike
+pickle it runs none of the sender's code. `describe` turns a value that is not plain data into a
+description, and `resolve` turns a description into a value.
 
 Standard library only.
 """
@@ -26,10 +24,10 @@ from typing import Any
 MAX_MESSAGE = 2**24  # bytes; a longer value is the candidate's failure
 UNLIMITED = 2**32 - 1
 MUTABLE = (list, dict, set, bytearray, collections.deque)
-Value = Any  # the tests' or the candidate's, of a type that only a run knows
+Value = Any  # a value of the tests or the candidate, of any type
 
-# Plain data that JSON lacks: its type, and the arguments that make it. A class stands before its
-# bases.
+# The types that JSON lacks, each with a function from a value to the arguments that rebuild it. A
+# subclass stands before its bases, since the first match counts.
 PLAIN: dict[type, Callable[..., list]] = {
     collections.defaultdict: lambda d: [getattr(d.default_factory, "__name__", ""), dict(d)],
     collections.Counter: lambda c: [dict(c)],
@@ -50,12 +48,12 @@ MAKERS: dict[str, Callable] = {
 }
 MAKERS["defaultdict"] = lambda factory, items: collections.defaultdict(TYPES.get(factory), items)
 EXACT = PLAIN.keys() | {type(None), bool, int, float, str, list}
-# The classes that both sides have.
+# The classes that both processes know by name.
 TYPES: dict[str, type] = {kind.__name__: kind for kind in EXACT | {type}}
 
 
 def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
-    """Plain data as what JSON can carry; anything else becomes what `describe` makes of it."""
+    """The value as JSON can carry it; a value that is not plain data as `describe` describes it."""
     if value is None or isinstance(value, bool):
         return value
     if type(value) not in EXACT and (
@@ -63,7 +61,7 @@ def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
     ):
         return describe(value)
     if isinstance(value, int):
-        # decimal digits are limited, and slow
+        # hexadecimal, as Python limits decimal digits and converts them slowly
         return {"int": hex(value)} if abs(value) >= 2**63 else int(value)
     if isinstance(value, float):
         return float(value)
@@ -78,7 +76,7 @@ def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
             return {kind.__name__: encode(arguments(value), describe)}
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):  # without importing numpy
         plain = value.tolist()
-        if type(plain) is type(value):  # a long double, which Python lacks
+        if type(plain) is type(value):  # a long double: Python has no such type
             plain = complex(value) if value.dtype.kind == "c" else float(value)
         plain = encode(plain, describe)
         return {"array": [value.dtype.str, plain]} if isinstance(plain, list) else plain
@@ -86,8 +84,8 @@ def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
 
 
 def decode(data: object, resolve: Callable[[dict], object]) -> Value:
-    """The value that `encode` was given; `resolve` gets the descriptions. Forged data raises
-    ValueError and others.
+    """The value that `encode` was given; `resolve` turns descriptions into values. Forged data may
+    raise ValueError or any other exception.
     """
     if isinstance(data, list):
         return [decode(item, resolve) for item in data]
@@ -100,7 +98,7 @@ def decode(data: object, resolve: Callable[[dict], object]) -> Value:
 
 
 def send(file: BufferedRWPair, message: object, limit: int = MAX_MESSAGE) -> None:
-    """Send a message, a line of JSON. Raises ValueError if it is longer than `limit` bytes."""
+    """Send a message as a line of JSON. Raises ValueError if it is longer than `limit` bytes."""
     data = json.dumps(message).encode()
     if len(data) > limit:
         raise ValueError(f"a value of {len(data)} bytes is too long")
@@ -109,8 +107,8 @@ def send(file: BufferedRWPair, message: object, limit: int = MAX_MESSAGE) -> Non
 
 
 def receive(file: BufferedRWPair, limit: int = MAX_MESSAGE) -> Value:
-    """The next message. Raises EOFError at the end, ValueError if it is longer than `limit` bytes
-    or no JSON.
+    """The next message. Raises EOFError at the end, ValueError if it is not JSON or is longer than
+    `limit` bytes.
     """
     data = file.readline(limit + 1)
     if not data:
@@ -119,10 +117,10 @@ def receive(file: BufferedRWPair, limit: int = MAX_MESSAGE) -> Value:
 
 
 def overwrite(old: Value, new: Value) -> bool:
-    """Give an argument of the tests the content of the candidate's copy, nested containers in
-    place.
+    """Update a test's argument in place to the content of the candidate's copy, nested containers
+    included.
 
-    False, without a change, if they are not mutable containers of one type.
+    Returns False, without a change, unless both are mutable containers of the same type.
     """
     if type(old).__name__ == type(new).__name__ == "ndarray" and (old.shape, old.dtype) == (
         new.shape,
