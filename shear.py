@@ -33,7 +33,7 @@ anyway).
 Three hooks take other functions of the same signature: `distances` (`fast.distances` takes one
 matrix product), `closest` (`fast.race` finds line 5's minima without solving every pair; ablations
 have other distances of two spans) and `pool` (an ablation's mean). Training passes the fast ones;
-tests prove them equal.
+tests compare them.
 
 At eps = 0.05 Eq. (10) carries a floor of up to 0.05 ln(window), even between equal spans whose
 points lie far apart. The paper's eps is 4.52 in raw units, which is 0.05 where nbar is 90

@@ -200,7 +200,7 @@ class TrainConfig:
     track: Annotated[str | None, spec("NAME", one_of(TRACKERS))] = None
     """Also log metrics to wandb, trackio or tensorboard, which must be installed."""
     smoke: bool = False
-    """Check your setup: shrink every size and draw random rewards."""
+    """Check your setup: shrink every size and alternate the verdicts."""
     problems: Problems = field(default_factory=Problems)
     credit: Credit = field(default_factory=Credit)
     shear: Shear = field(default_factory=Shear)
@@ -252,7 +252,7 @@ PRESETS = {"embedded": EMBEDDED, "words": WORDS, "math": PAPER, "code": replace(
 
 
 def smoke(config: TrainConfig) -> TrainConfig:
-    """Every size shrunk, to check a setup in minutes; rewards in training are drawn then."""
+    """Every size shrunk, to check a setup in minutes; `SmokeTask` makes the verdicts."""
     max_tokens = min(64, config.sampling.max_tokens)
     lessons = config.problems.warmup_steps // 10
     return replace(

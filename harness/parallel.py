@@ -7,7 +7,7 @@ step.
     gather    what every rank made, to all of them; `together`: a rank's bad input, too
     shard     FSDP, `fully_shard`, one unit per decoder layer: float32 weights and optimizer spread
               over the ranks, compute in bfloat16 (or float32), gradients reduced in float32
-    refresh   the sharded weights into the whole copy that samples, proved by a checksum
+    refresh   the sharded weights into the whole copy that samples, checked by a checksum
 
 A rank samples from a whole copy of the weights, so no rank waits for another while tokens are
 decoded; ranks meet again in `gather`. There every rank gets the rollouts of all (ids and token

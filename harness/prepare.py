@@ -134,7 +134,7 @@ def part_notes(
     for loaded in sets:
         notes += loaded.notes
     if config.smoke:
-        notes.append("smoke test: rewards are drawn, whatever a response says")
+        notes.append("smoke test: verdicts alternate, whatever a response says")
     return notes
 
 
