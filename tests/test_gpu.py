@@ -129,7 +129,7 @@ def steps_of(out: Path, *parts) -> list[dict]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_a_step(method, tmp_path):
-    """Sampled, graded, credited and trained; a smoke test draws the rewards, so that each group has
+    """Sampled, graded, credited and trained; a smoke test alternates verdicts, so that each group has
     both.
     """
     flags = f"{RUN} --warmup-steps 1 --steps 1 --method {method} {NEEDS.get(method, '')}"
