@@ -218,6 +218,7 @@ def test_the_papers_numbers_average_to_what_it_prints():
     assert counted == 15 + 6
     digest = hashlib.sha256(json.dumps(paper_tables.PAPER).encode()).hexdigest()
     assert digest.startswith("1ad2e0252d33")
+    assert paper_tables.suite_of([*SUITES["math"], "math", "x"]) is None
 
 
 def test_several_benchmarks_end_in_their_average_beside_the_paper_s():

@@ -218,7 +218,7 @@ def test_the_four_steps_are_of_the_last_group_that_shows_them(tmp_path):
     shown = [row(0.0, 0.1, 0), row(1.0, 0.2, 0)]
     shifted = [row(0.0, 0.1, 6), row(1.0, 0.2, 6)]
     path = tmp_path / "steps.svg"
-    figures.four_steps([shown, shifted], path)
+    figures.four_steps([[row(0.0, 0.3, 0), shown[1]], shown, shifted], path)
     text = path.read_text(encoding="utf-8")
     cells = re.findall(r'fill-opacity="([.0-9]+)"/><text x="\d+" y="18">(.+?)</text>', text)
     assert [shade for shade, _ in cells] == (["0.50"] * 12 + ["1.00"] * 24) + (
@@ -228,6 +228,7 @@ def test_the_four_steps_are_of_the_last_group_that_shows_them(tmp_path):
     assert [token for _, token in cells] == as_shown * 2
     for words in (">0.12<", ">0.36<", "advantage +0.5<", "advantage \u22120.5<"):
         assert words in text
+    assert text.index(">0.12<") < text.index(">0.36<")
     ElementTree.fromstring(text)
     with pytest.raises(BadInput, match="no group shows the steps"):
         figures.four_steps([shifted], path)

@@ -134,6 +134,7 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     assert below.split("\n")[1:] == ["       infra 1234  skipped 1  flip 1"]
     texts = [rows.row(METRICS | {"step": step}) for step in range(3, 22)]
     assert ["reward" in text for text in texts] == [False] * 18 + [True]
+    assert "solved:" not in "".join(texts)
     bench = {"embedded": {"mean": 0.5, "error": 0.125}}
     assert rows.row(METRICS | {"bench": bench}).endswith("\n  on benchmarks: embedded 50.0 ± 12.5")
 

@@ -199,7 +199,12 @@ def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
     """More programs at a time than its quota would run out of time through no fault of theirs."""
     monkeypatch.setattr(rewards, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(rewards.os, "sched_getaffinity", lambda process: range(32))
-    for quota, expected in (("max 100000", 32), ("250000 100000", 2), ("50000 100000", 1)):
+    for quota, expected in (
+        ("max 100000", 32),
+        ("6400000 100000", 32),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+    ):
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
         assert rewards.cores() == expected
     (tmp_path / "cpu.max").unlink()
@@ -237,6 +242,11 @@ def test_tests_that_cannot_be_run_are_no_verdict():
         (uncalled, "check nothing"),
         ("assert f(1 == 2", "cannot be read"),
         (uncalled.replace("pass", "test = unittest.skip('')(f)") + "\nunittest.main()", "a case"),
+        (
+            uncalled.replace("pass", "test = unittest.skip('')(f)")
+            + "\nunittest.main(exit=False)\nraise SystemExit(5)",
+            "a case",
+        ),
         (uncalled + "\nimport doctest\ndoctest.testmod()", "find no tests"),
         (
             uncalled.replace("pass", "test = lambda s: f('a')")

@@ -47,6 +47,7 @@ def starts(tmp_path_factory):
     forbid and show.
     """
     made, lessons, plain = [], [], toy.demonstrations
+    order = []
 
     def demonstrations(lines, forbidden, rng):
         pairs = plain(lines, forbidden, rng)
@@ -57,7 +58,9 @@ def starts(tmp_path_factory):
         for module in (toy, teacher):
             patch.setattr(module, "demonstrations", demonstrations)
             patch.setattr(
-                module, "teach", lambda model, batch_loss, steps, name: batch_loss().item()
+                module,
+                "teach",
+                lambda model, batch_loss, steps, name: order.append(name) or batch_loss().item(),
             )
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             out = str(tmp_path_factory.mktemp("runs"))
@@ -67,6 +70,7 @@ def starts(tmp_path_factory):
             with open_folder(parts, ALONE) as folder:
                 run = build_run(give_lessons(parts, folder, ALONE), folder, ALONE)
                 made.append((run, run.sets, list(lessons)))
+    assert order[::2] == ["warm-up"] * 3  # the process reward model starts from the taught one
     return made
 
 

@@ -103,8 +103,12 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(
     """
     long = [{"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
     words = f"--max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method {method}"
+    words += " --grade-timeout 3"
     _, task, notes = made_task(qwen, tmp_path, numbered(5) + long, context, words)
-    assert f"{dropped} problems dropped: prompts of over 250 tokens" in notes
+    data = f"data {tmp_path / 'x.jsonl'}: 7 problems"
+    dropped_note = f"{dropped} problems dropped: prompts of over 250 tokens"
+    assert [*notes[:2], notes[-1]] == [data, "template chat (asked for)", dropped_note]
+    assert task.grade.keywords == {"timeout_s": 3}
     assert (len(task.train), len(task.heldout)) == (5 - dropped, 2)
 
 
@@ -113,6 +117,7 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(
     [
         ("", (7, 31, 31, 256)),
         ("--heldout 6 --max-tokens 9", (6, 32, 32, 9)),
+        ("--method hsd", (7, 31, 31, 170)),
         ("--prompts-per-step 8", (7, 8, 8, 256)),
         ("--prompts-per-update 4", (7, 28, 4, 256)),
         ("--prompts-per-step 24 --heldout 18", (18, 24, 24, 256)),

@@ -40,6 +40,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import grpo
 import harness.run
+import rewards
 import train
 from credit import batch as batches
 from credit import shear_settings
@@ -190,11 +191,13 @@ def test_a_run_leaves_what_it_promises(learning):
         assert f"\n  evaluating: 64 of at most {most} tokens\n" in printed
 
 
-def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
+def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypatch, capsys):
     """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint
     and a model.
     """
-    assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0
+    grade_all = Mock(wraps=rewards.grade_all)
+    monkeypatch.setattr("tasks.problems.grade_all", grade_all)
+    assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0 and grade_all.called
     before, step, _ = read_lines(tmp_path / "smoke-1" / "metrics.jsonl")
     assert before["before"]["sampled"][0] == step["reward"] == 0.5
     assert step["grad_norm"] > 0 and step["weight_std"] > 0
