@@ -152,7 +152,7 @@ def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
 
 def test_a_reward_that_is_never_right_is_told_once():
     """0 and .5 of a reward whose threshold is .5: GRPO's advantages, and one warning in two
-    generations.
+    generations. With a threshold of .25 the same rewards give weights.
     """
     trainer = trl_runs.make_trainer(ShearGRPOTrainer)
     trainer.model.train()
@@ -167,6 +167,10 @@ def test_a_reward_that_is_never_right_is_told_once():
         inside = batch["completion_mask"].bool()
         means = [row[own].unique() for row, own in zip(batch["advantages"], inside, strict=True)]
         assert all(len(values) == 1 for values in means) and torch.cat(means).any()
+    trainer.threshold = 0.25
+    trainer._generate_and_score_completions(rows)
+    *alike, weighed = trainer._metrics["train"]["shear/weight"]
+    assert set(alike) == {1.0} and weighed != 1.0
 
 
 def test_completions_are_logged_with_their_credit(tmp_path):
