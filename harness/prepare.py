@@ -60,6 +60,8 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
     """
     with parallel.together(ranks):
         model, tokenizer = find_model(config, ranks)
+        if config.credit.prm:
+            models.load_reward_tokenizer(config.credit.prm)
         notes = [compute_note(config, ranks), *check_architecture(config, model)]
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         check_ranks(config, ranks)
@@ -95,8 +97,6 @@ def find_model(
     """The model without its weights, or the one that is made, and its tokenizer; raises BadInput
     for one that cannot fit.
     """
-    if config.credit.prm:
-        models.load_reward_tokenizer(config.credit.prm)
     if not config.model:
         lines = config.problems.toy_lines
         model = toy.make_model(lines, config.seed, config.problems.toy_width)
@@ -228,7 +228,7 @@ def hold_out(
     if "prompts_per_step" not in config.given:  # a given one may be no multiple of a smaller size
         groups = size.shrink("prompts_per_update", left, there_are)
     size.shrink("prompts_per_step", max(1, left // groups) * groups, there_are)
-    task, dropped = split(
+    return split(
         task,
         tokenizer,
         heldout=heldout,
@@ -236,7 +236,6 @@ def hold_out(
         max_prompt_tokens=room,
         told="hint" in method_of(config.credit.method).needs,  # prompts must fit with their answer
     )
-    return task, dropped
 
 
 class Sizes:
@@ -297,10 +296,8 @@ def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 def give_lessons(parts: Parts, folder: Path, ranks: Ranks) -> Parts:
     """The parts after the lessons of the task, if it has some and the model has not had them."""
-    model = parts.model
     if needs_lessons(parts):
-        model = teach_policy(parts, folder, ranks)
-    parts = parts._replace(model=model)
+        parts = parts._replace(model=teach_policy(parts, folder, ranks))
     if "prm" in method_of(parts.config.credit.method).needs and not parts.prm:
         parts = parts._replace(prm=own_prm(parts, folder, ranks))
     return parts
@@ -340,10 +337,10 @@ def teach_policy(parts: Parts, folder: Path, ranks: Ranks) -> PreTrainedModel:
 
 def own_prm(parts: Parts, folder: Path, ranks: Ranks) -> RewardModel:
     """The embedded task's process reward model: `prm/` in the folder, written by one rank unless
-    it is there.
+    it is there. A resumed run must have it; raises BadInput.
     """
-    if ranks.main and not (folder / "prm").exists():
-        config = parts.config
+    config = parts.config
+    if ranks.main and not config.checkpoints.resume and not (folder / "prm").exists():
         forbidden = heldout_prompts(parts.task)
         lines = config.problems.toy_lines
         reward_model, its_tokenizer = teacher.make_prm(

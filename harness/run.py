@@ -62,8 +62,8 @@ class Run:
 
 @contextmanager
 def open_folder(parts: Parts, ranks: Ranks) -> Iterator[Path]:
-    """The run's folder with its config.json, the plan printed; whatever ends the run early, inside
-    the block or by a signal, is told how to go on.
+    """The run's folder with its config.json, the plan printed; if the run ends early, say how to
+    go on from what is there.
     """
     config = parts.config
     folder = Path(config.out) / parallel.from_main(config.name or free_name(config), ranks)

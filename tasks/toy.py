@@ -70,7 +70,8 @@ def task(
     """
     if len(tokenizer) != len(SYMBOLS):
         raise BadInput(
-            f"--model {model_name}: not a model of the embedded task; add --task math and --data"
+            f"--task embedded: {model_name} is not a model of the embedded task; give --task math "
+            "and --data"
         )
     lines = settings.toy_lines
     train, heldout = make_problems(MADE_PROBLEMS, settings.heldout, lines, seed)

@@ -32,13 +32,13 @@ ROOMS = dict(
     root=7904,
     fast=2654,
     grading=9694,
-    tasks=8461,
+    tasks=8462,
     credit=10911,
-    harness=18197,
+    harness=18187,
     integrations=2931,
     studies=12771,
     learn=2162,
-    tests=85944,
+    tests=85980,
 )
 # What makes a line hard to read, outside of tests, at most.
 DENSITY = {

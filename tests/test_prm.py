@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from made import CHAT, SMALL, assert_near, saved, turns_tokenizer, with_a_stop
+from made import ALONE, CHAT, SMALL, assert_near, flags, saved, turns_tokenizer, with_a_stop
 from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -16,6 +16,7 @@ from credit import teacher
 from credit.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from grpo import Rollouts
 from harness.models import load_reward_model
+from harness.prepare import Parts, own_prm
 from tasks import toy
 from tasks.rows import BadInput
 
@@ -270,3 +271,10 @@ def test_forbidden_prompts_are_not_demonstrated():
 
     forbidden = shown(set(), 1)
     assert all(not shown(forbidden, seed) & forbidden for seed in range(20))
+
+
+def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
+    """Its model does not have the lessons yet that the first one was made from: `prm/` must be there."""
+    parts = Parts(flags(task="embedded", resume="a run"), None, None, None)
+    with pytest.raises(BadInput, match="prm"):
+        own_prm(parts, tmp_path, ALONE)

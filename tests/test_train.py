@@ -776,7 +776,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
     --model QWEN --max-tokens 9        hkust-nlp/SimpleRL-Zoo-Data
     --model FOLDER --data DATA         --model FOLDER: cannot be loaded
     --model QWEN --data BAD --max-tokens 9  line 2
-    --task embedded --model QWEN       --model QWEN: not a model of the embedded task
+    --task embedded --model QWEN       QWEN is not a model of the embedded task
     --name taken                       --name taken: OUT/taken exists already
     --method arca                      --method arca: needs a LoRA adapter; give --lora-rank
     --method prm --model QWEN --max-tokens 9  --method prm: needs a process reward model; give --prm
