@@ -1,22 +1,13 @@
-"""Evaluate models on the paper's ten benchmarks, or on the embedded task: tables that one can
-trust.
+"""Evaluate models on the paper's ten benchmarks, or on the embedded task.
 
-    python eval.py --model Qwen/Qwen2.5-Math-7B --bench math         # AIME24, AIME25, AMC23,
-                                                                     MATH500, OlympiadBench
-    python eval.py --model BASE runs/NAME --bench code               # two models, side by side,
-                                                                     with differences
-    python eval.py --model runs/NAME/start runs/NAME --bench embedded    # the embedded task, before
-                                                                         and after
-    python eval.py --model runs/NAME --select best --bench math      # all kept checkpoints; best by
-                                                                     the test sets
-    python eval.py --runs runs/A runs/B runs/C                       # the same from `train.py
-                                                                     --eval-every`, no model
-    python eval.py --model PATH --bench math500 --data math500=FILE  # a local copy instead of the
-                                                                     hub
-    python eval.py --from evals/NAME                                 # the table again, from saved
-                                                                     generations
-    python eval.py --replay FILE                                     # grade responses that were
-                                                                     made elsewhere
+    python eval.py --model Qwen/Qwen2.5-Math-7B --bench math         # the five sets of math
+    python eval.py --model BASE runs/NAME --bench code               # two models, side by side
+    python eval.py --model runs/NAME/start runs/NAME --bench embedded  # before and after training
+    python eval.py --model PATH --bench math500 --data math500=FILE  # a local copy of a set
+    python eval.py --model runs/NAME --select best --bench math      # all kept checkpoints
+    python eval.py --runs runs/A runs/B runs/C                       # what --eval-every measured
+    python eval.py --from evals/NAME                                 # the saved table again
+    python eval.py --replay FILE                                     # responses made elsewhere
 
 `harness/evaluation.py` has the protocol, which is the paper's, and what the numbers and their
 errors mean. `--out` gets settings.json (what must not change), generations.jsonl (every response

@@ -15,10 +15,11 @@ and nothing else (`grading/sandbox.py` says what the sandbox covers). The keys o
 their kind:
 
     {"inputs": [str], "outputs": [str]}                      a script's standard input and output
-    {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method of
-                                                             `class Solution`
+    {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method
     {"asserts": [str], "setup": str}                         assertions on the program's names
     {"prompt": str, "test": str, "entry_point": str}         HumanEval: `check(candidate)`
+
+A method is one of `class Solution`.
 
 Outputs are compared here, line by line without surrounding white space, and numbers as numbers: to
 1e-6 where the expected one has a decimal point, else exactly. An expected 007 or 1e5 may be no
@@ -62,9 +63,10 @@ DECIMAL = re.compile(
 INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 DIGITS = re.compile(r"[-+]?0[0-9].*|[0-9]+e[0-9]+", re.I | re.S)  # 007 and 1e5 may be text
 TAGS = r"(?:</?\w++>[ \t]*+)*+"  # <answer>, on the line of a fence
+LIST_ITEM = r"(?:[-*+]|[0-9]{1,9}[.)])[ \t]++"
 FENCE = re.compile(
-    rf"(?P<indent>[ \t]*+(?:(?:[-*+]|[0-9]{{1,9}}[.)])[ "
-    rf"\t]++)?){TAGS}(?P<marks>`{{3,}}+|~{{3,}}+)[ \t]*+"
+    rf"(?P<indent>[ \t]*+(?:{LIST_ITEM})?){TAGS}"
+    r"(?P<marks>`{3,}+|~{3,}+)[ \t]*+"
     r"\{?\.?(?P<language>[\w+#-]*+)(?P<title>[^`]*+)"
 )
 STATEMENT = re.compile(r"\w\(|^[ \t]*(import|from|def|class|for|while|if|with|try|return)\b", re.M)

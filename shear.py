@@ -1,9 +1,7 @@
-"""SHEAR: span-level Wasserstein credit for GRPO. Algorithm 1 of arXiv 2604.23318, for one rollout
-group.
+"""SHEAR: span-level Wasserstein credit for GRPO, Algorithm 1 of arXiv 2604.23318, for one group.
 
     shear_weights(hidden, mask, correct)                 -> omega (G, T), lines 1-16
-    shear_advantages(advantages, hidden, mask, correct)  -> A omega (G, T), line 18: what the policy
-                                                         loss takes
+    shear_advantages(advantages, hidden, mask, correct)  -> A omega (G, T), line 18, for the loss
 
 How it differs from plain GRPO, in full:
   1. The rollouts of a group are split by verdict into right and wrong ones.
@@ -17,8 +15,7 @@ anyway).
 
     paper                              | here
     -----------------------------------+------------------------------------------------------------
-    G, T_i, h_t                        | `hidden` (G, T, d), `mask` (G, T); h_t is after the final
-                                       | norm, at the position of y_t, in any float dtype
+    G, T_i, h_t                        | `hidden` (G, T, d) in any float dtype, `mask` (G, T)
     w, s, eps                          | `window`, `stride` in tokens; `eps` in units of nbar
     Eq. (2)  S_k = [a_k, b_k], Phat_k  | span_bounds, spans_of
     Eq. (4)  opposing set O_i          | two_sides
@@ -29,6 +26,8 @@ anyway).
     Alg. 1 line 14  omega_t, Step 3    | token_weights
     Alg. 1 line 16  omega_t = 1        | weigh_group, `omega = mask.float()`
     Alg. 1 line 18  A omega, Step 4    | shear_advantages
+
+h_t is the last layer's state after the final norm, at the position of y_t itself.
 
 Three hooks take other functions of the same signature: `distances` (`fast.distances` takes one
 matrix product), `closest` (`fast.race` finds line 5's minima without solving every pair; ablations

@@ -1,13 +1,13 @@
 """Entropic optimal transport, from scratch: the paper's Eq. (10), for a batch of problems at once.
 
-    W_eps(P, Q) = min over couplings gamma of  <gamma, C> + eps KL(gamma || P x Q)              Eq.
-                                               (10)
+    W_eps(P, Q) = min over couplings gamma of  <gamma, C> + eps KL(gamma || P x Q)     Eq. (10)
 
 The log-domain iteration starts from f = g = 0 and alternates two "softmins" over the cost matrix:
 
     f_i = -eps log sum_j b_j exp((g_j - C_ij) / eps)
-    g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)         plan  P_ij = a_i b_j exp((f_i + g_j -
-                                                             C_ij) / eps)
+    g_j = -eps log sum_i a_i exp((f_i - C_ij) / eps)
+
+and the plan is P_ij = a_i b_j exp((f_i + g_j - C_ij) / eps).
 
 Two numbers are called "the Sinkhorn distance" in the wild. Both are here, by POT's names:
 

@@ -1,14 +1,11 @@
 """Train a language model with SHEAR, with plain GRPO, or with a neighbour: the loop.
 
-    python train.py                                              # the embedded task, minutes on two
-                                                                 CPU cores
-    python train.py --model Qwen/Qwen2.5-Math-7B --method shear  # the paper's run, on every GPU of
-                                                                 the node
-    python train.py --method grpo                                # the same without span weights
+    python train.py                                              # the embedded task, on a CPU
+    python train.py --model Qwen/Qwen2.5-Math-7B --method shear  # the paper's run, on all GPUs
+    python train.py --method grpo                                # without span weights
     python train.py --model PATH --data problems.jsonl           # problems of your own
     python train.py --model PATH --task code                     # programs, graded in a sandbox
-    python train.py --resume runs/NAME                           # resume after a crash, or for more
-                                                                 --steps
+    python train.py --resume runs/NAME                           # after a crash, or for more steps
     torchrun --nproc_per_node 8 train.py ...                     # the same, started by torchrun
 
 One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, turn

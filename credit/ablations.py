@@ -3,11 +3,12 @@
     sinkhorn_distances     the distance of every pair of spans: W_eps of Eq. (10), by either reading
     chamfer_distances      the symmetric Chamfer distance
     cosine_distances       1 - cos of the mean states
-    mmd_distances          the MMD of a Gaussian kernel whose width is a median: the lower one of
-                           all distances between a token of a right and a token of a wrong rollout
-                           of the group
+    mmd_distances          the MMD of a Gaussian kernel
     mean_weights           the hook `pool`
     evened_out             the other normalisation
+
+The kernel's width is a median: the lower one of all distances between a token of a right and a
+token of a wrong rollout of the group.
 
 The paper names its ablations of W1 without formulas; these are ours. All distances are divided by
 nbar, as it says that the variants share the normalisation; "cosine" and "mmd" have no unit, so

@@ -1,5 +1,4 @@
-"""What a credit method sees: a batch of rollouts with rewards, and the context of the run, in which
-it may run passes of its own.
+"""What a credit method sees: a batch of rollouts with rewards, and the context of the run.
 
 The hidden states of all rollouts would not fit: at 4,096 rollouts of 3,000 tokens those of a 7B
 model are 88 GB. They exist for a block, and only (B, T) tensors leave it.

@@ -1,5 +1,4 @@
-"""Hindsight: the policy, told more than its prompt, as its own teacher; token advantages (B, T)
-from its opinion.
+"""Hindsight: the policy, told more than its prompt, as its own teacher; token advantages (B, T).
 
     rlsd    told the answer; how much likelier a token becomes is its weight
     serl    the same, but told another right rollout of the group

@@ -1,13 +1,10 @@
-"""LoRA (Hu et al. 2021, arXiv 2106.09685) through peft: train a small adapter beside frozen
-weights.
+"""LoRA (Hu et al. 2021, arXiv 2106.09685) through peft: a small adapter beside frozen weights.
 
-    add(model, rank, seed)          adapters on every linear layer but the head, also on the experts
-                                    of those models whose layout peft knows; nothing else is trained
-                                    from here on
-    with off(model): ...            the model as it was before training
-    save_merged(model, ..., folder) an ordinary Hugging Face folder, the adapter added to the
-    weights
+    add(model, rank, seed)           adapters on every linear layer but the head
+    with off(model): ...             the model as it was before training
+    save_merged(model, ..., folder)  a plain Hugging Face folder, the adapter added to the weights
 
+Experts get adapters, too, where peft knows the model's layout. After `add` nothing else is trained.
 `--lora-rank` works with every method. ARCA needs it, as it compares the model with and without its
 adapter. An adapter starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs
 from the sampler by the rounding of W + B A. Left out: dropout, other targets, adapters saved by

@@ -1,15 +1,11 @@
-"""Where credit went: how strong, how concentrated, and how well placed it is; the same for every
-method.
+"""Where credit went: how strong, how concentrated and how well placed it is, for any method.
 
-    effective_weights   what each token's advantage was multiplied by
-    concentration       mean weight, effective share of tokens, Gini, mass of the top tenth, changed
-                        signs
-    localisation        weights against the true first wrong step, where a task knows it
-    weight_by_side      their means before the first error and from it on, the part that costs
-                        little
-    shares_by_part      how much of all weight lies before, on and after the wrong step
-    peak, around        how far off the largest weight lies; the mean weight token by token around a
-                        place
+    effective_weights  what each token's advantage was multiplied by
+    concentration      mean weight, effective share of tokens, Gini, mass of the top tenth, signs
+    localisation       weights against the true first wrong step, where a task knows it
+    weight_by_side     their means before the first error and from it on, which costs little
+    shares_by_part     how much of all weight lies before, on and after the wrong step
+    peak, around       how far off the largest weight lies; the mean weight around a place
 
 "Concentrated" is meant within a rollout, so it does not see that one rollout got more than another;
 the mean and the spread of the weights do. A number here describes credit, it does not praise it:

@@ -1,5 +1,4 @@
-"""Credit: the one door from rollout advantages A (B,) to token advantages (B, T), detached; and
-most methods.
+"""Credit: the one door from advantages A (B,) to token advantages (B, T), and most methods.
 
     assign_credit(batch, context, Credit("grpo"))   ->  A_i on every token
     assign_credit(batch, context, Credit("shear"))  ->  A_i omega_t, Alg. 1 line 18 of 2604.23318
@@ -8,8 +7,8 @@ most methods.
 each, some of which stand in `values.py` and `hindsight.py`. A method runs its own further passes,
 and logs numbers with `batch.log`.
 
-All but those that the table says do not weigh keep the sign of A. Weights are constants for
-autograd. A docstring says "inferred" where the source is silent, and "deviates" where ours differs
+All but those that the table says do not weigh keep the sign of A. Token advantages are detached:
+weights are constants for autograd. A docstring says "inferred" where the source is silent, and "deviates" where ours differs
 from it. `credit/measures.py` measures where credit went.
 """
 

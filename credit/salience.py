@@ -1,18 +1,15 @@
-"""Salience: what further passes of the policy over its own rollouts say about each token, (B, T)
-float32.
+"""Salience: what further passes of the policy over its own rollouts say about each token.
 
-    answer_places            the tokens of the final answer, found in the sampled ids; nothing is
-                             encoded again
-    importance_by_masking    how the answer's distribution changes when one token is hidden     a
-                             pass per token
-    importance_by_gradient   the same to first order, gradient times input                      one
-                             backward pass
-    outcome_weights          weights of importance                                              none
-    adapter_residual         how far the LoRA adapter moves the hidden state                    one
-                             forward pass
-    attention_entropy        how widely a token looks back, in the middle layer                 one
-                             forward pass
+    function                 | what it returns                                    | passes
+    -------------------------+----------------------------------------------------+---------------
+    answer_places            | the tokens of the final answer, in the sampled ids | none
+    importance_by_masking    | how hiding a token changes the answer              | one per token
+    importance_by_gradient   | the same to first order, gradient times input      | a backward one
+    outcome_weights          | weights of importance                              | none
+    adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
+    attention_entropy        | how widely the middle layer looks back             | a forward one
 
+All are (B, T) float32, but for the places.
 `methods.py` makes token advantages of them, with formulas and sources. Each pass takes a `Policy`
 whose weights are whole on this rank, works on at most `micro_tokens` tokens at a time, and leaves
 the parameters' `.grad` as it was.

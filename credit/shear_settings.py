@@ -1,6 +1,4 @@
-"""SHEAR as training calls it: `shear.weigh_group` with the hooks that its settings ask for, and the
-closest spans of each rollout.
-"""
+"""SHEAR as training calls it: `shear.weigh_group` with the hooks that its settings ask for."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,5 +1,4 @@
-"""The value of a prefix, V_t, the reward to be expected after t tokens, and credit from how it
-changes.
+"""Credit from changes of V_t, the value of a prefix: the reward to be expected after t tokens.
 
     kgae    values by the group's other rollouts that pass near the prefix, without labels (ours)
     bipace  values by clusters of the group's states: that of the token's choice, less the state's

@@ -1,5 +1,4 @@
-"""Sampling that computes unfinished rows alone: a decoding loop for the hook `loop` of
-`grpo.hf_generate`.
+"""Sampling that computes unfinished rows alone: for the hook `loop` of `grpo.hf_generate`.
 
     rollout(..., generate=partial(hf_generate, loop=live_rows))
 

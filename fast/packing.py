@@ -1,10 +1,8 @@
 """No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
 
-    packing_of(model)  -> a layout of the two, or the padded one for a model not known to pack
-    pack_rollouts(.)   -> ids (1, N), is_response (1, N), further arguments of the model   replaces
-                       end_to_end
-    pack(rows, ..)     -> micro-batches, as few as can be and equally full                 replaces
-                       grpo.pack
+    packing_of(model)        -> a layout of the two, or the padded one for an unknown model
+    pack_rollouts(rollouts)  replaces grpo.end_to_end: ids (1, N), is_response (1, N), arguments
+    pack(rows, ...)          replaces grpo.pack: as few micro-batches as can be, equally full
 
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there
 are (docs/records/speed.md). Packed, it computes with these alone. Positions restart at each

@@ -1,5 +1,4 @@
-"""Alg. 1 line 5 without solving every pair: the minima of `shear.closest_spans`, by a race. The
-hook `closest`.
+"""Alg. 1 line 5 without solving every pair, by a race: for the hook `closest` of `shear`.
 
 After every g-update the dual value <a, f> + <b, g> is below what the pair will be worth when it
 stops, and only grows. So a pair whose running value has passed a solved value in its row and one in

@@ -1,10 +1,7 @@
-"""Runs an untrusted program in a process of its own, under limits, with nothing of value within its
-reach.
+"""Runs an untrusted program in a process of its own, with limits and nothing of value in reach.
 
-    for output in run_program(program, inputs, timeout_s=10, level="strict"):   # Output(reason,
-                                                                                text) of each input
-    run_tests(program, tests, timeout_s=10, level="strict")                     # Output(reason,
-                                                                                cause)
+    run_program(program, inputs, timeout_s=10, level="strict")  -> Output(reason, text) per input
+    run_tests(program, tests, timeout_s=10, level="strict")     -> Output(reason, cause)
 
 Each call starts a supervisor (`jail.py`), which forks the program into a cell. Expected outputs are
 never sent there. Tests written as code run in a second cell (`judge.py`), and only plain data

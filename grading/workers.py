@@ -1,5 +1,4 @@
-"""Processes that compare math answers, so that no question can stall or crash the training process,
-or exhaust its memory.
+"""Processes that compare math answers: no question can stall, crash or fill the training process.
 
 `in_worker` returns the reason that `answers.compare` gives, "timeout" or "crashed".
 

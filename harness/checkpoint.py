@@ -1,12 +1,11 @@
 """Checkpoints: written whole or not at all, read back to the bit.
 
     runs/NAME/checkpoints/step-000010/
-        model/           an ordinary Hugging Face folder, for any tool: the weights that sample, and
-                         the tokenizer
-        state/           what training resumes from, as safetensors, each rank its own part: float32
-                         weights and AdamW's moments
-        complete.json    the step (which is the data cursor, as `Task.draw` is a function of it),
-                         the number of ranks, the run's settings, and every file with its size
+        model/           a plain Hugging Face folder: the weights that sample, and the tokenizer
+        state/           each rank's float32 weights and AdamW moments, as safetensors
+        complete.json    step, number of ranks, the run's settings, and every file with its size
+
+Training resumes from `state/`. The step is the data cursor, as `Task.draw` is a function of it.
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a process that
 dies while writing leaves none that could be chosen; the last `keep` stay. No random state is saved:

@@ -1,9 +1,8 @@
 """Every setting of `train.py` and `eval.py`: one field per flag, with type, default, bounds, help.
 
     parse_train(argv), parse_eval(argv)   the flags of a command; tyro prints --help and errors
-    flat(config), with_values(config, .)  settings by the names of their flags, as config.json
-                                          stores them
-    read_config(settings, ...)            back from there
+    flat(config), with_values(config, .)  settings by the names of their flags
+    read_config(settings, ...)            a configuration from such settings, as in config.json
     check(config), resume(config)         refuse wrong settings; restore a saved run's
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:

@@ -1,10 +1,8 @@
 """Evaluating a model on a benchmark: graded generations, and statistics of their scores.
 
-    evaluate_benchmark(sampler, loaded, Protocol(), ranks)   one row per generation, with verdict
-    summarise(rows)                                          one model on one benchmark: mean, error
-                                                             and shares
-    paired_difference(rows, others)                          the mean difference of two models over
-                                                             the problems that both answered
+    evaluate_benchmark(sampler, loaded, Protocol(), ranks)  one row per generation, with verdict
+    summarise(rows)                  one model on one benchmark: mean, error and shares
+    paired_difference(rows, others)  two models' mean difference on problems that both answered
 
 **Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction
 as in training. A truncated response scores 0, as in training. If prompt and limit exceed the

@@ -1,12 +1,11 @@
-"""Files and folders: written whole or not at all, locked, read back with the line that is wrong in
-the error.
+"""Files and folders: written whole or not at all, locked; an error names the line that is wrong.
 
-write_whole, write_json, whole_folder           a file or folder is never half there
-append_rows(path, rows), read_lines(path)       JSON lines; BadInput names file and line
-read_settings(path)                             a JSON object
-locked_folder(folder, ranks, settings)          a command's own folder, made and locked
-config_of(folder), run_of(path), origin_of(..)  the run that a folder is, or that a model's folder
-                                                lies in
+write_whole, write_json, whole_folder      a file or folder is never half there
+append_rows(path, rows), read_lines(path)  JSON lines; BadInput names file and line
+read_settings(path)                        a JSON object
+locked_folder(folder, ranks, settings)     a command's own folder, made and locked
+config_of(folder), run_of(path)            the run that a folder is, or that holds a model
+origin_of(path)                            what such a model was trained from
 """
 
 import fcntl

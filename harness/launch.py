@@ -1,11 +1,11 @@
-"""Running a command: its processes, its exit status, and one sentence for everything that can go
-wrong.
+"""Running a command: its processes, its exit status, and one sentence for what can go wrong.
 
-@run_command(memory=...)      decorates a command's `main`; status 0, 1 if it cannot continue, 2
-                              for bad input, 130 after Ctrl-C
-resolve(config)               completes the configuration of train.py for this machine
-processes(machine), launch(.) one process per GPU, by torch's own launcher, unless torchrun has
-                              started them
+    @run_command(memory=...)  decorates a command's `main`, which then returns the exit status
+    resolve(config)           completes the configuration of train.py for this machine
+    processes(machine)        how many processes the command has to start: one per GPU
+    launch(count, ...)        starts them by torch's own launcher
+
+The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ctrl-C.
 """
 
 import errno

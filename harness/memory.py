@@ -1,11 +1,9 @@
-"""How much GPU memory a run will need, before it starts: arithmetic on the model's config and the
-run's flags.
+"""How much GPU memory a run will need, computed from the model's config and the run's flags.
 
-    predict(model_config, config, ...)  -> GB per GPU of each part, and of sampling and training
-    refuse_what_cannot_fit(gb, ...)     -> raises BadInput where memory or disk can never suffice
-    notes(predicted, device, ...)       -> the plan's lines on memory and disk, with a warning where
-                                           either is too small
-    rows_that_fit(model, ...)           -> how many rollouts to generate at a time
+    predict(model_config, config, ...)  GB per GPU of each part, and of sampling and training
+    refuse_what_cannot_fit(gb, ...)     raises BadInput where memory or disk can never suffice
+    notes(predicted, device, ...)       the plan's lines on memory and disk, with warnings
+    rows_that_fit(model, ...)           how many rollouts to generate at a time
 
 Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
 that are generated together (`row_bytes` each); training adds gradients and logits.

@@ -1,10 +1,10 @@
 """Models and tokenizers from folders and the hub, refusing what would train wrongly.
 
-    load_outline(name)           a causal LM without its weights, and its tokenizer: quick to load
-    load_tokenizer(option, name)
-    load_model(name, device, ..) the same with its weights
-    load_reward_model(name, ..)  a process reward model and its tokenizer
-    fast_rollout(model, ...)     `grpo.rollout`, sooner
+    load_outline(name)             a causal LM without its weights, and its tokenizer: quick to load
+    load_tokenizer(option, name)   a tokenizer alone
+    load_model(name, device, ...)  a causal LM with its weights
+    load_reward_model(name, ...)   a process reward model and its tokenizer
+    fast_rollout(model, ...)       `grpo.rollout` with the hooks of `fast`
 
 No code of a folder is run. What is loaded is checked: that the weights are all there, of the shapes
 of config.json and finite, and that the logits are the head of the last hidden state, which

@@ -1,8 +1,8 @@
-"""Where credit went, to look at: one HTML page of groups of rollouts, every token shaded by its
-weight.
+"""Where credit went: one HTML page of groups of rollouts, every token shaded by its weight.
 
-    write_page(folder)         the page of a run, or of `studies.diagnose`; `python -m studies.page`
-                               is its command
+    write_page(folder)         the page of a run, or of `studies.diagnose`
+
+`python -m studies.page` is its command.
 
 It teaches as it shows: what spans, distances and weights are stands above the rollouts, and it
 opens on a wrong rollout whose error lies about the middle, beside the right rollout that is closest

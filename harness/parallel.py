@@ -1,5 +1,4 @@
-"""Several processes, one model: sharing the work, sharding the weights, keeping the sampler in
-step.
+"""Several processes, one model: work is shared, weights are sharded, the sampler is kept in step.
 
     join      this process's place among them: rank, number of ranks, device
     share     the whole groups that a rank samples, grades and credits

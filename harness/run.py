@@ -1,7 +1,6 @@
 """A training run: its parts, how they are put together, saved and restored, and how it ends early.
 
-open_folder(parts, ranks)        the run's folder, its plan printed; the folder goes after Ctrl-C
-                                 before a step
+open_folder(parts, ranks)        the run's folder, its plan printed
 build_run(parts, folder, ranks)  -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
 save_checkpoint, restore(run)    everything as it was at a checkpoint

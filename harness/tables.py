@@ -1,10 +1,9 @@
 """The tables that are printed, as Markdown, and what of the paper stands beside them.
 
-markdown(rows), with_legend(rows, legend)    lines of a table, its columns the keys of the rows
-result_table(...)                            a model on its benchmarks, beside the paper's numbers,
-                                             marked †
-side_by_side(...)                            several models, and how each differs from the first
-select_checkpoints(...)                      Table 1: several runs, each at its best checkpoint
+markdown(rows), with_legend(rows, legend)  lines of a table; its columns are the rows' keys
+result_table(...)        a model on its benchmarks, beside the paper's numbers, marked †
+side_by_side(...)        several models, and how each differs from the first
+select_checkpoints(...)  Table 1: several runs, each at its best checkpoint
 """
 
 import math

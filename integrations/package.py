@@ -1,5 +1,4 @@
-"""What `pip install .` installs: `shear_credit`, the files of `shear_weights` with its race and of
-the two trainers.
+"""What `pip install .` installs: `shear_credit`, SHEAR's weights with their race, and two trainers.
 
 The files at the root import each other by plain names, such as `sinkhorn`, which in an environment
 of others may mean something else (a package `shear` is on PyPI). So the build puts them into one

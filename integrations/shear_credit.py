@@ -1,7 +1,7 @@
 """SHEAR's token weights for a trainer of your own: Algorithm 1 of arXiv 2604.23318, its fast path.
 
-    omega = shear_weights(hidden, mask, correct)                                   # one prompt
-    credit = token_advantages(advantages, hidden, mask, correct, group_size=G)     # a batch of them
+    omega = shear_weights(hidden, mask, correct)                                # one prompt
+    credit = token_advantages(advantages, hidden, mask, correct, group_size=G)  # a batch of them
 
 `credit` (B, T) takes the place of GRPO's advantages (B,) in the policy loss. `trl_shear` and
 `verl_shear` do all of this in TRL's and in verl's trainer. `shear_credit.shear` has the plain
@@ -9,8 +9,7 @@ functions, which solve every pair of spans: the weights are equal, and took up t
 in our benchmarks.
 
 What stays: the names below with their arguments, defaults and shapes, in all versions 0.1.x.
-Weights that change by more than rounding (1e-4 of them) raise the minor version.
-All other names may change with any version; the trainers' follow TRL and verl.
+Weights that change by more than rounding (1e-4 of them) raise the minor version. All other names may change with any version; the trainers' follow TRL and verl.
 """
 
 import torch

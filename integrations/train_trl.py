@@ -1,8 +1,8 @@
-"""Trains a model through TRL with SHEAR; without flags the embedded task's model, on a CPU.
+r"""Trains a model through TRL with SHEAR; without flags the embedded task's model, on a CPU.
 
     torchrun --nproc_per_node 2 -m integrations.train_trl
-    accelerate launch --config_file zero3.yaml -m integrations.train_trl --model
-    Qwen/Qwen2.5-Math-7B --use_vllm true
+    accelerate launch --config_file zero3.yaml -m integrations.train_trl \
+        --model Qwen/Qwen2.5-Math-7B --use_vllm true
 
 Every field of TRL's GRPOConfig is a flag; docs/scaling.md has the whole second command. Problems
 come from the hub or from `--data`, as in train.py. Left out: the code task, whose reward function

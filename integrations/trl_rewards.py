@@ -1,5 +1,4 @@
-"""This project's graders as TRL reward functions, for datasets with a column "answer" or "tests";
-and its prompts.
+"""This project's prompts, and its graders as TRL reward functions: for "answer" and for "tests".
 
 A score is 1, 0, or None where grading itself failed; TRL leaves those rollouts out.
 """

@@ -1,9 +1,8 @@
-"""SHEAR in TRL's GRPOTrainer. Everything that TRL scales by (DeepSpeed, FSDP, vLLM, many nodes) is
-left to TRL.
+"""SHEAR in TRL's GRPOTrainer.
 
-    trainer = ShearGRPOTrainer(model, math_reward, GRPOConfig(...), train_dataset, window=100,
-    stride=25)
+    ShearGRPOTrainer(model, math_reward, GRPOConfig(...), train_dataset, window=100, stride=25)
 
+Everything that TRL scales by (DeepSpeed, FSDP, vLLM, many nodes) is left to TRL.
 TRL's loss takes token advantages (B, T), but nothing in TRL makes them. So three methods are
 wrapped, none is copied:
 

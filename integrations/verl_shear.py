@@ -1,9 +1,9 @@
-"""SHEAR in verl's V1 trainer with FSDP. Everything that verl scales by (Ray, FSDP, vLLM, many
-nodes) is left to verl.
+"""SHEAR in verl's V1 trainer with FSDP.
 
     python -m verl.trainer.main_ppo trainer.v1.trainer_mode=shear algorithm.adv_estimator=grpo ...
 
-`verl` imports this module by the entry-point group `verl.plugins`. Two of its classes are extended,
+Everything that verl scales by (Ray, FSDP, vLLM, many nodes) is left to verl, which imports this
+module by the entry-point group `verl.plugins`. Two of its classes are extended,
 nothing is copied:
 
   1. `ShearEngine`, on each rank: a hook on the base model takes the last-layer states in the pass

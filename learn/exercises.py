@@ -1,7 +1,7 @@
 """Five functions of the paper to write yourself, in the order of the method.
 
-    python -m learn.check                        # what is right, what is wrong, what is not written
-    python -m learn.check span_bounds --hint     # one of them, and a hint
+    python -m learn.check                     # what is right, wrong, not written
+    python -m learn.check span_bounds --hint  # one of them, and a hint
 
 Replace each `raise NotImplementedError` by code. All tensors are float32 on the CPU, without a
 batch. Sums, minima and softmaxes are torch's; loops are allowed, speed does not matter. The

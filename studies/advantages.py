@@ -1,20 +1,19 @@
 """Credit against the truth: true token advantages, line by line, and true first errors.
 
-    measure(...)          how well each credit method goes with true advantages; for
-                          `studies.compare`
-    against_truth(...)    how well its weights find the first error; for `studies.diagnose`
+    measure(...)        how well credit goes with true advantages, for `studies.compare`
+    against_truth(...)  how well its weights find the first error, for `studies.diagnose`
 
 Credit methods guess from one verdict per rollout what each token contributed. For the line of
 tokens s to e that is
 
-    a = V(e) - V(s)        V(t): the chance of a right answer after the first t tokens, under the
-                           policy
+    a = V(e) - V(s)
 
-V after the last token is the rollout's own verdict. Any other V is estimated by p, the mean verdict
-of K fresh continuations, with the same temperature and limit of the whole response, so a_hat = a +
-noise. p (1 - p) / (K - 1) is an unbiased estimate of p's variance, and a line's noise variance the
-sum over its two ends. A line's credit c is the mean token advantage of its tokens. Over all lines
-of the groups with right and wrong rollouts,
+where V(t) is the policy's chance of a right answer after the first t tokens. V after the last token
+is the rollout's own verdict. Any other V is estimated by p, the mean verdict of K fresh
+continuations, with the same temperature and limit of the whole response, so a_hat = a + noise.
+p (1 - p) / (K - 1) is an unbiased estimate of p's variance, and a line's noise variance the sum
+over its two ends. A line's credit c is the mean token advantage of its tokens. Over all lines of
+the groups with right and wrong rollouts,
 
     r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
     corrected = r / sqrt(reliability)

@@ -1,14 +1,12 @@
-"""SHEAR's distances beside other solvers of the same problem: one command, one run, ratios side by
-side.
+"""SHEAR's distances beside other solvers of the same problem, in one run, as ratios.
 
-    python -m studies.bench  # random walks instead of states
-    python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model;
-                                                                     flags are train.py's
-    python -m studies.bench --model PATH --data problems.jsonl --prompts-per-step 2  # of any
-    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096  # the
-                                                                                               sizes
-                                                                                               of a
-                                                                                               GPU
+    # random walks in place of hidden states
+    python -m studies.bench
+    # also the states of a model; other flags are train.py's
+    python -m studies.bench --task embedded --model runs/NAME/start
+    python -m studies.bench --model PATH --data problems.jsonl --prompts-per-step 2
+    # the sizes of a GPU
+    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096
 
 Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group
 after group as in training. A peer gets the ready-made cost blocks of full spans, in batches as

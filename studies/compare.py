@@ -1,12 +1,12 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m studies.compare --steps 20                       # the embedded task, all arms that it
-                                                               allows
-    python -m studies.compare --methods grpo shear first       # some of them
-    python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl   # any flags
-                                                                                        of train.py
-    python -m studies.compare runs/A runs/B                    # nothing is trained: these runs in
-                                                               one table and one picture
+    # the embedded task, all arms that it allows, or some of them
+    python -m studies.compare --steps 20
+    python -m studies.compare --methods grpo shear first
+    # any flags of train.py
+    python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl
+    # nothing is trained: these runs in one table and one picture
+    python -m studies.compare runs/A runs/B
 
 An arm is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
 `-wrong-X` (wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter

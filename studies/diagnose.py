@@ -1,11 +1,9 @@
-"""Does SHEAR's distance find errors? The paper's measurements of Secs. 2 and 5, and credit compared
-with the true first error.
+"""Does SHEAR's distance find errors? The paper's measurements of Secs. 2 and 5, and true errors.
 
-    python -m studies.diagnose  # the embedded task, with a model made here
+    python -m studies.diagnose                                          # a model made here
     python -m studies.diagnose --model runs/NAME/model --task embedded  # a trained one
-    python -m studies.diagnose --model PATH --data problems.jsonl  # real problems
-    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # solutions from a file:
-                                                                        distances only
+    python -m studies.diagnose --model PATH --data problems.jsonl       # real problems
+    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these alone
 
 Other flags are those of train.py.
 

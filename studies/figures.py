@@ -1,10 +1,8 @@
-"""The paper's figures on the distance (arXiv 2604.23318), each a function: its statistic, its
-picture.
+"""The paper's figures on the distance (arXiv 2604.23318), each a function: numbers and a picture.
 
-    fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth     of a table of spans
-    fig_10_accuracies                                                  of verdicts
-    weight_around_error                                                of weights and true first
-                                                                       errors
+    fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth  of a table of spans
+    fig_10_accuracies                                               of verdicts
+    weight_around_error                                             of weights and true first errors
 
 A table of spans is a structured array (n,) of "rollout", "number", "right", "end", "distance" and
 "success", float64. It has one row for each prefix with a success, the `number`-th of its rollout,

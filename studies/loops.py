@@ -1,9 +1,10 @@
 """A training step of this project beside one of TRL's, phase by phase, by turns in one process.
 
-    python -m studies.loops --task embedded --model runs/NAME/start                  # SHEAR in both
-    python -m studies.loops --task embedded --model runs/NAME/start --method grpo    # GRPO in both
-    python -m studies.loops --model PATH --data problems.jsonl --prompts-per-step 8  # any flags of
-                                                                                     train.py
+    python -m studies.loops --task embedded --model runs/NAME/start                # SHEAR in both
+    python -m studies.loops --task embedded --model runs/NAME/start --method grpo  # GRPO in both
+    python -m studies.loops --model PATH --data problems.jsonl                     # other problems
+
+Other flags are those of train.py.
 
 Both train a copy of one model on the same prompts in the same order, with as many rollouts,
 response tokens and updates at most, one grader and one precision. An update of TRL's is one forward

@@ -1,11 +1,9 @@
-"""Write the page of a run: where credit went, to look at. A run of train.py writes its own at its
-end.
+"""Write the page of a run, or of `studies.diagnose`: where credit went.
 
-    python -m studies.page runs/NAME          # of a training run, or of `studies.diagnose`:
-                                              runs/NAME/credit.html
+    python -m studies.page runs/NAME          # runs/NAME/credit.html
     python -m studies.page runs/NAME --open   # and show it in the browser
 
-What it shows is said in `harness/page.py`.
+A run of train.py writes its own at its end. What it shows is said in `harness/page.py`.
 """
 
 import sys

@@ -1,12 +1,9 @@
-"""Prefixes of rollouts: completed again and again, far or near in hidden states (Sec. 2 of arXiv
-2604.23318).
+"""Prefixes of rollouts, their continuations and their distances (Sec. 2 of arXiv 2604.23318).
 
-    collect(...)       -> Prefixes, one per problem: rollouts, verdicts, prefixes, verdicts on
-                       continuations; on disk
-    read_solutions(..) -> Prefixes of solutions from a file, without continuations
-    score_group(...)   -> the group as a `Batch`, with hidden states
-    span_table(...)    -> all prefixes, with their local distances, as the table that `figures.py`
-                       takes
+    collect(...)         -> Prefixes of each problem with their continuations' verdicts, on disk
+    read_solutions(...)  -> Prefixes of solutions from a file, without continuations
+    score_group(...)     -> the group as a `Batch`, with hidden states
+    span_table(...)      -> all prefixes with their local distances, which `figures.py` takes
 
 What makes it right, and is easy to get wrong:
   - A prefix is continued from its token ids: encoded again, a text cut between two tokens may

@@ -1,10 +1,10 @@
-r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and how they
-are loaded.
+r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and loading.
 
-    load_benchmark("math500", ["file.jsonl"]) -> Loaded: problems and where they are from; without
-    files: from the hub
-    embedded_set(lines, heldout, seed)        -> Loaded, of the embedded task
-    load_sets(names, data, ...)               -> those that --bench and --bench-data name
+    load_benchmark("math500", ["file.jsonl"])  -> Loaded: problems, and where they are from
+    embedded_set(lines, heldout, seed)         -> Loaded, of the embedded task
+    load_sets(names, data, ...)                -> those that --bench and --bench-data name
+
+Without files a benchmark comes from the hub.
 
 BENCHMARKS says where each set comes from, how many problems it should have and its k (avg@k, Sec.
 5.2). A file may be the hub's own, or another with the same columns: JSON lines (.jsonl, also .gz),

@@ -1,5 +1,4 @@
-"""What the tasks that make their own problems share: problems that are kept apart, and supervised
-lessons on them.
+"""What the tasks that make their own problems share: held-out problems, and supervised lessons.
 
     FirstError                             where a response begins to be wrong
     draw_apart(count, heldout, make)       problems to train on, and others that are held out

@@ -1,11 +1,9 @@
 r"""Tasks: problems, their prompts, and how a response is graded.
 
-    problems, notes = load_problems("math", "some.jsonl")  # of a file or folder; None instead: from
-                                                           the hub
+    problems, notes = load_problems("math", "some.jsonl")  # a file or folder; None: from the hub
     template = choose_template("auto", model_name, tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
-    task, notes = split(task, tokenizer, ...)              # some problems held out, the others to
-                                                           train on
+    task, notes = split(task, tokenizer, ...)              # some problems are held out
     task.draw(step, count, seed)                           # the problems of one training step
     task.verdicts(problems, rollouts)                      # a Verdict for each rollout
 

@@ -1,8 +1,7 @@
 """Reading rows (dictionaries from column to value) from files and the hub.
 
     read_rows(path)                         the rows of a local file or folder
-    json_lines(path)                        the rows of a file of JSON lines, each with its line
-                                            number
+    json_lines(path)                        the rows of a file of JSON lines, with line numbers
     from_files(paths, blame)                source, revision and rows of local files
     from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
 

@@ -1,10 +1,13 @@
-"""The embedded task: little programs mod 10 whose first wrong step is known exactly.
+r"""The embedded task: little programs mod 10 whose first wrong step is known exactly.
 
     prompt     a=3-6;b=3+a;c=b*7;c?
-    response   a=3-6=3-6=7          one line per definition: label = definition = values put in =
-               result b=3+a=3+7=0 c=b*7=0*7=0 \\boxed{0}
+    response   a=3-6=3-6=7
+               b=3+a=3+7=0
+               c=b*7=0*7=0
+               \boxed{0}
 
-Each definition uses the one before, and every operation is invertible mod 10 (`*` only by 3, 7 or
+A response has a line per definition: label = definition = the same with values = result. Each
+definition uses the one before, and every operation is invertible mod 10 (`*` only by 3, 7 or
 9). So no step can absorb an earlier mistake, and a wrong answer always has a first wrong line,
 which `first_error` finds together with its kind. That is what no real data set offers: credit can
 be scored against the truth.

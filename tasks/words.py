@@ -1,8 +1,7 @@
-r"""Word problems in English whose first wrong step is known, as in the embedded task, but for
-pretrained models.
+r"""Word problems in English whose first wrong step is known, for pretrained models.
 
-    problem    Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia have
-               now?
+    problem    Mia has 14 shells. Mia finds 5 more. Mia gives away 9.
+               How many shells does Mia have now?
     response   Mia then has 14 + 5 = 19 shells.
                Now there are 19 - 9 = 10 shells.
                The answer is \boxed{10}.

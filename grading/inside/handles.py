@@ -3,10 +3,9 @@
     Handle(link, number, origin)     used like the object; asks the inside through `proxy.Link.ask`
 
 A handle has the special methods that its object has. What is plain data comes back as plain data,
-whatever its function is called. Only an instance of a
-class that the tests call stays inside, even if the class extends a builtin one. Five rules keep a
-handle from judging itself. Otherwise an object that always agrees could answer `abs(f(x) - 0.5) <
-1e-6`.
+whatever its function is called. Only an instance of a class that the tests call stays inside, even
+if the class extends a builtin one. Five rules keep a handle from judging itself. Otherwise an
+object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
   - It equals plain data only by the builtin value under its class, and it is not ordered against
     plain data.
   - It takes part in arithmetic, or becomes a number, only if the tests built it: they called a

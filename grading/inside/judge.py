@@ -1,8 +1,8 @@
 """Runs tests against a candidate that lives in another process; see `jail.py`.
 
-    judge(file, tests) -> (reason, cause): "correct", "wrong", "crashed", "memory", or "infra_error"
-    with a cause
+    judge(file, tests) -> (reason, cause)
 
+The reason is "correct", "wrong", "crashed", "memory", or "infra_error", which has a cause.
 The keys of the tests tell their kind (`rewards.py` lists them): calls of a function with expected
 values, assertions, or HumanEval's `check(candidate)`. The tests are trusted code and run here. The
 candidate's functions and objects are stand-ins (`proxy.py`).

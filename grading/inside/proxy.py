@@ -1,8 +1,7 @@
 """Tests on the outside, the candidate program on the inside, plain data between them.
 
-    serve(file, names, stdout)   inside: do what is asked with the candidate's functions and objects
-    Link(file).names(["f"])      outside: stand-ins for them, which the tests (`judge.py`) use like
-                                 the real ones
+    serve(file, names, stdout)  inside: do what is asked with the candidate's functions and objects
+    Link(file).names(["f"])     outside: stand-ins for them, for the tests (`judge.py`)
 
 The comparison must not share a process with what is compared: a candidate could lie in `__eq__`,
 patch a builtin, walk frames to the expected value, or end the process with a friendly exit status.

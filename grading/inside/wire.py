@@ -1,5 +1,4 @@
-"""Plain data between two processes that do not trust each other: numbers, text, and containers of
-these.
+"""Plain data between two processes that do not trust each other: numbers, text, their containers.
 
 `send` and `receive` transfer one line of JSON. `encode` and `decode` add the types that JSON lacks:
 tuples, sets, keys that are not text, complex and long numbers, bytes, dates, slices and others.
