@@ -106,7 +106,7 @@ def infra_error(cause: Exception | str) -> Verdict:
 
 def rewards_of(verdicts: list[Verdict]) -> np.ndarray:
     """The rewards as (B,) float64, NaN where there is no verdict."""
-    return np.array([np.nan if reward is None else reward for reward, _ in verdicts])
+    return np.array([verdict.reward for verdict in verdicts], float)  # None is NaN there
 
 
 def grade_all(grade: Callable, responses: list[str], references: list) -> list[Verdict]:
@@ -393,8 +393,7 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
         elif opening is None:
             continue
         elif (
-            opening
-            and fence
+            fence
             and fence["marks"].startswith(opening["marks"])
             and re.fullmatch(TAGS, fence["language"] + fence["title"].strip())
         ):

@@ -8,8 +8,8 @@ each, some of which stand in `values.py` and `hindsight.py`. A method runs its o
 and logs numbers with `batch.log`.
 
 All but those that the table says do not weigh keep the sign of A. Token advantages are detached:
-weights are constants for autograd. A docstring says "inferred" where the source is silent, and "deviates" where ours differs
-from it. `credit/measures.py` measures where credit went.
+weights are constants for autograd. A docstring says "inferred" where the source is silent, and
+"deviates" where ours differs from it. `credit/measures.py` measures where credit went.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Reports of a run: the plan, a row per step, metrics, samples with weights, the curve, the summary.
+"""Reports of a run: plan, a row per step, metrics, samples with weights, curve, summary.
 
 Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each
 evaluation), samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group),

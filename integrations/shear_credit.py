@@ -9,7 +9,8 @@ functions, which solve every pair of spans: the weights are equal, and took up t
 in our benchmarks.
 
 What stays: the names below with their arguments, defaults and shapes, in all versions 0.1.x.
-Weights that change by more than rounding (1e-4 of them) raise the minor version. All other names may change with any version; the trainers' follow TRL and verl.
+Weights that change by more than rounding (1e-4 of them) raise the minor version. All other names
+may change with any version; the trainers' follow TRL and verl.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """What holds a program in its cell.
 
-At the level `strict` these are Linux name spaces; at the level `process`, where those are forbidden,
-a folder, a user and signals. `sandbox.py` says what each covers.
+At the level `strict` these are Linux name spaces; at the level `process`, where those are
+forbidden, a folder, a user and signals. `sandbox.py` says what each covers.
 
 The calls go through ctypes, because `os.unshare` exists from Python 3.12 on and mount(2) is not in
 Python at all. Name spaces need Linux 5.12 (one call makes all mounts read-only), and either root or
