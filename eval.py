@@ -69,8 +69,9 @@ def main(argv: list[str] | None = None) -> int | None:
 
 
 def find_models(config: EvalConfig) -> dict[str, str]:
-    """A short name for each model, and where it is; a run stands for its last model, or for its
-    checkpoints.
+    """A short name for each model, and where it is.
+
+    A run stands for its last model, or for its checkpoints.
     """
     paths = []
     for name in config.model:
@@ -97,8 +98,9 @@ def label_of(path: str) -> str:
 
 
 def heldout_set(embedded: Embedded, models: dict[str, str]) -> Loaded:
-    """The held-out set of the models' runs, or of the flags; raises BadInput where runs have
-    different ones.
+    """The held-out set of the models' runs, or of the flags.
+
+    Raises BadInput where runs have different ones.
     """
     preset = PRESETS["embedded"]
     chosen = set()
@@ -175,8 +177,9 @@ def evaluate_model(
     folder: Path,
     ranks: Ranks,
 ) -> None:
-    """One model on every benchmark: what the folder's generations lack of it. `settings` get what
-    it is.
+    """One model on every benchmark: what the folder's generations lack of it.
+
+    `settings` get what it is.
     """
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
@@ -216,8 +219,9 @@ def evaluate_model(
 
 
 def replay(file: str, config: EvalConfig) -> Path:
-    """Grade the responses of a file as if they had been generated here; returns the folder. Raises
-    BadInput.
+    """Grade the responses of a file as if they had been generated here; returns the folder.
+
+    Raises BadInput.
     """
     protocol = config.protocol
     rows, data = evaluation.grade_file(file, protocol.grade_timeout, protocol.sandbox)
@@ -314,8 +318,9 @@ def show(
 
 
 def show_runs(folders: Sequence[str], paper: str | None) -> None:
-    """The benchmark averages that `train.py --eval-every` wrote, step by step, and the choice;
-    raises BadInput.
+    """Print the benchmark averages of `train.py --eval-every`, step by step, and the choice.
+
+    Raises BadInput.
     """
     runs: dict[str, dict[str, dict]] = {}
     checkpoints: list[dict] = []

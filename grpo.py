@@ -48,8 +48,9 @@ HEAD_CHUNK = 2048
 
 @dataclass(frozen=True)
 class Rollouts:
-    """B sampled responses, those to one prompt adjacent. Prompts are padded left, responses
-    right.
+    """B sampled responses, those to one prompt adjacent.
+
+    Prompts are padded on the left, responses on the right.
     """
 
     prompt_ids: Tensor  # (B, P) int64
@@ -107,8 +108,9 @@ class Scores(NamedTuple):
 
 
 def to_padded(values: Tensor, mask: Tensor) -> Tensor:
-    """Values (N, ...) of the N tokens of a mask (B, T), such as their states -> (B, T, ...), 0
-    elsewhere.
+    """Values (N, ...) of the tokens of a mask (B, T), such as their states -> (B, T, ...).
+
+    They are 0 outside of the mask.
     """
     whole = values.new_zeros(mask.shape + values.shape[1:])
     whole[mask] = values
@@ -116,9 +118,7 @@ def to_padded(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def cat_padded(tensors: Sequence[Tensor], left: bool = False, fill: int = 0) -> Tensor:
-    """Tensors (B_i, T_i, ...) -> (sum of B_i, max of T_i, ...), `fill` where one is shorter, on the
-    right or left.
-    """
+    """Tensors (B_i, T_i, ...) -> (sum of B_i, max of T_i, ...), shorter ones padded with `fill`."""
     rows = list(itertools.chain.from_iterable(tensors))
     side = "left" if left else "right"
     return pad_sequence(rows, batch_first=True, padding_value=fill, padding_side=side)
@@ -160,11 +160,11 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor | list[int]) -> str:
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token id that ends a response, by the model's folder, by its tokenizer, or by its chat
-    template.
+    """Every token id that ends a response.
 
-    A base model may name none but <|endoftext|> and yet be prompted with turns, which end with
-    <|im_end|>: without that stop it would continue and answer a question of its own.
+    The model's folder, its tokenizer and its chat template name them. A base model may name none
+    but <|endoftext|> and yet be prompted with turns, which end with <|im_end|>: without that stop
+    it would continue and answer a question of its own.
     """
     ids = {tokenizer.eos_token_id, tokenizer.added_tokens_encoder.get("<|im_end|>")}
     for config in (model.generation_config, model.config):
@@ -199,11 +199,11 @@ def hf_generate(
     loop: Callable[..., Tensor] | None = None,
     **generate_kwargs: object,
 ) -> Tensor:
-    """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids, `pad` after a stop
-    token.
+    """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids.
 
-    `loop` replaces its decoding loop, see `fast.decode`. `rollout` takes any function of this
-    signature; `generate_kwargs` go to transformers: `fast.prefill` hands the prompts' cache over.
+    `pad` follows a stop token. `loop` replaces the decoding loop, see `fast.decode`. `rollout`
+    takes any function of this signature; `generate_kwargs` go to transformers: `fast.prefill` hands
+    the prompts' cache over.
     """
     config = GenerationConfig(
         do_sample=temperature > 0,
@@ -235,8 +235,9 @@ def hf_generate(
 
 
 def refuse_unknown(ids: Tensor, logits: Tensor) -> Tensor:
-    """Logits (b, V) as they are; raises what sampling raises if a largest one is not finite: argmax
-    would take NaN.
+    """Logits (b, V) as they are; raises what sampling raises if a largest one is not finite.
+
+    Greedy decoding would take the NaN.
     """
     if not logits.amax(-1).isfinite().all():
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
@@ -255,12 +256,11 @@ def rollout(
     batch_size: int = AT_ONCE,
     generate: Callable[..., Tensor] = hf_generate,
 ) -> Rollouts:
-    """Sample `group_size` responses to each prompt, a text or its token ids; temperature 0 is
-    greedy decoding.
+    """Sample `group_size` responses to each prompt, a text or its token ids.
 
-    `batch_size` rollouts are generated at a time, those with prompts of like length together.
-    `generate` has the signature of `hf_generate`. Texts hold every sampled token but the stop
-    token, special ones spelt out: what is graded is what was sampled.
+    Temperature 0 is greedy decoding. `batch_size` rollouts are generated at a time, those with
+    prompts of like length together. `generate` has the signature of `hf_generate`. Texts hold every
+    sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
     """
     stops = stop_ids(model, tokenizer)
     pad = pad_id(tokenizer)
@@ -297,11 +297,10 @@ def rollout(
 
 
 def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
-    """Prompt and response of each rollout without a gap: ids (b, S), where the response lies (b,
-    S), and nothing more.
+    """Prompt and response of each rollout without a gap: ids (b, S), and which are of the response.
 
     All padding is then on the right, where causal attention never looks, so no attention mask is
-    needed.
+    needed: the third value, further arguments of the model, is empty.
     """
     used = torch.cat([rollouts.prompt_mask, rollouts.mask], 1)  # (b, P + T)
     longest = int(used.sum(1).max())  # S
@@ -314,11 +313,11 @@ def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
 def pack(
     rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1
 ) -> list[Tensor]:
-    """Micro-batches of `rows`, at most `tokens` tokens each, padding included: rollouts of like
-    length go together.
+    """Micro-batches of `rows`, at most `tokens` tokens each, padding included.
 
-    Longest first, so what does not fit fails at once. `multiple` of them, one for each rank, are
-    computed at a time and are about equally large. A rollout longer than `tokens` goes alone.
+    Rollouts of like length go together, longest first, so what does not fit fails at once.
+    `multiple` of them, one for each rank, are computed at a time and are about equally large. A
+    rollout longer than `tokens` goes alone.
     """
     longest_first = sorted(rows, key=lambda row: -lengths[row])
     micro_batches = []
@@ -405,8 +404,9 @@ def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _recomputed(forward: Callable[..., object]) -> Callable[..., object]:
-    """A layer's forward that keeps only its input. (transformers' own switch needs train(), which
-    turns dropout on.)
+    """A layer's forward that keeps only its input.
+
+    transformers' own switch needs train(), which turns dropout on.
     """
 
     def run(*args: object, **kwargs: object) -> object:
@@ -422,8 +422,9 @@ def _recomputed(forward: Callable[..., object]) -> Callable[..., object]:
 def _log_probs_of(
     head: torch.nn.Module, states: Tensor, tokens: Tensor, temperature: float, details: bool
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of tokens (n,) predicted from states (n, d), and with `details` their
-    entropies, otherwise 0.
+    """Log-probabilities of tokens (n,) predicted from states (n, d), and their entropies.
+
+    Without `details` the entropies are 0.
     """
     log_probs = (head(states).float() / temperature).log_softmax(-1)  # (n, V)
     of_tokens = log_probs.gather(-1, tokens[:, None]).squeeze(-1)  # (n,)

@@ -84,8 +84,9 @@ FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
 
 class Verdict(NamedTuple):
-    """`reward` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS,
-    or "drawn" in a smoke test.
+    """`reward` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS.
+
+    In a smoke test the reason is "drawn".
     """
 
     reward: float | None
@@ -124,8 +125,9 @@ def grade_all(grade: Callable, responses: list[str], references: list) -> list[V
 
 
 def cores() -> int:
-    """What this process may use, within its container's quota, and shared with torchrun's other
-    processes.
+    """How many cores this process may use.
+
+    Its container's quota counts, and torchrun's other processes have their share.
     """
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # macOS lacks it
@@ -141,8 +143,9 @@ def cores() -> int:
 
 
 def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
-    """Compare the last boxed answer of `solution` with `gold`, both LaTeX, within `timeout_s`
-    seconds.
+    """Compare the last boxed answer of `solution` with `gold`, both LaTeX.
+
+    The comparison has `timeout_s` seconds.
     """
     answer = last_box(solution)
     if answer is None or not answer.strip():
@@ -165,16 +168,15 @@ def without_dollars(text: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last `\\boxed{...}`, None if there is none or its brace is never
-    closed.
-    """
+    """The content of the last `\\boxed{...}`; None without one, or if its brace is never closed."""
     place = box_place(text)
     return text[place[1] : place[2]] if place else None
 
 
 def box_place(text: str) -> tuple[int, int, int] | None:
-    """Indices of the last `\\boxed{...}`: its start, its content's start and end; None as in
-    `last_box`.
+    """Where the last `\\boxed{...}` starts, and where its content starts and ends.
+
+    None as in `last_box`.
     """
     boxes = list(re.finditer(r"\\boxed\s*\{", text))
     if not boxes:
@@ -229,8 +231,9 @@ def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str =
 
 
 def style_of(tests: object) -> str:
-    """Which of the four kinds of tests these are; raises ValueError for tests that decide
-    nothing.
+    """Which of the four kinds of tests these are.
+
+    Raises ValueError for tests that decide nothing.
     """
     if not isinstance(tests, dict):
         raise ValueError("must be an object")
@@ -291,8 +294,9 @@ def same_output(text: str, expected: str) -> bool:
 
 
 def _same_line(line: str, expected_line: str) -> bool:
-    """Whether two lines are equal, or word by word as numbers, if a decimal or only integers are
-    expected.
+    """Whether two lines are equal, or word by word as numbers.
+
+    Numbers are compared if a decimal or only integers are expected.
     """
     if line.strip() == expected_line.strip():
         return True
@@ -307,8 +311,9 @@ def _same_line(line: str, expected_line: str) -> bool:
 
 
 def _same_word(word: str, expected: str) -> bool:
-    """Whether two words are equal, or numbers: to 1e-6 where a decimal is expected, exactly where
-    an integer is.
+    """Whether two words are equal, or numbers.
+
+    They are compared to 1e-6 where a decimal is expected, exactly where an integer is.
     """
     if (
         word == expected
@@ -355,8 +360,9 @@ def program_of(response: str, tests: dict) -> str | None:
 
 
 def as_body(block: str) -> str:
-    """A function's body, indented. Its first line may have lost its indentation, as the prompt ends
-    with it.
+    """A function's body, indented.
+
+    Its first line may have lost its indentation, as the prompt ends with it.
     """
     first, _, rest = block.partition("\n")
     margins = re.findall(r"^[ \t]*+(?=\S)", rest, re.M)
@@ -377,8 +383,9 @@ def names_of(tests: dict) -> list[str]:
 
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
-    """(language, text) of each closed fenced block. A labelled fence inside an open block restarts
-    it.
+    """(language, text) of each closed fenced block.
+
+    A labelled fence inside an open block restarts it.
     """
     blocks = []
     opening = None  # the match of the fence that opened the current block

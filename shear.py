@@ -103,10 +103,10 @@ class Weighed(NamedTuple):
 
 
 def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """Eq. (2): the spans of a response, 0-based and half-open; stops at the first one that reaches
-    its end.
+    """Eq. (2): the spans of a response, 0-based and half-open.
 
-    Raises ValueError for a window or stride that leaves tokens uncovered.
+    The last one is the first that reaches the end. Raises ValueError for a window or stride that
+    leaves tokens uncovered.
     """
     if window < 1:
         raise ValueError(f"window must be at least 1 token, got {window}")
@@ -120,9 +120,7 @@ def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
 
 
 def spans_of(mask: Tensor, window: int, stride: int) -> Spans:
-    """The spans of all rollouts of a side, mask (G, T) bool. No span crosses from one rollout into
-    the next.
-    """
+    """The spans of all rollouts of a side, mask (G, T) bool; none crosses into the next rollout."""
     bounds = []
     offset = 0  # tokens of the rollouts before
     for length in mask.sum(1).tolist():
@@ -138,8 +136,9 @@ def spans_of(mask: Tensor, window: int, stride: int) -> Spans:
 def two_sides(
     hidden: Tensor, mask: Tensor, correct: Tensor, window: int, stride: int
 ) -> tuple[Side, Side] | None:
-    """Eq. (4): right and wrong rollouts oppose each other. Shapes are those of `shear_weights`;
-    None without both.
+    """Eq. (4): right and wrong rollouts oppose each other; None without both.
+
+    Shapes are those of `shear_weights`.
     """
     sides = []
     for members in (correct, ~correct):
@@ -158,8 +157,7 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def mean_norm(states: Tensor) -> float:
-    """Alg. 1 line 10, Step 2: nbar, the mean Euclidean norm of all hidden states (N, d) of the
-    group.
+    """Alg. 1 line 10, Step 2: nbar, the mean norm of all hidden states (N, d) of the group.
 
     Raises ValueError for a state that is not finite.
     """
@@ -206,9 +204,7 @@ def closest_of(distances: Tensor) -> Closest:
 
 
 def token_weights(distances: Tensor, spans: Spans) -> Tensor:
-    """Alg. 1 line 14, Step 3: the largest distance among the spans that cover a token, (K,) ->
-    (N,).
-    """
+    """Alg. 1 line 14, Step 3: a token's largest distance among its spans, (K,) -> (N,)."""
     real = spans.mass > 0  # (K, n), no padding
     tokens = spans.tokens[real]  # (M,) one entry for each token of each span
     covering = distances[:, None].expand_as(real)[real]  # (M,)
@@ -230,8 +226,10 @@ def weigh_group(
     closest: ClosestHook = closest_spans,
     pool: Callable[[Tensor, Spans], Tensor] = token_weights,
 ) -> Weighed:
-    """`shear_weights`, and what they come from. `eps_unit` is "nbar", or "raw": that of the
-    distances, which is the paper's. `pool` takes the distances of a side's spans, and its spans.
+    """`shear_weights`, and what they come from.
+
+    `eps_unit` is "nbar", or "raw", the paper's: the unit of the distances. `pool` takes the
+    distances of a side's spans, and its spans.
     """
     span_bounds(0, window, stride)  # raises for these, also where nothing is to be solved
     mask = mask.bool()
@@ -283,8 +281,9 @@ def shear_weights(
 def shear_advantages(
     advantages: Tensor, hidden: Tensor, mask: Tensor, correct: Tensor, **options: Any
 ) -> Tensor:
-    """Alg. 1 for one group, advantages (G,) of Eq. (1) -> token advantages (G, T); the rest as in
-    `shear_weights`.
+    """Alg. 1 for one group: advantages (G,) of Eq. (1) -> token advantages (G, T).
+
+    The other arguments are those of `shear_weights`.
     """
     omega = shear_weights(hidden, mask, correct, **options)  # (G, T)
     return advantages[:, None] * omega  # Alg. 1 line 18, Step 4

@@ -115,8 +115,9 @@ def sinkhorn(
 def _iterate(
     C: Tensor, a: Tensor, b: Tensor, max_iters: int, tol: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """C (n, m, N), a (n, N), b (m, N) -> f (n, N), g (m, N), error (N,), iterations (N,); all in
-    units of eps.
+    """The iteration, for problems along the last dimension; all values are in units of eps.
+
+    C (n, m, N), a (n, N), b (m, N) -> f (n, N), g (m, N), error (N,), iterations (N,).
     """
     log_a = a.log()  # -inf where there is no mass
     log_b = b.log()

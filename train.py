@@ -70,8 +70,9 @@ from rewards import rewards_of
     interrupted="interrupted",
 )
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after
-    Ctrl-C.
+    """Returns the exit status.
+
+    It is 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after Ctrl-C.
     """
     config = resolve(parse_train(argv))
     if processes(config.machine) > 1:
@@ -106,8 +107,9 @@ def evaluate_before(run: Run) -> tuple[dict, list[dict]]:
 
 
 def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], None]) -> None:
-    """The steps that are not in `history` yet, each with its rows; after Ctrl-C the last whole one
-    is saved.
+    """Take the steps that are not in `history` yet, each with its rows.
+
+    After Ctrl-C the last whole one is saved.
     """
     steps = run.config.optimisation.steps
     save_every = run.config.checkpoints.save_every
@@ -138,9 +140,7 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
 
 
 def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
-    """One sampling phase and its updates: the line from problems to loss. Returns metrics and
-    samples.
-    """
+    """One sampling phase and its updates, from problems to loss; returns metrics and samples."""
     config = run.config
     sampling = config.sampling
     group_size = sampling.rollouts_per_prompt
@@ -180,8 +180,9 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
 
 
 def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
-    """Fill in the batch's log-probabilities, entropies and token advantages (B, T), some whole
-    groups at a time, as only a block's hidden states fit in memory.
+    """Fill in the batch's log-probabilities, entropies and token advantages (B, T).
+
+    Whole groups are taken, some at a time, as only a block's hidden states fit in memory.
     """
     credit = run.config.credit
     # methods may run passes of their own
@@ -285,10 +286,9 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
 
 
 def evaluate(run: Run, step: int) -> dict:
-    """Held-out accuracy, greedy and sampled, with standard errors (clustered by problem), and
-    credit's place.
+    """Held-out accuracy, greedy and sampled, and where credit goes, when `step` steps are done.
 
-    `step` steps are done.
+    Standard errors are clustered by problem.
     """
     config = run.config
     task = run.task
