@@ -151,8 +151,7 @@ def two_sides(
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
     """Eq. (3), the cost: ||x - y|| between all tokens, x (N+, d), y (N-, d) -> (N+, N-) float32."""
-    # By differences: the usual |x|^2 + |y|^2 - 2<x, y> cancels, and gives equal states a distance
-    # of .06 at norm 90.
+    # The usual |x|^2 + |y|^2 - 2<x, y> cancels: at norm 90 equal states would be .06 apart.
     return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
 
 

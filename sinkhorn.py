@@ -62,9 +62,8 @@ class Transport:
         f, g = self.potentials
         log_density = (f[..., :, None] + g[..., None, :] - self.C) / self.eps
         plan = (log_density + self.a.log()[..., :, None] + self.b.log()[..., None, :]).exp()
-        return torch.minimum(
-            plan, self.b[..., None, :]
-        )  # true of P; at a tiny eps rounding alone exceeds it
+        # P is at most b in each column; at a tiny eps rounding alone exceeds it.
+        return torch.minimum(plan, self.b[..., None, :])
 
 
 @torch.no_grad()
@@ -99,8 +98,7 @@ def sinkhorn(
     b = _masses(b, (*batch, m), C.device, dtype)
     support = (a[..., :, None] > 0) & (b[..., None, :] > 0)
     C = C.to(dtype).masked_fill(~support, 0.0)  # (..., n, m)
-    # The problems lie along the last dimension: reductions over short rows are slow, over long ones
-    # they are not.
+    # The problems lie along the last dimension, because reductions over short rows are slow.
     scaled = (C.reshape(-1, n, m).permute(1, 2, 0) / eps).contiguous()  # (n, m, N) C / eps
     if not scaled.isfinite().all():
         raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
@@ -132,8 +130,7 @@ def _iterate(
         g = _softmin(C, f + log_a, dim=0)
         # The next f-update, which also tells how far the rows are off.
         next_f = _softmin(C, g + log_b, dim=1)
-        # The plan's row sums cost nothing extra. True ones are at most 1; rounding at a tiny eps
-        # exceeds it.
+        # The plan's row sums cost nothing extra. At a tiny eps rounding alone exceeds 1.
         row_sums = (f - next_f + log_a).exp().clamp(max=1.0)  # (n, N)
         error = (row_sums - a).abs().sum(0)  # (N,)
         all_f[:, live] = f

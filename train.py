@@ -221,8 +221,7 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     if not taken:
         raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
     mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
-    # The policy that sampled is the one being updated, so before the first update the ratio must be
-    # 1.
+    # Before the first update the policy is the one that sampled: the ratio must be 1.
     return mean | {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
