@@ -41,6 +41,7 @@ from harness.run import credit_context
 from shear import Side, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from tasks import toy
+from tasks.rows import read_rows
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -237,6 +238,11 @@ def interrupt(*parts, **options):
 def words_of(*parts) -> list[str]:
     """A command line of texts, each of which may be several words, and of paths and numbers."""
     return " ".join(map(str, parts)).split()
+
+
+def cases(name: str) -> list[dict]:
+    """The rows of a file of tests/cases, which other graders can be tested with, too."""
+    return list(read_rows(ROOT / "tests" / "cases" / name))
 
 
 def table(text: str) -> list[list[str]]:
