@@ -5,10 +5,11 @@ lessons.
 import math
 import random
 import re
+from operator import itemgetter
 
 import pytest
 import torch
-from made import SMALL, byte_tokenizer, flags, run_well, saved, with_a_stop
+from made import SMALL, byte_tokenizer, cases, flags, run_well, saved, with_a_stop
 from tokenizers import decoders
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,154 +22,24 @@ from harness.parallel import Ranks
 from rewards import grade_math
 from tasks import words
 
-PROBLEM = {
-    "problem": "Mia has 14 shells. Mia finds 5 more. Mia gives away 9. How many shells does Mia "
-    "have now?",
-    "answer": "10",
-    "steps": [[14, "+", 5, 19], [19, "-", 9, 10]],
-    "name": "Mia",
-    "things": "shells",
-}
-RIGHT = (
-    "Mia then has 14 + 5 = 19 shells.\nNow there are 19 - 9 = 10 shells.\nThe answer is "
-    "\\boxed{10}."
-)
-# What a response is changed to, with | before its first error; and the error's kind.
-WRONG = [
-    ("= 19 shells.\nNow there are 19", "= 1|8 shells.\nNow there are 18", "result"),
-    ("= 19 shells.\nNow there are 19", "= 19|0 shells.\nNow there are 190", "result"),
-    ("= 19 shells.\nNow there are 19", "= 1| shells.\nNow there are 1", "result"),
-    ("= 19 shells", "= 19|.5 shells", "result"),
-    ("14 + 5", "1|3 + 5", "operand"),
-    ("14 + 5", "5 + 1|5", "operand"),
-    ("14 + 5 = 19", "14 |- 5 = 9", "operator"),
-    ("14 + 5 = 19", "14 |/ 5 = 3", "operator"),
-    ("19 - 9", "|9 - 19", "operand"),
-    ("19 - 9", "1|8 - 9", "operand"),
-    ("19 - 9", "|-19 - 9", "operand"),
-    (
-        "Now there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}",
-        "|The answer: \\boxed{19}",
-        "missing",
-    ),
-    (
-        " shells.\nNow there are 19 - 9 = 10 shells.\nThe answer is \\boxed{10}",
-        "| of them: \\boxed{19}",
-        "missing",
-    ),
-    ("The answer is \\boxed{10}", "That makes |10 + 1 = 11 shells: \\boxed{11}", "extra"),
-    ("19 - 9 = 10", "1|0 / 1 = 10", "operand"),
-    ("boxed{10}", "boxed{1|1}", "final"),
-    ("boxed{10}", "boxed{10|0}", "final"),
-    ("boxed{10}", "boxed{1|}", "final"),
-]
-READ = [
-    RIGHT,
-    RIGHT.replace("14 + 5", "5 + 14"),
-    RIGHT.replace("boxed{10}", "boxed{ 10 }"),
-    RIGHT + " Mia has 3 + 4 = 8 of them.",
-    RIGHT.replace("14 + 5 = 19", "14 - 9 = 5").replace("19 - 9", "5 + 5"),  # another order
-    RIGHT.replace("Now there are 19 - 9 = 10 shells.\n", ""),  # a step that is not said
-]
-UNREAD = [
-    "",
-    "The answer is \\boxed{11}.",
-    RIGHT[:-20],
-    RIGHT[: RIGHT.index("9 shells")],
-    RIGHT.replace("\\boxed{10}", "10"),
-    RIGHT.replace("boxed{10}", "boxed{ten}"),
-]
-# Of problems by their steps: responses in other forms, with | before the first error that can be read, or around it.
-BY_HAND = {
-    "14 + 5 = 19, 19 - 9 = 10": {
-        "result": [
-            r"14 plus 5 is 19, $19$ minus 9 is $1|1$: \boxed{11}",
-            r"14 and 5 make 19, 19 - 9 = 1|1: \boxed{11}",
-            r"Five more, nineteen; 19 - 9 = 1|1: \boxed{11}",
-            r"14 shells + 5 shells = 1|8 shells, 18 - 9 = 9: \boxed{9}",
-            "14 + 5 = 19, 19 \u2212 9 = 1|1: \\boxed{11}",
-            "14 + 5 \u2192 19, 19 \u2013 9 -> 1|1: \\boxed{11}",
-            r"14 + 5 = 19 - 9 = 1|1: \boxed{11}",
-            r"14+5=19,19-9=1|1: \boxed{11}",
-            r"14.0 + 5 = 19.0, 19 - 9 = 1|1: \boxed{11}",
-            r"14 + 5 = 19, 19 - 9 = \boxed{1|1}",
-            r"14 + 5 = \boxed{19}, 19 - 9 = 1|1: \boxed{11}",
-            r"14 + 5 = 19|,5: \boxed{19}",
-            "\u0661\u0664 + \u0665 = \u0661|\u0668: \\boxed{18}",
-        ],
-        "operand": [
-            r"14, 5 more: 1|3 + 5 = 18: \boxed{18}",
-            r"14 shells + |6 = 20|, 20 - 9 = 11: \boxed{11}",
-            r"14 plus 5 is 19, 19 minus |8 is 11: \boxed{11}",
-        ],
-        "operator": ["14 |\u2212 5 = 9: \\boxed{9}", r"14 |times 5 is 70: \boxed{70}"],
-        "missing": [
-            "14 shells + 5 shells = 19.\n|So, 19: \\boxed{19}",
-            "14 + 5 = 19.\n|\\boxed{19}",
-        ],
-        "final": [
-            r"14 + 5 = 19, 19 - 9 = 10: \boxed{10}, \boxed{|9|}",
-            r"14 plus 5 is 19, 19 minus 9 is 10: \boxed{1|9}",
-        ],
-        "": [
-            r"14 and 5 make 18, 18 - 9 = 9: \boxed{9}",
-            r"Five more, eighteen; 18 - 9 = 9: \boxed{9}",
-            r"14 + 5 = 19, 9 fewer, 11: \boxed{11}",
-            r"(14 + 5) - 9 = 11: \boxed{11}",
-            r"14 + 5 = 19, 19 - 9 = 10, 1 more, 11: \boxed{11}",
-            r"14 + 5 = 19: \boxed{19}, 19 - 9 = 10: \boxed{10}",
-            r"014 + 5 = 19, 19 - 09 = 10: \boxed{10.0}",
-            r"14 - 9 + 5 = 10: \boxed{10}",
-            r"14 + 5 = 19, 19 - 9 = 10: \boxed{11}, \boxed{10",
-            "\u0661\u0664 + \u0665 = \u0661\u0669, \u0661\u0669 - \u0669 = \u0661\u0660: \\boxed{10}",
-        ],
-    },
-    "6 * 3 = 18, 18 - 5 = 13": {
-        "result": [
-            r"6 * 3 = 18 - 5 = 1|4: \boxed{14}",
-            r"6 \times 3 = 18, 18 - 5 = 1|4: \boxed{14}",
-            "3 \u00d7 6 = 18, 18 - 5 = 1|4: \\boxed{14}",
-            r"3 x 6 = 1|9, 19 - 5 = 14: \boxed{14}",
-            r"3 shells x 6 = 1|9, 19 - 5 = 14: \boxed{14}",
-        ],
-        "operand": [r"6*|2 = 12: \boxed{12}", r"6 times 3 are 18, 18 - |4 = 14: \boxed{14}"],
-        "": [r"6 \cdot 3 = 18.0 - 5 = 13: \boxed{13}", r"3x6 = 18, 18 - 5 = 13: \boxed{13}"],
-    },
-    "8 - 3 = 5, 5 + 3 = 8": {
-        "result": [r"8-3=5,5+3=|9: \boxed{9}", r"08 - 3 = 5, 5 + 3 = |9: \boxed{9}"],
-        "": [r"8-3=5,3+5=8: \boxed{8}"],
-    },
-    "7 + 3 = 10, 10 + 5 = 15": {
-        "": [r"7 + 3 + 5 = 16: \boxed{16}", r"7+3+5=15: \boxed{15}"],
-    },
-}
-RESPONSES = [(PROBLEM, kind, RIGHT.replace(old, new)) for old, new, kind in WRONG]
-RESPONSES += [(PROBLEM, "", text) for text in READ + UNREAD]
-for said, by_kind in BY_HAND.items():
-    parts = [step.split() for step in said.split(", ")]
-    steps = [[int(left), op, int(right), int(result)] for left, op, right, _, result in parts]
-    problem = {"answer": parts[-1][-1], "steps": steps}
-    for kind, texts in by_kind.items():
-        RESPONSES += [(problem, kind, text) for text in texts]
 
-
-@pytest.mark.parametrize(("problem", "kind", "marked"), RESPONSES)
-def test_a_wrong_response_is_wrong_from_its_first_error_on(problem, kind, marked):
-    """In tokens of any size, whose place is where the text begins to differ from what is right;
-    None of a right response and of one that cannot be read.
+@pytest.mark.parametrize("case", cases("first_errors.jsonl"), ids=itemgetter("marked"))
+def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
+    """A | stands before the first error, or one on each side of it; tokens may be of any size. A
+    response that is right has none, and one that cannot be read none that is known.
     """
-    before, *rest = marked.split("|")
+    before, *rest = case["marked"].split("|")
     text = before + "".join(rest)
-    error = words.first_error(problem, list(text))
-    if not kind:
+    error = words.first_error(case, list(text))
+    if case["kind"] in ("right", "unknown"):
         assert error is None
         return
-    assert error.kind == kind and error.token == len(before) < error.end <= len(text)
+    assert error.kind == case["kind"] and error.token == len(before) < error.end <= len(text)
     assert len(rest) == 1 or text[error.token : error.end] == rest[0]
     for size in (2, 3, 7):
         tokens = [text[start : start + size] for start in range(0, len(text), size)]
-        of_tokens = words.first_error(problem, tokens)
-        assert of_tokens == (error.token // size, kind, (error.end - 1) // size + 1)
+        place = (error.token // size, case["kind"], (error.end - 1) // size + 1)
+        assert words.first_error(case, tokens) == place
 
 
 def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise():
@@ -180,7 +51,7 @@ def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise(
         [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
     )
     text = "4 \u00d7 3 = 12, 12 - 8 = 4 \\boxed{4}"
-    problem = PROBLEM | {"answer": "5", "steps": [[4, "*", 3, 12], [12, "-", 7, 5]]}
+    problem = {"answer": "5", "steps": [[4, "*", 3, 12], [12, "-", 7, 5]]}
     for tokenizer in (bytes_alone, as_llama):
         tokens = tokens_of(tokenizer, with_a_stop(tokenizer, ["?"], [text]), 0)
         assert "".join(tokens) == text + "<|endoftext|>" and len(tokens) == len(text.encode()) + 1
