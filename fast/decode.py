@@ -31,8 +31,9 @@ def live_rows(
     generation_config: GenerationConfig,
     **kwargs: object,
 ) -> Tensor:
-    """What `generate(custom_generate=...)` calls: prompts (b, P) -> prompts and responses (b, P +
-    T), padded after a stop token.
+    """Sample responses to prompts (b, P): what `generate(custom_generate=...)` calls.
+
+    Returns prompts and responses (b, P + T), padded after a stop token.
     """
     if not can_drop_rows(kwargs.get("past_key_values")):
         return type(model)._sample(

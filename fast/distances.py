@@ -2,10 +2,12 @@
 
     token_distances(x, y) -> (N+, N-) float32, as `shear.token_distances`
 
-On a CPU it is about twenty times as fast.
-|x|^2 + |y|^2 - 2<x, y> cancels between near points, and equal ones, of prefixes that rollouts
-share, must be at distance 0. So near points are taken by differences. Token distances take most of
-SHEAR's memory: N+ x N- floats of a group, three times over while they are made.
+On a CPU it is about twenty times as fast. |x|^2 + |y|^2 - 2<x, y> cancels between near points, and
+equal ones, of prefixes that rollouts share, must be at distance 0. So near points are taken by
+differences.
+
+Token distances take most of SHEAR's memory: N+ x N- floats of a group, three times over while they
+are made.
 """
 
 import torch
@@ -15,13 +17,14 @@ from torch import Tensor
 # whose square is above NEAR of that sum. Taking differences costs two to three times as much per
 # pair of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
-# of a difference of states, at a time; on a CPU they should stay in cache
+# Entries of a difference of states at a time; on a CPU they should stay in cache.
 ENTRIES = {"cuda": 2**26, "cpu": 2**19}
 
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Eq. (3), ||x - y|| between all tokens: x (N+, d), y (N-, d) -> (N+, N-) float32, each to 1e-4
-    of itself.
+    """Eq. (3), ||x - y|| between all tokens, each to 1e-4 of itself.
+
+    x (N+, d), y (N-, d) -> (N+, N-) float32.
     """
     if x.is_cuda and x.dtype == y.dtype == torch.bfloat16:
         u = x.float()

@@ -1,4 +1,6 @@
-"""No padding: rollouts of unlike lengths end to end in one row. Two hooks of `grpo.Policy`.
+"""Rollouts of unlike lengths end to end in one row, without padding.
+
+Two hooks of `grpo.Policy`:
 
     packing_of(model)        -> a layout of the two, or the padded one for an unknown model
     pack_rollouts(rollouts)  replaces grpo.end_to_end: ids (1, N), is_response (1, N), arguments
@@ -41,8 +43,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 HALF = (torch.float16, torch.bfloat16)
 PADDED_ATTENTION: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
 CAUSAL = (-1, 0)  # the window of `varlen_attn`: everything before a token, nothing after it
-# tokens of the longest prompt; shorter ones, as the embedded task's, are read again for each
-# rollout
+# Prompts of fewer tokens, such as the embedded task's, are read again for each rollout.
 SHORT = 48
 
 
@@ -51,7 +52,7 @@ class Segments(NamedTuple):
 
     starts: Tensor  # (b + 1,) int32, on the device: where each begins, and where the last one ends
     lengths: list[int]  # b numbers of tokens
-    # b places, from and to, of the prompt where it stands before an earlier rollout
+    # b pairs: where the prompt that stands before an earlier rollout begins and ends
     shared: list[tuple[int, int]]
 
 
@@ -67,9 +68,7 @@ def attends_fully(config: PreTrainedConfig) -> bool:
 
 
 def packing_of(model: PreTrainedModel) -> Layout:
-    """The layout of `Policy`, with the model's attention set to it; PADDED where padding is
-    needed.
-    """
+    """Set the model's attention and return the packed layout, or PADDED where padding is needed."""
     if not attends_fully(model.config):
         return PADDED
     # Never set back: recomputed layers look it up again in the backward pass.
@@ -80,8 +79,9 @@ def packing_of(model: PreTrainedModel) -> Layout:
 def pack(
     rows: Sequence[int], lengths: Sequence[int], tokens: int, multiple: int = 1
 ) -> list[Tensor]:
-    """`grpo.pack` without padding: each rollout, the longest first, goes where fewest
-    tokens are.
+    """`grpo.pack` without padding: as few micro-batches as can be, equally full.
+
+    Each rollout, the longest first, goes where fewest tokens are.
     """
     longest_first = sorted(rows, key=lambda row: -lengths[row])
     total = sum(lengths[row] for row in rows)
@@ -104,12 +104,13 @@ def pack(
 
 
 def pack_rollouts(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
-    """Prompt and response of one rollout after the other: what `grpo.end_to_end` returns, with b =
-    1 and S = N.
+    """Put prompt and response of one rollout after the other into one row.
+
+    Returns what `grpo.end_to_end` does, with b = 1 and S = N.
     """
     prompt_mask = rollouts.prompt_mask  # (b, P)
-    # (b, P + T) 0, 1, .. of each rollout
-    places = torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1
+    # 0, 1, ... of each rollout
+    places = torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1  # (b, P + T)
     leader = first_with_prompt(rollouts)  # (b,)
     follows = leader != torch.arange(len(leader), device=leader.device)  # (b,)
     kept = prompt_mask & ~follows[:, None]  # (b, P)
@@ -125,16 +126,17 @@ def pack_rollouts(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     model_kwargs = dict(
         position_ids=places[used][None],
         segments=Segments(starts, lengths.tolist(), shared),
-        # A mask of four dimensions is taken as it is. Without one, transformers would make N x N of
-        # the positions.
+        # A mask of four dimensions is taken as it is. Without one, transformers would make one of
+        # N x N from the positions.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device),
     )
     return ids[None], is_response[None], model_kwargs
 
 
 def first_with_prompt(rollouts: Rollouts) -> Tensor:
-    """(b,) of each rollout the first one with its prompt; itself where prompts are short, or on
-    CUDA.
+    """For each rollout, the first one with its prompt: (b,).
+
+    It is the rollout itself where prompts are short, or on CUDA.
     """
     rows = torch.arange(len(rollouts.mask), device=rollouts.mask.device)
     if rollouts.mask.is_cuda or rollouts.prompt_ids.shape[1] < SHORT:
@@ -156,11 +158,11 @@ def packed_attention(
     segments: Segments | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Attention in the library's signature: query (b, H, S, w), key and value (b, kv, S, w) -> (b,
-    S, H, w), None.
+    """Attention to packed or to padded rows, in the library's signature.
 
-    With `segments`, b is 1, and each attends to itself and to a shared prompt, causally. Without,
-    as while sampling, it is SDPA.
+    query (b, H, S, w), key and value (b, kv, S, w) -> (b, S, H, w), None. With `segments`, b is 1,
+    and each attends to itself and to a shared prompt, causally. Without, as while sampling, it is
+    SDPA.
     """
     if segments is None:
         return PADDED_ATTENTION(

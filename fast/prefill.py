@@ -1,4 +1,4 @@
-"""A group's prompt is read once, not once for each of its rollouts. A hook of `grpo.rollout`.
+"""A group's prompt is read once, not once for each of its rollouts: a hook of `grpo.rollout`.
 
     rollout(..., generate=partial(shared_prefill, hf_generate))
 
@@ -26,10 +26,10 @@ def shared_prefill(
     prompt_mask: Tensor,
     **limits: object,
 ) -> Tensor:
-    """(b, P) -> (b, T) ids, those of `generate`; equal prompts must be adjacent to be read once."""
+    """Sample as `generate` does, (b, P) -> (b, T) ids, but read adjacent equal prompts once."""
     used = torch.cat([prompt_ids, prompt_mask], 1)  # (b, 2 P) int64
-    # (b,) the prompt of each row, 0, 0, 1, ...
-    _, of_row = used.unique_consecutive(dim=0, return_inverse=True)
+    # the number of each row's prompt: 0, 0, 1, ...
+    _, of_row = used.unique_consecutive(dim=0, return_inverse=True)  # (b,)
     is_new = of_row.diff(prepend=of_row.new_tensor([-1])) > 0  # (b,)
     first = is_new.nonzero().flatten()  # (prompts,) its first row
     all_differ = len(first) == len(prompt_ids)

@@ -4,8 +4,8 @@ After every g-update the dual value <a, f> + <b, g> is below what the pair will 
 stops, and only grows. So a pair whose running value has passed a solved value in its row and one in
 its column wins neither, and never moves again:
 
-    1. one iteration for all pairs at once gives each its first bound                  first_bounds
-    2. the pairs with the lowest bound of each row and column take a few more iterations  advance
+    1. `first_bounds`: one iteration for all pairs at once gives each its first bound
+    2. `advance`: the pairs with the lowest bound of each row and column take more iterations
     3. again, until in every row and column no bound is below the lowest solved value
 
 Every pair that moves starts from f = g = 0 and stops as in `sinkhorn`, so what comes out are the
@@ -33,7 +33,7 @@ from shear import Closest, Side, Spans, closest_of
 CHUNK_ENTRIES = {"cuda": 2**26, "cpu": 2**19}
 # In units of eps: pairs this close to the lowest bound advance with it, for fewer, larger rounds.
 LEAD = 0.05
-# entries of a tile below which a CPU's products are torch's own loops, slow across the columns of K
+# Entries of a tile below which a CPU's products are torch's loops, slow across the columns of K.
 SMALL = 400
 LOWEST = -87.0  # exp of less is no normal float32: those make CPUs ten times slower
 RANGE = 85.0  # log of what u and v may grow or shrink by in `advance`, within float32's e^87
@@ -75,7 +75,7 @@ def race_matrix(
     max_iters: int = 100,
     tol: float = 1e-3,
 ) -> Solved:
-    """The value of each pair that was solved. Minima and argmins of rows and columns are exact.
+    """Solve the pairs that may be closest; minima and argmins of rows and columns are exact.
 
     costs (N+, N-) float32; the tokens of a wrong span follow each other; eps in units of the costs.
     `max_iters` and `tol` are those of `sinkhorn`, and so is every value, up to rounding (1e-6 of
@@ -94,8 +94,7 @@ def race_matrix(
     values = torch.full_like(bounds, math.inf)  # (K+, K-) inf until solved
     iterations = torch.zeros_like(bounds, dtype=torch.int64)  # (K+, K-)
     error = torch.zeros_like(bounds)  # (K+, K-)
-    # g, all that a pair needs to continue
-    potentials = bounds.new_zeros((*bounds.shape, m))  # (K+, K-, m)
+    potentials = bounds.new_zeros((*bounds.shape, m))  # (K+, K-, m) g, all it needs to continue
     while True:
         leading = (
             _leads(bounds, values, dim=0) | _leads(bounds, values, dim=1)
@@ -121,8 +120,9 @@ def race_matrix(
 
 
 def _leads(bounds: Tensor, values: Tensor, dim: int) -> Tensor:
-    """Which pairs (K+, K-) have about the lowest bound along `dim`, while it is below the lowest
-    solved value.
+    """Which pairs (K+, K-) have about the lowest bound along `dim`.
+
+    Only bounds below the lowest solved value count.
     """
     lowest = bounds.amin(dim, keepdim=True)
     return (bounds <= lowest + LEAD) & (bounds < values.amin(dim, keepdim=True))
@@ -148,8 +148,10 @@ class Blocks:
 def lay_out(
     costs: Tensor, x_tokens: Tensor, y_tokens: Tensor, y_mass: Tensor, eps: float
 ) -> Blocks:
-    """`Blocks` of a group. A column span with padding, which would run into the next, gets columns
-    at the end.
+    """Make the `Blocks` of a group.
+
+    A column span with padding, which would run into the next, gets columns at the end. Raises
+    ValueError if a cost is not finite in units of eps.
     """
     padded = (y_mass == 0).any(1)  # (K-,)
     size = y_tokens.shape[1]
@@ -199,13 +201,12 @@ class Advanced(NamedTuple):
 def advance(
     C: Tensor, a: Tensor, b: Tensor, g: Tensor, left: Tensor, *, steps: int, tol: float
 ) -> Advanced:
-    """`steps` more iterations of P problems, or as many as `left` (P,) >= 1 or `tol` allow; all in
-    units of eps.
+    """Take `steps` more iterations of P problems, or as many as `left` or `tol` allow.
 
-    C (P, n, m), overwritten; a (P, n), b (P, m), g (P, m). K is at most 1 and each of its rows and
-    columns holds a 1, so u and v begin between 1/w and w, w = max(n, m), and change by at most a
-    factor of w^2 an iteration, less each time (updates do not expand): they stay within float32
-    while 2 steps ln w <= RANGE.
+    All is in units of eps: C (P, n, m), overwritten; a (P, n), b (P, m), g (P, m), left (P,) >= 1.
+    K is at most 1 and each of its rows and columns holds a 1. So, with w = max(n, m), u and v begin
+    between 1/w and w, and change by at most a factor of w^2 per iteration, less each time (updates
+    do not expand): they stay within float32 while 2 steps ln w <= RANGE.
     """
     a, b, g = a[:, None], b[:, None], g[:, None]  # (P, 1, n), (P, 1, m), (P, 1, m)
     f = (C - g).amin(2)[:, None]  # (P, 1, n)
@@ -223,9 +224,8 @@ def advance(
         torch.bmm(a / rows[step], K, out=columns[step])  # f-update: u = a / (K v)
         v = b / columns[step]  # g-update
     torch.bmm(v, KT, out=rows[-1])
-    error = (
-        (a * (rows[1:] / rows[:-1] - 1)).abs().sum((2, 3))
-    )  # (steps, P) the row sums are u (K v)
+    # the row sums are u (K v)
+    error = (a * (rows[1:] / rows[:-1] - 1)).abs().sum((2, 3))  # (steps, P)
     ends = error <= tol
     ends |= torch.arange(1, steps + 1, device=left.device)[:, None] == left
     stopped, last = ends.int().max(0)  # (P,), (P,) the first that ends

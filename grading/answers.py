@@ -69,8 +69,8 @@ UNIT_WORDS = (
     r"(?:[A-Za-z .,/-]|\\cdot |(?:(?<=[a-z]{2})|(?<=[ghlmsAJKNVW]))\^\s?\{?-?[0-9]\}?)+\}"
 )
 UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?!{NO_UNIT}\b)(?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
-# What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5], 5 \text{
-# perhaps six}, \not=5.
+# What the parser would add or multiply, take for one number, or leave out:
+# 5 6, [5,5], 5 \text{perhaps six}, \not=5.
 NO_ANSWER = (
     r"\\not(?![a-z])|^[0-9.]+( [0-9.]+)+$|^\[ ?([^,\[\]]+), ?\2 ?\]$|"
     rf"[0-9}}] ?(?:\\text\{{ ?)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b"
@@ -86,8 +86,9 @@ LETTERS = {"i": I, "E": Symbol("energy", real=True)}
 
 
 def _both_signs(match: re.Match) -> str:
-    """(0,\\pm2) as (0,+2),(0,-2). Part of a group, or a text with two signs that may go together,
-    stays as it is.
+    """(0,\\pm2) as (0,+2),(0,-2).
+
+    Part of a group, or a text with two signs that may go together, stays as it is.
     """
     text = match[0]
     parts = re.split(r"\\pm(?![a-z])", text)
@@ -162,8 +163,9 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
 
 @lru_cache(maxsize=4096)  # a group of rollouts has few different answers
 def compare(answer: str, gold: str) -> str:
-    """The reason "correct" if `answer` equals `gold`, both LaTeX without a box around them, or why
-    it does not.
+    """Return "correct" if `answer` equals `gold`, otherwise "wrong" or "parse_error".
+
+    Both are LaTeX without a box around them.
     """
     if ":" in gold and ":" in answer and "=" not in gold:
         return "correct" if _words(answer) == _words(gold) else "wrong"
@@ -196,8 +198,9 @@ def compare(answer: str, gold: str) -> str:
 
 
 def _words(text: str) -> str:
-    """The text without upright commands, spaces, full stops and capitals: 4:30 \\text{ PM} is
-    \\text{4:30 p.m.}.
+    """The text without upright commands, spaces, full stops and capitals.
+
+    For example, 4:30 \\text{ PM} and \\text{4:30 p.m.} become equal.
     """
     text = re.sub(UPRIGHT + r"([^{}]*)\}", r"\1", text)
     # 1 23 is not 12 3, nor 1.5 15.
@@ -216,8 +219,10 @@ def _normalise(text: str) -> str:
 
 @lru_cache(maxsize=4096)  # all answers of a group are compared with one gold answer
 def _read(text: str) -> Basic | MatrixBase:
-    """The parser's reading of a text; if it cannot read an equation as a whole, that of the side
-    after the last `=`.
+    """The parser's reading of a text.
+
+    If it cannot read an equation as a whole, it reads the side after the last `=`. Raises
+    ValueError for what is not one answer, and what the parser raises.
     """
     if re.search(NO_ANSWER, text):
         raise ValueError(f"{text} is not one answer")
@@ -243,8 +248,9 @@ def _read(text: str) -> Basic | MatrixBase:
 
 
 def _union(conditions: FiniteSet) -> Basic:
-    """x<2 or x>3 as a set of numbers; conditions that sympy cannot turn into one stay as
-    they are.
+    """Conditions such as x<2 or x>3 as one set of numbers.
+
+    Conditions that sympy cannot turn into a set stay as they are.
     """
     try:
         return Union(*[condition.as_set() for condition in conditions])
@@ -253,8 +259,9 @@ def _union(conditions: FiniteSet) -> Basic:
 
 
 def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
-    """math-verify's verdict, except for what it accepts too easily: 6=5 as 5, 2 as 2,2, unsolvable
-    equations.
+    """math-verify's verdict, except for what it accepts too easily.
+
+    That is 6=5 for 5, 2 for 2,2, and unsolvable equations.
     """
     gold_has_repeats = isinstance(gold, FiniteSet) and len(gold._unsorted_args) > len(gold)
     if gold_has_repeats and len(gold._unsorted_args) != len(getattr(answer, "_unsorted_args", ())):

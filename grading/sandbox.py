@@ -59,8 +59,9 @@ class SandboxError(RuntimeError):
 
 
 class Output(NamedTuple):
-    """A program's output for one input; `reason` is "ok", timeout, memory, crashed, output or
-    parse_error.
+    """A program's output for one input.
+
+    `reason` is "ok", "timeout", "memory", "crashed", "output" or "parse_error".
     """
 
     reason: str
@@ -70,17 +71,18 @@ class Output(NamedTuple):
 def run_program(
     program: str, inputs: list[str], *, timeout_s: float, level: str
 ) -> Generator[Output, None, None]:
-    """Run a program as a script on each input in turn, within `timeout_s` seconds for all. Raises
-    SandboxError.
+    """Run a program as a script on each input in turn, within `timeout_s` seconds for all.
 
-    The first output that is not "ok" is the last. Closing the iterator ends the program.
+    The first output that is not "ok" is the last. Closing the iterator ends the program. Raises
+    SandboxError.
     """
     return supervise({"program": program, "inputs": inputs, "timeout_s": timeout_s, "level": level})
 
 
 def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Output:
-    """Run tests against a program's names: (reason of `judge.judge` or of a limit, its cause).
-    Raises SandboxError.
+    """Run tests against a program's names; returns the reason and its cause.
+
+    The reason is that of `judge.judge`, or the limit that was reached. Raises SandboxError.
     """
     job = {
         "program": program,
@@ -93,7 +95,10 @@ def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Out
 
 
 def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, None]:
-    """Start a supervisor and yield its replies. Raises SandboxError if it fails."""
+    """Start a supervisor and yield its replies.
+
+    Raises SandboxError if it fails.
+    """
     job["site"] = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     folder = os.path.dirname(__file__) + "/inside"
     # a module is compiled only once
@@ -146,10 +151,9 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
 
 
 def choose_level(wanted: str = "auto") -> str:
-    """The level to run at: `wanted`, or for "auto" the strongest that works here. Raises
-    SandboxError if none does.
+    """The level to run at: `wanted`, or for "auto" the strongest that works here.
 
-    Prints once what the level "process" does not cover.
+    Prints once what the level "process" does not cover. Raises SandboxError if no level works.
     """
     # the first of many threads tries the levels, the others find the result in the cache
     with _lock:

@@ -39,8 +39,10 @@ class Worker:
         self.ready = False
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
-        """The reason for the verdict. Raises TimeoutError, EOFError or BrokenPipeError if the
-        process dies, OSError if it did not start.
+        """Have two answers compared; returns the reason for the verdict.
+
+        Raises TimeoutError, EOFError or BrokenPipeError if the process dies, OSError if it did not
+        start.
         """
         if not self.ready:
             with contextlib.suppress(TimeoutError, EOFError):
@@ -52,9 +54,10 @@ class Worker:
         return self.listen(timeout_s)
 
     def listen(self, timeout_s: float) -> str:
-        """The worker's next line. Raises TimeoutError, or EOFError if the process died.
+        """The worker's next line.
 
-        Once its first byte can be read, the rest follows: the worker writes whole lines.
+        Once its first byte can be read, the rest follows: the worker writes whole lines. Raises
+        TimeoutError, or EOFError if the process died.
         """
         poll = select.poll()
         poll.register(self.stdout, select.POLLIN)
@@ -77,8 +80,9 @@ _lock = threading.Lock()
 
 
 def in_worker(answer: str, gold: str, timeout_s: float) -> str:
-    """The reason that a worker gives, "timeout" or "crashed". Raises OSError if no worker can be
-    started.
+    """The reason that a worker gives, "timeout" or "crashed".
+
+    Raises OSError if no worker can be started.
     """
     for _attempt in range(2):  # a second death is the question's fault, not the machine's
         with _lock:

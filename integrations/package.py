@@ -39,7 +39,7 @@ class BuildPackage(build_py):
     """Writes the package instead of copying folders."""
 
     def get_source_files(self) -> list[str]:
-        """What a source distribution needs."""
+        """The files that a source distribution needs."""
         sources = "integrations/package.py", "integrations/requirements.txt", "requirements.txt"
         return [*sources, *(f"{module.replace('.', '/')}.py" for module in MODULES.values())]
 
@@ -49,7 +49,7 @@ class BuildPackage(build_py):
         return [f"{self.build_lib}/{NAME}/{name}" for name in (*names, "py.typed")]
 
     def run(self) -> None:
-        """Writes them. An editable install ends here."""
+        """Write the package, or refuse an editable install."""
         if self.editable_mode:
             raise SystemExit(
                 "pip install -e: the package is made of these files at install time; leave -e out"

@@ -21,8 +21,8 @@ from rewards import grade_math
 from tasks import toy
 from tasks.problems import choose_template, load_problems, text_task
 
-# With two processes, train.py's recipe for the embedded task: 16 prompts per generation, 4 per
-# update.
+# train.py's recipe for the embedded task, with two processes: 16 prompts per generation and 4 per
+# update, of 8 rollouts each.
 TOY_DEFAULTS: dict[str, object] = dict(
     use_cpu=True,
     bf16=False,
@@ -54,9 +54,10 @@ def main() -> None:
     kinds: list = [Options, GRPOConfig]
     parser = TrlParser(kinds)
     parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)
+    # `--model` decides the defaults; it may also stand in the file of `--config`
     given, _ = TrlParser(kinds[:1], add_help=False).parse_args_and_config(
         return_remaining_strings=True
-    )  # or --config
+    )
     if given.model is None:
         parser.set_defaults(**TOY_DEFAULTS)
     options, config = parser.parse_args_and_config()

@@ -17,10 +17,10 @@ def math_reward(completions: list, answer: list[str], **columns: object) -> list
 
 
 def code_reward(completions: list, tests: list[str], **columns: object) -> list[float | None]:
-    """Whether the program passes its tests, each the JSON text of one of the four forms in
-    `rewards.py`.
+    """Whether the program passes its tests, which are JSON text.
 
-    Text, because a table has one type a column, and would give every problem the keys of all forms.
+    Each is one of the four forms in `rewards.py`. Text, because a table has one type per column,
+    and would give every problem the keys of all forms.
     """
     return scores(grade_code, completions, [json.loads(text) for text in tests])
 
@@ -34,8 +34,9 @@ def scores(grade: Callable, completions: list, references: list) -> list[float |
 
 
 def without_bos(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[str]:
-    """Prompts without the token that begins texts, which TRL's tokenization of them writes
-    itself.
+    """Prompts without the token that begins texts.
+
+    TRL's tokenization of prompts writes that token itself.
     """
     bos = tokenizer.bos_token if tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id] else ""
     return [prompt.removeprefix(bos) for prompt in prompts]

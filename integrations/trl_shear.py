@@ -2,15 +2,15 @@
 
     ShearGRPOTrainer(model, math_reward, GRPOConfig(...), train_dataset, window=100, stride=25)
 
-Everything that TRL scales by (DeepSpeed, FSDP, vLLM, many nodes) is left to TRL.
-TRL's loss takes token advantages (B, T), but nothing in TRL makes them. So three methods are
-wrapped, none is copied:
+Everything that TRL scales by (DeepSpeed, FSDP, vLLM, many nodes) is left to TRL. TRL's loss takes
+token advantages (B, T), but nothing in TRL makes them. So three methods are wrapped, none is
+copied:
 
   1. `_calculate_rewards` returns the rewards of all processes. The first reward function gives the
      verdict: a rollout is right above `threshold`. Further functions only shape the reward.
   2. `_get_per_token_logps_and_entropies` is TRL's scoring forward, for FSDP, ZeRO-3, autocast and
      PEFT alike. A hook on the base model keeps the last-layer states. Where TRL scores its rollouts
-     anyway (vLLM with importance correction, several updates a generation), this costs no further
+     anyway (vLLM with importance correction, several updates per generation), this costs no further
      pass; elsewhere it costs one.
   3. `_generate_and_score_completions` multiplies TRL's advantages (B,) by omega (B, T); not in
      evaluation.
@@ -22,7 +22,7 @@ of each process at a time.
 A rollout without a verdict (None), and a truncated one that TRL masks, is on neither side; its
 weights are 1.
 
-Refused: images, context and sequence parallelism, and one importance ratio a sequence.
+Refused: images, context and sequence parallelism, and one importance ratio per sequence.
 """
 
 import warnings
@@ -47,8 +47,10 @@ Theirs = Any  # an argument of TRL's own methods, which is handed through; TRL g
 
 
 class ShearGRPOTrainer(GRPOTrainer):
-    """TRL's, with SHEAR's `window`, `stride` (tokens) and `eps` (in units of nbar). A rollout is
-    right if its first reward is above `threshold`. ValueError for what it refuses.
+    """TRL's trainer, with SHEAR's token weights.
+
+    `window` and `stride` are in tokens, `eps` in units of nbar. A rollout is right if its first
+    reward is above `threshold`. Raises ValueError for what it refuses.
     """
 
     _states: list[Tensor]  # (b, T, d) each, of this process's rollouts
@@ -86,7 +88,7 @@ class ShearGRPOTrainer(GRPOTrainer):
             )
 
     def _calculate_rewards(self, *args: Theirs, **kwargs: Theirs) -> Tensor:
-        """TRL's, (rollouts of all processes, reward functions)."""
+        """TRL's rewards (rollouts of all processes, reward functions); keeps the verdicts."""
         rewards = super()._calculate_rewards(*args, **kwargs)
         self._verdicts = rewards[:, 0]  # NaN where the function returned None
         return rewards
@@ -100,8 +102,9 @@ class ShearGRPOTrainer(GRPOTrainer):
         *args: Theirs,
         **kwargs: Theirs,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """TRL's. The policy's first pass after sampling leaves its states (b, T, d), chunk by
-        chunk, on the CPU.
+        """TRL's scoring; the policy's first pass after sampling leaves its states.
+
+        They are (b, T, d), chunk by chunk, on the CPU.
         """
         forward = super()._get_per_token_logps_and_entropies
         inputs = (model, input_ids, attention_mask, logits_to_keep, *args)
@@ -123,7 +126,7 @@ class ShearGRPOTrainer(GRPOTrainer):
             hook.remove()
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
-        """TRL's, in training with advantages (B, T)."""
+        """TRL's batch, in training with advantages (B, T)."""
         model: Theirs = self.model
         self._keep_next_pass = model.training
         batch = super()._generate_and_score_completions(inputs)
@@ -193,8 +196,9 @@ class ShearGRPOTrainer(GRPOTrainer):
 
 
 def gather_rows(local: Tensor, start: int, end: int, device: torch.device) -> Tensor:
-    """Rows [start, end) of all processes' rows, on the CPU. One row of each process travels at a
-    time.
+    """Rows [start, end) of all processes' rows, on the CPU.
+
+    One row of each process travels at a time.
     """
     rows = {}
     for i in range(len(local)):

@@ -3,8 +3,7 @@
     python -m verl.trainer.main_ppo trainer.v1.trainer_mode=shear algorithm.adv_estimator=grpo ...
 
 Everything that verl scales by (Ray, FSDP, vLLM, many nodes) is left to verl, which imports this
-module by the entry-point group `verl.plugins`. Two of its classes are extended,
-nothing is copied:
+module by the entry-point group `verl.plugins`. Two of its classes are extended, nothing is copied:
 
   1. `ShearEngine`, on each rank: a hook on the base model takes the last-layer states in the pass
      for old log-probabilities. A prompt's weights are made once the states of all its rollouts are
@@ -62,8 +61,9 @@ class VerlSettings:
     model_type=MODEL_TYPE, backend=["fsdp", "fsdp2"], device=["cuda", "npu", "cpu"]
 )
 class ShearEngine(FSDPEngineWithLMHead):
-    """verl's; a pass whose data has `shear`, the settings, also returns `shear_weights`, nested (B,
-    response).
+    """verl's engine; on request, its scoring pass also returns the token weights.
+
+    A pass whose data has `shear`, the settings, returns `shear_weights`, nested (B, response).
     """
 
     _groups: "Groups | None" = None  # of the pass under way
@@ -79,7 +79,10 @@ class ShearEngine(FSDPEngineWithLMHead):
         return module
 
     def infer_batch(self, data: TensorDict, loss_function: Callable | None = None) -> dict:
-        """verl's; all rollouts of each prompt must be in data."""
+        """verl's pass, with the weights on request.
+
+        Then data must hold all rollouts of each prompt.
+        """
         settings = tu.get_non_tensor_data(data, "shear", default=None)
         if settings is None:
             return super().infer_batch(data, loss_function)
@@ -108,7 +111,10 @@ class ShearEngine(FSDPEngineWithLMHead):
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool
     ) -> tuple:
-        """verl's; here its autocast, in which distances would be rounded, is over."""
+        """verl's step; then hands the states to their groups.
+
+        verl's autocast, in which distances would be rounded, is over here.
+        """
         result = super().forward_step(micro_batch, loss_function, forward_only)
         if self._groups is not None:
             lengths = micro_batch["input_ids"].offsets().diff().tolist()  # P + T
@@ -140,7 +146,7 @@ class Groups:
             self.groups.setdefault(uid, []).append(row)
 
     def add(self, row: int, states: Tensor) -> None:
-        """Takes a rollout's states (P + T, d). The last one of a prompt completes its group."""
+        """Take a rollout's states (P + T, d); the last one of a prompt completes its group."""
         start = len(states) - len(self.masks[row])
         self.states[row] = states[start:].clone()  # a view would keep the whole micro-batch's
         group = self.groups[self.uids[row]]
@@ -155,8 +161,9 @@ class Groups:
 
 
 def verdicts(data: TensorDict, field: str | None) -> Tensor:
-    """The reward of each rollout, or that field of what the reward function returned for
-    it; (B,).
+    """The reward of each rollout, or a field of what the reward function returned: (B,).
+
+    Raises ValueError if there is no such field.
     """
     if field is None:
         return torch.stack([scores.sum() for scores in data["rm_scores"].unbind()])
@@ -170,13 +177,16 @@ def verdicts(data: TensorDict, field: str | None) -> Tensor:
 
 
 def nested(rows: list[Tensor]) -> Tensor:
-    """As verl has them."""
+    """Rows as a nested tensor, in verl's layout."""
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 @register_trainer("shear")
 class ShearTrainer(PPOTrainerSync):
-    """verl's synchronous trainer. ValueError for what it refuses."""
+    """verl's synchronous trainer, with SHEAR's token weights.
+
+    Raises ValueError for what it refuses.
+    """
 
     def __init__(self, config: DictConfig) -> None:
         refuse(config)
@@ -185,9 +195,8 @@ class ShearTrainer(PPOTrainerSync):
         )
         span_bounds(0, settings.window, settings.stride)  # raises for these
         with open_dict(config):
-            config.trainer.v1.shear = OmegaConf.to_container(
-                settings
-            )  # all of them, for verl's log
+            # all of them, for verl's log
+            config.trainer.v1.shear = OmegaConf.to_container(settings)
             config.trainer.v1.trainer_mode = "sync"  # verl asks for its own modes by name
             config.actor_rollout_ref.model.model_type = MODEL_TYPE
         super().__init__(config)
@@ -199,7 +208,7 @@ class ShearTrainer(PPOTrainerSync):
         logging_prefix: str = "global_seqlen",
         **kwargs: object,
     ) -> KVBatchMeta:
-        """verl's, and then whole prompts move. Rollouts of a prompt are adjacent."""
+        """verl's balancing, after which whole prompts move; rollouts of a prompt are adjacent."""
         batch = super()._balance_batch(batch, metrics, logging_prefix, **kwargs)
         batch.reorder(sorted(range(len(batch)), key=batch.keys.__getitem__))
         prompts = prompts_of(batch)
@@ -219,8 +228,9 @@ class ShearTrainer(PPOTrainerSync):
         return batch
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl's; its pass also leaves the weights. Where groups fit into a micro-batch, they are
-        not split.
+        """verl's scoring, whose pass also leaves the weights.
+
+        Where groups fit into a micro-batch, they are not split.
         """
         rollout = self.config.actor_rollout_ref.rollout
         extra = dict(shear=OmegaConf.to_container(self.config.trainer.v1.shear))
@@ -240,7 +250,7 @@ class ShearTrainer(PPOTrainerSync):
         return scored
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl's, times omega."""
+        """verl's advantages, times omega."""
         batch = super()._compute_advantage(batch, metrics)
         data = tq.kv_batch_get(
             keys=batch.keys,

@@ -39,14 +39,14 @@ class Exercise(NamedTuple):
 def potentials_by_root(
     C: Tensor, a: Tensor, b: Tensor, eps: float, iterations: int
 ) -> tuple[Tensor, Tensor]:
-    """Those of `sinkhorn.sinkhorn`."""
+    """The potentials of `sinkhorn.sinkhorn`."""
     return sinkhorn.sinkhorn(C, a, b, eps=eps, max_iters=iterations, tol=0.0).potentials
 
 
 def closest_by_root(
     costs: Tensor, right: shear.Side, wrong: shear.Side, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Those of `shear.closest_spans`."""
+    """The distances of `shear.closest_spans`."""
     found = shear.closest_spans(costs, right, wrong, eps)
     return found.of_right, found.of_wrong
 
@@ -60,7 +60,7 @@ def loss_by_root(
     clip_low: float,
     clip_high: float,
 ) -> Tensor:
-    """That of `grpo.policy_loss`."""
+    """The loss of `grpo.policy_loss`."""
     loss, _ = grpo.policy_loss(logp, old_logp, advantages, mask, n_tokens, clip_low, clip_high)
     return loss
 
@@ -90,8 +90,9 @@ def span_cases() -> Iterator[tuple]:
 
 
 def sides_of(lengths: list[int], right: int) -> tuple[shear.Side, shear.Side]:
-    """The two sides of a group of random states with responses of these lengths, the first `right`
-    of which are right.
+    """The two sides of a group of random states with responses of these lengths.
+
+    The first `right` responses are right.
     """
     hidden = torch.randn(len(lengths), max(lengths), 3)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
@@ -177,8 +178,10 @@ EXERCISES = {
 
 
 def results_of(name: str, function: Callable, arguments: list) -> tuple:
-    """What a function returns, as a tuple; with the gradient of a loss, and no potential of a point
-    without mass. The arguments are copies, so that one may write into them.
+    """What a function returns, as a tuple.
+
+    A loss comes with its gradient; the potential of a point without mass is set to 0. The arguments
+    are copied, so that a function may write into them.
     """
     arguments = copy.deepcopy(arguments)
     if name == "clipped_loss":
@@ -242,7 +245,7 @@ def assess(name: str, function: Callable) -> tuple[bool, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit status: 0 if all are right, otherwise 1."""
+    """Run the command; returns 0 if all exercises are right, otherwise 1."""
     parser = argparse.ArgumentParser(
         prog="python -m learn.check",
         description=__doc__,

@@ -44,16 +44,17 @@ def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
 
 
 def closest_distances(costs: Tensor, right: Side, wrong: Side, eps: float) -> tuple[Tensor, Tensor]:
-    """Alg. 1 line 5: of_right (K+,) and of_wrong (K-,), each span's distance to its closest
-    opposing span.
+    """Alg. 1 line 5: each span's distance to its closest opposing span.
+
+    Returns of_right (K+,) and of_wrong (K-,):
 
         of_right_k = min over wrong spans l of W_eps(right span k, wrong span l)
         of_wrong_l = min over right spans k of W_eps(right span k, wrong span l)
 
-    costs (N+, N-) are the distances between the right side's tokens and the wrong side's. Of a
-    side only `spans` is needed: `spans.tokens` (K, n) are the rows or columns of `costs` that
-    belong to each span, and `spans.mass` (K, n) their masses, 0 on padding. W_eps is
-    `sinkhorn(C, a, b, eps=eps).value`, for C (n, m), a (n,) and b (m,).
+    costs (N+, N-) are the distances between the right side's tokens and the wrong side's. Of a side
+    only `spans` is needed: `spans.tokens` (K, n) are the rows or columns of `costs` that belong to
+    each span, and `spans.mass` (K, n) their masses, 0 on padding. For C (n, m), a (n,) and b (m,),
+    W_eps is `sinkhorn(C, a, b, eps=eps).value`.
     """
     raise NotImplementedError
 

@@ -38,7 +38,7 @@ from wire import Value
 if TYPE_CHECKING:
     from proxy import Link
 
-# A handle passes these operations on to its object; those of the other kinds only under the rules
+# A handle passes these operations on to its object. It passes on other kinds only under the rules
 # above.
 PASSED_ON = (
     "len iter next reversed bool str repr format hash getitem setitem delitem setattr delattr"
@@ -63,15 +63,16 @@ for _name in PASSED_ON + NUMBERS + ORDER + ARITHMETIC + IN_PLACE + OTHERS:
 # plain data; "part": an attribute of these; "result": all else. It only moves right.
 ORIGINS = ("class", "name", "built", "mixed", "part", "result")
 IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
-READING = {
-    name for kind in IMMUTABLE for name in dir(kind)
-}  # attributes of a result that may be plain data
+# Attributes of a result that may be plain data.
+READING = {name for kind in IMMUTABLE for name in dir(kind)}
 PREDICATES = {name for name in READING if name.startswith("is") or name.endswith("with")}
 
 
 class Unsupported(KeyboardInterrupt):
-    """The tests hand over something that cannot cross. No `except Exception` of a test may hide it,
-    and of all others, unittest and asyncio let this exception pass.
+    """The tests hand over something that cannot cross.
+
+    No `except Exception` of a test may hide it. It extends KeyboardInterrupt because, of the other
+    exceptions, unittest and asyncio let this one pass.
     """
 
 
@@ -142,8 +143,9 @@ class Handle:
         return self._origin in ("built", "mixed")
 
     def _plain(self) -> Value:
-        """The builtin value under its class; None if there is none, or if it has seen what the test
-        expects.
+        """The builtin value under its class, or None.
+
+        None if there is no such value, or if the object has seen what the test expects.
         """
         if self._origin == "mixed":
             return None
@@ -157,8 +159,9 @@ class Handle:
         return value
 
     def _with_plain(self, name: str, other: object, swapped: bool) -> object:
-        """Arithmetic with plain data; the result is plain where the builtin value under the class
-        gives the same.
+        """Arithmetic with plain data.
+
+        The result is plain where the builtin value under the class gives the same.
         """
 
         def operands(own: object) -> tuple:

@@ -51,8 +51,9 @@ def write(path: str, text: str) -> None:
 
 
 def leave_keys() -> None:
-    """Join a new session keyring: a program neither reads the grader's keys nor leaves any for the
-    next program.
+    """Join a new session keyring.
+
+    A program then neither reads the grader's keys nor leaves any for the next program.
     """
     result = libc.syscall(KEYCTL, KEYCTL_JOIN_SESSION_KEYRING, None)
     # where there are no keys, there are none to hide
@@ -61,8 +62,9 @@ def leave_keys() -> None:
 
 
 def give_up_rights(stranger: int | None, strict: bool) -> None:
-    """Root becomes a user that does not exist; any user loses the rights that a name space of users
-    gave.
+    """Give up root's identity, and the rights that a name space of users gave.
+
+    Root becomes `stranger`, a user that does not exist.
     """
     if stranger is not None:
         if stat.S_ISFIFO(os.fstat(1).st_mode):
@@ -81,14 +83,18 @@ def give_up_rights(stranger: int | None, strict: bool) -> None:
 
 
 def enter_spaces(new_user: bool) -> None:
-    """Move this process into new name spaces, where its next fork is process 1. All but root need
-    `new_user`, and are root in there.
+    """Move this process into new name spaces, where its next fork is process 1.
+
+    All users but root need `new_user`, and are root in there.
     """
     unshare(CLONE_ALL + CLONE_USER * new_user, root=True)
 
 
 def unshare(spaces: int, root: bool) -> None:
-    """unshare(2). In a new name space of users this process is root, or keeps its numbers."""
+    """unshare(2).
+
+    In a new name space of users this process is root, or keeps its numbers.
+    """
     user, group = os.geteuid(), os.getegid()
     check(libc.unshare(spaces), "name spaces")
     if spaces & CLONE_USER:
@@ -113,8 +119,9 @@ def change_mounts(path: str, add: int = 0, remove: int = 0, flags: int = 0) -> N
 
 
 def build_root(site: list[str]) -> None:
-    """Replace the root: Python and the system's libraries read-only, a few devices, its own /proc,
-    an empty /tmp.
+    """Replace the root by one that holds little more than Python and the system's libraries.
+
+    These are read-only. There are also a few devices, its own /proc and an empty /tmp.
     """
     new = "/proc"  # a directory that exists everywhere and that nothing below needs
     mount("none", "/", "", MS_REC | MS_PRIVATE)
@@ -176,10 +183,10 @@ def forbid_system_v(folder: str) -> None:
 
 
 def forbid_name_spaces() -> None:
-    """Forbid further name spaces, where a program could mount file systems of any size, and writing
-    in /proc.
+    """Forbid further name spaces, inotify and fanotify, and writing in /proc.
 
-    Also inotify and fanotify, which show when others open the files of /usr.
+    In a further name space a program could mount file systems of any size. inotify and fanotify
+    show when others open the files of /usr.
     """
     try:
         unshare(CLONE_USER + CLONE_MOUNT, root=False)
@@ -197,8 +204,10 @@ def forbid_name_spaces() -> None:
 
 
 def enter_folder(stranger: int | None) -> str:
-    """Make a temporary directory and work in its `home`, which the program's user owns but cannot
-    rename. Orphans of the program become this process's children.
+    """Make a temporary directory, work in its `home`, and return the directory's path.
+
+    The program's user owns `home` but cannot rename it. Orphans of the program become this
+    process's children.
     """
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1), "subreaper")
     folder = f"/tmp/program-{os.getpid()}-{time.time_ns()}"
@@ -211,8 +220,9 @@ def enter_folder(stranger: int | None) -> str:
 
 
 def clean_up(folder: str, stranger: int | None) -> None:
-    """Kill the program's processes and remove its directory as far as its rights reach; the verdict
-    stands anyway.
+    """Kill the program's processes and remove its directory as far as its rights reach.
+
+    The verdict stands, even if this fails.
     """
     try:
         kill_rest(stranger)

@@ -70,8 +70,9 @@ def main() -> None:
 
 
 def read_message() -> dict:
-    """One message of the grader, and not a byte of the next one: a program may find what is in
-    memory here.
+    """Read one message of the grader, and not a byte of the next one.
+
+    A program may find what is in memory here.
     """
     (size,) = struct.unpack(">Q", read_exactly(8))
     return marshal.loads(read_exactly(size))
@@ -112,8 +113,9 @@ def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 
 
 def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
-    """Yield (reason, its cause) once, from two cells: the program's and, forked when that is ready,
-    the tests'.
+    """Yield (reason, its cause) once, from the program's cell and the tests' cell.
+
+    The tests' cell is forked when that of the program is ready.
     """
     import socket  # slow to import, and not needed for scripts
 
@@ -156,8 +158,9 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 
 
 def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
-    """Why a cell ended or was ended, and what it wrote to the pipe `output`; exits if the grader
-    hangs up.
+    """Why a cell ended or was ended, and what it wrote to the pipe `output`.
+
+    Exits if the grader hangs up.
     """
     poll = select.poll()
     poll.register(output, select.POLLIN)
@@ -183,11 +186,10 @@ def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
 
 
 class Cell:
-    """A process that runs `target()`, and its keeper. `files` are its descriptors: {number there:
-    number here}.
+    """A process that runs `target()`, and its keeper.
 
-    `secret`: no other process of this user may look into it. Raises OSError if the cell cannot be
-    made.
+    `files` are its descriptors: {number there: number here}. `secret`: no other process of this
+    user may look into it. Raises OSError if the cell cannot be made.
     """
 
     def __init__(
@@ -208,8 +210,9 @@ class Cell:
             raise OSError(state or "a keeper died")
 
     def stop(self) -> int:
-        """End every process of the cell and wait for it; returns the program's exit status as
-        `exit_status` does.
+        """End every process of the cell and wait for it; returns the program's exit status.
+
+        The status is a number as `exit_status` gives it.
         """
         os.close(self.lifeline)
         return exit_status(os.waitpid(self.pid, 0)[1])
@@ -225,8 +228,9 @@ def exit_status(status: int) -> int:
 
 
 def keep(target: Callable, files: dict[int, int], job: dict, secret: bool) -> None:
-    """The keeper: isolate, fork, wait until the program ends or the lifeline closes, kill the rest,
-    exit.
+    """The keeper: isolate, fork, wait until the program ends, kill the rest, exit.
+
+    It also stops waiting when the lifeline closes. Never returns.
     """
     try:
         place(files)
@@ -258,8 +262,9 @@ def keep(target: Callable, files: dict[int, int], job: dict, secret: bool) -> No
 
 
 def give_up(error: BaseException) -> None:
-    """End a process in which the sandbox, not the program, has failed; the supervisor gets the
-    cause.
+    """End a process in which the sandbox, not the program, has failed.
+
+    The supervisor gets the cause.
     """
     try:
         os.write(REPORT, f"{type(error).__name__}: {error}".encode())
@@ -268,8 +273,9 @@ def give_up(error: BaseException) -> None:
 
 
 def place(files: dict[int, int]) -> None:
-    """Have exactly these file descriptors; those of 0, 1 and 2 that are not given become the null
-    device.
+    """Have exactly these file descriptors: {number there: number here}.
+
+    Those of 0, 1 and 2 that are not given become the null device.
     """
     null = os.open(os.devnull, os.O_RDWR)
     # copies above all numbers in use, so that none overwrites another
@@ -284,7 +290,7 @@ def place(files: dict[int, int]) -> None:
 
 
 def inside(target: Callable, job: dict, strict: bool, stranger: int | None, secret: bool) -> None:
-    """Set file system, limits and rights, then run `target()`. Never returns."""
+    """Set file system, limits and rights, then run `target()`; never returns."""
     try:
         os.close(LIFELINE)
         os.setsid()  # a name space of processes does not keep kill(0) from the keeper's group
@@ -345,15 +351,14 @@ def inside(target: Callable, job: dict, strict: bool, stranger: int | None, secr
 
 
 def run(source: str, name: str, helpers: str = "") -> dict:
-    """Run a source as the module `name`, where the names of the source `helpers` are built in;
-    returns its own names.
+    """Run a source as the module `name`; returns that module's own names.
 
-    A script is `__main__`. Another name leaves out what stands behind `if __name__ == "__main__"`.
+    The names of the source `helpers` are built in. A script is `__main__`. Another name leaves out
+    what stands behind `if __name__ == "__main__"`.
     """
     module = type(sys)(name)
-    exec(
-        helpers, vars(builtins)
-    )  # not module.__dict__: the tests would call heapq's merge for that of a Solution
+    # not module.__dict__: the tests would call heapq's merge for that of a Solution
+    exec(helpers, vars(builtins))
     module.__file__ = os.path.abspath("program.py")
     try:
         with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -363,12 +368,8 @@ def run(source: str, name: str, helpers: str = "") -> dict:
     sys.modules[name] = module
     try:
         code = compile(source, "program.py", "exec")
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # the last two: nested too deeply
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # the last two: nested too deeply
         os._exit(UNREADABLE)
     try:
         exec(code, module.__dict__)

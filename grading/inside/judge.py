@@ -2,9 +2,9 @@
 
     judge(file, tests) -> (reason, cause)
 
-The reason is "correct", "wrong", "crashed", "memory", or "infra_error", which has a cause.
-The keys of the tests tell their kind (`rewards.py` lists them): calls of a function with expected
-values, assertions, or HumanEval's `check(candidate)`. The tests are trusted code and run here. The
+The reason is "correct", "wrong", "crashed", "memory", or "infra_error", which has a cause. The keys
+of the tests tell their kind (`rewards.py` lists them): calls of a function with expected values,
+assertions, or HumanEval's `check(candidate)`. The tests are trusted code and run here. The
 candidate's functions and objects are stand-ins (`proxy.py`).
 
 Standard library only.
@@ -64,18 +64,15 @@ MODULES = {name: name for name in sys.stdlib_module_names} | {
     "pd": "pandas",
     "pytest": "pytest",
 }
-DEFINITIONS = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Import,
-    ast.ImportFrom,
-)  # they check nothing
+# Statements that check nothing.
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+# numpy's functions that `load` changes.
 COMPARISONS = {
     "numpy": "allclose array_equiv isclose".split(),
-    "numpy.testing": "assert_allclose assert_almost_equal assert_array_almost_equal "
-    "assert_array_almost_equal_nulp "
-    "assert_array_equal assert_equal".split(),
+    "numpy.testing": (
+        "assert_allclose assert_almost_equal assert_array_almost_equal "
+        "assert_array_almost_equal_nulp assert_array_equal assert_equal"
+    ).split(),
 }
 
 
@@ -100,8 +97,10 @@ def judge(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
 
 @functools.cache
 def read(text: str) -> types.CodeType:
-    """The code of a test, where `type(x)` and `x.__class__` are `class_of(x)`. Raises Unsupported
-    for no Python, and for a runner that looks for tests in files or docstrings, which are not here.
+    """The code of a test, where `type(x)` and `x.__class__` are `class_of(x)`.
+
+    Raises Unsupported for what is no Python, and for a runner that looks for tests in files or
+    docstrings, which are not here.
     """
     if re.search(r"\b(pytest\.main|testmod|run_docstring_examples)\(", text):
         raise Unsupported("pytest and doctest find no tests here")
@@ -140,8 +139,10 @@ NAMESPACE = {
 
 @functools.cache
 def load(name: str) -> types.ModuleType:
-    """A module of Python's or numpy. numpy's functions know the candidate's objects and tell empty
-    arrays from others; unittest's results are kept.
+    """Import a module of Python's or numpy for the tests, changed where they need it.
+
+    numpy's comparisons accept the candidate's objects and tell empty arrays from others. unittest's
+    results are kept in RESULTS.
     """
     module = importlib.import_module(name)
     for function in COMPARISONS.get(name, ()):
@@ -161,8 +162,9 @@ def keep_result(kind: type, *args: object, **options: object) -> object:
 
 
 def cases_held() -> bool:
-    """Whether unittest's cases held, also if the tests do not ask. Raises Unsupported if runs had
-    no case.
+    """Whether unittest's cases held, also if the tests do not ask.
+
+    Raises Unsupported if runs had no case.
     """
     if RESULTS and not any(result.testsRun > len(result.skipped) for result in RESULTS):
         raise Unsupported("the tests run unittest without a case")
@@ -170,8 +172,9 @@ def cases_held() -> bool:
 
 
 def without_empty(compare: Callable) -> Callable:
-    """numpy's comparison, but empty never equals non-empty: numpy finds `[]` close to any
-    number.
+    """numpy's comparison, but empty never equals non-empty.
+
+    numpy finds `[]` close to any number.
     """
 
     def read_once(value: Value) -> object:
@@ -209,8 +212,9 @@ def prepare(text: str) -> None:
 
 
 def execute(texts: list[str], names: dict) -> None:
-    """Run the tests' texts with these names, in a module that is `__main__`. `sys.exit(0)` ends a
-    text without a failure.
+    """Run the tests' texts with these names, in a module that is `__main__`.
+
+    `sys.exit(0)` ends a text without a failure.
     """
     module = types.ModuleType("__main__")
     namespace = vars(module)
@@ -227,8 +231,9 @@ def execute(texts: list[str], names: dict) -> None:
 
 
 def run_check(link: Link, tests: dict) -> bool:
-    """HumanEval: `check(candidate)` beside the prompt's own helpers; the candidate has both its
-    names.
+    """Run HumanEval's `check(candidate)`, beside the prompt's own helpers.
+
+    The candidate has both its names. Raises Unsupported if the test defines no check.
     """
     if "check" not in tests["test"]:
         raise Unsupported("the test defines no check")
@@ -287,8 +292,9 @@ def run_asserts(link: Link, tests: dict) -> bool:
 
 
 def for_data(function: Callable, own: Callable) -> Callable:
-    """Python's function, but the candidate's own for nothing but objects that the tests built of
-    its classes.
+    """Python's function, or the candidate's own where all arguments are objects of its classes.
+
+    Only objects that the tests built count.
     """
 
     def call(*args: object, **options: object) -> object:
@@ -305,12 +311,11 @@ def names_in(tree: ast.AST, context: type = ast.expr_context) -> list[str]:
 
 
 def tested(tree: ast.Module, candidates: dict) -> set[str]:
-    """The candidate's names that are the tests' subject, though Python's library has them: `gcd` in
-    `gcd(4, 6) == 2`.
+    """The candidate's names that are the tests' subject.
 
-    In `isclose(f(3), 5)` the subject is `f`. A name of the library is one if an assertion holds no
-    other name of the candidate's, and nothing that was computed with one; or if there is no other
-    subject.
+    In `isclose(f(3), 5)` that is `f`; in `gcd(4, 6) == 2` it is `gcd`, although Python's library
+    has that name, too. A name of the library is a subject if an assertion holds no other name of
+    the candidate's, and nothing that was computed with one; or if there is no other subject.
     """
     subjects = candidates.keys() - LIBRARY.keys()
     depending = set(subjects)
@@ -340,8 +345,9 @@ def run_calls(link: Link, tests: dict) -> bool:
 
 
 def same(value: object, expected: object) -> bool:
-    """Equality as the data sets mean it: floats to 1e-6 where one is expected, tuples as lists,
-    keys as text.
+    """Whether a value equals the expected one, as the data sets mean it.
+
+    Floats are compared to 1e-6 where one is expected, tuples as lists, and keys as text.
     """
     if isinstance(expected, list | tuple):
         return (

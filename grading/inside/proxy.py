@@ -40,11 +40,8 @@ from wire import EXACT, MUTABLE, TYPES, UNLIMITED, Value, decode, encode, overwr
 
 # What the tests may hand over by its name.
 BUILTINS = vars(builtins) | TYPES
-QUIET = (
-    "GeneratorExit",
-    "CancelledError",
-    "StopAsyncIteration",
-)  # asyncio and loops take these for an end, no error
+# asyncio and loops take these for an end, not for an error.
+QUIET = ("GeneratorExit", "CancelledError", "StopAsyncIteration")
 
 
 class Died(BaseException):
@@ -62,7 +59,7 @@ class Printed(io.TextIOWrapper):
         super().__init__(self.printed, encoding="utf-8", errors="replace")
 
     def fileno(self) -> int:
-        """The null device."""
+        """The descriptor of the null device."""
         return 1
 
     def take(self) -> str:
@@ -107,9 +104,8 @@ def serve(file: io.BufferedRWPair, names: dict, stdout: Printed) -> None:
                         for v in [*args, *options.values()]
                     ]
             send(file, {"value": value, "after": after})
-        except (
-            BaseException
-        ) as error:  # the tests get the candidate's exception, or that a result cannot cross
+        # the tests get the candidate's exception, or that a result cannot cross
+        except BaseException as error:
             send(file, {"raise": objects.describe(error)})
 
 
@@ -120,8 +116,9 @@ def is_instance(result: object, function: object) -> bool:
 
 
 def plain(value: object) -> object:
-    """The builtin value under an object whose class extends a builtin one, for a comparison
-    outside; else None.
+    """The builtin value under an object whose class extends a builtin one; otherwise None.
+
+    The outside compares with it.
     """
     for kind in (int, float, str) if isinstance(value, enum.Enum) else ():
         if isinstance(value, kind):
@@ -173,8 +170,9 @@ class Objects:
         return self.handle(value) if isinstance(value, BaseException) else self.describe(value)
 
     def lineage(self, kind: type) -> list[list]:
-        """The classes from which this one descends, itself first: module, name and number
-        of each.
+        """The classes from which this one descends, itself first.
+
+        Each is [module, name, number].
         """
         return [[base.__module__, base.__qualname__, self.number(base)] for base in kind.__mro__]
 
@@ -207,14 +205,14 @@ class Link:
         self.handles: dict[int, Handle] = {}
         self.errors: dict[int | None, BaseException] = {}
         self.exceptions: dict[int, type] = {}  # classes
-        self.numbers: dict[
-            tuple, object
-        ] = {}  # that handles have become since the last question of another kind
+        # numbers that handles have become since the last question of another kind
+        self.numbers: dict[tuple, object] = {}
         self.constants: dict[tuple, object] = {}  # plain values of handles that cannot change
 
     def names(self, wanted: Collection[str]) -> dict:
-        """Those of the wanted names that the candidate has, in the order wanted, and never
-        another.
+        """The wanted names that the candidate has, with their values, in the order wanted.
+
+        No other name is among them, whatever the inside sends.
         """
         reply = self.ask("names", *wanted, origin="name")
         names = {name: reply[name] for name in wanted if name in reply}
@@ -231,19 +229,18 @@ class Link:
         keep: bool = False,
         options: dict | None = None,
     ) -> Value:
-        """The result of an operation inside, with this origin for its handles. `options`: keyword
-        arguments of the candidate's.
+        """The result of an operation inside, with this origin for its handles.
 
-        `keep`: a handle in any case; of a call, only for an instance of the class that is called.
-        Raises Died, the candidate's exception, or Unsupported for arguments that cannot cross.
+        `options`: keyword arguments of the candidate's. `keep`: a handle in any case; of a call,
+        only for an instance of the class that is called. Raises Died, the candidate's exception, or
+        Unsupported for arguments that cannot cross.
         """
         with self.lock:
             try:
                 return self._ask(operation, args, options or {}, origin, keep)
             finally:
-                if (
-                    sys.stdout is not sys.__stdout__ and not self.dead
-                ):  # the tests have redirected it
+                # the tests may have redirected standard output
+                if sys.stdout is not sys.__stdout__ and not self.dead:
                     sys.stdout.write(str(self._ask("printed", (), {}, origin, keep=False)))
 
     def _ask(self, operation: str, args: tuple, options: dict, origin: str, keep: bool) -> object:
@@ -255,9 +252,8 @@ class Link:
             given = encode([list(args), options], _describe)
         except Unsupported as error:
             if isinstance(args[0], Handle) and args[0]._origin == "result":
-                raise TypeError(
-                    str(error)
-                ) from None  # an object in place of a list or text: not the tests' fault
+                # an object in place of a list or text: not the tests' fault
+                raise TypeError(str(error)) from None
             raise
         try:
             # unlimited, as it may hold what came from inside
@@ -287,8 +283,9 @@ class Link:
         return value
 
     def error(self, number: int | None, classes: list, args: list) -> BaseException:
-        """The candidate's exception: of the same builtin class or of a stand-in, with its
-        arguments.
+        """The candidate's exception, with its arguments.
+
+        It is of the same builtin class, or of a stand-in.
         """
         kind = self.exception_class(classes)
         error = self.errors.get(number)
@@ -304,8 +301,9 @@ class Link:
         return error
 
     def exception_class(self, classes: list) -> type[BaseException]:
-        """The exception class of this lineage: Python's own, or a stand-in below the class of the
-        rest.
+        """The exception class of this lineage: Python's own, or a stand-in.
+
+        A stand-in extends the class of the rest of the lineage.
         """
         module, name, number = classes[0]
         if is_python(module):
@@ -341,8 +339,9 @@ class Link:
         return self.exceptions[number]
 
     def resolve(self, description: dict, origin: str = "result") -> Value:
-        """What the inside describes: a handle, or what stands for an object that the outside can
-        have its own of.
+        """The value that the inside describes.
+
+        It is a handle, or the outside's own object where it can have one.
         """
         ((kind, content),) = description.items()
         if kind == "builtin":
@@ -366,8 +365,9 @@ class Link:
 
 
 class ExceptionClass(type):
-    """The class of stand-ins for the candidate's exception classes: a call makes the instance
-    inside.
+    """The class of stand-ins for the candidate's exception classes.
+
+    A call makes the instance inside.
     """
 
     stand_in = True

@@ -83,8 +83,10 @@ def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
 
 
 def decode(data: object, resolve: Callable[[dict], object]) -> Value:
-    """The value that `encode` was given; `resolve` turns descriptions into values. Forged data may
-    raise ValueError or any other exception.
+    """The value that `encode` was given.
+
+    `resolve` turns descriptions into values. Forged data may raise ValueError or any other
+    exception.
     """
     if isinstance(data, list):
         return [decode(item, resolve) for item in data]
@@ -97,7 +99,10 @@ def decode(data: object, resolve: Callable[[dict], object]) -> Value:
 
 
 def send(file: BufferedRWPair, message: object, limit: int = MAX_MESSAGE) -> None:
-    """Send a message as a line of JSON. Raises ValueError if it is longer than `limit` bytes."""
+    """Send a message as a line of JSON.
+
+    Raises ValueError if it is longer than `limit` bytes.
+    """
     data = json.dumps(message).encode()
     if len(data) > limit:
         raise ValueError(f"a value of {len(data)} bytes is too long")
@@ -106,8 +111,9 @@ def send(file: BufferedRWPair, message: object, limit: int = MAX_MESSAGE) -> Non
 
 
 def receive(file: BufferedRWPair, limit: int = MAX_MESSAGE) -> Value:
-    """The next message. Raises EOFError at the end, ValueError if it is not JSON or is longer than
-    `limit` bytes.
+    """Receive the next message.
+
+    Raises EOFError at the end, ValueError if it is not JSON or is longer than `limit` bytes.
     """
     data = file.readline(limit + 1)
     if not data:
@@ -116,10 +122,10 @@ def receive(file: BufferedRWPair, limit: int = MAX_MESSAGE) -> Value:
 
 
 def overwrite(old: Value, new: Value) -> bool:
-    """Update a test's argument in place to the content of the candidate's copy, nested containers
-    included.
+    """Update a test's argument in place to the content of the candidate's copy.
 
-    Returns False, without a change, unless both are mutable containers of the same type.
+    Nested containers are updated, too. Returns False, without a change, unless both are mutable
+    containers of the same type.
     """
     if type(old).__name__ == type(new).__name__ == "ndarray" and (old.shape, old.dtype) == (
         new.shape,
