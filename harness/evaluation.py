@@ -32,12 +32,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple, NotRequired
 
 import numpy as np
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import TypedDict
 
 from harness import files, parallel
 from harness.config import Protocol, TrainConfig

@@ -15,26 +15,18 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from types import UnionType
-from typing import (
-    Literal,
-    NotRequired,
-    TypedDict,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from harness.parallel import Ranks, together
 from tasks.rows import BadInput, bad_input_on_error, check_is_file
 
 RESTORE = "restore it, or choose another folder"
-
-
-class Share(float):
-    """A number from 0 to 1."""
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class RunSettings(TypedDict):
@@ -100,7 +92,7 @@ class Result(TypedDict):
     """What the row of a step has of a benchmark."""
 
     mean: Share | None
-    error: float | None
+    error: FiniteFloat | None
 
 
 class Step(TypedDict):
@@ -109,20 +101,20 @@ class Step(TypedDict):
     step: int
     reward: Share | None
     equal_groups: Share | None
-    grad_norm: float | None
-    weight_mean: NotRequired[float | None]
-    weight_before: NotRequired[float | None]
-    weight_after: NotRequired[float | None]
-    eps_over_nbar: NotRequired[float | None]
-    peak_gb: NotRequired[float | None]
+    grad_norm: FiniteFloat | None
+    weight_mean: NotRequired[FiniteFloat | None]
+    weight_before: NotRequired[FiniteFloat | None]
+    weight_after: NotRequired[FiniteFloat | None]
+    eps_over_nbar: NotRequired[FiniteFloat | None]
+    peak_gb: NotRequired[FiniteFloat | None]
     bench: NotRequired[dict[str, Result]]
 
 
 class HeldOut(TypedDict):
     """Mean, standard error and number of verdicts, each."""
 
-    greedy: tuple[float | None, float | None, int]
-    sampled: tuple[float | None, float | None, int]
+    greedy: tuple[FiniteFloat | None, FiniteFloat | None, int]
+    sampled: tuple[FiniteFloat | None, FiniteFloat | None, int]
     localisation: NotRequired[dict | None]
 
 
@@ -143,12 +135,12 @@ class Rollout(TypedDict):
 
     problem: str
     tokens: list[str]
-    weights: dict[str, list[float | None]]
+    weights: dict[str, list[FiniteFloat | None]]
     step: NotRequired[int]
     score: NotRequired[Share | None]
-    advantage: NotRequired[float | None]
+    advantage: NotRequired[FiniteFloat | None]
     first_error: NotRequired[tuple[int, str, int] | None]
-    spans: NotRequired[list[tuple[int, int, float, int, int, int]]]
+    spans: NotRequired[list[tuple[int, int, FiniteFloat, int, int, int]]]
 
 
 # What is read again, by the names of files: the forms that it may have.
@@ -301,45 +293,25 @@ def object_of(text: str, forms: Sequence[object]) -> dict:
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    wrong: list[str] = min((misfits(value, form) for form in forms), key=len, default=[])
+    wrong = min((misfits(text, form) for form in forms), key=len, default=set())
     if wrong:
-        raise ValueError(wrong[0])
+        name = min(wrong)
+        raise ValueError(f'"{name}" is {json.dumps(value.get(name))[:60]}')
     return value
 
 
-def misfits(value: dict, form: object) -> list[str]:
-    """What keeps an object from having a form, a TypedDict; it may have other names, too."""
-    found = []
-    for name, kind in get_type_hints(form, include_extras=True).items():
-        if name in value:
-            if not fits(value[name], kind):
-                found.append(f'"{name}" is {json.dumps(value[name])[:60]}')
-        elif get_origin(kind) is not NotRequired:
-            found.append(f'"{name}" is missing')
-    return found
+def misfits(text: str, form: object) -> set:
+    """The names that keep a JSON object from having a form, a TypedDict; it may have other names,
+    too.
+    """
+    try:
+        validator_of(form).validate_json(text, strict=True)
+    except ValidationError as error:
+        return {problem["loc"][0] for problem in error.errors()}
+    return set()
 
 
-def fits(value: object, form: object) -> bool:
-    """Whether a value read from JSON has a type; tuple[X, Y] is a list of these two."""
-    parts = get_args(form)
-    kind = get_origin(form) or form
-    if kind in (UnionType, NotRequired):
-        return any(fits(value, part) for part in parts)
-    if kind is Literal:
-        return value in parts
-    if kind in (float, Share) and isinstance(value, int | float):
-        is_in = 0 <= value <= 1 if kind is Share else abs(value) < math.inf
-        return is_in and not isinstance(value, bool)
-    if is_typeddict(kind):
-        return isinstance(value, dict) and not misfits(value, kind)
-    if kind is tuple and isinstance(value, list):
-        return len(value) == len(parts) and all(map(fits, value, parts))
-    if type(value) is not kind:  # isinstance takes true for an int
-        return False
-    items = list(value.values()) if isinstance(value, dict) else value
-    if not parts or not isinstance(items, list):
-        return True
-    return all(fits(item, parts[-1]) for item in items)
+validator_of = cache(TypeAdapter)
 
 
 def config_of(folder: Path) -> dict | None:

@@ -50,7 +50,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Literal, NamedTuple, NotRequired
 
 import tyro
 
@@ -132,6 +132,7 @@ import numpy as np
 import torch
 from scipy import stats
 from tqdm import tqdm
+from typing_extensions import TypedDict
 
 import train
 from harness import files, parallel, report, tables

@@ -121,7 +121,7 @@ def test_damaged_files_of_a_run_are_named(name, text, words, copied, assert_says
     generations.jsonl  {       [{        generations.jsonl, line 1: cannot be read
     generations.jsonl  : 0.0,  : 2,      ("score" is 2)
     generations.jsonl  : 0.0,  : NaN,    ("score" is NaN)
-    generations.jsonl  : 0,    : true,   ("seed" is true)
+    generations.jsonl  : 0,    : true,   ("block" is true)
     """),
 )
 def test_damaged_evaluations_are_named(name, old, new, words, copied, asked_again, assert_says):
