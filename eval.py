@@ -39,7 +39,6 @@ from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
-from harness.prepare import check_problems
 from harness.tables import percent, same_benchmarks, select_checkpoints, with_legend
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
@@ -106,7 +105,6 @@ def heldout_set(embedded: Embedded, models: dict[str, str]) -> Loaded:
     chosen = set()
     for path in models.values():
         run = files.run_of(path)
-        check_problems(path, run)
         lines = embedded.toy_lines or run.get("toy_lines", preset.problems.toy_lines)
         heldout = embedded.heldout or run.get("heldout", preset.problems.heldout)
         seed = embedded.toy_seed

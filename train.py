@@ -99,7 +99,7 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
 
 def evaluate_before(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training, and no steps yet."""
-    parallel.refresh(run.trained, run.actor.model, run.ranks)
+    parallel.refresh(run.trained, run.actor, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
         report.print_before(run.config, run.folder, before)
@@ -159,7 +159,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     batch = Batch.cat(parallel.gather(batch, run.ranks))  # from all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
-    checksum = parallel.refresh(run.trained, run.actor.model, run.ranks)
+    checksum = parallel.refresh(run.trained, run.actor, run.ranks)
     clock.lap("train")
     if run.ranks.device.type == "cuda":
         updates["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
@@ -294,7 +294,7 @@ def evaluate(run: Run, step: int) -> dict:
     ranks = run.ranks
     group_size = config.sampling.rollouts_per_prompt
     clock = report.Clock(ranks.device)
-    torch.manual_seed(seed_of(config.seed, "evaluation", ranks.rank))
+    torch.manual_seed(seed_of(config.seed, rank=ranks.rank))
     heldout = parallel.share(task.heldout, ranks)
     problems = parallel.share(task.heldout[: config.evaluation.eval_groups], ranks)
     temperature = config.sampling.temperature

@@ -3,7 +3,7 @@
     runs/NAME/checkpoints/step-000010/
         model/           a plain Hugging Face folder: the weights that sample, and the tokenizer
         state/           each rank's float32 weights and AdamW moments, as safetensors
-        complete.json    step, number of ranks, the run's settings, and every file with its size
+        complete.json    step, number of ranks, and the run's settings; written last
 
 Training resumes from `state/`. The step is the data cursor, as `Task.draw` is a function of it.
 
@@ -32,7 +32,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from credit import lora
 from grpo import Policy
 from harness import files
-from harness.parallel import Ranks, gather, gather_items
+from harness.parallel import Ranks, gather
 from tasks.rows import BadInput, cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
@@ -76,15 +76,9 @@ def save(
         place = str(draft / "state")
         writer = dcp.HuggingFaceStorageWriter(place, file_of, save_distributed=True)
         dcp.save(state, storage_writer=writer)
-    written = [
-        (str(path.relative_to(draft)), path.stat().st_size)
-        for path in draft.rglob("*")
-        if path.is_file()
-    ]
-    # Each rank reports its own files: shared file systems show other ranks' files late.
-    sizes = dict(sorted(gather_items(written, ranks)))
+    gather(None, ranks)  # until all have written
     if ranks.main:
-        report = {"step": step, "ranks": ranks.world, "settings": settings, "files": sizes}
+        report = {"step": step, "ranks": ranks.world, "settings": settings}
         files.write_json(draft / "complete.json", report)
         _remove(folder)
         draft.rename(folder)
@@ -112,7 +106,7 @@ def step_of(folder: Path) -> int:
 def find(path: Path) -> tuple[Path, int]:
     """The checkpoint at `path`, or the last complete one of the run at `path`, and its step.
 
-    Raises BadInput where there is none, or a file is missing or not as long as it should be.
+    Raises BadInput where there is none.
     """
     if not (path / "complete.json").is_file():
         found = complete(path)
@@ -121,14 +115,7 @@ def find(path: Path) -> tuple[Path, int]:
                 f"--resume {path}: has no complete checkpoint in checkpoints/; give a run's folder"
             )
         path = found[-1]
-    report = report_of(path)
-    for name, size in report["files"].items():
-        if not (path / name).is_file() or (path / name).stat().st_size != size:
-            raise BadInput(
-                f"--resume {path}: {name} is missing or not {size} bytes long; give another "
-                "checkpoint"
-            )
-    return path, report["step"]
+    return path, report_of(path)["step"]
 
 
 def report_of(path: Path) -> dict:

@@ -21,20 +21,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import NoneType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
-from tyro.constructors import PrimitiveConstructorSpec
 
 from credit.settings import Credit, Shear
 from credit.table import NEEDS, method_of, options_of
@@ -275,13 +264,13 @@ class Preset:
 
 def preset(argv: Sequence[str] | None) -> TrainConfig:
     """The defaults of train.py's flags beside the flags that were given, whose names it has."""
-    with prepare_streams():
+    with quiet_pipe():
         chosen, _ = tyro.cli(
             Preset,
             args=argv,
             add_help=False,
             return_unknown_args=True,
-            console_outputs=speaks(),
+            console_outputs=not rank_of_torchrun(),
         )
     default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER)
     return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
@@ -300,14 +289,14 @@ def parse(
     """The flags of a command over their defaults; tyro prints --help and mistakes, and ends the
     process.
     """
-    with prepare_streams():
+    with quiet_pipe():
         return tyro.cli(
             kind,
             args=argv,
             prog=prog,
             default=default or tyro.MISSING_NONPROP,
             config=(tyro.conf.OmitArgPrefixes,),
-            console_outputs=speaks(),
+            console_outputs=not rank_of_torchrun(),
         )
 
 
@@ -315,9 +304,13 @@ def parse_study(
     kind: type[Config], argv: Sequence[str] | None, prog: str
 ) -> tuple[Config, list[str]]:
     """A study's own flags, and the others as they are, which are those of train.py."""
-    with prepare_streams():
+    with quiet_pipe():
         return tyro.cli(
-            kind, args=argv, prog=prog, console_outputs=speaks(), return_unknown_args=True
+            kind,
+            args=argv,
+            prog=prog,
+            console_outputs=not rank_of_torchrun(),
+            return_unknown_args=True,
         )
 
 
@@ -329,26 +322,16 @@ def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
 
 
 @contextmanager
-def prepare_streams() -> Iterator[None]:
-    """Inside, --help and mistakes can be printed whatever stands around the command."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed, as by `>&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        print("error: the working directory is gone; change to another one", file=sys.stderr)
-        sys.exit(2)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
+def quiet_pipe() -> Iterator[None]:
+    """Inside, `--help | head -1` ends without a word."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
 
 
-def speaks() -> bool:
-    """Whether this process says what all ranks would say: rank 0 does, and one that is none of
-    torchrun's, whatever its environment says.
-    """
-    return os.environ.get("RANK", "0") == "0" or "MASTER_ADDR" not in os.environ
+def rank_of_torchrun() -> int | None:
+    """This process's rank, if torchrun or `harness.launch.launch` started it."""
+    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
@@ -573,43 +556,13 @@ def spell(name: str, value: object) -> list[str]:
 
 
 def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
-    """The configuration of a run by its settings in JSON; raises BadInput for a value that its flag
-    does not take.
+    """The configuration of a run by its settings in JSON; raises BadInput for a value of another
+    type than its flag's.
     """
     values = {}
-    for name, kind in types_of(TrainConfig).items():
-        if name in settings:
-            value = settings[name]
-            values[name] = tuple(value) if isinstance(value, list) else value
-            if not takes(kind, values[name]):
-                raise BadInput(
-                    f"{place}: {name} is {value}; restore it, or give another checkpoint"
-                )
+    for name, usual in flat(PAPER).items():
+        value = settings.get(name, usual)
+        values[name] = tuple(value) if isinstance(value, list) else value
+        if usual is not None and type(values[name]) is not type(usual):
+            raise BadInput(f"{place}: {name} is {value}; restore it, or give another checkpoint")
     return with_values(PAPER, values)
-
-
-def types_of(kind: object) -> dict[str, object]:
-    """The type of each setting of a configuration by its name."""
-    types: dict[str, object] = {}
-    for name, setting in get_type_hints(kind, include_extras=True).items():
-        types.update(types_of(setting) if dataclasses.is_dataclass(setting) else {name: setting})
-    return types
-
-
-def takes(kind: object, value: object) -> bool:
-    """Whether a flag of this type can have the value."""
-    if kind is bool:
-        return isinstance(value, bool)
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    plain, *notes = get_args(kind)  # the parts of an Annotated type
-    specs = [note for note in notes if isinstance(note, PrimitiveConstructorSpec)]
-    if value is None:
-        return NoneType in get_args(plain)
-    words = [str(item) for item in (value if isinstance(value, tuple) else [value])]
-    if not specs or not words:  # a repeated option, or an empty value
-        return isinstance(value, tuple | str)
-    try:
-        return specs[0].instance_from_str(words) == value
-    except ValueError:
-        return False

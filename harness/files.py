@@ -37,16 +37,14 @@ class RunSettings(TypedDict):
     seed: NotRequired[int]
     task: NotRequired[str]
     model: NotRequired[str | None]
-    digest: NotRequired[str | None]
 
 
 class Checkpoint(TypedDict):
-    """complete.json: steps done, ranks, the run's settings, and each file's size."""
+    """complete.json: steps done, ranks, and the run's settings."""
 
     step: int
     ranks: int
     settings: dict
-    files: dict[str, int]
 
 
 class SetSettings(TypedDict):

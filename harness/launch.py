@@ -8,7 +8,6 @@
 The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ctrl-C.
 """
 
-import errno
 import functools
 import io
 import logging
@@ -28,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from harness import parallel
-from harness.config import Machine, TrainConfig, check, resume, speaks
+from harness.config import Machine, TrainConfig, check, rank_of_torchrun, resume
 from tasks import toy
 from tasks.rows import BadInput, printable
 from tasks.settings import TASKS
@@ -43,8 +42,6 @@ NO_MEMORY = (
     "Cannot allocate memory",
     "can't start new thread",
 )
-# Errors of a path that the user gave: a file in a folder's place, a name that is too long.
-BAD_PATH = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 STREAMS = 1, 2  # file descriptors of standard output and standard error
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # from Ctrl-C and from Slurm
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
@@ -105,7 +102,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
     ) -> Callable[[list[str] | None], int]:
         @functools.wraps(main)
         def command(argv: list[str] | None = None) -> int:
-            rank = os.environ.get("RANK", "0")
+            rank = rank_of_torchrun()
             set_up_process(rank)
             sentence = ""
             try:
@@ -114,24 +111,19 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                 status = 2 if isinstance(error, BadInput) else 1
                 sentence = f"error: {error}"
             except KeyboardInterrupt:  # a rank that fails would make the launcher end the others
-                status = 130 if rank == "0" else 0
+                status = 0 if rank else 130
                 sentence = "" if reader_left() else interrupted
             except Exception as error:  # perhaps on one rank only, so no `parallel.leave`
                 if isinstance(error, BrokenPipeError) and reader_left():
                     return 130  # as after Ctrl-C, where the launcher prints nothing either
-                said = (
-                    f"rank {rank}: out of memory; {memory}"
-                    if out_of_memory(error)
-                    else known_trouble(error)
-                )
-                if said:
-                    print(printable(f"error: {said}"), file=sys.stderr)
-                    return 2 if getattr(error, "errno", None) in BAD_PATH else 1
-                if "RANK" in os.environ:  # tell whose traceback follows
-                    said = f"rank {rank} fails: {type(error).__name__}: {error}"
-                    print(printable(said), file=sys.stderr)
-                raise
-            if sentence and speaks():
+                said = known_trouble(error)
+                if out_of_memory(error):
+                    said = f"rank {rank or 0}: out of memory; {memory}"
+                if not said:
+                    raise
+                print(printable(f"error: {said}"), file=sys.stderr)
+                return 1
+            if sentence and not rank:
                 print(printable(sentence), file=sys.stderr)
             parallel.leave()
             return status
@@ -141,17 +133,17 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
     return decorate
 
 
-def set_up_process(rank: str) -> None:
+def set_up_process(rank: int | None) -> None:
     """Set up a command's progress bars, output and signals."""
     transformers.utils.logging.disable_progress_bar()
-    if rank == "0" and sys.stderr.isatty():
+    if not rank and sys.stderr.isatty():
         enable_progress_bars()  # for downloads only, which may take an hour
     # Line by line, so that a log file shows each step at once; "?" for characters that a terminal
     # cannot show.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
     # SIGTERM acts as Ctrl-C, except where a launcher ends its ranks by it or a parent ignored it.
-    if "RANK" not in os.environ and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if rank is None and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
@@ -189,7 +181,7 @@ def processes(machine: Machine) -> int:
     """How many processes this command has to start; 1: none, as this process is enough or is one
     of torchrun's.
     """
-    if "RANK" in os.environ:
+    if rank_of_torchrun() is not None:
         return 1
     return machine.ranks or (torch.cuda.device_count() if machine.device == "cuda" else 1)
 

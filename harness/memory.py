@@ -1,8 +1,8 @@
 """How much GPU memory a run will need, computed from the model's config and the run's flags.
 
     predict(model_config, config, ...)  GB per GPU of each part, and of sampling and training
-    refuse_what_cannot_fit(gb, ...)     raises BadInput where memory or disk can never suffice
-    notes(predicted, device, ...)       the plan's lines on memory and disk, with warnings
+    plan(model_config, config, ranks)   its lines on memory and disk, with warnings; raises BadInput
+                                        where either can never suffice
     rows_that_fit(model, ...)           how many rollouts to generate at a time
 
 Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
@@ -112,16 +112,19 @@ def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
     return total, trained
 
 
-def refuse_what_cannot_fit(gb: dict[str, float], config: TrainConfig, ranks: Ranks) -> None:
-    """Raise BadInput if not even one rollout at a time could fit, or no checkpoint on disk. With
+def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> list[str]:
+    """The plan's lines on predicted memory and on disk, with a warning where either is too small.
+
+    Raises BadInput if not even one rollout at a time could fit, or no checkpoint on disk. With
     `--force` only the disk is checked.
     """
     room = room_gb(ranks.device)
     free = free_gb(Path(config.out))
-    if gb["checkpoint"] > free:
-        reason = (
-            f"a checkpoint takes {gb['checkpoint']:.3g} GB, and {free:.3g} GB of the disk are free"
-        )
+    gb = predict(model_config, config, ranks.world, room)
+    checkpoint = gb["checkpoint"]
+    keep = config.checkpoints.keep
+    if checkpoint > free:
+        reason = f"a checkpoint takes {checkpoint:.3g} GB, and {free:.3g} GB of the disk are free"
         raise BadInput(f"--out {config.out}: {reason}; choose another, or free space")
     need = gb["resident"] + gb["gradients"]
     if need > room and not config.machine.force:
@@ -131,6 +134,21 @@ def refuse_what_cannot_fit(gb: dict[str, float], config: TrainConfig, ranks: Ran
         )
         remedy = "give --lora-rank 16, more GPUs or a smaller model, or continue with --force"
         raise BadInput(f"--model {config.model}: {reason}; {remedy}")
+    lines = [
+        f"memory per rank, predicted: {gb['resident']:.1f} GB stay; sampling "
+        f"{gb['sampling']:.1f} GB, training {gb['training']:.1f} GB and activations",
+        f"a checkpoint takes {checkpoint:.3g} GB; {keep} stay; {free:.0f} GB of the disk are free",
+    ]
+    if max(gb["sampling"], gb["training"]) > room:
+        lines.append(
+            f"WARNING: a rank has {room:.0f} GB; lower --generate-batch or --max-tokens, or use "
+            "more GPUs"
+        )
+    if (keep + 1) * checkpoint > free:
+        lines.append(
+            "WARNING: the disk is too small for that; choose another --out, or lower --keep"
+        )
+    return lines
 
 
 def room_gb(device: torch.device) -> float:
@@ -146,29 +164,3 @@ def free_gb(folder: Path) -> float:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free / 1e9
-
-
-def notes(predicted: dict[str, float], device: torch.device, folder: Path, keep: int) -> list[str]:
-    """The plan's lines: predicted memory, the size of a checkpoint, of which `keep` stay, and a
-    warning where memory or disk is too small.
-    """
-    sampling = predicted["sampling"]
-    training = predicted["training"]
-    room = room_gb(device)
-    free = free_gb(folder)
-    lines = [
-        f"memory per rank, predicted: {predicted['resident']:.1f} GB stay; sampling "
-        f"{sampling:.1f} GB, training {training:.1f} GB and activations",
-        f"a checkpoint takes {predicted['checkpoint']:.3g} GB; {keep} stay; {free:.0f} GB of the "
-        "disk are free",
-    ]
-    if max(sampling, training) > room:
-        lines.append(
-            f"WARNING: a rank has {room:.0f} GB; lower --generate-batch or --max-tokens, or use "
-            "more GPUs"
-        )
-    if (keep + 1) * predicted["checkpoint"] > free:
-        lines.append(
-            "WARNING: the disk is too small for that; choose another --out, or lower --keep"
-        )
-    return lines

@@ -24,7 +24,6 @@ Left out: tensor, pipeline and context parallelism, offloading.
 import copy
 import ctypes
 import io
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -47,8 +46,6 @@ from grpo import Policy, layers_of
 from tasks.rows import BadInput
 
 Value = TypeVar("Value")
-TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}  # as a process alone has them
-PLACE = {"RANK", "MASTER_ADDR", "MASTER_PORT"}  # what several need
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
 
@@ -68,39 +65,32 @@ class Ranks:
 
 
 def join(device: str, threads: int = 0) -> Ranks:
-    """Take this process's place, as torchrun's environment names it; alone without it. End with
-    `leave`. Raises BadInput.
+    """Take this process's place among those that torchrun started, or in the caller's own group;
+    alone without either. End with `leave`.
     """
-    given = {name: os.environ.get(name, usual) for name, usual in TORCHRUN.items()}
-    is_place = all(value.isdecimal() for value in given.values())
-    if is_place:
-        rank = int(given["RANK"])
-        world = int(given["WORLD_SIZE"])
-        known = world == 1 or dist.is_initialized()  # alone, or in the caller's own group
-        is_place = rank < world and (known or os.environ.keys() >= PLACE)
-    if not is_place:
-        values = " ".join(f"{name}={value}" for name, value in given.items())
-        raise BadInput(f"{values}: not as torchrun sets them; start with torchrun, or unset them")
-    if rank:  # bars of rank 0 alone, whatever a bar asks for
-        init = tqdm.__init__
-        tqdm.__init__ = lambda bar, *words, **options: init(
-            bar, *words, **{**options, "disable": True}
-        )
     if threads:
         torch.set_num_threads(threads)
     place = torch.device(device)
     if device == "cuda":
-        place = torch.device(device, int(given["LOCAL_RANK"]))
+        place = torch.device(device, dist.get_node_local_rank(fallback_rank=0))
         torch.cuda.set_device(place)
         # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are
         # nearly always new.
         torch.backends.cuda.enable_cudnn_sdp(False)
-    if world > 1 and not dist.is_initialized():  # else the caller's own group
+    if dist.is_torchelastic_launched() and not dist.is_initialized():
         # otherwise ranks would run on, and hold their GPUs, when their launcher is killed
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
-    return Ranks(rank, world, place)
+    if not dist.is_initialized():
+        return Ranks(0, 1, place)
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), place)
+    if not ranks.main:  # bars of rank 0 alone, whatever a bar asks for
+        init = tqdm.__init__
+        tqdm.__init__ = lambda bar, *words, **options: init(
+            bar, *words, **{**options, "disable": True}
+        )
+    return ranks
 
 
 def leave() -> None:
@@ -192,8 +182,8 @@ def shard(
     *,
     recompute: bool,
     shard_over: int = 0,
-) -> tuple[Policy, PreTrainedModel]:
-    """The policy to train and the model to sample from; `model` is used up.
+) -> tuple[Policy, Policy]:
+    """The policy to train and the one to sample from, perhaps the same; `model` is used up.
 
     Weights that are trained are float32, whatever `model` came in; `dtype` is what is computed in.
     `shard_over` ranks hold one set of weights between them and the sets are copies of each other
@@ -202,8 +192,8 @@ def shard(
     # Before it is copied: the machine's memory would hold two for each rank.
     torch.nn.Module.to(model, ranks.device)
     if ranks.world == 1 and dtype == torch.float32:
-        model.float()
-        return Policy(model, recompute, packing_of(model)), model
+        policy = Policy(model.float(), recompute, packing_of(model))
+        return policy, policy
     if not dist.is_initialized():  # a mesh of one
         dist.init_process_group(
             BACKENDS[ranks.device.type], store=dist.HashStore(), rank=0, world_size=1
@@ -224,7 +214,7 @@ def shard(
     for layer in layers_of(model):  # one at a time to float32: only shards of it stay
         fully_shard(layer.float(), mesh=mesh, mp_policy=precision)
     fully_shard(policy.float(), mesh=mesh, mp_policy=precision)
-    return policy, sampler
+    return policy, Policy(sampler, recompute, packing_of(sampler))
 
 
 def full(value: Tensor) -> Tensor:
@@ -233,16 +223,16 @@ def full(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def refresh(policy: Policy, sampler: PreTrainedModel, ranks: Ranks) -> int | None:
-    """Copy the trained weights into the sampler; returns the checksum that both sides have, None if
-    they are one.
+def refresh(policy: Policy, actor: Policy, ranks: Ranks) -> int | None:
+    """Copy the trained weights into the policy that samples; returns the checksum that both sides
+    have, None if they are one.
 
     Raises RuntimeError where a rank's copy is not what is trained: a sampler that lags behind
     trains without effect.
     """
-    if sampler is policy.model:
+    if actor is policy:
         return None
-    copies = dict(sampler.named_parameters())
+    copies = dict(actor.model.named_parameters())
     trained = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, (name, master) in enumerate(policy.model.named_parameters()):
         rounded = master.to(copies[name].dtype)

@@ -18,16 +18,15 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from credit import teacher
+from credit import lora, teacher
 from credit.reward_model import RewardModel
 from credit.table import method_of
-from fast.packing import attends_fully
 from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
 from harness.config import TrainConfig, flag, flat, with_values
 from harness.evaluation import context_of
 from harness.parallel import Ranks
-from tasks import benchmarks, lessons, problems, toy, words
+from tasks import benchmarks, problems, toy, words
 from tasks.benchmarks import Loaded
 from tasks.problems import SmokeTask, Task, digest_of, split
 from tasks.rows import BadInput
@@ -40,6 +39,9 @@ MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
     "math": partial(problems.task, "math"),
     "code": partial(problems.task, "code"),
 }
+
+
+SavedModel = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 class Parts(NamedTuple):
@@ -59,53 +61,36 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
     all ranks alike.
     """
     with parallel.together(ranks):
-        model, tokenizer = find_model(config, ranks)
-        if config.credit.prm:
-            models.load_reward_tokenizer(config.credit.prm)
-        notes = [compute_note(config, ranks), *check_architecture(config, model)]
+        if config.model:
+            model, tokenizer = models.load_outline(config.model)
+        else:
+            problems = config.problems
+            model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
+            tokenizer = toy.make_tokenizer()
+        check_layers(config, model)
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         check_ranks(config, ranks)
         sets = load_benchmarks(config, tokenizer)
-        notes += [*task_notes, *part_notes(config, task, model, sets)]
+        notes = [compute_note(config, ranks), *task_notes, *part_notes(config, task, model, sets)]
         if config.smoke:
             task = SmokeTask(**vars(task))
+        if ranks.device.type == "cuda" or not makes_model(config):
+            notes += memory.plan(model.config, config, ranks)
+        prm = None
+        if config.credit.prm:
+            dtype = getattr(torch, config.machine.dtype)
+            prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
         if config.model:
             if ranks.main:
                 print(f"loading {config.model}", flush=True)
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
-        prm = None
-        if config.credit.prm:
-            dtype = getattr(torch, config.machine.dtype)
-            prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
-        if ranks.device.type == "cuda" or not makes_model(config):
-            room = memory.room_gb(ranks.device)
-            predicted = memory.predict(model.config, config, ranks.world, room)
-            folder = Path(config.out)
-            notes += memory.notes(predicted, ranks.device, folder, config.checkpoints.keep)
         return Parts(config, task, model, tokenizer, prm, sets, notes)
 
 
 def makes_model(config: TrainConfig) -> bool:
     """Whether the task has a model of its own, whose context holds a full response."""
     return "model" in TASKS[config.task].has
-
-
-def find_model(
-    config: TrainConfig, ranks: Ranks
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model without its weights, or the one that is made, and its tokenizer; raises BadInput
-    for one that cannot fit.
-    """
-    if not config.model:
-        lines = config.problems.toy_lines
-        model = toy.make_model(lines, config.seed, config.problems.toy_width)
-        return model, toy.make_tokenizer()
-    outline, tokenizer = models.load_outline(config.model)
-    room = memory.room_gb(ranks.device)
-    predicted = memory.predict(outline.config, config, ranks.world, room)
-    memory.refuse_what_cannot_fit(predicted, config, ranks)
-    return outline, tokenizer
 
 
 def compute_note(config: TrainConfig, ranks: Ranks) -> str:
@@ -152,21 +137,14 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
         raise BadInput(f"--shard-over {shard_over}: does not divide {ranks.world} ranks; change it")
 
 
-def check_architecture(config: TrainConfig, model: PreTrainedModel) -> list[str]:
-    """Notes on how a model, which may be without weights, can be run; raises BadInput where it
-    cannot be as asked.
+def check_layers(config: TrainConfig, model: PreTrainedModel) -> None:
+    """Refuse a model whose layers have no attention weights where the method of credit reads them;
+    raises BadInput.
     """
     needs = method_of(config.credit.method).needs
     if "attention" in needs and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
         reason = "its layers have no self_attn; choose another --method than"
         raise BadInput(f"--model {config.model}: {reason} {config.credit.method}")
-    notes = []
-    if not attends_fully(model.config):
-        notes.append(
-            f"rollouts are padded to the longest of each pass: {model.config.model_type} is not "
-            "known to pack"
-        )
-    return notes
 
 
 def make_task(
@@ -257,21 +235,6 @@ class Sizes:
         return most
 
 
-def check_problems(path: str, run: dict) -> None:
-    """Refuse a model whose embedded run had other problems than its config.json says by now; raises
-    BadInput.
-    """
-    if run.get("task") == "embedded" and run.keys() >= {"seed", "heldout", "digest"}:
-        train, heldout = toy.make_problems(
-            lessons.MADE_PROBLEMS, run["heldout"], run["toy_lines"], run["seed"]
-        )
-        if digest_of(train + heldout) != run["digest"]:
-            raise BadInput(
-                f"--model {path}: the config.json of its run says other problems than the run had "
-                "(seed, toy_lines or heldout was changed); restore it"
-            )
-
-
 def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
     make_embedded = partial(
@@ -316,11 +279,9 @@ def needs_lessons(parts: Parts) -> bool:
 
 
 def teach_policy(parts: Parts, folder: Path, ranks: Ranks) -> PreTrainedModel:
-    """The policy after its lessons, in float32: `start/` in the folder, written by one rank unless
-    it is there.
-    """
-    start = folder / "start"
-    if ranks.main and not start.exists():
+    """The policy after its lessons, in float32: `start/` in the folder."""
+
+    def teach() -> SavedModel:
         assert parts.task.lessons  # `needs_lessons`
         model = parts.model.float()
         steps = parts.config.problems.warmup_steps
@@ -328,29 +289,34 @@ def teach_policy(parts: Parts, folder: Path, ranks: Ranks) -> PreTrainedModel:
         loss = parts.task.lessons(model, heldout_prompts(parts.task), steps)
         seconds = time.perf_counter() - began
         print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
-        with files.whole_folder(start) as draft:
-            model.save_pretrained(draft)
-            parts.tokenizer.save_pretrained(draft)
-    parallel.gather(None, ranks)  # until it is there
-    return models.load_model(str(start), ranks.device, parts.tokenizer).eval()
+        return model, parts.tokenizer
+
+    save_once(folder / "start", ranks, teach)
+    return models.load_model(str(folder / "start"), ranks.device, parts.tokenizer).eval()
 
 
 def own_prm(parts: Parts, folder: Path, ranks: Ranks) -> RewardModel:
-    """The embedded task's process reward model: `prm/` in the folder, written by one rank unless
-    it is there. A resumed run must have it; raises BadInput.
+    """The embedded task's process reward model: `prm/` in the folder. A resumed run must have it;
+    raises BadInput.
     """
     config = parts.config
-    if ranks.main and not config.checkpoints.resume and not (folder / "prm").exists():
-        forbidden = heldout_prompts(parts.task)
+
+    def teach() -> SavedModel:
         lines = config.problems.toy_lines
-        reward_model, its_tokenizer = teacher.make_prm(
-            parts.model, lines, forbidden, seed=config.seed
-        )
-        with files.whole_folder(folder / "prm") as draft:
-            reward_model.save_pretrained(draft)
-            its_tokenizer.save_pretrained(draft)
-    parallel.gather(None, ranks)  # until it is there
+        return teacher.make_prm(parts.model, lines, heldout_prompts(parts.task), seed=config.seed)
+
+    if not config.checkpoints.resume:
+        save_once(folder / "prm", ranks, teach)
     return models.load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
+
+
+def save_once(folder: Path, ranks: Ranks, teach: Callable[[], SavedModel]) -> None:
+    """A taught model in a folder of its own, written by one rank unless it is there."""
+    if ranks.main and not folder.exists():
+        model, tokenizer = teach()
+        with files.whole_folder(folder) as draft:
+            lora.save_merged(model, tokenizer, draft)
+    parallel.gather(None, ranks)  # until it is there
 
 
 def heldout_prompts(task: Task) -> set[str]:

