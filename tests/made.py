@@ -5,6 +5,7 @@ rows of the page, groups for SHEAR and its race; and how they run a command.
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from unittest.mock import Mock
 import torch
 from safetensors.torch import load_file
 from tokenizers.pre_tokenizers import ByteLevel
+from torch.multiprocessing import start_processes
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -253,6 +255,23 @@ def table(text: str) -> list[list[str]]:
 def failing(error: Exception) -> Mock:
     """A function that raises this error, whatever it is given."""
     return Mock(side_effect=error)
+
+
+def on_two(work: Callable[..., None], folder, *inputs) -> None:
+    """`work(folder, *inputs)` on two ranks over gloo. Where no GPU forbids it, they are forked: what
+    this process has imported they need not.
+    """
+    method = "spawn" if torch.cuda.is_available() else "fork"
+    start_processes(_as_rank, (work, folder, *inputs), nprocs=2, start_method=method)
+
+
+def _as_rank(rank: int, work: Callable[..., None], folder, *inputs) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # read, but not used
+    store = torch.distributed.FileStore(f"{folder}/store", 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    work(folder, *inputs)
+    torch.distributed.destroy_process_group()
 
 
 def run_well(command: ModuleType, *parts) -> None:

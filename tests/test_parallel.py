@@ -1,23 +1,19 @@
 """harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler
 follows.
 
-The checks on two ranks run once, by `launch.launch` of this very file over gloo; each rank leaves
-what it saw.
+The checks on two ranks run once, over gloo; the ranks leave what they saw.
 """
 
 import contextlib
 import io
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 from unittest import mock
 
 import made
 import pytest
 import torch
-from made import ALONE, RUN, adapted, assert_same_run, configured, small_mixtral, words_of
+from made import ALONE, RUN, adapted, assert_same_run, configured, on_two, small_mixtral, words_of
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -94,9 +90,8 @@ def one_step(
     return changes, metrics
 
 
-def on_two_ranks(folder: Path, taught: str) -> None:
+def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
     """What each rank does; the main one writes it down."""
-    torch.set_num_threads(1)
     ranks = parallel.join("cpu")
     tensors = parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)
     seen = {
@@ -104,7 +99,6 @@ def on_two_ranks(folder: Path, taught: str) -> None:
         "total": parallel.total({"a": 1.0, "b": ranks.rank}, ranks),
         "shares": parallel.gather(share(list(range(5)), ranks), ranks),
     }
-    rollouts = torch.load(folder / "rollouts.pt", weights_only=False)
     for name, flags in CASES.items():
         changes, seen[name] = one_step(ranks, rollouts, flags)
         if ranks.main:
@@ -138,10 +132,6 @@ def on_two_ranks(folder: Path, taught: str) -> None:
     seen["refusal"] = parallel.gather(said.getvalue(), ranks)
     if ranks.main:
         (folder / "seen.json").write_text(json.dumps(seen))
-    parallel.gather("written", ranks)
-    if not ranks.main:
-        os.kill(os.getpid(), signal.SIGKILL)
-    parallel.gather("the other is gone", ranks)
 
 
 def test_other_ranks_draw_no_bars(monkeypatch):
@@ -155,8 +145,8 @@ def test_other_ranks_draw_no_bars(monkeypatch):
 
 @pytest.fixture(scope="module")
 def two(taught, tmp_path_factory):
-    """The folder that two ranks left, the rollouts given to them and to one rank, what they saw,
-    and how it ended.
+    """The folder that two ranks left, the rollouts given to them and to one rank, and what they
+    saw.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -164,12 +154,8 @@ def two(taught, tmp_path_factory):
     model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
     prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, 0)[0]]
     rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
-    torch.save(rollouts, folder / "rollouts.pt")
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
-        patch.setenv("PYTHONPATH", str(Path(train.__file__).parent))
-        status = launch.launch(2, __file__, [str(folder), taught])
-    seen = json.loads((folder / "seen.json").read_text())
-    return folder, rollouts, seen | {"status": status, "said": said.getvalue()}
+    on_two(on_two_ranks, folder, rollouts, taught)
+    return folder, rollouts, json.loads((folder / "seen.json").read_text())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -249,15 +235,21 @@ def test_more_ranks_than_work_are_refused():
             prepare.check_ranks(made.flags(**{size: 1}), Ranks(0, 2, ALONE.device))
 
 
-def test_a_killed_rank_ends_the_others(two, tmp_path, capsys):
-    """Rank 1 was killed (-9) while rank 0 waited for it, which it would have done for hours. Bad
-    input's status is the launcher's, which adds nothing.
+@pytest.mark.parametrize(
+    "end, status, said",
+    [
+        ("raise SystemExit(2)", 2, ""),
+        ("os.kill(os.getpid(), 9)", 1, "rank 1 failed with status -9; the others were ended\n"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
+    """Rank 0 would wait for hours. To bad input's status, which is its own, the launcher adds
+    nothing.
     """
-    script = tmp_path / "bad_input.py"
-    script.write_text("raise SystemExit(2)")
-    assert launch.launch(2, str(script), []) == 2 and not capsys.readouterr().err
-    assert two[2]["status"] == 1
-    assert two[2]["said"] == "rank 1 failed with status -9; the others were ended\n"
+    script = tmp_path / "script.py"
+    script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(7200)")
+    assert launch.launch(2, str(script), []) == status
+    assert capsys.readouterr().err == said
 
 
 def test_checksums_of_shards_add_up_and_one_bit_shows():
@@ -297,7 +289,3 @@ def test_bfloat16_rounds_no_buffer():
         assert {p.dtype for p in policy.parameters()} == {torch.float32}
     finally:
         parallel.leave()
-
-
-if __name__ == "__main__":
-    on_two_ranks(Path(sys.argv[1]), sys.argv[2])

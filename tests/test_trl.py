@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from made import DOCS
+from made import DOCS, on_two
 from pandas import read_parquet
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")
@@ -27,21 +27,24 @@ from studies import loops
 
 
 @pytest.fixture(scope="module")
-def on_two(ended):
+def two(tmp_path_factory):
     """What two processes left."""
-    return torch.load(ended(trl_runs.__file__) / "seen.pt")
+    folder = tmp_path_factory.mktemp("two")
+    torch.set_num_threads(1)
+    on_two(trl_runs.leave_batches, folder)
+    return torch.load(folder / "seen.pt")
 
 
-def test_with_weights_of_one_it_is_grpo_to_the_bit(on_two):
+def test_with_weights_of_one_it_is_grpo_to_the_bit(two):
     """The same final weights, losses and rewards, on one process and on two that split a group."""
     assert trl_runs.differences(trl_runs.WHOLE, **trl_runs.CASES["together"], max_steps=2) == []
-    assert on_two["differences"] == []
+    assert two["differences"] == []
 
 
-def test_omega_is_that_of_credit(on_two):
+def test_omega_is_that_of_credit(two):
     """On one process, and on two that split a group. And advantages are TRL's own times omega."""
     assert trl_runs.check_omega([trl_runs.first_batch(12, **trl_runs.LEFT_OUT)]) < 1e-6
-    assert trl_runs.check_omega(on_two["batches"]) < 1e-6
+    assert trl_runs.check_omega(two["batches"]) < 1e-6
 
 
 @pytest.mark.parametrize("case, passes", [({}, (0, 1)), ({"steps_per_generation": 2}, (1, 1))])

@@ -19,12 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
 from huggingface_hub import constants
 from made import configured, credit_by
 from peft import LoraConfig
-from torch.multiprocessing import start_processes
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -250,36 +250,27 @@ def print_all(where: str, rows: int, cases: dict) -> None:
         print(f"{where}, omega and advantages: to {check_omega(batches):.0e}", flush=True)
 
 
-def leave_batches(rank: int, folder: str) -> None:
+def leave_batches(folder: Path) -> None:
     """What test_trl.py wants of one of two processes, which rank 0 leaves in a folder."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # read, but not used
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    PartialState._reset_state()  # of a process that was alone
     seen = {"differences": differences(SPLIT, **CASES["together"], max_steps=2)}
     seen["batches"] = gather_object([first_batch(SPLIT, **LEFT_OUT)])
-    if rank == 0:
-        torch.save(seen, Path(folder) / "seen.pt")
-    torch.distributed.destroy_process_group()
+    if torch.distributed.get_rank() == 0:
+        torch.save(seen, folder / "seen.pt")
 
 
 def main() -> None:
-    """On one process all cases, and it starts two. A folder as the only word is test_trl.py's: two
-    processes are forked from this one, which has imported TRL for both.
-    """
+    """On one process all cases, and it starts two."""
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    word = sys.argv[-1]
-    if os.path.isdir(word):
-        start_processes(leave_batches, (word,), nprocs=2, start_method="fork")
-    elif "RANK" not in os.environ:
+    if "RANK" not in os.environ:
         print_all("1 process", 12, CASES)
         for word in ("all", "zero3") if importlib.util.find_spec("deepspeed") else ("all",):
             subprocess.run([sys.executable, *ON_TWO, __file__, word], check=True)
     else:
         torch.distributed.init_process_group("gloo")
-        cases = {"all": CASES, "zero3": {"ZeRO-3": dict(deepspeed=ZERO3)}}[word]
+        cases = {"all": CASES, "zero3": {"ZeRO-3": dict(deepspeed=ZERO3)}}[sys.argv[-1]]
         for rows, layout in ((WHOLE, "whole"), (SPLIT, "split")):
             print_all(f"2 processes, groups {layout}", rows, cases)
         torch.distributed.destroy_process_group()
