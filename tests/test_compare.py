@@ -22,7 +22,7 @@ from tasks.rows import BadInput
 
 RECORDS = DOCS / "records"
 SMALL = (
-    "--smoke --toy-lines 2 --toy-width 16 --window 4 --stride 2 --eval-groups 2 --steps 1 "
+    "--smoke --toy-lines 2 --toy-width 16 --max-tokens 8 --window 4 --stride 2 --eval-groups 2 --steps 1 "
     "--warmup-steps 1 --threads 0"
 )
 
