@@ -1,6 +1,8 @@
 """The paper's ablations of SHEAR (Sec. 5.4.1): what its hooks `closest` and `pool` can be made of.
 
-    sinkhorn_distances     the distance of every pair of spans: W_eps of Eq. (10), by either reading
+    closest_by_cost        the closest spans by the reading "cost" of Eq. (10): <P, C>,
+                           `value_linear` in sinkhorn.py, without a floor: it vanishes on shared
+                           prefixes. It has no bounds to race with, so every pair is solved
     chamfer_distances      the symmetric Chamfer distance
     cosine_distances       1 - cos of the mean states
     mmd_distances          the MMD of a Gaussian kernel
@@ -13,9 +15,6 @@ token of a wrong rollout of the group.
 The paper names its ablations of W1 without formulas; these are ours. All distances are divided by
 nbar, as it says that the variants share the normalisation; "cosine" and "mmd" have no unit, so
 there nbar only scales.
-
-The reading "cost" of Eq. (10), <P, C>, `value_linear` in sinkhorn.py, has no floor and vanishes on
-shared prefixes. It has no bounds to race with, so every pair is solved.
 """
 
 from collections.abc import Callable
@@ -23,8 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fast.race import Solved
-from shear import Side, Spans
+from shear import Closest, Side, Spans, closest_of, token_distances
 from sinkhorn import sinkhorn
 
 DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
@@ -45,9 +43,8 @@ def every_pair(
     rows, columns = len(right_spans.mass), len(wrong_spans.mass)
     tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
     at_once = max(1, TILE_ENTRIES.get(costs.device.type, 2**19) // tile)
-    matrix = torch.empty(
-        rows * columns, device=costs.device
-    )  # made once: growing lists fragment memory
+    # made once: growing lists fragment memory
+    matrix = torch.empty(rows * columns, device=costs.device)
     for pairs in torch.arange(len(matrix), device=costs.device).split(at_once):
         k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters
         # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the
@@ -62,17 +59,10 @@ def every_pair(
 # ---- distances of every pair of spans, (K+, K-) --------------------------------------------------
 
 
-def sinkhorn_distances(
-    costs: Tensor,
-    right: Side,
-    wrong: Side,
-    eps: float,
-    *,
-    reading: str,
-    max_iters: int,
-    tol: float,
-) -> Solved:
-    """Eq. (10) of all pairs, by a reading; `max_iters` and `tol` are those of `sinkhorn`."""
+def closest_by_cost(
+    costs: Tensor, right: Side, wrong: Side, eps: float, *, max_iters: int, tol: float
+) -> Closest:
+    """The transport costs <P, C> of all pairs; `max_iters` and `tol` are those of `sinkhorn`."""
     iterations = []
     errors = []
 
@@ -80,11 +70,10 @@ def sinkhorn_distances(
         solved = sinkhorn(blocks, a, b, eps=eps, max_iters=max_iters, tol=tol)
         iterations.append(solved.iterations)
         errors.append(solved.error)
-        value = solved.value if reading == "value" else solved.value_linear
-        return value.clamp_min(0.0)  # rounding can leave -1e-9
+        return solved.value_linear.clamp_min(0.0)  # rounding can leave -1e-9
 
-    values = every_pair(costs, right.spans, wrong.spans, measure)
-    return Solved(values, torch.cat(iterations), torch.cat(errors))
+    closest = closest_of(every_pair(costs, right.spans, wrong.spans, measure))
+    return closest._replace(iterations=torch.cat(iterations), error=torch.cat(errors))
 
 
 def chamfer_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
@@ -118,12 +107,8 @@ def mmd_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
 
     def own_kernels(side: Side) -> Tensor:
         """Each span's mean kernel with itself, (K,)."""
-        kernels = []
-        for tokens, mass in zip(side.spans.tokens, side.spans.mass, strict=True):
-            points = side.states[tokens].float()  # (n, d)
-            block = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-            kernels.append(kernel(block[None], mass[None], mass[None]))
-        return torch.cat(kernels)
+        points = side.states[side.spans.tokens]  # (K, n, d)
+        return kernel(token_distances(points, points), side.spans.mass, side.spans.mass)
 
     cross = every_pair(costs, right.spans, wrong.spans, kernel)
     own = own_kernels(right)[:, None] + own_kernels(wrong)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from credit.reward_model import RewardModel
 from credit.settings import Shear
-from grpo import Policy, Rollouts, cat_padded, group_advantages, to_padded
+from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
 from rewards import Verdict, rewards_of
 from shear import Closest
 from tasks.problems import Task
@@ -54,6 +54,16 @@ class Context:
     micro_tokens: int  # tokens per pass
     prm: RewardModel | None = None
 
+    def score(self, rollouts: Rollouts, keep_hidden: bool = True) -> Scores:
+        """What the policy says of rollouts, at the temperature at which it sampled."""
+        return score(
+            self.policy,
+            rollouts,
+            temperature=self.temperature,
+            micro_tokens=self.micro_tokens,
+            keep_hidden=keep_hidden,
+        )
+
 
 @dataclass
 class Batch:
@@ -82,11 +92,14 @@ class Batch:
         group_size = len(verdicts) // len(problems)
         advantages = group_advantages(rewards, group_size)  # (B,), Eq. (1)
         reasons = [verdict.reason for verdict in verdicts]
-        return cls(rollouts, rewards, advantages, group_size, list(problems), reasons)
+        batch = cls(rollouts, rewards, advantages, group_size, list(problems), reasons)
+        for name in RESULTS:
+            setattr(batch, name, torch.zeros_like(rollouts.ids, dtype=torch.float32))
+        return batch
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """The batches of several ranks as one."""
+        """The batches of several ranks as one, after their scoring; without hidden states."""
         stats: dict[str, Mean] = {}
         closest = None
         for batch in batches:
@@ -103,10 +116,7 @@ class Batch:
             stats=stats,
         )
         for name in RESULTS:
-            if len(getattr(batches[0], name)):
-                setattr(whole, name, cat_padded([getattr(batch, name) for batch in batches]))
-        if batches[0].hidden is not None:
-            whole.hidden = torch.cat([batch.states for batch in batches])
+            setattr(whole, name, cat_padded([getattr(batch, name) for batch in batches]))
         return whole
 
     def block_rows(self) -> Iterator[Tensor]:
@@ -138,9 +148,6 @@ class Batch:
         """Keep the RESULTS and the metrics of a block; its hidden states are left behind."""
         width = block.rollouts.ids.shape[1]
         for name in RESULTS:
-            if not len(getattr(self, name)):
-                empty = torch.zeros(self.rollouts.ids.shape, device=self.rewards.device)  # (B, T)
-                setattr(self, name, empty)
             getattr(self, name)[rows, :width] = getattr(block, name)
         add_stats(self.stats, block.stats)
         self.closest = self.closest or block.closest
@@ -150,7 +157,22 @@ class Batch:
         # (n, d) each, n tokens of a group
         for number, states in enumerate(self.states.split(self.group_tokens)):
             group = slice(number * self.group_size, (number + 1) * self.group_size)
-            yield group, to_padded(states, self.rollouts.mask[group])
+            yield group, to_padded(states, self.mask[group])
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, T) bool, the response tokens."""
+        return self.rollouts.mask
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B, 1) int64, the response tokens of each rollout."""
+        return self.mask.sum(1, keepdim=True)
+
+    @property
+    def scale(self) -> Tensor:
+        """(B, 1), the rollouts' A, by which a method scales weights (B, T)."""
+        return self.advantages[:, None]
 
     @property
     def states(self) -> Tensor:
@@ -161,7 +183,7 @@ class Batch:
     @property
     def group_tokens(self) -> list[int]:
         """Response tokens of each group."""
-        return self.rollouts.mask.sum(1).view(-1, self.group_size).sum(1).tolist()
+        return self.lengths.view(-1, self.group_size).sum(1).tolist()
 
     def log(self, name: str, values: Tensor) -> None:
         """Log a metric, which is the mean over all values: of groups, or of pairs of spans, of all

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.measures import group_moments, standardise
-from grpo import pad_id, pad_left, score
+from grpo import pad_id, pad_left
 
 
 def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
@@ -60,12 +60,11 @@ def lean_on(
     bound: float,
 ) -> Tensor:
     """The A_t of `rlsd`, by log pi' - log pi (B, T), which takes no pass once its share is 0."""
-    scale = batch.advantages[:, None]  # (B, 1)
     share = mix * max(0.0, 1 - context.step / steps)
     if not share:
-        return scale.expand(batch.rollouts.mask.shape)
-    ratio = (scale.sign() * log_ratio_of(batch, context)).exp()  # (B, T)
-    return scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
+        return batch.scale.expand(batch.mask.shape)
+    ratio = (batch.scale.sign() * log_ratio_of(batch, context)).exp()  # (B, T)
+    return batch.scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
 
 
 def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
@@ -78,7 +77,7 @@ def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
     A is r - mean r; their prompt, which shows the solution below the problem, ours above it
     (`Task.shown`); and see above.
     """
-    return mix * batch.advantages[:, None] + (1 - mix) * peer_log_ratio(batch, context)
+    return mix * batch.scale + (1 - mix) * peer_log_ratio(batch, context)
 
 
 def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
@@ -87,7 +86,7 @@ def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
     IW-OPD (arXiv 2606.22600, as in TRL's trainer), whose teacher is another model. Deviates: here
     it is that of `sdpo`, which this is at gamma 0.
     """
-    log_ratio = torch.where(batch.rollouts.mask, peer_log_ratio(batch, context), 0.0)  # (B, T)
+    log_ratio = torch.where(batch.mask, peer_log_ratio(batch, context), 0.0)  # (B, T)
     size = log_ratio.abs()
     before = size.cumsum(1) - size
     return log_ratio * (1 + gamma * (1 - before / size.sum(1, keepdim=True).clamp_min(1e-8)))
@@ -102,7 +101,7 @@ def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
     Inferred: beta; d_t standardised in the rollout; the deviation from the mean; and pi', that of
     `sdpo`.
     """
-    mask = batch.rollouts.mask
+    mask = batch.mask
     entropies = batch.entropies
     log_ratio = standardise(peer_log_ratio(batch, context), mask, 1)  # d, (B, T)
     tau = torch.where(mask, entropies, torch.nan).nanquantile(0.2, dim=1, keepdim=True)  # (B, 1)
@@ -110,7 +109,7 @@ def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
     deviation, _ = group_moments((entropies - mean).abs(), mask, 1)
     omega = ((tau - entropies) / deviation.clamp_min(1e-8)).tanh()  # (B, T)
     omega *= (log_ratio.abs() - 1).sigmoid()
-    return batch.advantages[:, None] + beta * omega * log_ratio
+    return batch.scale + beta * omega * log_ratio
 
 
 def hsd(batch: Batch, context: Context) -> Tensor:
@@ -122,12 +121,14 @@ def hsd(batch: Batch, context: Context) -> Tensor:
     without a formula: compare with care. Inferred: the prompt, of which it says that special tokens
     delimit what is told.
     """
-    task, told = context.task, []
+    told = []
     for row, solutions in enumerate(right_peers(batch)):
-        told.append(task.informed(batch.problem_of(row)))
+        problem = context.task.informed(batch.problem_of(row))
         if solutions:
-            told[-1] = task.shown(told[-1], solutions[int(torch.randint(len(solutions), ()))])
-    return (told_log_probs(batch, told, context) - batch.log_probs).expm1()
+            drawn = solutions[int(torch.randint(len(solutions), ()))]
+            problem = context.task.shown(problem, drawn)
+        told.append(problem)
+    return told_log_ratio(batch, told, context).expm1()
 
 
 def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) -> Tensor:
@@ -140,7 +141,6 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
     """
     rephrase = context.task.rephrase
     assert rephrase  # the method's entry needs it
-    mask = batch.rollouts.mask
     stable = torch.zeros_like(batch.log_probs)  # (B, T)
     id_of = context.tokenizer.get_vocab()
     for k in range(phrasings):
@@ -151,60 +151,52 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
             problems.append(problem)
             for old, new in names.items():
                 ids[row, response == id_of[old]] = id_of[new]
-        log_ratio = told_log_probs(batch, problems, context, ids) - batch.log_probs  # (B, T)
+        log_ratio = told_log_ratio(batch, problems, context, ids)  # (B, T)
         distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
-        stable += standardise(-distance, mask, batch.group_size) / phrasings
-    return batch.advantages[:, None] + strength * standardise(
-        stable, mask, batch.group_size
-    ).clamp_max(0.0)
+        stable += standardise(-distance, batch.mask, batch.group_size) / phrasings
+    stable = standardise(stable, batch.mask, batch.group_size)  # u
+    return batch.scale + strength * stable.clamp_max(0.0)
 
 
 def answer_log_ratio(batch: Batch, context: Context) -> Tensor:
     """log pi'(y_t) - log pi(y_t), (B, T), where pi' also sees the answer."""
     told = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
-    return told_log_probs(batch, told, context) - batch.log_probs
+    return told_log_ratio(batch, told, context)
 
 
 def peer_log_ratio(batch: Batch, context: Context) -> Tensor:
     """The same, where pi' also sees the first other right rollout of the group; 0 without one."""
-    told = []
     peers = right_peers(batch)
+    told = []
     for row, solutions in enumerate(peers):
         problem = batch.problem_of(row)
         told.append(context.task.shown(problem, solutions[0]) if solutions else problem)
-    log_ratio = told_log_probs(batch, told, context) - batch.log_probs  # (B, T)
+    log_ratio = told_log_ratio(batch, told, context)  # (B, T)
     log_ratio[[not solutions for solutions in peers]] = 0.0
     return log_ratio
 
 
 def right_peers(batch: Batch) -> list[list[str]]:
     """For each rollout, the other right responses of its group."""
-    right, found = batch.correct.tolist(), []
-    for row in range(len(right)):
+    right = batch.correct.tolist()
+    texts = batch.rollouts.texts
+    peers = []
+    for row in range(len(texts)):
         first = row - row % batch.group_size
-        others = [
-            other
-            for other in range(first, first + batch.group_size)
-            if right[other] and other != row
-        ]
-        found.append([batch.rollouts.texts[other] for other in others])
-    return found
+        group = range(first, first + batch.group_size)
+        peers.append([texts[other] for other in group if right[other] and other != row])
+    return peers
 
 
-def told_log_probs(
+def told_log_ratio(
     batch: Batch, problems: list[dict], context: Context, ids: Tensor | None = None
 ) -> Tensor:
-    """Log-probabilities (B, T) float32 of the same responses, or of `ids`, to other problems, one
-    per rollout.
+    """log pi'(y_t) - log pi(y_t), (B, T) float32, where pi' sees other problems, one per rollout;
+    `ids`, if given, take the place of the responses that pi' scores.
     """
     rollouts = batch.rollouts if ids is None else replace(batch.rollouts, ids=ids)
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     ids, mask = pad_left(encoded, pad_id(context.tokenizer), rollouts.ids.device)
-    return score(
-        context.policy,
-        replace(rollouts, prompt_ids=ids, prompt_mask=mask),
-        temperature=context.temperature,
-        micro_tokens=context.micro_tokens,
-        keep_hidden=False,
-    ).log_probs
+    told = replace(rollouts, prompt_ids=ids, prompt_mask=mask)
+    return context.score(told, keep_hidden=False).log_probs - batch.log_probs

@@ -14,26 +14,28 @@ weights are constants for autograd. A docstring says "inferred" where the source
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from credit import reward_model, salience
-from credit.ablations import sinkhorn_distances
 from credit.batch import Batch, Context
 from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
 from credit.measures import effective_weights, group_moments, standardise
 from credit.settings import Credit
-from credit.shear_settings import Settings, group_weights, in_nbar, settings_of
+from credit.shear_settings import (
+    closest_by_rollout,
+    closest_hook,
+    group_weights,
+    in_nbar,
+    settings_of,
+)
 from credit.table import options_of
 from credit.tokens import tokens_of
 from credit.values import bipace, kgae
 from fast.distances import token_distances
-from fast.race import race
-from grpo import pad_id
-from shear import mean_norm, span_bounds, token_weights, two_sides
+from shear import mean_norm, token_weights, two_sides
 from tasks.lessons import FirstError
 from tasks.problems import Task
 
@@ -46,14 +48,12 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     differ in direction and not in the size of the step; groups without any weight stay as they are.
     """
     token_advantages = advantages_by(credit.method, batch, context, credit.method_option)  # (B, T)
-    token_advantages = torch.where(batch.rollouts.mask, token_advantages.detach(), 0.0)
+    token_advantages = torch.where(batch.mask, token_advantages.detach(), 0.0)
     scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
     token_advantages = scale * token_advantages
     if credit.rescale == "mean1":
-        counts = batch.rollouts.mask & (batch.advantages != 0)[:, None]  # (B, T)
-        weights = effective_weights(
-            token_advantages, batch.advantages, batch.rollouts.mask
-        )  # (B, T)
+        counts = batch.mask & (batch.scale != 0)  # (B, T)
+        weights = effective_weights(token_advantages, batch.advantages, batch.mask)  # (B, T)
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
     return token_advantages
@@ -81,7 +81,7 @@ def advantages_by(name: str, batch: Batch, context: Context, given: Sequence[str
 
 def grpo(batch: Batch, context: Context) -> Tensor:
     """A_t = A. Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
-    return batch.advantages[:, None].expand(batch.rollouts.mask.shape)
+    return batch.scale.expand(batch.mask.shape)
 
 
 def signbalance(batch: Batch, context: Context) -> Tensor:
@@ -94,7 +94,7 @@ def signbalance(batch: Batch, context: Context) -> Tensor:
     """
     advantages = batch.advantages.view(-1, batch.group_size)  # (groups, G)
     of_right = advantages.amax(1, keepdim=True).clamp_min(1e-8)
-    return (advantages / of_right).view(-1, 1).expand(batch.rollouts.mask.shape)
+    return (advantages / of_right).view(-1, 1).expand(batch.mask.shape)
 
 
 def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float) -> Tensor:
@@ -105,8 +105,7 @@ def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float
     from the forward pass of each update; here it is that of the rollout, from the distribution that
     was sampled from, once for all updates.
     """
-    scale = batch.advantages[:, None]  # (B, 1)
-    return scale + torch.minimum(alpha * batch.entropies, scale.abs() / kappa)
+    return batch.scale + torch.minimum(alpha * batch.entropies, batch.scale.abs() / kappa)
 
 
 def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
@@ -116,10 +115,9 @@ def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
     mu, sigma are of the entropies of the group's tokens. These are version 1's, which calls it
     EAPO; version 2, HAPO, may differ.
     """
-    scale = batch.advantages[:, None]  # (B, 1)
-    bound = scale.abs() / phi
-    z = standardise(batch.entropies, batch.rollouts.mask, batch.group_size)  # (B, T)
-    return scale + alpha * scale.sign() * z.clamp(-bound, bound)
+    bound = batch.scale.abs() / phi  # (B, 1)
+    z = standardise(batch.entropies, batch.mask, batch.group_size)  # (B, T)
+    return batch.scale + alpha * batch.scale.sign() * z.clamp(-bound, bound)
 
 
 def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
@@ -130,9 +128,8 @@ def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     such tokens go. Its bounds are those for 7B; `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
     """
     index = 1 + batch.log_probs / batch.entropies  # (B, T), NaN or -inf where H_t is 0
-    kept = (index >= low) & (index <= high) & batch.rollouts.mask  # (B, T)
-    lengths = batch.rollouts.mask.sum(1, keepdim=True)  # (B, 1)
-    return batch.advantages[:, None] * kept * lengths / kept.sum(1, keepdim=True).clamp_min(1)
+    kept = (index >= low) & (index <= high) & batch.mask  # (B, T)
+    return batch.scale * kept * batch.lengths / kept.sum(1, keepdim=True).clamp_min(1)
 
 
 def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Tensor:
@@ -145,7 +142,7 @@ def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Te
     """
     excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
     earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
-    return batch.advantages[:, None] * torch.where(batch.advantages[:, None] > 0, earned, 1.0)
+    return batch.scale * torch.where(batch.scale > 0, earned, 1.0)
 
 
 def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
@@ -155,11 +152,11 @@ def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
     ratio of policies times A. Here the ratio is 1, as at the first update. Inferred: E_t is the
     entropy, and the tokens are ranked within a group.
     """
-    size = batch.advantages[:, None].abs() * batch.entropies  # (B, T)
-    size = torch.where(batch.rollouts.mask, size, torch.nan)
+    size = batch.scale.abs() * batch.entropies  # (B, T)
+    size = torch.where(batch.mask, size, torch.nan)
     of_groups = size.view(-1, batch.group_size * size.shape[1])  # (groups, G T)
     least = of_groups.nanquantile(1 - kept, dim=1).repeat_interleave(batch.group_size)  # (B,)
-    return batch.advantages[:, None] * (size >= least[:, None])
+    return batch.scale * (size >= least[:, None])
 
 
 # ---- hidden states -------------------------------------------------------------------------------
@@ -169,125 +166,80 @@ def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
     settings = settings_of(context.shear, **ablations)
     omega = []
-    nbars = []  # of the groups that have tokens
-    iterations = []
-    errors = []
     for group, hidden in batch.groups():
-        mask = batch.rollouts.mask[group]
+        mask = batch.mask[group]
         weighed = group_weights(hidden, mask, batch.correct[group], settings)
         omega.append(weighed.omega)
         if mask.any():
-            nbars.append(weighed.nbar)
+            batch.log("nbar", torch.tensor(weighed.nbar))
+            batch.log("eps_over_nbar", torch.tensor(settings.eps_over(weighed.nbar)))
         closest = weighed.closest
         if closest and not batch.closest:
             batch.closest = in_nbar(closest, weighed.nbar)
         if closest and closest.iterations is not None and closest.error is not None:
-            iterations.append(closest.iterations)
-            errors.append(closest.error)
-    if nbars:
-        batch.log("nbar", torch.tensor(nbars))
-        batch.log("eps_over_nbar", torch.tensor([settings.eps_over(nbar) for nbar in nbars]))
-    if iterations:
-        batch.log("sinkhorn_iterations", torch.cat(iterations))
-        batch.log("sinkhorn_error", torch.cat(errors))
-    return batch.advantages[:, None] * torch.cat(omega)  # Alg. 1 line 18, Step 4
+            batch.log("sinkhorn_iterations", closest.iterations)
+            batch.log("sinkhorn_error", closest.error)
+    return batch.scale * torch.cat(omega)  # Alg. 1 line 18, Step 4
 
 
 def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
-    """A_t = A where a wrong rollout first departs from the right ones, by SHEAR's distances; 0
-    elsewhere; ours.
+    """A_t = A where a wrong rollout first departs from the right ones; 0 elsewhere; ours.
 
-    Right rollouts keep A on every token. As it takes most of the weight off wrong rollouts, compare
-    it with `--negative-scale`, which does so without looking.
+    By W_eps in the reading "cost", which has no floor. Right rollouts keep A on every token. A
+    wrong one keeps it only around the onset of its first span whose distance (in units of nbar)
+    exceeds `threshold`: on the span's last `stride` tokens (which, but for a response's last span,
+    no span before it covers), on `stride` tokens before these and on `stride` after. As this takes
+    most of the weight off wrong rollouts, compare it with `--negative-scale`, which does so without
+    looking.
     """
-    omega = group_by_group(
-        batch, partial(first_weights, settings=settings_of(context.shear), threshold=threshold)
-    )
-    return batch.advantages[:, None] * omega
-
-
-@torch.no_grad()
-def first_weights(
-    hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings, *, threshold: float
-) -> Tensor:
-    """Weights (G, T) float32 of 0 and 1 for one group, by W_eps in the reading "cost", which has no
-    floor.
-
-    Right rollouts keep weight 1. A wrong one keeps it only around the onset of its first span whose
-    distance (in units of nbar) exceeds `threshold`: the weight is 1 on the span's last `stride`
-    tokens (which, but for a response's last span, no span before it covers), on `stride` tokens
-    before these and on `stride` after. Without such a span all its weights are 0. Shapes and errors
-    are those of `group_weights`.
-    """
-    window, stride = settings.window, settings.stride
-    mask = mask.bool()
-    omega = mask.float()  # (G, T)
-    sides = two_sides(hidden, mask, correct.bool(), window, stride)
-    if sides is None:
-        return omega
-    right, wrong = sides
-    nbar = mean_norm(hidden[mask])
-    solved = sinkhorn_distances(
-        token_distances(right.states, wrong.states),  # (N+, N-)
-        right,
-        wrong,
-        settings.eps_over(nbar) * nbar,
-        reading="cost",
-        max_iters=settings.max_iters,
-        tol=settings.tol,
-    )
-    distances = (solved.values.amin(0) / nbar).tolist()  # K-
-    omega[wrong.mask] = 0.0
-    begin = 0  # of the rollout's spans
-    for row, length in enumerate(wrong.mask.sum(1).tolist()):
-        bounds = span_bounds(length, window, stride)
-        far = [k for k in range(len(bounds)) if distances[begin + k] > threshold]
-        begin += len(bounds)
-        if far:
-            onset = bounds[far[0]][1] - stride
-            omega[row, max(0, onset - stride) : min(onset + 2 * stride, length)] = 1.0
-    return omega
+    settings = settings_of(context.shear, reading="cost")
+    stride = settings.stride
+    omega = batch.mask.float()  # (B, T)
+    for group, hidden in batch.groups():
+        mask = batch.mask[group]
+        correct = batch.correct[group]
+        weighed = group_weights(hidden, mask, correct, settings)
+        if not weighed.closest:
+            continue
+        distances = in_nbar(weighed.closest, weighed.nbar)
+        spans = closest_by_rollout(distances, mask, correct, settings.window, stride)
+        for row in (~correct).nonzero().flatten().tolist():
+            omega[group][row] = 0.0
+            far = [span for span in spans[row] if span.distance > threshold]
+            if far:
+                onset = far[0].end - stride
+                omega[group][row, max(0, onset - stride) : onset + 2 * stride] = 1.0
+    return batch.scale * omega
 
 
 def own_side(batch: Batch, context: Context) -> Tensor:
     """A_t = A omega_t as in `shear`, from the closest span of the same outcome in another rollout;
     a control, ours.
 
-    If distance from the other side tells more than novelty, this tells less. HarA (arXiv
-    2610.04344), of which only the abstract is public, has another distance from rollouts of the
-    same outcome, to their barycentre.
+    If distance from the other side tells more than novelty, this tells less. nbar and eps are those
+    of the whole group; omega is 1 without an opposing side, and in a rollout that is alone on its
+    own. HarA (arXiv 2610.04344), of which only the abstract is public, has another distance from
+    rollouts of the same outcome, to their barycentre.
     """
-    return batch.advantages[:, None] * group_by_group(
-        batch, partial(own_side_weights, settings=settings_of(context.shear))
-    )
-
-
-@torch.no_grad()
-def own_side_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> Tensor:
-    """Weights (G, T) float32 of one group; 1 without an opposing side, and in a rollout that is
-    alone on its own.
-
-    Shapes and errors are those of `group_weights`, and so are nbar and eps: those of the whole
-    group.
-    """
-    window, stride = settings.window, settings.stride
-    mask = mask.bool()
-    correct = correct.bool()
-    omega = mask.float()  # (G, T)
-    if two_sides(hidden, mask, correct, window, stride) is None:
-        return omega
-    nbar = mean_norm(hidden[mask])
-    eps = settings.eps_over(nbar) * nbar
-    for row in range(len(mask)):
-        same = mask & (correct == correct[row])[:, None]  # (G, T)
-        alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
-        sides = two_sides(hidden, same, alone, window, stride)
-        if sides is not None:
-            own, others = sides
-            costs = token_distances(own.states, others.states)  # (N, N')
-            closest = race(costs, own, others, eps, max_iters=settings.max_iters, tol=settings.tol)
-            omega[own.mask] = token_weights(closest.of_right / nbar, own.spans)
-    return omega
+    settings = settings_of(context.shear)
+    find_closest = closest_hook(settings)
+    omega = batch.mask.float()  # (B, T)
+    for group, hidden in batch.groups():
+        mask = batch.mask[group]
+        correct = batch.correct[group]
+        if two_sides(hidden, mask, correct, settings.window, settings.stride) is None:
+            continue
+        nbar = mean_norm(hidden[mask])
+        for row in range(len(mask)):
+            same = mask & (correct == correct[row])[:, None]  # (G, T)
+            alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
+            sides = two_sides(hidden, same, alone, settings.window, settings.stride)
+            if sides is not None:
+                own, others = sides
+                costs = token_distances(own.states, others.states)  # (N, N')
+                closest = find_closest(costs, own, others, settings.eps_over(nbar) * nbar)
+                omega[group][own.mask] = token_weights(closest.of_right / nbar, own.spans)
+    return batch.scale * omega
 
 
 def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
@@ -299,21 +251,17 @@ def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     other's, `nearer_own`. Deviates: a side is one of a group, theirs of all prompts of a shard; a
     response's first token, whose h is the prompt's, has the middle.
     """
-    mask = batch.rollouts.mask
-    later = mask.clone()  # (B, T) all tokens but the first
-    later[:, 0] = False
-    states = batch.states[later.roll(-1, 1)[mask]].float()  # (n, d) of the tokens before them
-    vectors = (1 - batch.log_probs[later].exp())[:, None] * states  # (n, d)
-    own = torch.full(mask.shape, 0.5, device=mask.device)  # (B, T)
-    first = 0
-    for group in range(0, len(mask), batch.group_size):
-        rows = slice(group, group + batch.group_size)
-        right = batch.correct[rows, None].expand_as(later[rows])[later[rows]]  # (m,)
+    own = torch.full(batch.mask.shape, 0.5, device=batch.mask.device)  # (B, T)
+    for group, hidden in batch.groups():
+        later = batch.mask[group].clone()  # (G, T) all n tokens but the first
+        later[:, 0] = False
+        states = hidden.roll(1, 1)[later].float()  # (n, d) of the tokens before them
+        vectors = (1 - batch.log_probs[group][later].exp())[:, None] * states  # (n, d)
+        right = batch.correct[group, None].expand_as(later)[later]  # (n,)
         if right.any() and not right.all():
-            own[rows][later[rows]] = nearer_own(vectors[first : first + len(right)], right)
-        first += len(right)
+            own[group][later] = nearer_own(vectors, right)
     omega = low + (high - low) * own
-    return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
+    return batch.scale * omega / group_moments(omega, batch.mask, batch.group_size)[0]
 
 
 def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
@@ -324,28 +272,19 @@ def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
     code.
     """
     vectors = vectors.double()  # if the sides are alike, float32 rounding would decide the margins
-    own, std = torch.ones_like(vectors[:, 0]), None  # (n,)
-    for _ in range(2):
+
+    def margins(own: Tensor) -> Tensor:
+        """||v - of_wrong||^2 - ||v - of_right||^2, (n,); minus it in wrong rollouts."""
         of_right, of_wrong = (
             side @ vectors / side.sum() for side in (own * right, own * ~right)
         )  # (d,)
-        # ||v - of_wrong||^2 - ||v - of_right||^2
-        margin = 2 * (vectors - (of_right + of_wrong) / 2) @ (of_right - of_wrong)  # (n,)
-        margin = torch.where(right, margin, -margin)
-        if std is None:
-            std = torch.where(
-                right, margin[right].std(correction=0), margin[~right].std(correction=0)
-            )
-        own = torch.sigmoid(margin / std.clamp_min(1e-4))
-    return own.float()
+        margin = 2 * (vectors - (of_right + of_wrong) / 2) @ (of_right - of_wrong)
+        return torch.where(right, margin, -margin)
 
-
-def group_by_group(batch: Batch, weights_of: Callable) -> Tensor:
-    """(B, T): `weights_of(hidden (G, T, d), mask (G, T), correct (G,)) -> (G, T)` of each group."""
-    omega = []
-    for group, hidden in batch.groups():
-        omega.append(weights_of(hidden, batch.rollouts.mask[group], batch.correct[group]))
-    return torch.cat(omega)
+    first = margins(torch.ones_like(vectors[:, 0]))
+    std = torch.where(right, first[right].std(correction=0), first[~right].std(correction=0))
+    std = std.clamp_min(1e-4)
+    return torch.sigmoid(margins(torch.sigmoid(first / std)) / std).float()
 
 
 # ---- further passes of the policy ----------------------------------------------------------------
@@ -363,9 +302,11 @@ def oar_g(
     given, read where it was sampled. With either probe a part of the importance is the draw of the
     noise, drawn again in each step.
     """
-    seed = context.seed * 2**20 + context.step  # no run takes so many steps
-    importance_of = partial(salience.importance_by_gradient, noise=noise, seed=seed)
-    return outcome_advantages(batch, context, importance_of, quantile, beta, probe)
+    answers = probed_answers(batch, context)
+    importance = salience.importance_by_gradient(
+        batch.rollouts, context, answers, probe=probe, noise=noise
+    )  # (B, T)
+    return batch.scale * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
 
 
 def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe: str) -> Tensor:
@@ -375,28 +316,19 @@ def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe
     Deviates: by the probe "logp" a token whose absence makes the answer likelier has importance 0;
     in their code, less.
     """
-    importance_of = partial(salience.importance_by_masking, pad=pad_id(context.tokenizer))
-    return outcome_advantages(batch, context, importance_of, quantile, beta, probe)
+    answers = probed_answers(batch, context)
+    importance = salience.importance_by_masking(
+        batch.rollouts, context, answers, probe=probe
+    )  # (B, T)
+    return batch.scale * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
 
 
-def outcome_advantages(
-    batch: Batch,
-    context: Context,
-    importance_of: Callable[..., Tensor],
-    quantile: float,
-    beta: float,
-    probe: str,
-) -> Tensor:
-    """OAR's A omega by either importance; rollouts whose A is 0 are not probed."""
-    mask = batch.rollouts.mask
+def probed_answers(batch: Batch, context: Context) -> salience.Answers:
+    """Where the answers stand in those rollouts whose A is not 0."""
     answers = salience.answer_places(context.tokenizer, batch.rollouts)
     for row in (batch.advantages == 0).nonzero().flatten().tolist():
         answers[row] = None
-    importance = importance_of(
-        context.policy, batch.rollouts, answers, probe=probe, micro_tokens=context.micro_tokens
-    )  # (B, T)
-    omega = salience.outcome_weights(importance, answers, mask, quantile, beta)
-    return batch.advantages[:, None] * omega
+    return answers
 
 
 def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
@@ -408,13 +340,10 @@ def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
     public: omega is 2 sigmoid(c z), z standardised in the group, c rising from -slope to slope over
     the run, scaled to mean 1 over the group's tokens.
     """
-    mask = batch.rollouts.mask
-    values = salience.attention_entropy(
-        context.policy, batch.rollouts, micro_tokens=context.micro_tokens
-    )  # (B, T)
+    values = salience.attention_entropy(batch.rollouts, context)  # (B, T)
     pull = slope * (2 * context.step / context.steps - 1)
-    omega = 2 * torch.sigmoid(pull * standardise(values, mask, batch.group_size))  # (B, T)
-    return batch.advantages[:, None] * omega / group_moments(omega, mask, batch.group_size)[0]
+    omega = 2 * torch.sigmoid(pull * standardise(values, batch.mask, batch.group_size))  # (B, T)
+    return batch.scale * omega / group_moments(omega, batch.mask, batch.group_size)[0]
 
 
 def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
@@ -425,17 +354,10 @@ def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
     adapter that is still nothing gives weight 1. Inferred: the floor, of which ARCA (arXiv
     2606.00257) says that it is small.
     """
-    mask = batch.rollouts.mask
-    change = salience.adapter_residual(
-        context.policy,
-        batch.rollouts,
-        batch.states,
-        temperature=context.temperature,
-        micro_tokens=context.micro_tokens,
-    )
-    change = (change + floor) * mask  # (B, T)
+    change = salience.adapter_residual(batch.rollouts, context, batch.states)
+    change = (change + floor) * batch.mask  # (B, T)
     total = change.sum(1, keepdim=True).clamp_min(floor)  # (B, 1)
-    return batch.advantages[:, None] * change * mask.sum(1, keepdim=True) / total
+    return batch.scale * change * batch.lengths / total
 
 
 # ---- another model -------------------------------------------------------------------------------
@@ -463,11 +385,11 @@ def prm(batch: Batch, context: Context) -> Tensor:
     formula, of which the paper says no more; p_k for both signs would punish the good steps of
     wrong rollouts most.
     """
-    omega = batch.rollouts.mask.float()  # (B, T)
+    omega = batch.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, context)):
         scores = good[step]  # (T_i,)
         omega[row, : len(step)] = scores if batch.advantages[row] > 0 else 1 - scores
-    return batch.advantages[:, None] * omega
+    return batch.scale * omega
 
 
 def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) -> Tensor:
@@ -484,7 +406,7 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
     least, or groups of equal verdicts would make large advantages of small differences between
     scores.
     """
-    mask, returns = batch.rollouts.mask, batch.rollouts.mask.float()  # (B, T)
+    mask, returns = batch.mask, batch.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, context)):
         shares = min_form(good, temperature)  # (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
@@ -541,10 +463,10 @@ def oracle(batch: Batch, context: Context) -> Tensor:
     """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could
     give.
     """
-    position = torch.arange(batch.rollouts.mask.shape[1], device=batch.advantages.device)  # (T,)
+    position = torch.arange(batch.mask.shape[1], device=batch.advantages.device)  # (T,)
     start, end = true_errors(batch, context.task, context.tokenizer).unbind(1)  # (B,), (B,)
     inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
-    return batch.advantages[:, None] * (inside | (start < 0)[:, None])
+    return batch.scale * (inside | (start < 0)[:, None])
 
 
 def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
@@ -556,7 +478,7 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     (1 - mu)); b makes the mean over the group's tokens 0. A wrong rollout without a known error
     keeps A; inferred: b is taken from all other tokens.
     """
-    mask, rewards = batch.rollouts.mask, batch.rewards.view(-1, batch.group_size)
+    mask, rewards = batch.mask, batch.rewards.view(-1, batch.group_size)
     mu = (rewards > 0.5).sum(1) / rewards.isfinite().sum(1)  # (groups,), NaN without a verdict
     mu = mu.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
     sigma = (mu * (1 - mu)).sqrt()
@@ -564,29 +486,26 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     right, known = batch.correct[:, None], start >= 0  # (B, 1)
     before = torch.arange(mask.shape[1], device=mask.device) < start  # (B, T)
     credit = torch.where(before, prefix * (1 - mu) / sigma, -mu / sigma)
-    credit = torch.where(
-        right, (1 - mu) / sigma, torch.where(known, credit, batch.advantages[:, None])
-    )
+    credit = torch.where(right, (1 - mu) / sigma, torch.where(known, credit, batch.scale))
     moved = mask & (right | known)  # (B, T)
     sums = torch.where(mask, credit, 0.0).sum(1).view_as(rewards).sum(1)  # (groups,)
     shift = sums / moved.sum(1).view_as(rewards).sum(1)  # b
     credit = torch.where(moved, credit - shift.repeat_interleave(batch.group_size)[:, None], credit)
-    return torch.where(batch.advantages[:, None] != 0, credit, 0.0)
+    return torch.where(batch.scale != 0, credit, 0.0)
 
 
 def position_credit(batch: Batch, context: Context) -> Tensor:
     """A_t = A t / T: later tokens get more, whatever they say."""
-    mask = batch.rollouts.mask
-    return batch.advantages[:, None] * mask.cumsum(1) / mask.sum(1, keepdim=True).clamp_min(1)
+    return batch.scale * batch.mask.cumsum(1) / batch.lengths.clamp_min(1)
 
 
 def random_credit(batch: Batch, context: Context) -> Tensor:
     """A_t = A u, u uniform in [0, 2] and the same for `--window` tokens in a row."""
-    omega = batch.rollouts.mask.float()  # (B, T)
-    for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
+    omega = batch.mask.float()  # (B, T)
+    for row, length in enumerate(batch.mask.sum(1).tolist()):
         draws = 2 * torch.rand(-(-length // context.shear.window))
         omega[row, :length] = draws.repeat_interleave(context.shear.window)[:length].to(omega)
-    return batch.advantages[:, None] * omega
+    return batch.scale * omega
 
 
 def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
@@ -594,7 +513,7 @@ def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
     their places.
     """
     token_advantages = shear(batch, context, **ablations)
-    for row, length in enumerate(batch.rollouts.mask.sum(1).tolist()):
+    for row, length in enumerate(batch.mask.sum(1).tolist()):
         token_advantages[row, :length] = token_advantages[row, torch.randperm(length)]
     return token_advantages
 

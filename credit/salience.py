@@ -10,9 +10,9 @@
     attention_entropy        | how widely the middle layer looks back             | a forward one
 
 All are (B, T) float32, but for the places.
-`methods.py` makes token advantages of them, with formulas and sources. Each pass takes a `Policy`
-whose weights are whole on this rank, works on at most `micro_tokens` tokens at a time, and leaves
-the parameters' `.grad` as it was.
+`methods.py` makes token advantages of them, with formulas and sources. Each pass takes the context
+of a run, works on at most its `micro_tokens` tokens at a time, and leaves the parameters' `.grad`
+as it was.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,8 +24,9 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from credit import lora
+from credit.batch import Context
 from credit.tokens import char_starts
-from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, score, to_padded
+from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, pad_id, to_padded
 from rewards import box_place
 
 ANSWER_TOKENS = 32  # of an answer, at most, that are probed: their distributions exist all at once
@@ -49,18 +50,14 @@ def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Ans
     places: Answers = []
     for row, text in enumerate(rollouts.texts):
         ids = rollouts.ids[row][rollouts.mask[row]].tolist()
-        opening, begin, end = box_place(text) or (
-            0,
-            0,
-            0,
-        )  # characters: of the box, and of what stands in it
+        # characters: of the box, and of what stands in it
+        opening, begin, end = box_place(text) or (0, 0, 0)
         if opening == 0 or begin == end or not ids:
             places.append(None)
             continue
         starts = char_starts(tokenizer, ids)
-        first = starts[
-            bisect_right(starts, begin) - 1
-        ]  # of the token that holds it, or of a character's bytes
+        # of the token that holds it, or of a character's bytes
+        first = starts[bisect_right(starts, begin) - 1]
         start = bisect_left(starts, first)
         end = min(bisect_left(starts, end), start + ANSWER_TOKENS)
         places.append(Answer(bisect_left(starts, opening), start, end))
@@ -69,9 +66,9 @@ def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Ans
 
 @torch.no_grad()
 def importance_by_masking(
-    policy: Policy, rollouts: Rollouts, answers: Answers, *, pad: int, probe: str, micro_tokens: int
+    rollouts: Rollouts, context: Context, answers: Answers, probe: str
 ) -> Tensor:
-    """I_t for every token t before the answer: how the answer's distribution changes with `pad`
+    """I_t for every token t before the answer: how the answer's distribution changes with padding
     instead of t.
 
     `probe`: "kl", KL(clean || changed) of the mean logits over the answer's tokens, or "logp", how
@@ -84,20 +81,18 @@ def importance_by_masking(
         reasoning, start, end = answers[row]
         count = end - start
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
-        ids = torch.cat(
-            [prompt, rollouts.ids[row, : end - 1]]
-        )  # (S,), the answer's last token need not be seen
-        positions = slice(
-            len(prompt) + start - 1, len(ids)
-        )  # where the answer's tokens are predicted
+        # (S,), the answer's last token need not be seen
+        ids = torch.cat([prompt, rollouts.ids[row, : end - 1]])
+        # where the answer's tokens are predicted
+        positions = slice(len(prompt) + start - 1, len(ids))
         tokens = rollouts.ids[row, start:end]  # (n,)
-        clean = _next_log_probs(policy, [positions], input_ids=ids[None])  # (n, V)
-        at_once = max(1, min(micro_tokens // len(ids), HEAD_CHUNK // count))
+        clean = _next_log_probs(context.policy, [positions], input_ids=ids[None])  # (n, V)
+        at_once = max(1, min(context.micro_tokens // len(ids), HEAD_CHUNK // count))
         for masked in torch.arange(reasoning, device=ids.device).split(at_once):  # (b,)
             copies = ids.repeat(len(masked), 1)  # (b, S)
-            copies[torch.arange(len(masked)), len(prompt) + masked] = pad
+            copies[torch.arange(len(masked)), len(prompt) + masked] = pad_id(context.tokenizer)
             changed = _next_log_probs(
-                policy, [positions] * len(masked), input_ids=copies
+                context.policy, [positions] * len(masked), input_ids=copies
             )  # (b n, V)
             changed = changed.view(len(masked), count, -1)  # (b, n, V)
             importance[row, masked] = _change(clean, changed, tokens, probe).clamp_min(0.0)
@@ -105,29 +100,24 @@ def importance_by_masking(
 
 
 def importance_by_gradient(
-    policy: Policy,
-    rollouts: Rollouts,
-    answers: Answers,
-    *,
-    noise: float,
-    seed: int,
-    probe: str,
-    micro_tokens: int,
+    rollouts: Rollouts, context: Context, answers: Answers, probe: str, noise: float
 ) -> Tensor:
     """I_t = |<dJ/de_t, e_t>|, J the change of the answer's distribution, e_t the embedding of token
     t; (B, T) float32.
 
     J compares with itself under small noise on the reasoning's embeddings, as KL has no gradient at
-    zero. The noise is drawn from `seed`, the same for every rollout, so that importance depends on
-    nothing else in the batch.
+    zero. The noise is drawn from seed and step, the same for every rollout, so that importance
+    depends on nothing else in the batch.
     """
+    policy = context.policy
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     embed = policy.model.get_input_embeddings()
     weight = embed.get_parameter("weight")  # (V, d)
+    seed = context.seed * 2**20 + context.step  # no run takes so many steps
     moves = noise * _fixed_noise(rollouts.ids.shape[1], weight, seed)  # (T, d)
     offsets = rollouts.prompt_mask.sum(1).tolist()  # where responses start
     rows = [row for row, answer in enumerate(answers) if answer]
-    for micro_batch in pack(rows, rollouts.lengths, micro_tokens):
+    for micro_batch in pack(rows, rollouts.lengths, context.micro_tokens):
         ids, _, _ = end_to_end(rollouts.take(micro_batch))  # (b, S)
         embeddings = embed(ids).detach()  # (b, S, d)
         noisy = embeddings.clone()
@@ -136,9 +126,8 @@ def importance_by_gradient(
             offset = offsets[row]
             reasoning, start, end = answers[row]
             noisy[i, offset : offset + reasoning] += moves[:reasoning]
-            positions.append(
-                slice(offset + start - 1, offset + end - 1)
-            )  # where the answer's tokens are predicted
+            # where the answer's tokens are predicted
+            positions.append(slice(offset + start - 1, offset + end - 1))
             tokens.append(rollouts.ids[row, start:end])
         with torch.no_grad():
             clean = _next_log_probs(policy, positions, inputs_embeds=embeddings)  # (n, V)
@@ -183,27 +172,22 @@ def outcome_weights(
     return omega
 
 
-def adapter_residual(
-    policy: Policy, rollouts: Rollouts, hidden: Tensor, *, temperature: float, micro_tokens: int
-) -> Tensor:
+def adapter_residual(rollouts: Rollouts, context: Context, hidden: Tensor) -> Tensor:
     """||h_adapted - h_base||, (B, T) float32: `hidden` (N, d) against the states without the
     adapter.
     """
-    with lora.off(policy.model):
-        scores = score(policy, rollouts, temperature=temperature, micro_tokens=micro_tokens)
-    base = scores.hidden  # (N, d)
+    with lora.off(context.policy.model):
+        base = context.score(rollouts).hidden  # (N, d)
     assert base is not None  # they are kept unless asked otherwise
     change = []
-    for start in range(
-        0, len(base), HEAD_CHUNK
-    ):  # in parts: float32 copies of all states would not fit
-        tokens = slice(start, start + HEAD_CHUNK)
-        change.append((hidden[tokens].float() - base[tokens].float()).norm(dim=-1))
+    # in parts: float32 copies of all states would not fit
+    for states, others in zip(hidden.split(HEAD_CHUNK), base.split(HEAD_CHUNK), strict=True):
+        change.append((states.float() - others.float()).norm(dim=-1))
     return to_padded(torch.cat(change), rollouts.mask)
 
 
 @torch.no_grad()
-def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) -> Tensor:
+def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
     """Entropy of each token's attention in the middle layer, mean over the heads, over log of the
     context's length.
 
@@ -212,29 +196,30 @@ def attention_entropy(policy: Policy, rollouts: Rollouts, *, micro_tokens: int) 
     weights.
     """
     entropy = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
-    layers = layers_of(policy.model)
+    model = context.policy.model
+    layers = layers_of(model)
     entropies = []  # (b, S) of the pass that has just run
 
     def keep(module: torch.nn.Module, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         weights = output[1].float()  # (b, heads, S, S)
         entropies.append(-torch.xlogy(weights, weights).sum(-1).mean(1))  # (b, S)
 
-    usual = policy.model.config._attn_implementation
+    usual = model.config._attn_implementation
     middle = layers[len(layers) // 2].get_submodule("self_attn")
     hook = middle.register_forward_hook(keep)
     try:
-        policy.model.set_attn_implementation("eager")
-        for rows in pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens):
+        model.set_attn_implementation("eager")
+        for rows in pack(range(len(rollouts.texts)), rollouts.lengths, context.micro_tokens):
             micro_batch = rollouts.take(rows)
             ids, inside, _ = end_to_end(micro_batch)  # (b, S), (b, S)
-            policy.model.base_model(input_ids=ids, use_cache=False)
-            context = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
-            normed = entropies.pop() / context.float().log().clamp_min(1e-6)  # (b, S)
+            model.base_model(input_ids=ids, use_cache=False)
+            seen = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
+            normed = entropies.pop() / seen.float().log().clamp_min(1e-6)  # (b, S)
             of_response = to_padded(normed[inside], micro_batch.mask)  # (b, t)
             entropy[rows, : of_response.shape[1]] = of_response
     finally:
         hook.remove()
-        policy.model.set_attn_implementation(usual)
+        model.set_attn_implementation(usual)
     return entropy
 
 

@@ -34,15 +34,7 @@ class Settings(Shear):
 
 def settings_of(shear: Shear, **options: str) -> Settings:
     """SHEAR's settings, from the flags and the options of the method `shear`."""
-    return Settings(
-        shear.window,
-        shear.stride,
-        shear.eps,
-        shear.eps_unit,
-        shear.max_iters,
-        shear.tol,
-        **options,
-    )
+    return Settings(**vars(shear) | options)
 
 
 def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> Weighed:
@@ -68,22 +60,11 @@ def closest_hook(settings: Settings) -> ClosestHook:
     """The hook `closest` for a setting's distance of two spans: a race if it is the value of W_eps,
     which alone has bounds; else every pair is measured.
     """
-    if (settings.distance, settings.reading) == ("w1", "value"):
-        return partial(race, max_iters=settings.max_iters, tol=settings.tol)
+    if settings.distance == "w1":
+        solve = race if settings.reading == "value" else ablations.closest_by_cost
+        return partial(solve, max_iters=settings.max_iters, tol=settings.tol)
 
     def measure_all(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
-        if settings.distance == "w1":
-            solved = ablations.sinkhorn_distances(
-                costs,
-                right,
-                wrong,
-                eps,
-                reading=settings.reading,
-                max_iters=settings.max_iters,
-                tol=settings.tol,
-            )
-            found = closest_of(solved.values)
-            return found._replace(iterations=solved.iterations, error=solved.error)
         return closest_of(DISTANCES[settings.distance](costs, right, wrong))
 
     return measure_all

@@ -10,11 +10,10 @@ To add a method, write a function `f(batch, context, **options)` from a `credit.
 Left out: the methods' code and sources (`credit.methods`).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from tasks.settings import LARGE, read_number
+from tasks.settings import LARGE, one_of, read_number
 
 # The needs of methods, which a task, a model or a machine may lack.
 NEEDS = {
@@ -33,20 +32,20 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a method: a number within bounds, or one of `choices`."""
+    """An option of a method: a number within bounds, positive if none are given, or one of
+    `choices`.
+    """
 
     default: float | str
     about: str
-    low: float = -math.inf
-    high: float = math.inf
+    low: float = 1e-30
+    high: float = LARGE
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> float | str:
         """The value in a text. Raises ValueError with the bounds or choices."""
         if self.choices:
-            if text not in self.choices:
-                raise ValueError(f"must be one of {', '.join(self.choices)}")
-            return text
+            return one_of(self.choices)(text)
         kind = int if isinstance(self.default, int) else float
         return read_number(kind, self.low, self.high, text)
 
@@ -62,11 +61,8 @@ class Method:
     # The loss is a mean over only those rollouts that get credit.
     drops_uncredited: bool = False
     options: dict[str, Option] = field(default_factory=dict)
-    # Two options, the first of which must be less than the second.
-    ascending: tuple[str, str] | None = None
 
 
-TINY = 1e-30
 SHEAR = {  # the paper's ablations
     "reading": Option(
         "value", "the value of Eq. (10), or only its transport cost", choices=("value", "cost")
@@ -81,7 +77,7 @@ SHEAR = {  # the paper's ablations
 }
 OAR = {
     "quantile": Option(0.25, "share of tokens that are suppressed", 0, 1),
-    "beta": Option(1.0, "boost of the most important token", 0, LARGE),
+    "beta": Option(1.0, "boost of the most important token", 0),
     "probe": Option("kl", "how the answer's change is measured", choices=("kl", "logp")),
 }
 LEANING = {
@@ -100,9 +96,7 @@ METHODS = {
     "first": Method(
         "the same distances, but only where a wrong rollout first departs",
         ("states", "pairs"),
-        options={
-            "threshold": Option(0.03, "distance at which a rollout has gone wrong", TINY, LARGE)
-        },
+        options={"threshold": Option(0.03, "distance at which a rollout has gone wrong")},
     ),
     "kgae": Method(
         "changes of a value that nearby rollouts of the group estimate",
@@ -110,7 +104,7 @@ METHODS = {
         weighs=False,
         options={
             "decay": Option(0.95, "discount of later changes of value", 0, 1),
-            "width": Option(0.05, "distance at which a neighbour's weight is 1 / e", TINY, LARGE),
+            "width": Option(0.05, "distance at which a neighbour's weight is 1 / e"),
         },
     ),
     "bipace": Method(
@@ -122,59 +116,55 @@ METHODS = {
     "entropy": Method(
         "more credit where the policy was unsure",
         options={
-            "alpha": Option(0.4, "advantage per nat of entropy", TINY, LARGE),
+            "alpha": Option(0.4, "advantage per nat of entropy"),
             "kappa": Option(
-                2.0, "at most |A| / this is added; over 1, or signs would change", 1.000001, LARGE
+                2.0, "at most |A| / this is added; over 1, or signs would change", 1.000001
             ),
         },
     ),
     "hapo": Method(
         "more credit where the policy was unsure, by standardised entropy",
-        options={
-            "alpha": Option(0.2, "advantage per standard deviation of entropy", TINY, LARGE),
-            "phi": Option(2.0, "at most |A| / this many standard deviations count", TINY, LARGE),
+        options={  # alpha over phi, and advantages could change their sign
+            "alpha": Option(0.2, "advantage per standard deviation of entropy", high=1),
+            "phi": Option(2.0, "at most |A| / this many standard deviations count", 1),
         },
-        ascending=("alpha", "phi"),  # otherwise advantages could change their sign
     ),
     "rsi": Method(
         "credit only for tokens whose relative surprisal lies within bounds",
         options={
-            "low": Option(-6.0, "tokens of a lower index get no credit", -LARGE, LARGE),
-            "high": Option(0.8, "tokens of a higher index get no credit", -LARGE, LARGE),
+            "low": Option(-6.0, "tokens of a lower index get no credit", -LARGE, 0),
+            "high": Option(0.8, "tokens of a higher index get no credit", 0, 1),
         },
-        ascending=("low", "high"),
     ),
     "taco": Method(
         "less credit for tokens of right rollouts that entropy did not predict",
         options={
-            "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", TINY, 1),
+            "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", high=1),
             "strength": Option(0.9, "largest share of A that it loses", 0, 1),
         },
     ),
     "gmts": Method(
         "credit only for tokens of large |A| times entropy",
-        options={"kept": Option(0.2, "share of the group's tokens that get credit", TINY, 1)},
+        options={"kept": Option(0.2, "share of the group's tokens that get credit", high=1)},
     ),
     "delta": Method(
         "more credit for tokens that tell right from wrong rollouts",
         ("states",),
         options={
-            "low": Option(0.8, "weight of a token that is like the other side's", TINY, LARGE),
-            "high": Option(1.2, "weight of a token that is like its own side's", TINY, LARGE),
+            "low": Option(0.8, "weight of a token that is like the other side's", high=1),
+            "high": Option(1.2, "weight of a token that is like its own side's", 1),
         },
-        ascending=("low", "high"),
     ),
     "oar-g": Method(
         "the answer's sensitivity to a token, by gradients",
         ("box",),
-        options=OAR
-        | {"noise": Option(1e-3, "standard deviation of the noise on embeddings", TINY, LARGE)},
+        options=OAR | {"noise": Option(1e-3, "standard deviation of the noise on embeddings")},
     ),
     "oar-p": Method("the answer's sensitivity to a token, by masking", ("box",), options=OAR),
     "arca": Method(
         "how far a LoRA adapter moves the token's state",
         ("states", "adapter"),
-        options={"floor": Option(1e-6, "added to every distance", TINY, LARGE)},
+        options={"floor": Option(1e-6, "added to every distance")},
     ),
     "prm": Method("the score of the token's step by a process reward model", ("prm", "box")),
     "pure": Method(
@@ -182,8 +172,8 @@ METHODS = {
         ("prm", "box"),
         weighs=False,
         options={
-            "temperature": Option(0.1, "temperature of the soft minimum", TINY, LARGE),
-            "outcome": Option(1.0, "what a right verdict adds", 0, LARGE),
+            "temperature": Option(0.1, "temperature of the soft minimum"),
+            "outcome": Option(1.0, "what a right verdict adds", 0),
         },
     ),
     "rlsd": Method(
@@ -208,13 +198,13 @@ METHODS = {
         ("peer",),
         weighs=False,
         drops_uncredited=True,
-        options={"gamma": Option(0.5, "what the first token's credit gains", 0, LARGE)},
+        options={"gamma": Option(0.5, "what the first token's credit gains", 0)},
     ),
     "dasd": Method(
         "A, and a little of sdpo's log-ratio: towards it where entropy is low, else away",
         ("peer",),
         weighs=False,
-        options={"beta": Option(0.1, "advantage per standard deviation of it", 0, LARGE)},
+        options={"beta": Option(0.1, "advantage per standard deviation of it", 0)},
     ),
     "hsd": Method(
         "the ratio after answer and another right rollout are shown",
@@ -226,14 +216,14 @@ METHODS = {
         ("rephrase",),
         weighs=False,
         options={
-            "strength": Option(0.01, "advantage per standard deviation of instability", 0, LARGE),
+            "strength": Option(0.01, "advantage per standard deviation of instability", 0),
             "phrasings": Option(4, "of each problem, a pass each", 1, 100),
         },
     ),
     "attention": Method(
         "weights grow from focused tokens to those that attend widely",
         ("attention",),
-        options={"slope": Option(1.0, "c goes from minus this to this", TINY, LARGE)},
+        options={"slope": Option(1.0, "c goes from minus this to this")},
     ),
     "oracle": Method("control: credit only for the true first wrong step", ("first error",)),
     "cliff": Method(
@@ -291,16 +281,10 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
     for assignment in given:
         option, _, text = assignment.partition("=")
         if option not in options:
-            has = f"has {', '.join(options)}" if options else "has no options"
-            raise ValueError(f"{assignment}: {name} {has}; give NAME=VALUE, or leave it out")
+            has = ", ".join(options) or "no options"
+            raise ValueError(f"{assignment}: {name} has {has}; give NAME=VALUE, or leave it out")
         try:
             values[option] = options[option].read(text)
         except ValueError as error:
             raise ValueError(f"{assignment}: {error}; change it") from error
-    ascending = method_of(name).ascending
-    if ascending:
-        low, high = ascending
-        if float(values[low]) >= float(values[high]):
-            reason = f"must be less than {high}, {values[high]}; change one of them"
-            raise ValueError(f"{low}={values[low]}: {reason}")
     return values

@@ -149,7 +149,7 @@ def test_methods_and_their_options_are_those_of_the_table():
         ("--method rsi --method-option low=nan", "low=nan: must be from"),
         ("--method grpo+rsi --method-option low=1", "low=1: grpo.rsi has share, until;"),
         ("--method grpo+shear --method-option until=.5", "until=.5: must be of type int"),
-        ("--method hapo --method-option phi=.2", "alpha=0.2: must be less than phi, 0.2"),
+        ("--method hapo --method-option phi=.2", "phi=.2: must be from 1 to"),
     ):
         with pytest.raises(problems.BadInput, match=f"--method-option {message}"):
             config.check(config.parse_train(words.split()))
