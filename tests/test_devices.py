@@ -122,7 +122,7 @@ class Forgetful:
 
 
 LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meets it
-    ("grpo", "zeros tensor", "grpo"), ("credit.batch", "zeros tensor", "grpo"),
+    ("grpo", "zeros tensor", "grpo"), ("credit.batch", "tensor", "grpo"),
     ("shear", "tensor arange", "shear"), ("fast.race", "arange", "shear"),
     ("sinkhorn", "arange", "shear reading=cost"), ("credit.ablations", "empty", "shear reading=cost"),
     ("credit.methods", "full arange", "oracle"), ("credit.values", "zeros full arange", "kgae"),
