@@ -267,7 +267,8 @@ def on_two(work: Callable[..., None], folder, *inputs) -> None:
 
 def _as_rank(rank: int, work: Callable[..., None], folder, *inputs) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}  # read, but not used
+    # read, but not used
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}
     store = torch.distributed.FileStore(f"{folder}/store", 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     work(folder, *inputs)
