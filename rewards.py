@@ -236,7 +236,7 @@ def style_of(tests: object) -> str:
     Raises ValueError for tests that decide nothing.
     """
     if not isinstance(tests, dict):
-        raise ValueError("must be an object")
+        raise ValueError("tests must be an object")
     if all(_is_text(tests.get(key)) for key in KEYS["humaneval"]):
         return "humaneval"
     asserts = tests.get("asserts", [])
@@ -252,13 +252,15 @@ def style_of(tests: object) -> str:
     if is_call and not (
         _is_text(tests["fn_name"]) and _is_list_of(inputs, list) and _is_list_of(outputs, object)
     ):
-        raise ValueError("needs fn_name, a list of argument lists as inputs, and a list of outputs")
+        raise ValueError(
+            "tests need fn_name, a list of argument lists as inputs, and a list of outputs"
+        )
     if not is_call and not (_is_list_of(inputs, str) and _is_list_of(outputs, str)):
         raise ValueError(
-            "needs inputs and outputs, lists of text; or asserts; or prompt, test and entry_point"
+            "tests need inputs and outputs, lists of text; or asserts; or prompt, test, entry_point"
         )
     if len(inputs) != len(outputs):
-        raise ValueError(f"has {len(inputs)} inputs and {len(outputs)} outputs")
+        raise ValueError(f"tests have {len(inputs)} inputs and {len(outputs)} outputs")
     return "fn_call" if is_call else "stdio"
 
 

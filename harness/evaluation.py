@@ -44,10 +44,10 @@ from harness import files, parallel
 from harness.config import Protocol, TrainConfig
 from harness.models import fast_rollout
 from harness.parallel import Ranks
-from rewards import Verdict, grade_all
+from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
-from tasks.problems import Task, check_tests, choose_template, digest_of, grader, text_task
+from tasks.problems import Task, choose_template, digest_of, grader, text_task
 from tasks.rows import BadInput, bad_input_on_error, from_files
 
 
@@ -267,7 +267,7 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
         with bad_input_on_error(f"--replay {path}, row {number}", needed):
             files.object_of(json.dumps(line), [Response])
             if "tests" in line or "answer" not in line:
-                check_tests(line, line.get("tests"))
+                style_of(line.get("tests"))
         lines.append(usual | line | {"problem": str(line["problem"])})
 
     def grade(response: str, line: dict) -> Verdict:

@@ -19,10 +19,10 @@ function `task`, which takes the settings of a run.
 Another count is a warning, not an error. Rows without an answer, or with tests that decide nothing,
 are dropped.
 
-**A path** is a JSON-lines file in our own form, {"problem", and "answer" (math) or "tests" (code,
-see `rewards.py`)}, whose rows are taken unchanged; or a table, a JSON list or a folder
-(`tasks/rows.py`), where a row may be
-  - ours: "problem" or "question", with "answer" or "tests" (an object or its JSON text);
+**A path** is a file of JSON lines, a table, a JSON list or a folder (`tasks/rows.py`), where a row
+may be
+  - ours: "problem" or "question", with "answer" or "tests" (an object or its JSON text; see
+    `rewards.py`);
   - MATH's: "answer" may be "gt_answer", "ground_truth_answer", or the last box of "solution";
   - Eurus's: "prompt" (messages) and "reward_model" {"ground_truth"}.
 Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that
@@ -44,7 +44,7 @@ import re
 import textwrap
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,10 +59,7 @@ from tasks.rows import (
     SURROGATE,
     BadInput,
     bad_input_on_error,
-    cause,
     from_hub,
-    is_json_lines,
-    json_lines,
     lacks,
     read_rows,
 )
@@ -305,22 +302,21 @@ def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokeniz
     """The template, "auto" resolved by the tokenizer and by `model_name`, a hub id or a folder.
     Raises BadInput.
     """
-    missing = sorted({"<|im_start|>", "<|im_end|>"} - set(tokenizer.added_tokens_encoder))
+    has_turns = {"<|im_start|>", "<|im_end|>"} <= tokenizer.added_tokens_encoder.keys()
     if template == "auto":
         # both words in one part: /home/mathilda/qwen is no Qwen-Math
         parts = Path(model_name.lower()).parts
-        if not missing and any("qwen" in part and "math" in part for part in parts):
+        if has_turns and any("qwen" in part and "math" in part for part in parts):
             return "qwen-math"
         return "chat" if tokenizer.chat_template else "plain"
-    if template == "qwen-math" and missing:
+    lacking = ""
+    if template == "qwen-math" and not has_turns:
+        lacking = "<|im_start|> and <|im_end|>"
+    elif template == "chat" and not tokenizer.chat_template:
+        lacking = "chat template"
+    if lacking:
         raise BadInput(
-            f"--template qwen-math: the tokenizer of {model_name} has no {missing[0]}; use another "
-            "template"
-        )
-    if template == "chat" and not tokenizer.chat_template:
-        raise BadInput(
-            f"--template chat: the tokenizer of {model_name} has no chat template; use --template "
-            "plain"
+            f"--template {template}: the tokenizer of {model_name} has no {lacking}; use plain"
         )
     return template
 
@@ -335,16 +331,12 @@ def render(
     content = f"{problem}\n{instruction}"
     if template == "chat":
         messages = [{"role": "user", "content": content}]
-        try:
+        with bad_input_on_error("--template chat", "give plain"):
             text = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-            assert isinstance(text, str)  # of one conversation
-            return text
-        except Exception as error:  # a template may raise of every kind; the cause stays attached
-            raise BadInput(
-                f"--template chat: the model's own one fails ({cause(error)}); give plain"
-            ) from error
+        assert isinstance(text, str)  # of one conversation
+        return text
     bos = tokenizer.bos_token_id
     starts = bos is not None and bos in tokenizer("")["input_ids"]
     return f"{tokenizer.bos_token if starts else ''}{content}\n"
@@ -354,75 +346,40 @@ def render(
 
 
 def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
-    """The problems of a file or folder, or of the hub if `data` is None, and notes; raises
-    BadInput.
+    """The problems of a file or folder, or of the hub if `data` is None; raises BadInput.
 
-    The notes tell the user where the problems come from, and how many rows were left out or dropped
-    and why.
+    And notes for the user: where they come from, and how many rows were left out or dropped, and
+    why.
     """
     if data is None:
-        repo, file, _ = HUB[kind]
-        blame = f"--task {kind} without --data: {repo}/{file}"
+        repo, file, expected = HUB[kind]
+        blame = f"--task {kind} without --data: {repo}"
         remedy = "give a local file or folder with --data"
-        _, _, rows = from_hub(repo, [file], blame, remedy)
-        return select(kind, rows, None)
-    remedy = (
-        "give a file of JSON lines, .json, .csv or .parquet, or a folder of such files or saved "
-        "by datasets, "
-    )
-    with bad_input_on_error(f"--data {data}", remedy + "with a train split"):
-        if not Path(data).exists():
-            raise FileNotFoundError("no such file or folder")
-        lines = json_lines(Path(data)) if is_json_lines(Path(data)) else None
-        rows = read_rows(Path(data)) if lines is None else []
-    if lines is None:
-        return select(kind, rows, data)
-    problems = own_problems(kind, lines, data)
-    return problems, [f"data {data}: {len(problems):,} problems"]
-
-
-def own_problems(kind: str, lines: list[tuple[int, dict]], data: str) -> list[dict]:
-    """The rows of a JSON-lines file, unchanged. Raises BadInput for a line that is not in our own
-    form.
-    """
-    wanted = ("problem", "answer") if kind == "math" else ("problem",)
-    for number, row in lines:
-        try:
-            for key in wanted:
-                if not _is_text(row.get(key)):
-                    raise lacks(row, f'"{key}", non-empty text')
-            if kind == "code":
-                check_tests(row, row.get("tests"))
-        except ValueError as error:
-            raise BadInput(f"--data {data}, line {number}: {error}") from error
-    if not lines:
-        raise BadInput(f"--data {data}: holds no problems; give one JSON object per line")
-    return [row for _, row in lines]
-
-
-def select(kind: str, rows: Iterable[dict], data: str | None) -> tuple[list[dict], list[str]]:
-    """The problems among the rows of a table, and notes on their number. Raises BadInput."""
-    repo, _, expected = HUB[kind]
+        _, _, rows = from_hub(repo, [file], f"{blame}/{file}", remedy)
+    else:
+        blame = f"--data {data}"
+        remedy = "give JSON lines, .json, .csv or .parquet, or a folder of these with a train split"
+        with bad_input_on_error(blame, remedy):
+            rows = read_rows(Path(data))
     problems = []
     dropped = []
-    count = wanted = 0
+    count = 0
     for count, row in enumerate(rows, 1):
         if not _is_wanted(row, kind):
             continue
-        wanted += 1
         try:
             problems.append(as_problem(row, kind))
-        except (ValueError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             if data is not None and "gt_answer" not in row and "reward_model" not in row:
-                raise BadInput(f"--data {data}, row {count}: {error}") from error
+                raise BadInput(f"{blame}, row {count}: {error}") from error
             dropped.append(f"row {count} {error}")
+    wanted = len(problems) + len(dropped)
     if not problems:
-        blame = f"--task {kind} without --data: {repo}" if data is None else f"--data {data}"
         why = f"the first dropped: {dropped[0]}" if dropped else f"{wanted:,} {FILTERS[kind]}"
         raise BadInput(
             f"{blame}: none of {count:,} rows can be used ({why}); give others with --data"
         )
-    source = f"{repo} (hub)" if data is None else data
+    source = data or f"{repo} (hub)"
     notes = [f"data {source}: {wanted:,} of {count:,} rows {FILTERS[kind]}"]
     if data is None and wanted != expected:
         notes.append(
@@ -468,7 +425,7 @@ def as_problem(row: dict, kind: str) -> dict:
             tests = _own_tests(columns.get("tests"))
         else:
             tests = _published_tests(truth)
-        check_tests(row, tests)
+        style_of(tests)
         return {"problem": problem, "tests": tests}
     answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")]
     answers.append(truth)
@@ -515,16 +472,6 @@ def _is_text(value: object) -> bool:
 # ---- tests ---------------------------------------------------------------------------------------
 
 
-def check_tests(row: dict, tests: object) -> None:
-    """Raises ValueError for the tests of a row if there are none, or if they decide nothing."""
-    if tests is None:
-        raise lacks(row, '"tests", an object')
-    try:
-        style_of(tests)
-    except ValueError as error:
-        raise ValueError(f'"tests": {error}') from error
-
-
 def _own_tests(tests: object) -> object:
     """Tests in our form, or their JSON text; parquet fills in None for the keys that other rows
     have.
@@ -533,7 +480,7 @@ def _own_tests(tests: object) -> object:
         tests = json.loads(tests)
     if isinstance(tests, dict):
         return {key: value for key, value in tests.items() if value is not None}
-    return tests  # `style_of` says what is wrong
+    return tests
 
 
 def _published_tests(published: object) -> object:
@@ -543,12 +490,10 @@ def _published_tests(published: object) -> object:
     value in a list of one, or texts with one argument per line in JSON and values in JSON.
     """
     tests = _own_tests(published)
-    if not isinstance(tests, dict):
-        return tests
-    inputs = tests.get("inputs")
-    outputs = tests.get("outputs")
-    if not isinstance(inputs, list) or not isinstance(outputs, list):
-        return tests
+    if not isinstance(tests, dict) or not {"inputs", "outputs"} <= tests.keys():
+        return tests  # `style_of` says what is wrong
+    inputs = tests["inputs"]
+    outputs = tests["outputs"]
     if "fn_name" not in tests:
         return {
             "inputs": [_joined(lines) for lines in inputs],
@@ -571,6 +516,4 @@ def json_values(text: str) -> list:
 
 def _joined(lines: object) -> object:
     """A list of lines as one text; everything else as it is."""
-    if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
-        return "\n".join(lines)
-    return lines
+    return "\n".join(lines) if isinstance(lines, list) else lines

@@ -6,9 +6,7 @@
     from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
 
 A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
-folder holds such files, all of one kind, or was saved by `datasets`; of several splits "train" is
-read. A JSON value that is not an object becomes an empty row, which later checks refuse because it
-has no keys.
+folder holds such files, or was saved by `datasets`; of several splits "train" is read.
 """
 
 import csv
@@ -22,14 +20,11 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 # Half of a surrogate pair: JSON can spell one, but no tokenizer reads it. Python also has one stand
 # for each byte of the command line that is not UTF-8.
 SURROGATE = re.compile("[\ud800-\udfff]")
-
-TABLES = (".parquet", ".csv")
 
 
 class BadInput(ValueError):
@@ -94,16 +89,15 @@ def read_rows(path: Path) -> Iterable[dict]:
         return itertools.chain.from_iterable(batch.to_pylist() for batch in table.to_batches(1000))
     if path.suffix == ".csv":
         return _csv_rows(path)
-    if is_json_lines(path):
-        return [row for _, row in json_lines(path)]
-    return [value if isinstance(value, dict) else {} for value in json.loads(_text_of(path))]
+    text = _text_of(path)
+    if text.lstrip().startswith("["):
+        return [_as_row(value) for value in json.loads(text)]
+    return [row for _, row in json_lines(path)]
 
 
-def is_json_lines(path: Path) -> bool:
-    """Whether a path is neither a folder nor a table nor a JSON list."""
-    return (
-        path.is_file() and path.suffix not in TABLES and not _text_of(path).lstrip().startswith("[")
-    )
+def _as_row(value: object) -> dict:
+    """A JSON value as a row; what is no object becomes an empty one, which later checks refuse."""
+    return value if isinstance(value, dict) else {}
 
 
 def json_lines(path: Path) -> list[tuple[int, dict]]:
@@ -118,7 +112,7 @@ def json_lines(path: Path) -> list[tuple[int, dict]]:
             except (ValueError, RecursionError) as error:
                 # from None, so that `cause` names the line
                 raise ValueError(f"line {number}: not JSON ({error})") from None
-            rows.append((number, value if isinstance(value, dict) else {}))
+            rows.append((number, _as_row(value)))
     return rows
 
 
@@ -137,15 +131,10 @@ def _csv_rows(path: Path) -> list[dict]:
     """
     csv.field_size_limit(2**31 - 1)
     rows = []
-    start = 1  # the line where a row starts; a quoted cell may span several
+    start = 2  # the line where a row starts; a quoted cell may span several
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
-            names = reader.fieldnames or []
-            for name in filter(None, names):
-                if names.count(name) > 1:
-                    raise ValueError(f"line 1: two columns are named {name}")
-            start = reader.line_num + 1
             for row in reader:
                 if None in row:
                     raise csv.Error("more cells than the header has")
@@ -158,9 +147,7 @@ def _csv_rows(path: Path) -> list[dict]:
 
 
 def _folder_rows(folder: Path) -> Iterable[dict]:
-    """The rows of a folder that `datasets` saved, or else of its files, each read by `read_rows`.
-    Raises ValueError if the files are of several kinds.
-    """
+    """The rows of a folder that `datasets` saved, or else of the files in it."""
     import datasets  # imported late: slow, and the embedded task does without
 
     datasets.disable_progress_bars()
@@ -168,13 +155,9 @@ def _folder_rows(folder: Path) -> Iterable[dict]:
         saved = datasets.load_from_disk(str(folder))
         return _training(saved) if isinstance(saved, datasets.DatasetDict) else saved
     # The names of the files tell which belong to which split.
-    patterns = {"all": ["**"]} | datasets.data_files.get_data_patterns(str(folder))
-    extensions = [*TABLES, ".json", ".jsonl"]
+    patterns = datasets.data_files.get_data_patterns(str(folder))
+    extensions = [".parquet", ".csv", ".json", ".jsonl"]
     splits = datasets.data_files.DataFilesDict.from_patterns(patterns, str(folder), extensions)
-    paths = map(Path, splits.pop("all"))
-    kinds = {path.suffix if path.suffix in TABLES else ".json" for path in paths}
-    if len(kinds) != 1:
-        raise ValueError(f"needs files of one kind, found {', '.join(sorted(kinds)) or 'none'}")
     tables = []
     for path in map(Path, _training(splits)):
         try:
@@ -222,23 +205,10 @@ def from_hub(
     reach; its sentence begins with `blame` and ends with `remedy`.
     """
     try:
-        import huggingface_hub as hub  # imported late: slow, and the embedded task does without
+        from huggingface_hub import snapshot_download  # imported late: slow, and rarely needed
 
-        load = partial(
-            hub.snapshot_download,
-            repo_id=repo,
-            repo_type="dataset",
-            allow_patterns=list(patterns),
-        )
-        try:
-            folder = Path(load(local_files_only=True))
-            paths = _matching(folder, patterns)
-        except FileNotFoundError:  # not on disk
-            # Fails fast without a connection; a download would retry for minutes, noisily.
-            hub.HfApi().dataset_info(repo, timeout=10)
-            folder = Path(load())
-            paths = _matching(folder, patterns)
-        tables = [read_rows(path) for path in paths]
+        folder = Path(snapshot_download(repo, repo_type="dataset", allow_patterns=list(patterns)))
+        tables = [read_rows(path) for path in _matching(folder, patterns)]
     except Exception as error:  # libraries raise errors of any class
         raise BadInput(
             f"{blame} cannot be loaded from the hub ({cause(error)}); {remedy}"
