@@ -14,16 +14,16 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from harness.parallel import Ranks, together
-from tasks.rows import BadInput, bad_input_on_error, check_is_file
+from tasks.rows import BadInput, bad_input_on_error
 
 RESTORE = "restore it, or choose another folder"
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -155,46 +155,29 @@ SAMPLE = "model", "benchmark", "seed", "problem", "sample"  # what tells generat
 
 
 @contextmanager
-def without_leftovers(folder: Path, main: bool = True) -> Iterator[None]:
-    """Remove the folder and its parents at the end where they are new and empty."""
-    new = [path for path in (folder, *folder.parents) if main and not os.path.lexists(path)]
-    try:
-        yield
-    finally:
-        for path in new:
-            with suppress(OSError):  # not empty
-                path.rmdir()
-
-
-@contextmanager
 def locked_folder(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
-    """The folder of --out, made and locked by rank 0 for all, `without_leftovers`.
+    """The folder of --out, made and locked by rank 0 for all.
 
     Raises BadInput where it cannot be made, or another process writes there, or it holds files of
     others: the command's `settings` are not among them.
     """
-    with without_leftovers(folder, ranks.main), ExitStack() as at_end:
+    with ExitStack() as at_end:
         with together(ranks):
             if ranks.main:
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
                     handle = os.open(folder, os.O_RDONLY)
                     at_end.callback(os.close, handle)
-                    # a pipe would wait for its reader
-                    entries = list(map(check_is_file, folder.iterdir()))
-                    if entries and not (folder / settings).exists():
-                        raise BadInput(
-                            f"--out {folder}: holds other files, and no {settings}; choose another"
-                        )
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise BadInput(
-                        f"--out {folder}: another process is writing there; end it first"
-                    ) from error
                 except OSError as error:
+                    reason = f"cannot be made ({error})"
+                    if isinstance(error, BlockingIOError):
+                        reason = "another process is writing there"
+                    raise BadInput(f"--out {folder}: {reason}; choose another") from error
+                if any(folder.iterdir()) and not (folder / settings).exists():
                     raise BadInput(
-                        f"--out {folder}: cannot be made ({error}); choose another"
-                    ) from error
+                        f"--out {folder}: holds other files, and no {settings}; choose another"
+                    )
         yield
 
 
@@ -241,17 +224,13 @@ def as_json(value: object, indent: int | None = None) -> str:
     return json.dumps(finite, indent=indent) + "\n"
 
 
-def with_nan(row: dict) -> dict:
+def with_nan(value: Any) -> Any:
     """The opposite of `as_json`: numbers that are not known, also in objects within, are NaN."""
-    values: dict[str, object] = {}
-    for name, value in row.items():
-        if isinstance(value, list):  # of numbers
-            values[name] = [math.nan if item is None else item for item in value]
-        elif isinstance(value, dict):
-            values[name] = with_nan(value)
-        else:
-            values[name] = math.nan if value is None else value
-    return values
+    if isinstance(value, list):
+        return [with_nan(item) for item in value]
+    if isinstance(value, dict):
+        return {name: with_nan(item) for name, item in value.items()}
+    return math.nan if value is None else value
 
 
 def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = ()) -> list[dict]:
@@ -264,7 +243,7 @@ def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = 
     found = []
     line_of: dict[tuple, int] = {}
     with bad_input_on_error(str(path), RESTORE):
-        lines = check_is_file(path).read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines[:-1], 1):
         with bad_input_on_error(f"{path}, line {number}", "restore or remove the file"):
             row = object_of(line, forms or FORMS.get(path.name, ()))
@@ -280,7 +259,7 @@ def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
     name; raises BadInput.
     """
     with bad_input_on_error(str(path), RESTORE):
-        text = check_is_file(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
         return object_of(text, forms or FORMS.get(path.name, ()))
 
 

@@ -266,10 +266,9 @@ def main(argv: list[str] | None = None) -> None:
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if "model" in TASKS[config.task].has:
         stages |= {"cost": tuning[:1], "advantages": tuning}
-    with files.without_leftovers(flags.rows.parent):
-        flags.rows.parent.mkdir(parents=True, exist_ok=True)
-        for stage, seeds in stages.items():
-            run_stage(stage, cell, seeds, flags.rows, flags.jobs)
+    flags.rows.parent.mkdir(parents=True, exist_ok=True)
+    for stage, seeds in stages.items():
+        run_stage(stage, cell, seeds, flags.rows, flags.jobs)
     trials = []
     for trial in trials_in(flags.rows):
         if trial["stage"] != "confirm" or trial["seed"] in flags.seeds:

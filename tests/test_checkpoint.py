@@ -111,37 +111,6 @@ def test_checkpoints_come_as_often_as_asked(copied):
     assert steps_in(copied) == [6, 7]
 
 
-def without_line(number):
-    """Takes a line out of a file."""
-
-    def harm(data):
-        lines = data.splitlines(True)
-        return b"".join(lines[:number] + lines[number + 1 :])
-
-    return harm
-
-
-@pytest.mark.parametrize(
-    "name, change, words",
-    [
-        ("state/*-00001-of-*", lambda data: data[:-1], "cannot be loaded"),
-        ("state/*-00001-of-*", None, "cannot be loaded"),
-        ("../step-*/complete.json", None, "has no complete checkpoint"),
-        ("../../metrics.jsonl", without_line(0), "metrics.jsonl"),
-        ("../../metrics.jsonl", without_line(2), "metrics.jsonl"),
-    ],
-)
-def test_a_missing_or_damaged_checkpoint_is_fatal(name, change, words, copied, assert_refused):
-    """One sentence, status 2, and the run's files as they were: no silent start from nothing or
-    from another step.
-    """
-    for file in (copied / "checkpoints" / "step-000004").glob(name):
-        file.write_bytes(change(file.read_bytes())) if change else file.unlink()
-    there = {path: path.stat().st_mtime_ns for path in copied.rglob("*.jsonl")}
-    assert_refused(train.main, ["--resume", copied, "--steps", "6"], words)
-    assert there == {path: path.stat().st_mtime_ns for path in there}
-
-
 def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
     """What makes it one goes first."""
     with monkeypatch.context() as patch:

