@@ -171,7 +171,7 @@ def describe_set(loaded: Loaded, protocol: Protocol) -> dict:
         "source": loaded.source,
         "digest": digest_of(loaded.problems),
         "revision": loaded.revision,
-        "window": loaded.window,
+        "window": loaded.benchmark.window,
     }
 
 

@@ -243,7 +243,7 @@ def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
         )
         results[loaded.benchmark.name] = summarise(rows) | {
             "revision": loaded.revision,
-            "window": loaded.window,
+            "window": loaded.benchmark.window,
         }
     return results
 

@@ -6,10 +6,10 @@ r"""The paper's ten benchmarks, and the embedded task's held-out set: what they 
 
 Without files a benchmark comes from the hub.
 
-BENCHMARKS says where each set comes from, how many problems it should have and its k (avg@k, Sec.
-5.2). A file may be the hub's own, or another with the same columns: JSON lines (.jsonl, also .gz),
-.json, .csv or .parquet. A row that lacks what its set must have is an error that names it. Another
-number of problems is another benchmark: a warning in `Loaded.notes`.
+BENCHMARKS says where each set comes from, how many rows its files should have and its k (avg@k,
+Sec. 5.2). A file may be the hub's own, or another with the same columns: JSON lines (.jsonl, also
+.gz), .json, .csv or .parquet. A row that lacks what its set must have is an error that names it.
+Another number of rows is another benchmark: a warning in `Loaded.notes`.
   - AIME24: the hub's file holds three years; the 30 whose url says 2024 are kept.
   - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's
     tests are the `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
@@ -29,13 +29,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 from rewards import style_of
 from tasks import toy
 from tasks.problems import as_problem, check_sandbox, json_values
-from tasks.rows import BadInput, from_files, from_hub, lacks
+from tasks.rows import BadInput, bad_input_on_error, from_files, from_hub, lacks
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 
@@ -49,14 +48,13 @@ class Benchmark:
     k: int  # samples per problem, as in the paper
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
-    files: tuple[
-        str, ...
-    ]  # patterns of file names on the hub; the first that some file fits is taken
-    # {"problem", and "answer" or "tests"}; None: a row of another set. Raises ValueError, which
-    # says what it lacks.
+    # patterns of file names on the hub; the first that some file fits is taken
+    files: tuple[str, ...]
+    # {"problem", and "answer" or "tests"}; None: a row of another set. Raises KeyError for a column
+    # that the row lacks, ValueError for one that is wrong.
     read: Callable[[dict], dict | None]
     timeout_s: float = 5.0  # for one response
-    window: tuple[str, str] | None = None  # the contests' first and last day that count
+    window: str | None = None  # the days of the contests that are kept
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ class Loaded:
     problems: list[dict]
     source: str
     revision: str  # the hub's commit, or the file's SHA-256, shortened
-    window: str | None = None
     notes: list[str] = field(default_factory=list)
     max_tokens: float = math.inf  # a response that is longer cannot be right
 
@@ -92,96 +89,65 @@ def aime24_row(row: dict) -> dict | None:
 
 def olympiad_row(row: dict) -> dict:
     """Answers are a list of texts, most often of one."""
-    answers = row.get("final_answer")
-    if not isinstance(answers, list) or not answers or not row.get("question"):
-        raise lacks(row, '"final_answer", a list of text, and "question"')
-    return as_problem(
-        {"problem": row.get("question"), "answer": ", ".join(map(str, answers))}, "math"
-    )
+    answer = ", ".join(row["final_answer"])
+    return as_problem({"problem": row["question"], "answer": answer}, "math")
 
 
 def humaneval_row(row: dict) -> dict:
     """A function's beginning and `check(candidate)`."""
-    tests = {name: row.get(name) for name in ("prompt", "test", "entry_point")}
-    if None in tests.values():
-        raise lacks(row, '"prompt", "test" and "entry_point"')
+    tests = {name: row[name] for name in ("prompt", "test", "entry_point")}
     problem = f"Complete this function:\n```python\n{tests['prompt']}\n```"
     return as_problem({"problem": problem, "tests": tests}, "code")
 
 
 def mbpp_row(row: dict, plus: bool) -> dict:
-    """A task in words, with its base tests shown; EvalPlus's columns, or with `plus` false also the
-    first edition's.
-    """
-    text = row.get("prompt") or row.get("text")
-    shown = row.get("test_list")
-    if not isinstance(shown, list) or not shown or not text:
-        raise lacks(row, '"prompt" and "test_list"')
-    if plus and not row.get("test"):
-        raise lacks(row, '"test", the added tests')
-    imports = row.get("test_imports")
-    setup = list(imports) if isinstance(imports, list) else []
-    setup.append(row.get("test_setup_code") or "")
-    tests = {"asserts": [row["test"]] if plus else shown, "setup": "\n".join(setup)}
+    """A task in words, with its base tests shown; with `plus` the added tests decide."""
+    shown = row["test_list"]
+    asserts = [row["test"]] if plus else shown
+    tests = {"asserts": asserts, "setup": "\n".join(row["test_imports"])}
     listed = "\n".join(shown)
-    problem = f"{text}\nThe program must pass these tests:\n```python\n{listed}\n```"
+    problem = f"{row['prompt']}\nThe program must pass these tests:\n```python\n{listed}\n```"
     return as_problem({"problem": problem, "tests": tests}, "code")
 
 
-def livecodebench_row(row: dict) -> dict:
-    """A contest's problem. "tests" is None where its tests cannot be read, and "fault" says why."""
-    text, starter = row.get("question_content"), row.get("starter_code")
-    if (
-        not isinstance(text, str)
-        or not text.strip()
-        or "private_test_cases" not in row
-        or "contest_date" not in row
-    ):
-        raise lacks(row, '"question_content", "contest_date" and "private_test_cases"')
-    if starter:
-        text += f"\nComplete this program:\n```python\n{starter}\n```"
+def livecodebench_row(row: dict) -> dict | None:
+    """A contest's problem in LCB_WINDOW. "tests" is None where its tests cannot be read, and
+    "fault" says why.
+    """
+    first_day, last_day = LCB_WINDOW
+    if not first_day <= row["contest_date"][:10] <= last_day:
+        return None
+    text = row["question_content"]
+    if row["starter_code"]:
+        text += f"\nComplete this program:\n```python\n{row['starter_code']}\n```"
     else:
         text += "\nThe program reads from standard input and writes to standard output."
+    private = row["private_test_cases"]
     try:
-        return {"problem": text, "tests": livecodebench_tests(row)}
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        EOFError,
-        zlib.error,
-        pickle.UnpicklingError,
-        RecursionError,
-    ) as error:
-        return {
-            "problem": text,
-            "tests": None,
-            "fault": f"tests cannot be read: {type(error).__name__}: {error}",
-        }
+        return {"problem": text, "tests": livecodebench_tests(row, private_tests(private))}
+    except Exception as error:  # json, base64, zlib and pickle raise errors of many classes
+        fault = f"tests cannot be read: {type(error).__name__}: {error}"
+        return {"problem": text, "tests": None, "fault": fault}
 
 
-def livecodebench_tests(row: dict) -> dict:
-    """Public and private tests in our form; raises an error of one of several kinds for what does
-    not decode.
+def livecodebench_tests(row: dict, private: list[dict]) -> dict:
+    """Public and private tests in our form; raises an error of any class for what does not
+    decode.
     """
-    cases = json.loads(row["public_test_cases"]) + private_tests(row["private_test_cases"])
+    cases = json.loads(row["public_test_cases"]) + private
     kinds = {case["testtype"] for case in cases}
     inputs = [case["input"] for case in cases]
     outputs = [case["output"] for case in cases]
     if kinds == {"stdin"}:
         tests = {"inputs": inputs, "outputs": outputs}
     elif kinds == {"functional"}:
-        metadata = (
-            json.loads(row["metadata"]) if isinstance(row["metadata"], str) else row["metadata"]
-        )
-        arguments = [json_values(text) for text in inputs]
         tests = {
-            "fn_name": metadata["func_name"],
-            "inputs": arguments,
+            "fn_name": json.loads(row["metadata"])["func_name"],
+            "inputs": list(map(json_values, inputs)),
             "outputs": list(map(json.loads, outputs)),
         }
     else:
-        raise ValueError(f"kinds of tests {sorted(map(str, kinds))}")
+        raise ValueError(f"kinds of tests {kinds}")
     style_of(tests)
     return tests
 
@@ -201,12 +167,10 @@ def private_tests(text: str) -> list[dict]:
     try:
         cases = json.loads(text)
     except ValueError:
-        inner = TextOnly(io.BytesIO(zlib.decompress(base64.b64decode(text, validate=True)))).load()
-        if not isinstance(inner, str):
-            raise ValueError(f"a pickle of {type(inner).__name__}, not of text") from None
-        cases = json.loads(inner)
-    if not isinstance(cases, list) or not cases:
-        raise ValueError("no list of tests")
+        packed = zlib.decompress(base64.b64decode(text, validate=True))
+        cases = json.loads(TextOnly(io.BytesIO(packed)).load())
+    if not cases:
+        raise ValueError("no tests")
     return cases
 
 
@@ -214,7 +178,7 @@ def private_tests(text: str) -> list[dict]:
 
 TEST = ("*test*.parquet", "*test*.jsonl")
 SETS = [
-    Benchmark("aime24", "math", 32, (30,), "AI-MO/aimo-validation-aime", ("*.parquet",),
+    Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", ("*.parquet",),
               aime24_row),
     Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", ("*.jsonl",), math_row),
     Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", TEST, math_row),
@@ -228,16 +192,14 @@ SETS = [
               partial(mbpp_row, plus=False), 10.0),
     Benchmark("mbpp+", "code", 4, (378,), "evalplus/mbppplus", TEST,
               partial(mbpp_row, plus=True), 30.0),
-    # 175 rows before the window
     Benchmark("livecodebench", "code", 4, (175,), "livecodebench/code_generation_lite",
-              ("test6.jsonl",), livecodebench_row, 60.0, LCB_WINDOW),
+              ("test6.jsonl",), livecodebench_row, 60.0, " to ".join(LCB_WINDOW)),
     Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
 ]  # fmt: skip
 BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
 SUITES: dict[str, list[str]] = {"math": [], "code": [], "embedded": []}
 for benchmark in SETS:
     SUITES[benchmark.kind].append(benchmark.name)
-ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")
 
 
 def load_sets(
@@ -252,99 +214,65 @@ def load_sets(
 
     Raises BadInput, also where programs cannot be run at a sandbox `level`.
     """
-    benchmarks = []
+    benchmarks: list[str] = []
     for name in map(str.lower, names):
         if name not in SUITES | BENCHMARKS:
             raise BadInput(
                 f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}"
             )
         benchmarks += SUITES.get(name, [name])
-    benchmarks = list(dict.fromkeys(benchmarks))
-    files: dict[str, list[str]] = {}
+    files: dict[str, list[str]] = {name: [] for name in benchmarks}
     for text in data:
         name, _, file = text.partition("=")
-        if name.lower() not in benchmarks or name.lower() == "embedded" or not file:
+        if name not in benchmarks or name == "embedded" or not file:
             raise BadInput(
-                f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(benchmarks)}"
+                f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(files)}"
             )
-        if not Path(file).exists():
-            raise BadInput(f"{flag} {text}: cannot be read (no such file); give another")
-        files.setdefault(name.lower(), []).append(file)
-    if any(BENCHMARKS[name].kind == "code" for name in benchmarks):
+        files[name].append(file)
+    if any(BENCHMARKS[name].kind == "code" for name in files):
         check_sandbox(level)
     sets = []
-    for name in benchmarks:
-        sets.append(
-            make_embedded()
-            if name == "embedded"
-            else load_benchmark(name, files.get(name, ()), flag)
-        )
+    for name, paths in files.items():
+        if name == "embedded":
+            sets.append(make_embedded())
+        else:
+            sets.append(load_benchmark(name, paths, flag))
     return sets
 
 
 def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
     """A benchmark from files, given to `flag`, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]
+    repo = benchmark.repo
     if paths:
         blame = f"{flag} {name}={' '.join(paths)}"
         source, revision, rows = from_files(paths, blame)
     else:
         blame = f"--bench {name}"
         remedy = f"give a local file with {flag} {name}=FILE"
-        source, revision, rows = from_hub(
-            benchmark.repo, benchmark.files, f"{blame}: {benchmark.repo}", remedy
-        )
+        source, revision, rows = from_hub(repo, benchmark.files, f"{blame}: {repo}", remedy)
     problems = []
     count = 0
     for count, row in enumerate(rows, 1):
-        if benchmark.window and not _is_in(benchmark.window, row):
-            continue
-        try:
-            problem = benchmark.read(row)
-        except (ValueError, TypeError, RecursionError) as error:
-            # TypeError: None in a list of text
-            raise BadInput(
-                f"{blame}, row {count}: {error}; give the file of {benchmark.repo}"
-            ) from error
+        with bad_input_on_error(f"{blame}, row {count}", f"give the file of {repo}"):
+            try:
+                problem = benchmark.read(row)
+            except KeyError as error:
+                raise lacks(row, f'"{error.args[0]}"') from None
         if problem:
-            problems.append({"id": _id_of(row, count)} | problem)
+            problems.append({"id": str(count)} | problem)
     if not problems:
-        raise BadInput(
-            f"{blame}: none of {count} rows is a problem of it; give the file of {benchmark.repo}"
-        )
+        raise BadInput(f"{blame}: none of {count} rows is a problem of it; give the file of {repo}")
     notes = []
-    size = count if benchmark.window else len(problems)
-    if size not in benchmark.counts:
+    if count not in benchmark.counts:
         expected = " or ".join(map(str, benchmark.counts))
-        what = "rows" if benchmark.window else "problems"
-        notes.append(f"WARNING: {name} has {size} {what}, {expected} expected ({source})")
+        notes.append(f"WARNING: {name} has {count} rows, {expected} expected ({source})")
     faults = [problem["fault"] for problem in problems if "fault" in problem]
     if faults:
         notes.append(
             f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]})"
         )
-    return Loaded(
-        benchmark,
-        problems,
-        source,
-        revision,
-        " to ".join(benchmark.window) if benchmark.window else None,
-        notes,
-    )
-
-
-def _is_in(window: tuple[str, str], row: dict) -> bool:
-    """Whether a row's contest, if it has one, was in these days."""
-    first_day, last_day = window
-    return "contest_date" not in row or first_day <= str(row["contest_date"])[:10] <= last_day
-
-
-def _id_of(row: dict, number: int) -> str:
-    """A row's number, and the id that its set gives it."""
-    for column in ID_COLUMNS:
-        if row.get(column) is not None:
-            return f"{number} {row[column]}".strip()
-    return str(number)
+    return Loaded(benchmark, problems, source, revision, notes)
 
 
 def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
