@@ -18,13 +18,12 @@ Left out: serving engines (their responses can be replayed), tensor parallelism.
 """
 
 import dataclasses
-import math
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from harness.config import PRESETS, Embedded, EvalConfig, check_eval, parse_eval
+from harness.config import PRESETS, Embedded, EvalConfig, check_eval, flat, parse_eval
 
 if __name__ == "__main__":
     parse_eval()  # --help and mistakes end here: what follows takes seconds to import
@@ -39,7 +38,7 @@ from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
-from harness.tables import percent, same_benchmarks, select_checkpoints, with_legend
+from harness.tables import mean_of, same_benchmarks, select_checkpoints, with_legend
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import choose_template
@@ -67,11 +66,8 @@ def main(argv: list[str] | None = None) -> int | None:
     return None
 
 
-def find_models(config: EvalConfig) -> dict[str, str]:
-    """A short name for each model, and where it is.
-
-    A run stands for its last model, or for its checkpoints.
-    """
+def find_models(config: EvalConfig) -> list[str]:
+    """Where the models are; a run stands for its last model, or for its checkpoints."""
     paths = []
     for name in config.model:
         run = files.config_of(Path(name))
@@ -84,40 +80,31 @@ def find_models(config: EvalConfig) -> dict[str, str]:
             paths += [str(folder / "model") for folder in folders]
         else:
             paths.append(str(Path(name) / "model") if run else name)
-    models = {label_of(path): path for path in paths}
-    return models if len(models) == len(set(paths)) else {path: path for path in paths}
+    return paths
 
 
-def label_of(path: str) -> str:
-    """The last parts of a folder's name: run and step, or run and model; a hub id as it is."""
-    parts = Path(path).resolve().parts if Path(path).exists() else Path(path).parts
-    if len(parts) > 3 and parts[-3] == "checkpoints":
-        return f"{parts[-4]}/{parts[-2]}"
-    return "/".join(parts[-2:])
-
-
-def heldout_set(embedded: Embedded, models: dict[str, str]) -> Loaded:
+def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
     """The held-out set of the models' runs, or of the flags.
 
     Raises BadInput where runs have different ones.
     """
-    preset = PRESETS["embedded"]
+    flags = {
+        "toy_lines": embedded.toy_lines,
+        "heldout": embedded.heldout,
+        "seed": embedded.toy_seed,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
     chosen = set()
-    for path in models.values():
+    for path in models:
         run = files.run_of(path)
-        lines = embedded.toy_lines or run.get("toy_lines", preset.problems.toy_lines)
-        heldout = embedded.heldout or run.get("heldout", preset.problems.heldout)
-        seed = embedded.toy_seed
-        if seed is None:
-            seed = run.get("seed", preset.seed)
-        chosen.add((lines, heldout, seed))
+        settings = flat(PRESETS["embedded"]) | run | given
+        chosen.add((settings["toy_lines"], settings["heldout"], settings["seed"]))
     if len(chosen) > 1:
         raise BadInput(
             "--bench embedded: the models' runs hold out different problems; give --toy-seed and "
             "the like"
         )
-    lines, heldout, seed = chosen.pop()
-    return benchmarks.embedded_set(lines, heldout, seed)
+    return benchmarks.embedded_set(*chosen.pop())
 
 
 # ---- generations ---------------------------------------------------------------------------------
@@ -126,24 +113,23 @@ def heldout_set(embedded: Embedded, models: dict[str, str]) -> Loaded:
 def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     """Every model on every benchmark, into `--out`; then the table."""
     models = find_models(config)
-    task = files.run_of(next(iter(models.values()))).get("task")
+    task = files.run_of(models[0]).get("task")
     names = list(config.bench) or ["embedded" if task == "embedded" else "math"]
-    tokenizers = {}
-    for label, path in models.items():
-        tokenizers[label] = load_tokenizer("--model", path)  # are they there?
+    tokenizers = {path: load_tokenizer("--model", path) for path in models}  # are they there?
     protocol = config.protocol
     make_embedded = partial(heldout_set, config.embedded, models)
     sets = benchmarks.load_sets(names, list(config.data), protocol.sandbox, make_embedded)
+    most = max(config.pass_at, default=0)
     for loaded in sets:
-        if max(config.pass_at, default=0) > samples_of(loaded, protocol) * len(config.seeds):
-            name = loaded.benchmark.name
-            fewer = f"{name} has fewer samples; raise --samples"
-            raise BadInput(f"--pass-at {max(config.pass_at)}: {fewer}")
-    for label, path in models.items():  # before another one is evaluated: can they be asked?
-        for loaded in sets:
-            origin = files.origin_of(path)
-            task = evaluation.as_task(loaded, protocol, tokenizers[label], origin)
+        name = loaded.benchmark.name
+        if most > samples_of(loaded, protocol) * len(config.seeds):
+            raise BadInput(f"--pass-at {most}: {name} has fewer samples; raise --samples")
+        for path in models:  # before another one is evaluated: can they be asked?
+            task = evaluation.as_task(loaded, protocol, tokenizers[path], path)
             task.prompt(loaded.problems[0])
+        if ranks.main:
+            for note in loaded.notes:
+                print(printable(note))
     name = "-".join([*models, *config.bench]).replace("/", "_")[:120]
     folder = Path(config.out or f"evals/{name}")
     settings = {
@@ -154,19 +140,14 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         "models": {},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
-    if ranks.main:
-        for loaded in sets:
-            for note in loaded.notes:
-                print(printable(note))
     with files.locked_folder(folder, ranks, "settings.json"):
-        for label, path in models.items():
-            evaluate_model(label, path, tokenizers[label], config, sets, settings, folder, ranks)
+        for path in models:
+            evaluate_model(path, tokenizers[path], config, sets, settings, folder, ranks)
         if ranks.main:
-            show(folder, config, list(models), list(settings["data"]))
+            show(folder, config)
 
 
 def evaluate_model(
-    label: str,
     path: str,
     tokenizer: PreTrainedTokenizerBase,
     config: EvalConfig,
@@ -182,37 +163,25 @@ def evaluate_model(
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
     round_weights(model, getattr(torch, config.machine.dtype))
-    at_once = config.machine.generate_batch
-    sampler = Sampler(model.eval(), tokenizer, files.origin_of(path), at_once)
+    sampler = Sampler(model.eval(), tokenizer, path, config.machine.generate_batch)
     checksum = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, weight in enumerate(model.parameters()):
         checksum += parallel.checksum(weight, number)
-    settings["models"][label] = {
-        "path": path,
-        "origin": sampler.name,
-        "template": choose_template(config.protocol.template, sampler.name, tokenizer),
+    origin = files.origin_of(path)
+    settings["models"][path] = {
+        "origin": origin,
+        "template": choose_template(config.protocol.template, origin, tokenizer),
         "checksum": int(checksum),
     }
-    kept: list[dict] = []
+    done: set[tuple] = set()
     with parallel.together(ranks):
         if ranks.main:
             add_settings(folder, settings)
-            kept = evaluation.kept_rows(generations, sets, config.protocol)
-    kept = [row for row in parallel.from_main(kept, ranks) if row["model"] == label]
+            done = evaluation.finished_blocks(generations, sets, config.protocol)
+    done = parallel.from_main(done, ranks)
     for loaded in sets:
-        done = []
-        for row in kept:
-            if row["benchmark"] == loaded.benchmark.name and row["seed"] in config.seeds:
-                done.append(row)
         evaluation.evaluate_benchmark(
-            sampler,
-            loaded,
-            config.protocol,
-            ranks,
-            seeds=config.seeds,
-            done=done,
-            path=generations,
-            columns={"model": label},
+            sampler, loaded, config.protocol, ranks, generations, config.seeds, done
         )
 
 
@@ -223,7 +192,8 @@ def replay(file: str, config: EvalConfig) -> Path:
     """
     protocol = config.protocol
     rows, data = evaluation.grade_file(file, protocol.grade_timeout, protocol.sandbox)
-    settings = {"protocol": {"replayed": file}, "data": data, "models": {}}
+    models = {row["model"]: {"origin": row["model"], "template": "unknown"} for row in rows}
+    settings = {"protocol": {"replayed": file}, "data": data, "models": models}
     folder = Path(config.out or f"evals/replay-{Path(file).stem}")
     with files.locked_folder(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
         add_settings(folder, settings)
@@ -253,63 +223,52 @@ def add_settings(folder: Path, settings: dict) -> None:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def show(
-    folder: Path, config: EvalConfig, models: Sequence[str] = (), names: Sequence[str] = ()
-) -> None:
-    """Print the tables of the generations in a folder, and write its results.json; raises BadInput.
-
-    `models` and `names` of benchmarks choose and order what is shown; all of it if not given.
+def show(folder: Path, config: EvalConfig) -> None:
+    """Print the tables of the generations in a folder, and write its results.json; raises
+    BadInput.
     """
     settings = files.read_settings(folder / "settings.json")
     data = settings["data"]
     generations: dict[str, dict[str, list[dict]]] = {}  # model -> benchmark -> rows
     for row in files.read_lines(folder / "generations.jsonl", apart=files.SAMPLE):
-        is_asked = not config.model or row["seed"] in config.seeds
-        if row["benchmark"] in (names or data) and is_asked:
-            generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
-    generations = {model: generations[model] for model in models or generations}
+        generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
     if not generations:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")
     first = next(iter(generations))
     results: dict[str, dict] = {}
-    differences = {}
+    differences: dict[str, dict] = {}  # to the first
     for model, by_name in generations.items():
         results[model] = {}
-        for name in [name for name in data if name in by_name]:  # one order for all models
-            rows = by_name[name]
-            about = data[name]
+        for name, rows in by_name.items():
             result = summarise(rows, config.pass_at)
             seeds = {row["seed"] for row in rows}
-            missing = about["problems"] * about["k"] * len(seeds) - len(rows)
-            result["missing"] = missing
-            limit = about.get("limit", 0)
-            short = {row["problem"] for row in rows if row.get("limit", math.inf) < limit}
+            result["missing"] = data[name]["problems"] * data[name]["k"] * len(seeds) - len(rows)
+            limit = data[name].get("limit", 0)
+            short = {row["problem"] for row in rows if row.get("limit", limit) < limit}
             which = printable(f"{model}, {name}")
             if short:
                 print(
                     f"NOTE: {which}: {len(short)} problems had a lower limit, to fit the model's "
                     "context"
                 )
-            if missing:
+            if result["missing"]:
                 print(
-                    f"WARNING: {which}: {missing} samples are missing; finish it before reading on"
+                    f"WARNING: {which}: {result['missing']} samples are missing; finish it before "
+                    "reading on"
                 )
             results[model][name] = result
-        if model != first:
-            differences[model] = {
-                name: paired_difference(generations[first][name], by_name[name])
-                for name in by_name
-                if name in generations[first]
-            }
-    tables.print_tables(folder, settings, results, differences, config.paper)
+            if model != first and name in generations[first]:
+                gain = paired_difference(generations[first][name], rows)
+                differences.setdefault(model, {})[name] = gain
+    print(printable(f"{folder}/"))
+    tables.print_tables(settings, results, differences, config.paper)
     selection = None
     if config.select and same_benchmarks(results.values()):
         runs: dict[str, dict[str, dict]] = {}
         for model, result in results.items():
-            # The model is named by its label or, if two are alike, by its path.
-            run = model.rpartition("/")[0].partition("/checkpoints/")[0]
-            runs.setdefault(run, {})[model] = result
-        origin = settings["models"].get(first, {}).get("origin", first)
+            run, _, step = model.partition("/checkpoints/")
+            runs.setdefault(run, {})[step.removesuffix("/model")] = result
+        origin = settings["models"][first]["origin"]
         selection = select_checkpoints(runs, config.paper or backbone_of(origin))
     settings |= {"results": results, "differences": differences, "selection": selection}
     files.write_json(folder / "results.json", settings)
@@ -341,9 +300,8 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
         lines = []
         for step, results in by_step.items():
             line = {"step": step.removeprefix("step ")}
-            for name, result in results.items():
-                line[name] = percent(result["mean"], result["error"])
-            line["average"] = percent(*average(results))
+            for name, result in (results | {"average": average(results)}).items():
+                line[name] = mean_of(result)
             lines.append(line)
         print("\n".join([printable(run), "", *with_legend(lines)]))
     origin = files.origin_of(str(Path(folders[0]) / "model"))

@@ -29,13 +29,15 @@ continuing within a block, bootstrap, corrections for multiple comparisons.
 import itertools
 import json
 import math
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, NotRequired
 
 import numpy as np
+import pandas as pd
 import torch
+from scipy.special import comb
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import TypedDict
@@ -68,7 +70,7 @@ class Sampler(NamedTuple):
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    name: str  # the model's, from which its template is chosen
+    name: str  # where the model is
     generate_batch: int  # rollouts generated together; 0: on a GPU as many as fit
 
 
@@ -90,41 +92,35 @@ def evaluate_benchmark(
     loaded: Loaded,
     protocol: Protocol,
     ranks: Ranks,
-    *,
+    path: Path,
     seeds: Sequence[int] = (0,),
-    done: Sequence[dict] = (),
-    path: Path | None = None,
-    columns: dict | None = None,
+    done: Collection[tuple] = (),
 ) -> list[dict]:
-    """All rows, on every rank: `done`, the rows of finished blocks, and those sampled now.
-
-    Rank 0 appends new rows, which begin with `columns`, to the file `path` at once.
+    """The rows of all blocks but those that are `done` (`finished_blocks`), on every rank; rank 0
+    appends them to the file `path` at once.
     """
     task = as_task(loaded, protocol, sampler.tokenizer, sampler.name)
     benchmark = loaded.benchmark.name
     blocks = blocks_of(loaded, protocol)
-    rows = list(done)
-    have = {(row["seed"], row["block"]) for row in rows}
-    todo = [key for key in itertools.product(seeds, range(len(blocks))) if key not in have]
-    total = len(loaded.problems) * samples_of(loaded, protocol) * len(seeds)
-    with tqdm(
-        total=total, initial=len(rows), desc=benchmark, unit="response", leave=False, disable=None
-    ) as bar:
-        for start in range(0, len(todo), ranks.world):  # one block per rank
-            own = []
-            if start + ranks.rank < len(todo):
-                seed, number = todo[start + ranks.rank]
-                state = np.random.SeedSequence([seed, number, *benchmark.encode()])
-                torch.manual_seed(int(state.generate_state(1)[0]))
-                place = {"benchmark": benchmark, "seed": seed, "block": number}
-                for row in grade_block(sampler, task, loaded, blocks[number], protocol):
-                    own.append((columns or {}) | place | row)
-            new = parallel.gather_items(own, ranks)
-            if path and ranks.main:
-                files.append_rows(path, new)
-            rows += new
-            bar.update(len(new))
-            bar.set_postfix(score=avg_at_k(rows)[0])
+    todo = []
+    for seed, number in itertools.product(seeds, range(len(blocks))):
+        key = {"model": sampler.name, "benchmark": benchmark, "seed": seed, "block": number}
+        if tuple(key.values()) not in done:
+            todo.append(key)
+    rows = []
+    # one block per rank
+    for start in tqdm(range(0, len(todo), ranks.world), benchmark, leave=False, disable=None):
+        own = []
+        if start + ranks.rank < len(todo):
+            key = todo[start + ranks.rank]
+            state = np.random.SeedSequence([key["seed"], key["block"], *benchmark.encode()])
+            torch.manual_seed(int(state.generate_state(1)[0]))
+            for row in grade_block(sampler, task, loaded, blocks[key["block"]], protocol):
+                own.append(key | row)
+        new = parallel.gather_items(own, ranks)
+        if ranks.main:
+            files.append_rows(path, new)
+        rows += new
     return rows
 
 
@@ -139,27 +135,29 @@ def samples_of(loaded: Loaded, protocol: Protocol) -> int:
     return protocol.samples or loaded.benchmark.k
 
 
-def kept_rows(path: Path, sets: list[Loaded], protocol: Protocol) -> list[dict]:
-    """Remove unfinished blocks from a file of generations; returns the rows left, without texts.
+def finished_blocks(path: Path, sets: list[Loaded], protocol: Protocol) -> set[tuple]:
+    """Remove unfinished blocks from a file of generations; returns model, benchmark, seed and
+    number of those that are left.
 
     Blocks of benchmarks that are not in `sets` count as finished. Raises BadInput.
     """
     if not path.exists():
-        return []
-    rows = files.read_lines(path)
+        return set()
     sizes = {}  # rows of a whole block
     for loaded in sets:
         for number, block in enumerate(blocks_of(loaded, protocol)):
             sizes[loaded.benchmark.name, number] = len(block) * samples_of(loaded, protocol)
-    keys = [(row["model"], row["seed"], row["benchmark"], row["block"]) for row in rows]
-    counts = Counter(keys)
-    kept = [
-        row
-        for row, key in zip(rows, keys, strict=True)
-        if counts[key] == sizes.get(key[2:], counts[key])
-    ]
+    blocks = defaultdict(list)
+    for row in files.read_lines(path):
+        blocks[row["model"], row["benchmark"], row["seed"], row["block"]].append(row)
+    finished = set()
+    kept = []
+    for (model, benchmark, seed, number), rows in blocks.items():
+        if len(rows) == sizes.get((benchmark, number), len(rows)):
+            finished.add((model, benchmark, seed, number))
+            kept += rows
     files.write_rows(path, kept)
-    return [{name: value for name, value in row.items() if name != "response"} for row in kept]
+    return finished
 
 
 def describe_set(loaded: Loaded, protocol: Protocol) -> dict:
@@ -178,15 +176,15 @@ def describe_set(loaded: Loaded, protocol: Protocol) -> dict:
 def as_task(
     loaded: Loaded, protocol: Protocol, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> Task:
-    """The benchmark as a training task: prompts in the template of the model `name`, and the same
-    graders.
+    """The benchmark as a training task: prompts in the template of the model at `name`, and the
+    same graders.
 
     Raises BadInput if the embedded set is asked of a model that is not the embedded task's.
     """
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
     if kind != "embedded":
-        template = choose_template(protocol.template, name, tokenizer)
+        template = choose_template(protocol.template, files.origin_of(name), tokenizer)
         return text_task(kind, template, tokenizer, grade)
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(
@@ -233,19 +231,19 @@ def grade_block(
             texts = rollouts.texts
             lengths = rollouts.mask.sum(1).tolist()
             verdicts = task.verdicts([problems[place] for place in places], rollouts)
-        for number, text in enumerate(texts):
+        for number, verdict in enumerate(verdicts):
             place = places[number // samples]
-            verdict = verdicts[number]
-            if problems[place].get("fault"):
+            problem = problems[place]
+            if "fault" in problem:
                 verdict = Verdict(None, "infra_error")
             row = {
-                "problem": problems[place]["id"],
+                "problem": problem["id"],
                 "sample": number % samples,
                 "score": verdict.reward,
                 "reason": verdict.reason,
                 "tokens": lengths[number],
                 "limit": limit,
-                "response": text,
+                "response": texts[number],
             }
             rows[place].append(row)
     return list(itertools.chain.from_iterable(rows))
@@ -277,98 +275,76 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
     rows = []
-    sets = defaultdict(list)
-    counts: Counter[tuple] = Counter()  # samples per problem so far
     for line, verdict in zip(lines, verdicts, strict=True):
-        reward, reason = (0.0, "truncated") if line["truncated"] else verdict
-        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem")}
-        key = tuple(row.values())
-        row |= {"block": 0, "sample": counts[key], "score": reward, "reason": reason}
-        row["response"] = line["response"]
-        counts[key] += 1
-        rows.append(row)
-        sets[row["benchmark"]].append(row)
+        if line["truncated"]:
+            verdict = Verdict(0.0, "truncated")
+        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem", "response")}
+        rows.append(row | {"block": 0, "score": verdict.reward, "reason": verdict.reason})
+    table = pd.DataFrame(rows)
+    table["sample"] = table.groupby(["model", "benchmark", "seed", "problem"]).cumcount()
     data = {}
-    for name, of_set in sets.items():
-        k = 1 + max(row["sample"] for row in of_set)
-        problems = len({row["problem"] for row in of_set})
-        data[name] = dict(k=k, problems=problems, source=source, revision=revision, window=None)
-    return rows, data
+    for name, of_set in table.groupby("benchmark"):
+        data[name] = {
+            "k": int(of_set["sample"].max()) + 1,
+            "problems": of_set["problem"].nunique(),
+            "source": source,
+            "revision": revision,
+            "window": None,
+        }
+    return table.to_dict("records"), data
 
 
 # ---- estimators ----------------------------------------------------------------------------------
 
 
-def by_problem(rows: list[dict]) -> dict[str, list[float]]:
-    """The scores of each problem, without those that could not be graded."""
-    scores = defaultdict(list)
-    for row in rows:
-        if row["score"] is not None:
-            scores[row["problem"]].append(row["score"])
-    return scores
+def scores_by_problem(rows: list[dict]) -> pd.Series:
+    """Each problem's mean score over its samples, without those that could not be graded."""
+    table = pd.DataFrame(rows).astype({"score": float})  # NaN for None
+    return table.groupby("problem")["score"].mean().dropna()
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean of independent values and its standard error; NaN for too few values."""
-    if not len(values):
-        return math.nan, math.nan
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(np.mean(values)), error
-
-
-def avg_at_k(rows: list[dict]) -> tuple[float, float]:
-    """Mean score and its standard error, clustered by problem."""
-    return mean_and_error([float(np.mean(scores)) for scores in by_problem(rows).values()])
-
-
-def pass_at_k(right: int, samples: int, k: int) -> float:
+def pass_at_k(right: pd.Series, samples: pd.Series, k: int) -> pd.Series:
     """The chance that k of these samples, drawn without replacement, include a right one."""
-    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+    return 1 - pd.Series(comb(samples - right, k) / comb(samples, k))
 
 
 def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
     """Statistics of one model on one benchmark, for tables. `passes` are the k of pass@k, each over
     the problems with at least k samples.
     """
-    graded = [row for row in rows if row["score"] is not None]
-    reasons = Counter(row["reason"] for row in graded)
-    problems = by_problem(rows).values()
-    mean, error = avg_at_k(rows)
+    scores = scores_by_problem(rows)
+    graded = pd.DataFrame(rows).dropna(subset="score").astype({"score": float})
     result = {
-        "mean": mean,
-        "error": error,
-        "problems": len(problems),
+        "mean": scores.mean(),
+        "error": scores.sem(),
+        "problems": len(scores),
         "samples": len(graded),
-        "right": sum(row["score"] for row in graded),
+        "right": graded["score"].sum(),
         "infra_errors": len(rows) - len(graded),
+        "truncated": (graded["reason"] == "truncated").mean(),
+        "no_answer": (graded["reason"] == "no_answer").mean(),
     }
-    for reason in ("truncated", "no_answer"):
-        result[reason] = reasons[reason] / len(graded) if graded else math.nan
+    counts = graded.groupby("problem")["score"].agg(["sum", "count"])
     for k in passes:
-        enough = [scores for scores in problems if len(scores) >= k]
-        chances = [
-            pass_at_k(sum(score > 0.5 for score in scores), len(scores), k) for scores in enough
-        ]
-        result[f"pass@{k}"], result[f"pass@{k} error"] = mean_and_error(chances)
-    seeds = sorted({row["seed"] for row in rows})
-    if len(seeds) > 1:
-        means = [avg_at_k([row for row in rows if row["seed"] == seed])[0] for seed in seeds]
-        result["seeds"] = dict(zip(map(str, seeds), means, strict=True))
-        result["seed_mean"] = float(np.mean(means))
-        result["seed_std"] = float(np.std(means, ddof=1))
+        enough = counts[counts["count"] >= k]
+        chances = pass_at_k(enough["sum"], enough["count"], k)
+        result[f"pass@{k}"] = chances.mean()
+        result[f"pass@{k} error"] = chances.sem()
+    by_seed = graded.groupby(["seed", "problem"])["score"].mean().groupby("seed").mean()
+    if len(by_seed) > 1:
+        result["seeds"] = by_seed.rename(index=str).to_dict()
+        result["seed_mean"] = by_seed.mean()
+        result["seed_std"] = by_seed.std()
     return result
 
 
 def paired_difference(rows: list[dict], others: list[dict]) -> dict:
     """How much higher `others` score than `rows`, paired by problem, where both have scores."""
-    first = by_problem(rows)
-    second = by_problem(others)
-    gaps = [float(np.mean(second[name]) - np.mean(first[name])) for name in first if name in second]
-    mean, error = mean_and_error(gaps)
-    return {"difference": mean, "error": error, "problems": len(gaps)}
+    gaps = (scores_by_problem(others) - scores_by_problem(rows)).dropna()
+    return {"mean": gaps.mean(), "error": gaps.sem(), "problems": len(gaps)}
 
 
-def average(results: dict[str, dict]) -> tuple[float, float]:
+def average(results: dict[str, dict]) -> dict[str, float]:
     """The mean over benchmarks, weighted equally as in the paper, and its error if the sets were
     independent.
 
@@ -377,4 +353,4 @@ def average(results: dict[str, dict]) -> tuple[float, float]:
     """
     mean = float(np.mean([result["mean"] for result in results.values()]))
     variance = sum(result["error"] ** 2 for result in results.values())
-    return mean, math.sqrt(variance) / len(results)
+    return {"mean": mean, "error": math.sqrt(variance) / len(results)}

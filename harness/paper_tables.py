@@ -8,25 +8,22 @@ are of numbers whose means are 50.9 and 49.5.
 
 import csv
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 TABLES = Path(__file__).with_suffix(".csv")
-MATH = ("aime24", "aime25", "amc23", "math500", "olympiadbench", "math")
-CODE = ("humaneval", "humaneval+", "mbpp", "mbpp+", "livecodebench", "code")
 
 
 def read_tables() -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
-    """The tables: model -> method -> benchmark -> mean and standard deviation."""
+    """The tables: model -> method -> benchmark or suite -> mean and standard deviation."""
     tables: dict[str, dict[str, dict[str, tuple[float, float]]]] = {}
     with TABLES.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            cells = {}
-            for benchmark in (*CODE, *MATH):
-                mean, _, deviation = row[benchmark].partition(" ± ")
+            methods = tables.setdefault(row.pop("model"), {})
+            cells = methods.setdefault(row.pop("method"), {})
+            for benchmark, cell in row.items():
+                mean, _, deviation = cell.partition(" ± ")
                 if mean:
                     cells[benchmark] = float(mean), float(deviation or "nan")
-            tables.setdefault(row["model"], {})[row["method"]] = cells
     return tables
 
 
@@ -34,17 +31,13 @@ PAPER = read_tables()
 
 
 def backbone_of(name: str) -> str | None:
-    """Which of the paper's models this is, by its name."""
-    plain = re.sub("[-_.]", "", name.lower())
-    keys = {
-        "qwen25math7b": "Qwen2.5-Math-7B",
-        "qwen25coder7b": "Qwen2.5-Coder-7B",
-        "llama318b": "Llama3.1-8B-Instruct",
-        "qwen2514b": "Qwen2.5-14B-Base",
-    }
-    return next((backbone for key, backbone in keys.items() if key in plain), None)
+    """Which of the paper's models this is, by its name: Qwen/Qwen2.5-14B is Qwen2.5-14B-Base."""
+    for backbone in PAPER:
+        if plain(backbone).removesuffix("base") in plain(name):
+            return backbone
+    return None
 
 
-def suite_of(names: Iterable[str]) -> str | None:
-    """The suite whose benchmarks these are, all of them: "math", "code" or None."""
-    return next((suite for *members, suite in (MATH, CODE) if set(members) == set(names)), None)
+def plain(name: str) -> str:
+    """Letters and digits alone."""
+    return re.sub("[-_.]", "", name.lower())

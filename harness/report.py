@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -27,20 +28,18 @@ from credit.measures import concentration, effective_weights, localisation, weig
 from credit.methods import true_error, true_errors
 from credit.settings import Credit, Shear
 from credit.shear_settings import ClosestSpan, closest_by_rollout
-from credit.table import METHODS, method_of, options_of
+from credit.table import method_of, options_of
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
 from harness.config import TrainConfig, flat
-from harness.evaluation import mean_and_error
 from harness.page import write_page
 from harness.parallel import Ranks, together
-from harness.tables import percent
+from harness.tables import mean_of, percent
 from shear import span_bounds
 from tasks.lessons import SILENCE
 from tasks.problems import Task
 from tasks.rows import BadInput, cause, printable
-from tasks.settings import TASKS
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -64,11 +63,11 @@ ROW = (
     "{reward:7.3f}{solved:8.2f}{equal_groups:11.2f}{length:8.0f}{truncated:7.2f}{entropy:9.3f}"
     "{weight_mean:6.2f}±{weight_std:.2f}{ess:6.2f}{grad_norm:7.3f}{s_per_step:8.1f}"
 )
-# Below it where they are not 0: what they are called in metrics.jsonl.
+# Below it where they are not 0: what they are called in metrics.jsonl, and here.
 RARE = {
-    "infra": "infra_errors",
+    "infra_errors": "infra",
     "skipped": "skipped",
-    "flip": "sign_changes",
+    "sign_changes": "flip",
     "replaced": "replaced",
 }
 
@@ -101,22 +100,13 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
     """Print what the run will do."""
     print(f"{config.credit.method} on the {config.task} task; everything goes to {folder}/")
     sampling = config.sampling
-    shear = config.shear
     updates = sampling.prompts_per_step // config.optimisation.prompts_per_update
     size = (
         f"{config.optimisation.steps} steps x {sampling.prompts_per_step} prompts x "
         f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens; "
         f"{updates} update(s) per step"
     )
-    notes = [*notes, size]
-    if has_floor(config.credit):
-        floor = shear.eps * math.log(shear.window)
-        notes.append(
-            f"spans of {shear.window} tokens, eps {shear.eps:g} {shear.eps_unit}: even equal spans "
-            f"are up to {floor:.2g} {shear.eps_unit} apart (the floor)"
-        )
-    notes.append("settings: config.json; all metrics: metrics.jsonl")
-    for line in notes:
+    for line in (*notes, size, "settings: config.json; all metrics: metrics.jsonl"):
         print(wrap(line), flush=True)
 
 
@@ -131,10 +121,9 @@ def floor_note(metrics: dict, config: TrainConfig) -> str:
     alike.
     """
     floor = metrics["eps_over_nbar"] * math.log(config.shear.window)
-    note = f"nbar {metrics['nbar']:.3g}: the floor is {floor:.2f} of it"
+    note = f"nbar {metrics['nbar']:.3g}: equal spans are up to {floor:.2f} of it apart (the floor)"
     if config.credit.rescale == "none" and floor > ALIKE * metrics["weight_mean"]:
-        note += f", the mean weight {metrics['weight_mean']:.2f}: nearly all tokens weigh alike; "
-        note += "lower --eps, or --window"
+        note += "; nearly all tokens weigh alike: lower --eps, or --window"
     return note
 
 
@@ -181,34 +170,22 @@ def batch_weights(batch: Batch) -> Tensor:
     return effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
 
 
-class StepTable:
-    """Steps as rows of text, under a header that repeats."""
-
-    def __init__(self, steps: int):
-        self.steps = steps
-        self.shown = 0
-        self.width = max(len("step"), 2 * len(str(steps)) + 1)  # of the first column
-
-    def row(self, m: dict) -> str:
-        """A step's row, with what stands above and below it."""
-        lines = [] if self.shown else [wrap(LEGEND)]
-        if self.shown % HEADER_EVERY == 0:
-            lines += ["", "step".rjust(self.width) + COLUMNS]
-        self.shown += 1
-        place = f"{m['step']}/{self.steps}".rjust(self.width)
-        lines.append(place + ROW.format(**m, s_per_step=sum(m["seconds"].values())))
-        rare = []
-        for name, key in RARE.items():
-            if m.get(key):
-                rare.append(f"{name} {m[key]:g}" if m[key] >= 1 else f"{name} {m[key]:.2g}")
-        if rare:
-            lines.append(" " * (self.width + 2) + "  ".join(rare))
-        if "bench" in m:
-            means = []
-            for name, result in m["bench"].items():
-                means.append(f"{name} {percent(result['mean'], result['error'])}")
-            lines.append(wrap(f"on benchmarks: {', '.join(means)}"))
-        return "\n".join(lines)
+def step_lines(m: dict, steps: int, shown: int) -> list[str]:
+    """A step's row after `shown` others, with what stands above and below it."""
+    place = f"{m['step']}/{steps}"
+    width = max(len("step"), 2 * len(str(steps)) + 1)
+    lines = [place.rjust(width) + ROW.format(**m, s_per_step=sum(m["seconds"].values()))]
+    if shown % HEADER_EVERY == 0:
+        lines = ["", "step".rjust(width) + COLUMNS, *lines]
+    if not shown:
+        lines.insert(0, wrap(LEGEND))
+    rare = [f"{title} {m[name]:.4g}" for name, title in RARE.items() if m.get(name)]
+    if rare:
+        lines.append(" " * (width + 2) + "  ".join(rare))
+    if "bench" in m:
+        means = [f"{name} {mean_of(result)}" for name, result in m["bench"].items()]
+        lines.append(wrap(f"on benchmarks: {', '.join(means)}"))
+    return lines
 
 
 def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
@@ -248,13 +225,12 @@ def sample_rows(
     rows = []
     for row in range(first, first + batch.group_size):
         mask = batch.rollouts.mask[row]  # (T,)
-        reward = batch.rewards[row].item()
         sample = {
             "step": step + 1,
             "problem": problem["problem"],
             task.reference: problem[task.reference],
             "response": batch.rollouts.texts[row],
-            "score": None if math.isnan(reward) else reward,
+            "score": batch.rewards[row].item(),
             "reason": batch.reasons[row],
             "first_error": true_error(batch, row, task, tokenizer),
             "advantage": batch.advantages[row].item(),
@@ -262,18 +238,14 @@ def sample_rows(
             "weights": {},
         }
         for name, of_method in weights.items():
-            sample["weights"][name] = round_values(of_method[row][mask].tolist())
+            of_row = of_method[row][mask].double()
+            sample["weights"][name] = of_row.round(decimals=4).tolist()
         if closest:
             sample["spans"] = [
                 span._replace(distance=round(span.distance, 4)) for span in closest[row - first]
             ]
         rows.append(sample)
     return rows
-
-
-def round_values(values: list[float]) -> list[float]:
-    """To four digits after the point, and 1.0 as 1."""
-    return [int(value) if value.is_integer() else round(value, 4) for value in values]
 
 
 def worked_example(
@@ -320,12 +292,11 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
     """Mean, standard error and number of verdicts: of (problems,) rewards, and (problems, G)
     clustered by problem.
     """
-    answered = greedy[np.isfinite(greedy)]
-    graded = np.isfinite(sampled)
-    by_problem = np.nanmean(sampled[graded.any(1)], 1)
+    alone = pd.Series(greedy)
+    by_problem = pd.DataFrame(sampled).mean(axis=1)
     return {
-        "greedy": (*mean_and_error(answered), len(answered)),
-        "sampled": (*mean_and_error(by_problem), int(graded.sum())),
+        "greedy": (alone.mean(), alone.sem(), int(alone.count())),
+        "sampled": (by_problem.mean(), by_problem.sem(), int(np.isfinite(sampled).sum())),
     }
 
 
@@ -337,7 +308,7 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
     if "pairs" in method_of(config.credit.method).needs and not config.smoke:
         print(wrap(span_note(before["length"], config.shear)), flush=True)
     if not config.smoke:  # which cuts responses off
-        print_no_signal(before["sampled"][0], before, config.task)
+        print_no_signal(before["sampled"][0], before)
 
 
 def write_evaluation(folder: Path, when: str, found: dict) -> None:
@@ -363,24 +334,21 @@ def span_note(length: float, shear: Shear) -> str:
 
 @contextmanager
 def show_progress(model: PreTrainedModel, most: int, main: bool) -> Iterator[None]:
-    """A bar of the tokens that the model samples, `most` of them; off a terminal a line every half
-    minute.
+    """A line every half minute, of the main rank: how many tokens the model has sampled, `most` of
+    them.
     """
     tokens = 0
     last = time.perf_counter()
 
     def count(module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
         nonlocal tokens, last
-        rollouts = len(output["logits"])  # a token of each
-        tokens += rollouts
-        bar.update(rollouts)
-        if main and bar.disable and time.perf_counter() - last >= SILENCE:
+        tokens += len(output["logits"])  # one of each rollout
+        if main and time.perf_counter() - last >= SILENCE:
             last = time.perf_counter()
             print(f"  evaluating: {tokens:,} of at most {most:,} tokens", flush=True)
 
     hook = model.register_forward_hook(count)
-    with tqdm(total=most, desc="evaluate", unit="token", leave=False, disable=None) as bar:
-        yield
+    yield
     hook.remove()
 
 
@@ -391,24 +359,29 @@ def step_log(
     """The function that writes down a step's metrics and samples: rows, a line of the table,
     --track.
     """
-    table = StepTable(config.optimisation.steps)
-    rewards = []
-    with tracker(config, folder, ranks) as track:
+    logged: list[float] = []  # rewards
+    with together(ranks):
+        tracker = None
+        if config.track and ranks.main:
+            tracker = start_tracker(config.track, config, folder)
 
-        def log(metrics: dict, samples: list[dict]) -> None:
-            if not ranks.main:
-                return
-            files.append_rows(folder / "metrics.jsonl", [metrics])
-            files.append_rows(folder / "samples.jsonl", samples)
-            tqdm.write(table.row(metrics))
-            rewards.append(metrics["reward"])
-            if metrics["step"] == 1 and has_floor(config.credit):
-                tqdm.write(wrap(floor_note(metrics, config)))
-            if metrics["step"] == 2 and len(set(rewards)) == 1 and not config.smoke:
-                print_no_signal(metrics["reward"], metrics, config.task)
-            track(metrics)
+    def log(metrics: dict, samples: list[dict]) -> None:
+        if not ranks.main:
+            return
+        files.append_rows(folder / "metrics.jsonl", [metrics])
+        files.append_rows(folder / "samples.jsonl", samples)
+        tqdm.write("\n".join(step_lines(metrics, config.optimisation.steps, len(logged))))
+        logged.append(metrics["reward"])
+        if metrics["step"] == 1 and has_floor(config.credit):
+            tqdm.write(wrap(floor_note(metrics, config)))
+        if metrics["step"] == 2 and len(set(logged)) == 1 and not config.smoke:
+            print_no_signal(metrics["reward"], metrics)
+        if tracker:
+            tracker.log(flatten_numbers(metrics), step=metrics["step"])
 
-        yield log
+    yield log
+    if tracker:
+        tracker.finish()  # not after an error: wandb then ends with Python, and knows its status
 
 
 def reason_shares(reasons: list[str]) -> dict[str, float]:
@@ -416,30 +389,29 @@ def reason_shares(reasons: list[str]) -> dict[str, float]:
     return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
 
 
-def other_problems(task: str, which: str) -> str:
-    """What to change for easier or harder problems; a task that makes its own takes no --data."""
-    if "problems" in TASKS[task].has:
-        return "change --warmup-steps or --model"
-    return f"give {which} problems with --data, or another --model"
-
-
-def print_no_signal(reward: float, found: dict, task: str) -> None:
-    """Where all rewards are equal, what that comes from, by the shares in `found`, and
-    the flag to change.
+def print_no_signal(reward: float, found: dict) -> None:
+    """Where all rewards are equal, what that may come from, by the shares in `found`, and what to
+    change.
     """
-    if reward not in (0, 1):
-        return
-    remedy = other_problems(task, "harder" if reward else "easier")
-    if not reward and max(found["truncated"], found["no_answer"]) >= 0.5:
-        if found["truncated"] > found["no_answer"]:
-            remedy = "raise --max-tokens"
-        elif "problems" not in TASKS[task].has:
-            remedy = "change --template or --model"
-    note = (
-        f"all rewards are {reward:.0f}, so nothing can be learned: {found['truncated']:.0%} of "
-        f"responses are cut off, {found['no_answer']:.0%} have no answer; {remedy}"
-    )
-    tqdm.write(wrap(note))
+    if reward in (0, 1):
+        note = (
+            f"all rewards are {reward:.0f}, so nothing can be learned: {found['truncated']:.0%} of "
+            f"responses are cut off (raise --max-tokens), {found['no_answer']:.0%} have no answer "
+            "(change --template); otherwise change the problems or the model: docs/faq.md"
+        )
+        tqdm.write(wrap(note))
+
+
+def heldout_results(found: dict) -> dict[str, str]:
+    """What is printed of an evaluation, by its title."""
+    shown = {}
+    for name in ("greedy", "sampled"):
+        shown[f"{name} accuracy, %"] = percent(*found[name][:2])
+    if "localisation" in found:
+        place = found["localisation"]  # empty without a mixed group
+        shown["AUC to the true first error"] = f"{place.get('auc', math.nan):.3f}"
+        shown["AUC of position alone"] = f"{place.get('auc_position', math.nan):.3f}"
+    return shown
 
 
 def print_after(
@@ -448,18 +420,12 @@ def print_after(
     """Print the change by training, write the curve, and name the next commands."""
     write_evaluation(folder, "after", after)
     if not any(m["grad_norm"] for m in history):
-        remedy = other_problems(config.task, "easier or harder")
-        print(f"\nnothing was learned: no mixed groups; {remedy}")
+        print("\nnothing was learned: no mixed groups; docs/faq.md says what to change")
+    first = heldout_results(before)
+    last = heldout_results(after)
     print(f"\n{'held out':27}{'before':>14}{'after':>14}")
-    for name in ("greedy", "sampled"):
-        accuracies = [percent(*found[name][:2]) for found in (before, after)]
-        print(f"{name + ' accuracy, %':27}{accuracies[0]:>14}{accuracies[1]:>14}")
-    places = [found.get("localisation") or {} for found in (before, after)]
-    if any(places):  # otherwise no group was mixed
-        rows = {"auc": "AUC to the true first error", "auc_position": "AUC of position alone"}
-        for name, title in rows.items():
-            first, last = (place.get(name, math.nan) for place in places)
-            print(f"{title:27}{first:14.3f}{last:14.3f}")
+    for title in first:
+        print(f"{title:27}{first[title]:>14}{last[title]:>14}")
     if after.get("example"):
         weight = f"the mean {config.credit.method} weight of each line"
         print(f"\na wrong rollout after training, with {weight}:")
@@ -468,63 +434,48 @@ def print_after(
     peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
     if peaks:
         print(f"peak memory per GPU: {max(peaks):.1f} GB")
-    other = next(name for name in METHODS if name != config.credit.method)  # grpo, for grpo shear
     place = shlex.quote(str(folder))
     print(f"\na page of all token weights: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
-    print(f"      the same command with --method {other}, then python -m studies.compare RUN RUN")
+    print("      the same command with another --method, then python -m studies.compare RUN RUN")
 
 
 def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, path: Path) -> None:
-    """Three panels: reward and held-out accuracy; token weights with their floor; the share of
-    groups without signal.
-
-    The weights are those before and from the true first error on if it is known. The floor is Eq.
-    (10) of equal spans.
+    """Two panels: reward, held-out accuracy and the share of groups without signal; token weights
+    with their floor, Eq. (10) of equal spans.
     """
     # Not pyplot, which needs a backend. Imported here, so that only one rank waits for it.
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.4), layout="constrained")
-    rewards, weights, signal = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    rewards, weights = figure.subplots(1, 2)
     steps = [m["step"] for m in history]
     rewards.plot(steps, [m["reward"] for m in history], color=INK, label="training batch")
+    no_signal = [m["equal_groups"] for m in history]
+    rewards.plot(steps, no_signal, color=FAINT, label="groups without signal")
     for name, marker, colour in (("greedy", "o", RIGHT), ("sampled", "s", WRONG)):
-        for step, result in ((0, before), (len(steps), after)):
-            mean, error, _ = result[name]
-            label = f"held out, {name}" if step == 0 else None
-            rewards.errorbar(step, mean, error, fmt=marker, color=colour, label=label)
-    rewards.set(
-        ylabel="share of right answers",
-        ylim=(0, 1),
-        title=f"{config.credit.method}, {config.task} task",
-    )
-
-    knows_errors = any("weight_before" in m for m in history)
-    curves = [("weight_mean", "all tokens", INK)]
-    if knows_errors:
-        curves = [
-            ("weight_before", "before the first error", RIGHT),
-            ("weight_after", "from it on", WRONG),
-        ]
-    for name, title, colour in curves:
-        values = [m.get(name, math.nan) for m in history]
-        weights.plot(steps, values, color=colour, label=title)
+        means, errors, _ = zip(before[name], after[name], strict=True)
+        label = f"held out, {name}"
+        rewards.errorbar([0, len(steps)], means, errors, fmt=marker, color=colour, label=label)
+    rewards.set(ylabel="share of right answers", ylim=(0, 1), title=f"{config.task} task")
+    curves = {
+        "weight_mean": ("all tokens", INK),
+        "weight_before": ("before the first error", RIGHT),
+        "weight_after": ("from it on", WRONG),
+    }
+    for name, (title, colour) in curves.items():
+        if any(name in m for m in history):
+            values = [m.get(name, math.nan) for m in history]
+            weights.plot(steps, values, color=colour, label=title)
     ratios = [m["eps_over_nbar"] for m in history if "eps_over_nbar" in m]
     if ratios:
         floor = float(np.mean(ratios)) * math.log(config.shear.window)
-        title = "floor, eps ln window"
-        weights.axhline(floor, color=FAINT, ls="--", lw=1, label=title, zorder=0)
-    of = "wrong rollouts" if knows_errors else "groups with a gradient"
-    weights.set(ylabel="mean token weight", title=f"{config.credit.method} weights, {of}")
-    weights.update_datalim([(0, 0)], updatex=False)  # also where no weight is known
-    weights.set_ylim(weights.dataLim.ymin)
-    signal.plot(steps, [m["equal_groups"] for m in history], color=INK, label="all rewards equal")
-    signal.set(ylabel="share of groups", ylim=(0, 1), title="no-signal groups")
-    for axes in (rewards, weights, signal):
+        weights.axhline(floor, color=FAINT, ls="--", lw=1, label="floor, eps ln window")
+    weights.axhline(0, color=FAINT, lw=0.5)
+    weights.set(ylabel="mean token weight", title=f"{config.credit.method} weights")
+    for axes in (rewards, weights):
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=160)
 
@@ -555,30 +506,7 @@ def start_tracker(name: str, config: TrainConfig, folder: Path) -> "GeneralTrack
     return run
 
 
-@contextmanager
-def tracker(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[Callable[[dict], None]]:
-    """The function that tracks a row of metrics.jsonl."""
-    with together(ranks):
-        run = None
-        if config.track and ranks.main:
-            run = start_tracker(config.track, config, folder)
-
-    def track(metrics: dict) -> None:
-        if run:
-            values = flatten_numbers(metrics)
-            run.log(values, step=values.pop("step"))
-
-    yield track
-    if run:
-        run.finish()  # not after an error: wandb then ends with Python, and knows its exit status
-
-
-def flatten_numbers(row: dict, prefix: str = "") -> dict[str, float]:
+def flatten_numbers(row: dict) -> dict[str, float]:
     """The numbers of a row by name, those of a dictionary in it after its own name and a slash."""
-    found: dict[str, float] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            found |= flatten_numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float):
-            found[prefix + name] = value
-    return found
+    table = pd.json_normalize(row, sep="/").select_dtypes("number")
+    return table.iloc[0].to_dict()

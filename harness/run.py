@@ -225,8 +225,8 @@ def seed_of(seed: int, step: int = EVALUATION, rank: int = 0) -> int:
 
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
     """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
-    origin = files.origin_of(run.config.model or "made here")
-    sampler = Sampler(run.actor.model, run.tokenizer, origin, run.config.machine.generate_batch)
+    name = str(run.folder / "model")
+    sampler = Sampler(run.actor.model, run.tokenizer, name, run.config.machine.generate_batch)
     path = run.folder / "eval" / f"step-{step:06d}.jsonl"
     results = {}
     if run.ranks.main:
@@ -238,8 +238,8 @@ def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
             loaded,
             protocol_of(run.config),
             run.ranks,
-            seeds=[run.config.seed],
-            path=path,
+            path,
+            [run.config.seed],
         )
         results[loaded.benchmark.name] = summarise(rows) | {
             "revision": loaded.revision,

@@ -6,18 +6,19 @@ side_by_side(...)        several models, and how each differs from the first
 select_checkpoints(...)  Table 1: several runs, each at its best checkpoint
 """
 
+import itertools
 import math
-import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-import numpy as np
+import pandas as pd
 
 from harness.evaluation import average
-from harness.paper_tables import PAPER, backbone_of, suite_of
+from harness.paper_tables import PAPER, backbone_of
+from tasks.benchmarks import SUITES
 from tasks.rows import printable
 
 SURE = 1.96  # standard errors from which a difference is marked
+UNKNOWN = math.nan, math.nan  # of the paper
 
 
 def percent(value: float, error: float | None = None) -> str:
@@ -29,11 +30,23 @@ def percent(value: float, error: float | None = None) -> str:
     return f"{100 * value:.1f} ± " + ("-" if math.isnan(error) else f"{100 * error:.1f}")
 
 
+def mean_of(result: dict) -> str:
+    """A mean and its standard error, in percent."""
+    return percent(result["mean"], result["error"])
+
+
+def mean_and_std(values: pd.Series) -> str:
+    """Of several seeds or runs, with ddof 1, in percent."""
+    return percent(values.mean(), values.std())
+
+
 def markdown(rows: list[dict[str, str]]) -> list[str]:
-    """Lines of a Markdown table, in columns: the rows' keys, the same in each, are its head."""
+    """Lines of a Markdown table, in columns: the rows' keys are its head; a cell that a row lacks
+    is empty.
+    """
     columns = []
-    for name in rows[0]:
-        cells = [name, *(row[name] for row in rows)]
+    for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        cells = [name, *(row.get(name, "") for row in rows)]
         width = max(map(len, cells))
         cells.insert(1, "-" * width)
         columns.append([cell.ljust(width) for cell in cells])
@@ -49,35 +62,23 @@ def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[
 # ---- of an evaluation ----------------------------------------------------------------------------
 
 
-def print_tables(
-    folder: Path, settings: dict, results: dict, differences: dict, paper: str | None
-) -> None:
+def print_tables(settings: dict, results: dict, differences: dict, paper: str | None) -> None:
     """Protocol and data, a table per model, and several models side by side; `paper` names whose
     numbers are added.
     """
-    protocol = " ".join(
-        f"{name}={value}" for name, value in settings["protocol"].items() if value is not None
-    )
-    print(f"{printable(str(folder))}/\n{printable(protocol)}\n")
-    data = {}
-    rows = []
-    for name, about in settings["data"].items():
-        if any(name in of_model for of_model in results.values()):
-            data[name] = about
-            row = {"benchmark": name}
-            for key in ("problems", "revision", "window"):
-                row[key] = str(about[key] or "")
-            rows.append(row)
-    print("\n".join(with_legend(rows)))
+    data = settings["data"]
+    for name, about in ({"protocol": settings["protocol"]} | data).items():
+        values = [f"{key}={value}" for key, value in about.items() if value is not None]
+        print(printable(f"{name}: {' '.join(values)}"))
     templates = set()
     for model, result in results.items():
-        about = settings["models"].get(model, {"origin": model, "template": "unknown"})
+        about = settings["models"][model]
         templates.add(about["template"])
-        table = result_table(result, data, paper or backbone_of(about["origin"]))
-        print("\n".join([printable(f"{model} (template {about['template']})"), "", *table]))
+        print(printable(f"\n{model} (template {about['template']})\n"))
+        print("\n".join(result_table(result, data, paper or backbone_of(about["origin"]))))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")
-    if differences and same_benchmarks(results.values()):
+    if len(results) > 1 and same_benchmarks(results.values()):
         print("\n".join(["side by side", "", *side_by_side(results, differences)]))
 
 
@@ -92,42 +93,43 @@ def result_table(
     """One model: a line per benchmark. `data` says what each set is; `backbone` asks for the
     paper's columns.
     """
-    names = {name for result in results.values() for name in result}
-    passes = sorted(name for name in names if re.fullmatch(r"pass@\d+", name))
-    has_seeds = any("seed_std" in result for result in results.values())
-    has_infra = any(result["infra_errors"] for result in results.values())
-    paper = {}
-    if backbone:
-        paper = {f"{method} †": PAPER[backbone][method] for method in ("GRPO", "SHEAR")}
     rows = []
     for name, result in results.items():
-        row = {"benchmark": name, "avg": f"@{data[name]['k']}"}
-        row["percent ± SE"] = percent(result["mean"], result["error"])
-        if has_seeds:
-            row["seeds ± std"] = percent(result.get("seed_mean", math.nan), result.get("seed_std"))
-        for method, printed in paper.items():
-            row[method] = str(printed[name][0]) if name in printed else "-"
-        for k in passes:
-            row[k] = percent(result[k], result[f"{k} error"]) if k in result else "-"
+        row = {"benchmark": name, "avg": f"@{data[name]['k']}", "percent ± SE": mean_of(result)}
+        if "seed_std" in result:
+            row["seeds ± std"] = percent(result["seed_mean"], result["seed_std"])
+        row |= paper_means(backbone, name)
+        for k in result:
+            if f"{k} error" in result:  # pass@k
+                row[k] = percent(result[k], result[f"{k} error"])
         row["right"] = f"{result['right']:.0f} of {result['samples']}"
         row["truncated"] = percent(result["truncated"]) + "%"
         row["no-answer"] = percent(result["no_answer"]) + "%"
-        if has_infra:
-            row["infra"] = str(result["infra_errors"])
+        if result["infra_errors"]:
+            row["not graded"] = str(result["infra_errors"])  # in no mean
         rows.append(row)
     if len(results) > 1:
-        last = dict.fromkeys(rows[0], "")
-        last["benchmark"] = "average"
-        last["percent ± SE"] = percent(*average(results))
-        suite = suite_of(results)
-        for method, printed in paper.items():
-            # its own average, which is not always that of its row
-            last[method] = percent(printed[suite][0] / 100 if suite in printed else math.nan)
-        rows.append(last)
-    legend = [f"†: the paper's, {backbone}"] if backbone else []
-    if has_infra:
-        legend.append("infra: samples that could not be graded, which are in no mean")
-    return with_legend(rows, legend)
+        row = {"benchmark": "average", "percent ± SE": mean_of(average(results))}
+        rows.append(row | paper_means(backbone, suite_of(results)))
+    return with_legend(rows, [f"†: the paper's, {backbone}"] if backbone else [])
+
+
+def suite_of(names: Iterable[str]) -> str:
+    """The suite whose benchmarks these are, all of them; "" if there is none."""
+    for suite, members in SUITES.items():
+        if set(members) == set(names):
+            return suite
+    return ""
+
+
+def paper_means(backbone: str | None, name: str) -> dict[str, str]:
+    """The paper's numbers of a benchmark, or its own average of a suite, in columns."""
+    cells = {}
+    if backbone:
+        for method in ("GRPO", "SHEAR"):
+            mean, _ = PAPER[backbone][method].get(name, UNKNOWN)
+            cells[f"{method} †"] = percent(mean / 100)
+    return cells
 
 
 def side_by_side(
@@ -137,19 +139,20 @@ def side_by_side(
     first, *others = models
     rows = []
     for name, result in models[first].items():
-        row = {"benchmark": name, first: percent(result["mean"], result["error"])}
+        row = {"benchmark": name, first: mean_of(result)}
         for model in others:
-            gain = differences[model][name]["difference"]
-            error = differences[model][name]["error"]
-            row[model] = percent(models[model][name]["mean"], models[model][name]["error"])
-            mark = " *" if abs(gain) > SURE * error else ""  # none for NaN
-            row[f"gain of {model}"] = percent(gain, error) + mark
+            gain = differences[model][name]
+            row[model] = mean_of(models[model][name])
+            mark = " *" if abs(gain["mean"]) > SURE * gain["error"] else ""  # none for NaN
+            row[f"gain of {model}"] = mean_of(gain) + mark
         rows.append(row)
     if len(rows) > 1:
-        row = {"benchmark": "average", first: percent(*average(models[first]))}
+        mean = average(models[first])
+        row = {"benchmark": "average", first: mean_of(mean)}
         for model in others:
-            row[model] = percent(*average(models[model]))
-            row[f"gain of {model}"] = percent(average(models[model])[0] - average(models[first])[0])
+            other = average(models[model])
+            row[model] = mean_of(other)
+            row[f"gain of {model}"] = percent(other["mean"] - mean["mean"])
         rows.append(row)
     legend = f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors"
     return with_legend(rows, [legend])
@@ -172,28 +175,23 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
         "TEST SETS"
     )
     for run, checkpoints in runs.items():
-        graded = {}
-        for name, results in checkpoints.items():
-            mean, _ = average(results)
-            if not math.isnan(mean):
-                graded[name] = mean
-        if graded:
-            last = list(graded)[-1]
-            best = max(graded, key=lambda name: graded[name])
-            best_results.append(checkpoints[best])
-            selection[run] = {
-                "last": last,
-                "last_average": graded[last],
-                "best": best,
-                "best_average": graded[best],
-            }
-            both = [
-                f"{percent(graded[name])} ({name.removeprefix(run + '/')})" for name in (last, best)
-            ]
-            choice = f"last {both[0]}; best {both[1]}, of {len(graded)} with an average"
-            print(printable(f"  {run}: {choice}"))
+        means = {name: average(results)["mean"] for name, results in checkpoints.items()}
+        averages = pd.Series(means).dropna()
+        if averages.empty:
+            continue
+        last = averages.index[-1]
+        best = averages.idxmax()
+        best_results.append(checkpoints[best])
+        selection[run] = {
+            "last": last,
+            "last_average": averages[last],
+            "best": best,
+            "best_average": averages[best],
+        }
+        choice = f"last {percent(averages[last])} ({last}); best {percent(averages[best])} ({best})"
+        print(printable(f"  {run}: {choice}, of {len(averages)} with an average"))
     if len(selection) > 1:
-        last = mean_and_std([choice["last_average"] for choice in selection.values()])
+        last = mean_and_std(pd.Series([choice["last_average"] for choice in selection.values()]))
         print(f"  last, mean ± standard deviation of {len(selection)} runs: {last}\n")
         print("\n".join(best_checkpoints(best_results, backbone)))
     return selection
@@ -205,21 +203,16 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
     """
     row = {"": f"{len(best)} runs, best"}
     for name in best[0]:
-        row[name] = mean_and_std([results[name]["mean"] for results in best])
-    row["average"] = mean_and_std([average(results)[0] for results in best])
+        row[name] = mean_and_std(pd.Series([results[name]["mean"] for results in best]))
+    row["average"] = mean_and_std(pd.Series([average(results)["mean"] for results in best]))
     rows = [row]
     if not backbone:
         return with_legend(rows)
-    keys = [*best[0], suite_of(best[0])]  # the columns of the paper's table
+    suite = suite_of(best[0])
     for method, printed in PAPER[backbone].items():
-        cells = [f"{method} †"]
-        for key in keys:
-            mean, deviation = printed.get(key or "", (math.nan, math.nan))
-            cells.append(percent(mean / 100, deviation / 100))
-        rows.append(dict(zip(row, cells, strict=True)))
+        cells = {"": f"{method} †"}
+        for name in [*best[0], "average"]:
+            mean, deviation = printed.get(suite if name == "average" else name, UNKNOWN)
+            cells[name] = percent(mean / 100, deviation / 100)
+        rows.append(cells)
     return with_legend(rows, [f"†: the paper's, {backbone}"])
-
-
-def mean_and_std(values: list[float]) -> str:
-    """Of several runs, with ddof 1, in percent."""
-    return percent(float(np.mean(values)), float(np.std(values, ddof=1)))

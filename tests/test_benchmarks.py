@@ -14,81 +14,31 @@ from itertools import product
 from operator import itemgetter
 
 import huggingface_hub
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, config
-from made import ALONE, Hostile
+from made import ALONE, Hostile, cases
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
-from harness.evaluation import (
-    Protocol,
-    Sampler,
-    describe_set,
-    evaluate_benchmark,
-    pass_at_k,
-    summarise,
-)
-from harness.files import append_rows
+from harness.evaluation import Protocol, Sampler, describe_set, pass_at_k, summarise
+from harness.files import append_rows, read_lines, write_rows
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
-from tasks.benchmarks import (
-    BENCHMARKS,
-    SUITES,
-    Loaded,
-    livecodebench_row,
-    load_benchmark,
-    private_tests,
-)
+from tasks.benchmarks import BENCHMARKS, SUITES, Loaded, livecodebench_row, load_benchmark
 from tasks.rows import BadInput
 
-CHECK = "def check(candidate):\n    assert candidate(2) == 3\n"
-STUB = 'def up(n):\n    """One more."""\n'
-CASES = [
-    {"input": "1\n", "output": "2\n", "testtype": "stdin"},
-    {"input": "5\n", "output": "6\n", "testtype": "stdin"},
-]
+PUBLISHED = {case["set"]: case for case in cases("published.jsonl")}
+LCB = PUBLISHED["livecodebench"]["row"]
 CALLS = [{"input": "[1, 2]\n3", "output": "[4, 5]", "testtype": "functional"}]
+ONE = Protocol(template="plain", samples=1)
+TWO = Protocol(template="plain", samples=2, block=4)
 
 
-def pack(cases, inner=None) -> str:
+def pack(value) -> str:
     """Private tests as the hub has them."""
-    return base64.b64encode(zlib.compress(pickle.dumps(inner or json.dumps(cases)))).decode()
-
-
-def contest(date="2025-03-01T00:00:00", private=None, public=None, **columns) -> dict:
-    """A row of LiveCodeBench."""
-    row = dict(question_title="t", question_content="Add one.", platform="atcoder")
-    row |= dict(question_id="abc1", starter_code="", metadata="{}", contest_date=date)
-    row["public_test_cases"] = json.dumps(public or CASES[:1])
-    row["private_test_cases"] = private or pack(CASES[1:])
-    return row | columns
-
-
-LOOP = "for i in [1]:\n    assert up(i) == i + 1"
-HUMANEVAL = {"task_id": "HumanEval/0", "prompt": STUB, "test": CHECK, "entry_point": "up"}
-MBPP = {"task_id": 2, "prompt": "P", "test_imports": ["import math"], "test": LOOP}
-
-
-MBPP |= {"test_list": ["assert up(1) == 2"]}
-ROWS = {
-    "aime24": {"id": 60, "problem": "P", "answer": "204", "url": "https://x/2024_AIME_I"},
-    "aime25": {"question": "P", "answer": "70"},
-    "amc23": {"id": 0, "question": "P", "answer": 27.0, "url": "https://x/2023_AMC_12A"},
-    "math500": {
-        "problem": "P",
-        "solution": "s",
-        "answer": r"\frac12",
-        "level": 2,
-        "unique_id": "u",
-    },
-    "olympiadbench": {"id": 1, "question": "P", "final_answer": ["$1,3$"], "unit": None},
-    "humaneval": HUMANEVAL,
-    "humaneval+": HUMANEVAL | {"test": "import numpy as np\n" + CHECK},
-    "mbpp": MBPP,
-    "mbpp+": MBPP,
-    "livecodebench": contest(),
-}
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
 
 
 def cells_of(line: str) -> list[str]:
@@ -96,47 +46,58 @@ def cells_of(line: str) -> list[str]:
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-REFERENCES = {
-    "aime24": "204", "aime25": "70", "amc23": "27", "math500": r"\frac12", "olympiadbench": "$1,3$",
-    "humaneval": {"prompt": STUB, "test": CHECK, "entry_point": "up"},
-    "humaneval+": {"prompt": STUB, "test": "import numpy as np\n" + CHECK, "entry_point": "up"},
-    "mbpp": {"asserts": ["assert up(1) == 2"], "setup": "import math\n"},
-    "mbpp+": {"asserts": [LOOP], "setup": "import math\n"},
-    "livecodebench": {"inputs": ["1\n", "5\n"], "outputs": ["2\n", "6\n"]},
-}  # fmt: skip
+def near(**expected) -> dict:
+    """These numbers, about."""
+    return pytest.approx(expected, nan_ok=True)
 
 
-def write(path, rows) -> str:
-    """A JSON-lines file of these rows."""
-    path.unlink(missing_ok=True)
-    append_rows(path, rows)
-    return str(path)
-
-
-def stand_in(monkeypatch, answers, truncated=()) -> list:
-    """Put known responses in place of a model's: the text for the first problem whose prompt holds
-    a key.
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Puts known responses in place of a model's: the text for the first key that a prompt holds;
+    returns the list of calls.
     """
-    calls = []
 
-    def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature, generate_batch):
-        texts, cut = [], []
-        for prompt in prompts:
-            texts += [next(text for key, text in answers.items() if key in prompt)] * group_size
-            cut += [any(key in prompt for key in truncated)] * group_size
-        ids = torch.ones(len(texts), 3, dtype=torch.long)
-        draw = torch.rand(1).item()
-        calls.append(dict(prompts=prompts, asked=(max_tokens, temperature), draw=draw))
-        return Rollouts(ids, ids > 0, ids, ids > 0, torch.tensor(cut), texts)
+    def put(answers, truncated=()) -> list:
+        calls = []
 
-    monkeypatch.setattr(evaluation, "fast_rollout", rollout)
-    return calls
+        def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature, **_):
+            texts, cut = [], []
+            for prompt in prompts:
+                text = next(text for key, text in answers.items() if key in prompt)
+                texts += [text] * group_size
+                cut += [any(key in prompt for key in truncated)] * group_size
+            ids = torch.ones(len(texts), 3, dtype=torch.long)
+            draw = torch.rand(1).item()
+            calls.append(dict(prompts=prompts, asked=(max_tokens, temperature), draw=draw))
+            return Rollouts(ids, ids > 0, ids, ids > 0, torch.tensor(cut), texts)
+
+        monkeypatch.setattr(evaluation, "fast_rollout", rollout)
+        return calls
+
+    return put
 
 
-def ask(loaded, tiny, protocol=None, ranks=ALONE, **options) -> list[dict]:
-    """`evaluate_benchmark` with a stand-in for the model."""
-    protocol = protocol or Protocol(template="plain", samples=1)
-    return evaluate_benchmark(Sampler(*tiny, "some/model", 0), loaded, protocol, ranks, **options)
+@pytest.fixture
+def ask(tiny, tmp_path):
+    """`evaluate_benchmark` of the untrained model, with its generations in a file."""
+
+    def evaluate(loaded, protocol=ONE, ranks=ALONE, **options) -> list[dict]:
+        sampler = Sampler(*tiny, "some/model", 0)
+        path = tmp_path / "generations.jsonl"
+        return evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, path, **options)
+
+    return evaluate
+
+
+@pytest.fixture
+def load(tmp_path):
+    """A benchmark from a JSON-lines file of these rows."""
+
+    def from_rows(name, rows) -> Loaded:
+        write_rows(tmp_path / "set.jsonl", rows)
+        return load_benchmark(name, [str(tmp_path / "set.jsonl")])
+
+    return from_rows
 
 
 def math_set(count: int) -> Loaded:
@@ -148,7 +109,8 @@ def math_set(count: int) -> Loaded:
 # ---- numbers -------------------------------------------------------------------------------------
 
 
-def rows_of(scores: dict[str, list], seed: int = 0) -> list[dict]:
+def rows_of(seed: int = 0, **scores: list) -> list[dict]:
+    """Rows of each problem with these scores."""
     reasons, rows = {1: "correct", 0: "wrong", None: "infra_error"}, []
     for name, values in scores.items():
         rows += [dict(problem=name, score=s, reason=reasons[s], seed=seed) for s in values]
@@ -161,44 +123,38 @@ def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
 
     pass@k is 1 - C(n-c, k) / C(n, k), the mean over all draws of k without putting back.
     """
-    result = summarise(rows_of({"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4}), passes=(1, 2, 4))
-    expected = {"mean": 0.5, "error": 0.5 / math.sqrt(3), "problems": 3, "samples": 12, "right": 6}
-    expected |= {"pass@1": 0.5, "pass@2": (1 + (1 - 1 / 6) + 0) / 3, "pass@4": 2 / 3}
-    assert {name: result[name] for name in expected} == pytest.approx(expected)
-    counts = (1, 4, 2), (2, 5, 3), (0, 5, 3), (3, 5, 3)
-    assert [pass_at_k(*of_one) for of_one in counts] == [0.5, 0.9, 0, 1]
+    rows = rows_of(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4)
+    found = summarise(rows, passes=(1, 2, 4, 5))
+    assert {
+        name: found[name] for name in ("mean", "error", "problems", "samples", "right")
+    } == near(mean=0.5, error=0.5 / math.sqrt(3), problems=3, samples=12, right=6)
+    passes = [found[f"pass@{k}"] for k in (1, 2, 4, 5)]
+    assert passes == pytest.approx([0.5, (1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
+    right, samples = pd.Series([1, 2, 0, 3]), pd.Series([4, 5, 5, 5])
+    assert list(pass_at_k(right, samples, 3)) == pytest.approx([0.75, 0.9, 0, 1])
 
 
 def test_what_could_not_be_graded_is_in_no_mean_and_counted():
     """A problem of which nothing was graded is no problem; shares are of what was."""
-    rows = rows_of({"a": [1, None], "b": [0, 0], "c": [None, None]})
+    rows = rows_of(a=[1, None], b=[0, 0], c=[None, None])
     rows[2]["reason"] = rows[3]["reason"] = "truncated"
-    result = summarise(rows)
-    expected = dict(mean=0.5, problems=2, samples=3, infra_errors=3, truncated=2 / 3, no_answer=0)
-    assert {name: result[name] for name in expected} == pytest.approx(expected)
+    found = summarise(rows)
+    del found["error"], found["right"]
+    assert found == near(
+        mean=0.5, problems=2, samples=3, infra_errors=3, truncated=2 / 3, no_answer=0
+    )
+    assert math.isnan(summarise(rows_of(a=[None]))["mean"])
 
 
-def test_seeds_give_mean_and_standard_deviation():
-    """Means 1/2 and 1: 3/4 ± 0.354 over seeds."""
-    rows = rows_of({"a": [1], "b": [0]}, seed=0) + rows_of({"a": [1], "b": [1]}, seed=7)
-    result = summarise(rows)
-    assert result["seeds"] == {"0": 0.5, "7": 1.0} and result["seed_mean"] == 0.75
-    assert result["seed_std"] == pytest.approx(math.sqrt(0.125))
-
-
-def test_models_are_compared_problem_by_problem():
-    """Differences 1, 0, 1 have an error of 1/3; unpaired it would be larger."""
-    before, after = {"a": [0], "b": [1], "c": [0]}, {"a": [1], "b": [1], "c": [1]}
-    gap = evaluation.paired_difference(rows_of(before), rows_of(after))
-    assert (gap["difference"], gap["error"]) == pytest.approx((2 / 3, 1 / 3))
-
-
-def test_tables_side_by_side_mark_a_sure_gain():
-    """Of more than 1.96 standard errors, by *."""
-    models = {name: {"amc23": {"mean": 0.5, "error": 0.01}} for name in "ab"}
-    for error, cell in ((0.06, "10.0 ± 6.0"), (0.05, "10.0 ± 5.0 *")):
-        lines = tables.side_by_side(models, {"b": {"amc23": {"difference": 0.1, "error": error}}})
-        assert cells_of(lines[2])[:4] == ["amc23", "50.0 ± 1.0", "50.0 ± 1.0", cell]
+def test_seeds_and_models_are_compared():
+    """Seeds' means 1/2 and 1: 3/4 ± 0.354. Models' differences by problem 1, 0, 1 have an error of
+    1/3; unpaired it would be larger.
+    """
+    found = summarise(rows_of(0, a=[1], b=[0]) + rows_of(7, a=[1], b=[1]))
+    assert found["seeds"] == {"0": 0.5, "7": 1.0} and found["seed_mean"] == 0.75
+    assert found["seed_std"] == pytest.approx(math.sqrt(0.125))
+    before, after = rows_of(a=[0], b=[1], c=[0], d=[1]), rows_of(a=[1], b=[1], c=[1], d=[None])
+    assert evaluation.paired_difference(before, after) == near(mean=2 / 3, error=1 / 3, problems=3)
 
 
 def test_the_papers_numbers_average_to_what_it_prints():
@@ -218,66 +174,77 @@ def test_the_papers_numbers_average_to_what_it_prints():
     assert counted == 15 + 6
     digest = hashlib.sha256(json.dumps(paper_tables.PAPER).encode()).hexdigest()
     assert digest.startswith("1ad2e0252d33")
-    assert paper_tables.suite_of([*SUITES["math"], "math", "x"]) is None
+    assert tables.suite_of([*SUITES["math"], "math", "x"]) == ""
+    assert paper_tables.backbone_of("Qwen/Qwen2.5-14B") == "Qwen2.5-14B-Base"
+    assert paper_tables.backbone_of("Qwen/Qwen2.5-7B") is None
 
 
 def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
     """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5). The paper's average of a whole suite is the one
-    that it prints.
+    that it prints. A gain of more than 1.96 standard errors is marked.
     """
-    results, usual = {}, summarise(rows_of({"a": [1], "b": [0]})) | {"error": 0.01}
+    usual, models = (
+        summarise(rows_of(a=[1], b=[0]), passes=(1,)) | {"error": 0.01},
+        {"a": {}, "b": {}},
+    )
     for place, name in enumerate(SUITES["math"], 1):
-        results[name] = usual | {"mean": place / 10}
-    results["amc23"]["infra_errors"] = 3
-    data = {name: {"k": 8} for name in results}
-    lines = tables.result_table(results, data, "Qwen2.5-Math-7B")
+        models["a"][name] = usual | {"mean": place / 10}
+        models["b"][name] = usual | {"mean": place / 10 + 0.1}
+    models["a"]["amc23"]["infra_errors"] = 3
+    data = {name: {"k": 8} for name in models["a"]}
+    lines = tables.result_table(models["a"], data, "Qwen2.5-Math-7B")
     cells = cells_of(lines[4])
-    assert cells[:5] == ["amc23", "@8", "30.0 ± 1.0", "66.5", "70.3"] and cells[-1] == "3"
+    assert cells[:6] == ["amc23", "@8", "30.0 ± 1.0", "66.5", "70.3", "50.0 ± 50.0"]
+    assert (
+        cells[-1] == "3" and cells_of(lines[0])[-1] == "not graded" and cells_of(lines[3])[-1] == ""
+    )
     assert cells_of(lines[7])[:5] == ["average", "", "30.0 ± 0.4", "49.6", "51.2"]
-    assert any("in no mean" in line for line in lines)
-    gaps = {name: {"difference": 0.1, "error": 0.2} for name in results}
-    others = {name: result | {"mean": result["mean"] + 0.1} for name, result in results.items()}
-    lines = tables.side_by_side({"a": results, "b": others}, {"b": gaps})
-    assert cells_of(lines[7])[:4] == ["average", "30.0 ± 0.4", "40.0 ± 0.4", "10.0"]
+    gaps = {name: {"mean": 0.1, "error": 0.06} for name in models["a"]}
+    gaps["amc23"]["error"] = 0.05
+    lines = tables.side_by_side(models, {"b": gaps})
+    assert cells_of(lines[3]) == ["aime25", "20.0 ± 1.0", "30.0 ± 1.0", "10.0 ± 6.0"]
+    assert cells_of(lines[4]) == ["amc23", "30.0 ± 1.0", "40.0 ± 1.0", "10.0 ± 5.0 *"]
+    assert cells_of(lines[7]) == ["average", "30.0 ± 0.4", "40.0 ± 0.4", "10.0"]
 
 
 # ---- loaders -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_of_the_published_layout_becomes_a_problem(name, tmp_path):
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_row_of_the_published_layout_becomes_a_problem(name, load):
     """Question and reference are where the set has them; another count is said aloud."""
-    loaded = load_benchmark(name, [write(tmp_path / "set.jsonl", [ROWS[name]])])
+    case = PUBLISHED[name]
+    loaded = load(name, [case["row"]])
     (problem,) = loaded.problems
-    assert problem.get("tests", problem.get("answer")) == REFERENCES[name]
-    assert problem["problem"].startswith({"h": "Complete", "l": "Add one."}.get(name[0], "P"))
+    assert problem.get("tests", problem.get("answer")) == case["reference"]
+    assert problem["problem"].startswith(case["problem"]) and problem["id"] == "1"
     counts = " or ".join(map(str, BENCHMARKS[name].counts))
-    unit = "rows" if name == "livecodebench" else "problems"
-    assert f"1 {unit}, {counts} expected" in loaded.notes[0]
-    assert (
-        loaded.revision.startswith("sha256:")
-        and len(describe_set(loaded, Protocol())["digest"]) == 12
-    )
+    assert f"1 rows, {counts} expected" in loaded.notes[0]
+    assert loaded.revision.startswith("sha256:")
+    assert len(describe_set(loaded, Protocol())["digest"]) == 12
 
 
 def test_several_files_are_one_set_and_the_right_count_is_no_warning(tmp_path):
     """Thirty of the ninety rows are AIME24, told by their url."""
-    urls = [f"https://x/{2022 + place // 30}_AIME" for place in range(90)]
-    rows = [ROWS["aime24"] | {"url": url} for url in urls]
-    last = tmp_path / "b.json"
-    last.write_text(json.dumps(rows[70:]))
-    loaded = load_benchmark("aime24", [write(tmp_path / "a.jsonl", rows[:70]), str(last)])
+    rows = []
+    for place in range(90):
+        rows.append(PUBLISHED["aime24"]["row"] | {"url": f"https://x/{2022 + place // 30}_AIME"})
+    paths = tmp_path / "a.jsonl", tmp_path / "b.json"
+    append_rows(paths[0], rows[:70])
+    paths[1].write_text(json.dumps(rows[70:]))
+    loaded = load_benchmark("aime24", list(map(str, paths)))
     assert len({problem["id"] for problem in loaded.problems}) == len(loaded.problems) == 30
     assert not loaded.notes
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
     """The first pattern that fits wins."""
+    row = PUBLISHED["humaneval"]["row"]
     folder = tmp_path / "abcdef0123456789"
     (folder / "data").mkdir(parents=True)
-    write(folder / "train.jsonl", [HUMANEVAL] * 2)
-    write(folder / "test.jsonl", [HUMANEVAL] * 3)
-    Dataset.from_list([HUMANEVAL]).to_parquet(folder / "data" / "test-00000.parquet")
+    append_rows(folder / "train.jsonl", [row] * 2)
+    append_rows(folder / "test.jsonl", [row] * 3)
+    Dataset.from_list([row]).to_parquet(folder / "data" / "test-00000.parquet")
     monkeypatch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *wanted, **options: folder)
     loaded = load_benchmark("humaneval")
@@ -285,86 +252,69 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
     assert loaded.source == "openai/openai_humaneval (hub)"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (
-            "amc23",
-            {"question": "P"},
-            '--data amc23=.*, row 1: needs "answer".*: question.*math-ai/amc23',
-        ),
-        ("olympiadbench", {"question": "P", "final_answer": []}, 'row 1: needs "final_answer"'),
-        ("humaneval", {"prompt": "P"}, 'row 1: needs "prompt", "test".*found: prompt'),
-        ("mbpp+", {"prompt": "P", "test_list": ["assert f()"]}, 'row 1: needs "test"'),
-        ("mbpp", MBPP | {"test_list": [None]}, "row 1: "),
-        ("livecodebench", {"contest_date": "2025-03-01"}, 'row 1: needs "question_content"'),
-        ("aime24", ROWS["aime24"] | {"url": "2023"}, "none of 1 rows"),
-        ("math500", "{", "cannot be read"),
-    ],
-)
-def test_bad_files_are_one_sentence(name, content, message, tmp_path):
+def test_bad_rows_are_one_sentence(load):
     """With the file, the row and the remedy."""
-    path = tmp_path / "set.jsonl"
-    path.write_text(content if content == "{" else json.dumps(content))
-    with pytest.raises(BadInput, match=message):
-        load_benchmark(name, [str(path)])
+    for case in cases("published_wrong.jsonl"):
+        with pytest.raises(BadInput, match=case["message"]):
+            load(case["set"], [case["row"]])
 
 
 def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
-    """In the order asked for; the sentence lists those that there are; every file must be there."""
+    """In the order asked for; the sentence lists those that there are."""
 
-    def load(names, *data):
+    def load_all(names, *data):
         return benchmarks.load_sets(names, data, "auto", make_embedded=lambda: "embedded")
 
     monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, flag: (name, *files))
     expected = [(name,) for name in SUITES["math"]]
-    expected[SUITES["math"].index("amc23")] += (__file__,)
-    assert load(["MATH", "aime24"], f"amc23={__file__}") == expected
-    assert load(["embedded"]) == ["embedded"]
-    for names, data, message in (
-        (["gsm8k"], (), "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"),
-        (["amc23", "math500"], ["math500=/no/file"], "--data math500=/no/file: cannot be read"),
-        *((["math500"], [text], "give NAME=FILE") for text in ("amc23=x", "math500", "math500=")),
-    ):
-        with pytest.raises(BadInput, match=message):
-            load(names, *data)
+    expected[SUITES["math"].index("amc23")] += ("FILE",)
+    assert load_all(["MATH", "aime24"], "amc23=FILE") == expected
+    assert load_all(["embedded"]) == ["embedded"]
+    message = "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"
+    with pytest.raises(BadInput, match=message):
+        load_all(["gsm8k"])
+    for text in ("amc23=x", "math500", "math500=", "embedded=x"):
+        with pytest.raises(BadInput, match=f"--data {text}: give NAME=FILE"):
+            load_all(["math500", "embedded"], text)
 
 
 # ---- LiveCodeBench -------------------------------------------------------------------------------
 
 
-def test_livecodebench_calls_and_window(tmp_path):
+def test_livecodebench_calls_and_window(load):
     """A functional problem becomes a call; contests outside of the window are left out, its days
     are in it.
     """
-    call = dict(private=pack(CALLS), public=CALLS, metadata='{"func_name": "add"}')
+    call = LCB | dict(metadata='{"func_name": "add"}', starter_code="class Solution:")
+    call |= dict(public_test_cases=json.dumps(CALLS), private_test_cases=pack(json.dumps(CALLS)))
     days = ("2025-01-31", "2025-02-01T10:00:00", "2025-05-31T23:00:00", "2025-06-01")
-    rows = [contest(day, **call, starter_code="class Solution:") for day in days]
-    loaded = load_benchmark("livecodebench", [write(tmp_path / "l.jsonl", rows)])
-    first, _ = loaded.problems
+    loaded = load("livecodebench", [call | {"contest_date": day} for day in days])
+    first, last = loaded.problems
     tests = {"fn_name": "add", "inputs": [[[1, 2], 3]] * 2, "outputs": [[4, 5]] * 2}
     assert first["tests"] == tests and "class Solution:" in first["problem"]
-    assert loaded.window == "2025-02-01 to 2025-05-31"
+    assert (first["id"], last["id"]) == ("2", "3")
+    assert describe_set(loaded, Protocol())["window"] == "2025-02-01 to 2025-05-31"
 
 
-def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny):
+def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, stand_in, load, ask):
     """Nothing in it is run, and its generations are infra errors whatever is answered: no pass, no
     zero.
     """
-    hostile = pack(None, Hostile(tmp_path / "ran"))
-    for payload in (hostile, pack(None, 7), "!!!", pack(CASES)[:-9], pack([]), '"text"'):
-        row = livecodebench_row(contest(private=payload))
+    text = LCB["private_test_cases"]
+    packed = livecodebench_row(LCB | {"private_test_cases": pack(text)})
+    assert packed == livecodebench_row(LCB) and "fault" not in packed
+    hostile = pack(Hostile(tmp_path / "ran"))
+    for payload in (hostile, pack(7), "!!!", pack(text)[:-9], pack("[]"), '"text"'):
+        row = livecodebench_row(LCB | {"private_test_cases": payload})
         assert row["tests"] is None and "cannot be read" in row["fault"]
     assert not (tmp_path / "ran").exists()
-    assert private_tests(json.dumps(CASES)) == private_tests(pack(CASES)) == CASES
-    rows = [contest(private="!!!"), contest()]
-    loaded = load_benchmark("livecodebench", [write(tmp_path / "l.jsonl", rows)])
+    loaded = load("livecodebench", [LCB | {"private_test_cases": "!!!"}, LCB])
     assert "1 problems without a verdict" in loaded.notes[1]
     program = "```python\nprint(int(input()) + 1)\n```"
     for cut, reason in (([""], "truncated"), ([], "correct")):
-        stand_in(monkeypatch, {"": program}, truncated=cut)
+        stand_in({"": program}, truncated=cut)
         with contextlib.nullcontext() if cut else pytest.warns(RuntimeWarning, match="no verdict"):
-            made = ask(loaded, tiny, Protocol(template="plain", samples=2))
+            made = ask(loaded, TWO)
         assert [row["reason"] for row in made] == ["infra_error"] * 2 + [reason] * 2
         assert summarise(made)["infra_errors"] == 2
 
@@ -372,68 +322,65 @@ def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, monkeypatch, tiny
 # ---- evaluate_benchmark --------------------------------------------------------------------------
 
 
-def test_known_answers_of_each_kind(tmp_path, monkeypatch, tiny):
+def test_known_answers_of_each_kind(stand_in, load, ask):
     """Right, wrong, none and cut off, math and three kinds of programs, through the prompts and the
     graders.
     """
     answers = {"#0": r"\boxed{0}", "#1": r"\boxed{2}", "#2": "2", "#3": r"\boxed{3}"}
-    stand_in(monkeypatch, answers, truncated=["#3"])
-    rows = ask(math_set(4), tiny)
+    stand_in(answers, truncated=["#3"])
+    rows = ask(math_set(4))
     assert [row["reason"] for row in rows] == ["correct", "wrong", "no_answer", "truncated"]
     assert [row["score"] for row in rows] == [1, 0, 0, 0]
     right, wrong = (f"```python\ndef up(n):\n    return n + {more}\n```" for more in (1, 2))
-    stand_in(monkeypatch, {"# second": wrong, "": right})
-    patient = Protocol(template="plain", samples=1, grade_timeout=60)  # on a busy machine, too
+    stand_in({"# second": wrong, "": right})
+    patient = replace(ONE, grade_timeout=60)  # on a busy machine, too
     for name in ("humaneval", "humaneval+", "mbpp+"):
-        rows = [ROWS[name], ROWS[name] | {"prompt": ROWS[name]["prompt"] + "# second"}]
-        loaded = load_benchmark(name, [write(tmp_path / "s.jsonl", rows)])
-        assert [row["score"] for row in ask(loaded, tiny, patient)] == [1.0, 0.0], name
+        row = PUBLISHED[name]["row"]
+        loaded = load(name, [row, row | {"prompt": row["prompt"] + "# second"}])
+        assert [row["score"] for row in ask(loaded, patient)] == [1.0, 0.0], name
 
 
-def test_what_is_done_is_not_done_again_and_order_does_not_matter(monkeypatch, tiny):
+def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_path, ask):
     """Random numbers are the block's own, so a run that goes on draws what an uninterrupted one
-    would have drawn.
+    would have drawn. Blocks that are not whole are removed, those of other sets are kept.
     """
-    loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
-    calls, written = stand_in(monkeypatch, {"": r"\boxed{1}"}), []
-
-    def append(path, rows):
-        assert path == "file" and len(rows) == 4
-        written.extend(rows)
-
-    monkeypatch.setattr(evaluation.files, "append_rows", append)
-    options = dict(seeds=[0, 5], columns={"model": "m"})
-    whole = ask(loaded, tiny, protocol, path="file", **options)
-    assert written == whole and len(whole) == 24
+    loaded, path = math_set(6), tmp_path / "generations.jsonl"
+    calls = stand_in({"": r"\boxed{1}"})
+    whole = ask(loaded, TWO, seeds=[0, 5])
+    assert read_lines(path) == whole and len(whole) == 24
     assert [len(call["prompts"]) for call in calls] == [2] * 6
     places = [(row["problem"], row["sample"]) for row in whole[:4]]
     assert places == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
+    assert whole[0]["model"] == "some/model"
     draws = [call["draw"] for call in calls]
     assert len(set(draws)) == 6
     calls.clear()
-    done = [row for row in whole if (row["seed"], row["block"]) in ((0, 0), (5, 1))]
-    again = ask(loaded, tiny, protocol, done=done, **options)
+    other = [whole[0] | {"benchmark": "amc23"}]
+    write_rows(path, whole[:7] + whole[16:20] + other)
+    done = evaluation.finished_blocks(path, [loaded], TWO)
+    assert read_lines(path) == whole[:4] + whole[16:20] + other
+    ask(loaded, TWO, seeds=[0, 5], done=done)
     assert [call["draw"] for call in calls] == [draws[place] for place in (1, 2, 3, 5)]
-    key = itemgetter("seed", "problem", "sample")
-    assert sorted(again, key=key) == sorted(whole, key=key)
+    key = itemgetter("benchmark", "seed", "problem", "sample")
+    assert sorted(read_lines(path), key=key) == other + sorted(whole, key=key)
 
 
-def test_ranks_make_together_what_one_makes(monkeypatch, tiny):
+def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, ask):
     """Two ranks take blocks in turn; an odd number leaves the second idle."""
-    loaded, protocol = math_set(6), Protocol(template="plain", samples=2, block=4)
-    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
-    alone = ask(loaded, tiny, protocol)
+    loaded = math_set(6)
+    calls = stand_in({"": r"\boxed{1}"})
+    alone = ask(loaded, TWO)
     draws = [call["draw"] for call in calls]
     calls.clear()
     monkeypatch.setattr(evaluation.parallel, "gather", lambda value, ranks: [value])
     parts = []
     for rank in (0, 1):
-        parts += ask(loaded, tiny, protocol, Ranks(rank, 2, ALONE.device))
+        parts += ask(loaded, TWO, Ranks(rank, 2, ALONE.device))
     assert [call["draw"] for call in calls] == [draws[0], draws[2], draws[1]]
     assert sorted(parts, key=itemgetter("problem", "sample")) == alone
 
 
-def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
+def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask):
     """A long problem gets what its prompt leaves of the context, and none is left out. The lowest
     limit holds: the set's own, or the protocol's.
     """
@@ -442,14 +389,14 @@ def test_the_limit_leaves_room_for_the_prompt(monkeypatch, tiny):
     problems = [*toy.make_problems(0, 2, 2, 0)[1], {"problem": "1" * context, "answer": "1"}]
     problems = [problem | {"id": str(i)} for i, problem in enumerate(problems)]
     loaded = Loaded(BENCHMARKS["embedded"], problems, "made", "0")
-    calls = stand_in(monkeypatch, {"": r"\boxed{1}"})
-    rows = ask(loaded, tiny, Protocol(samples=1))
+    calls = stand_in({"": r"\boxed{1}"})
+    rows = ask(loaded)
     lengths = {len(tokenizer(p["problem"])["input_ids"]) for p in problems[:2]}
     assert {call["asked"] for call in calls} == {(context - length, 0.1) for length in lengths}
     assert [row["reason"] for row in rows if row["problem"] == "2"] == ["truncated"]
     calls.clear()
-    ask(replace(loaded, max_tokens=5), tiny, Protocol(samples=1))
-    ask(loaded, tiny, Protocol(samples=1, max_tokens=4, temperature=0.9))
+    ask(replace(loaded, max_tokens=5))
+    ask(loaded, replace(ONE, max_tokens=4, temperature=0.9))
     assert [call["asked"] for call in calls] == [(5, 0.1), (4, 0.9)]
 
 
