@@ -74,7 +74,7 @@ def print_tables(settings: dict, results: dict, differences: dict, paper: str | 
     for model, result in results.items():
         about = settings["models"][model]
         templates.add(about["template"])
-        print(printable(f"\n{model} (template {about['template']})\n"))
+        print(f"\n{printable(model)} (template {about['template']})\n")
         print("\n".join(result_table(result, data, paper or backbone_of(about["origin"]))))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")

@@ -3,14 +3,16 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from made import interrupt, run_well, saved, words_of
+from made import cases, interrupt, run_well, saved, words_of
 
 import eval as command
 import train
 from harness import evaluation, files, tables
+from harness.config import Embedded
 from harness.files import read_lines
 from harness.models import fast_rollout
 from tasks import toy
@@ -31,44 +33,41 @@ def models(tmp_path_factory):
     ]
 
 
-def generations_of(out) -> list[dict]:
-    return read_lines(out / "generations.jsonl")
-
-
 def results_of(out) -> dict:
     return json.loads((out / "results.json").read_text())
 
 
 def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monkeypatch, capsys):
     """The printed numbers are those of the file, and of results.json; from these, without a model,
-    they come again; and by the same command for fewer seeds, those of these seeds.
+    they come again.
     """
     out = tmp_path / "out"
-    asked = words_of("--model", *models, SMALL, "--out", out)
-    run_well(command, *asked, "--seeds 0 3 --pass-at 1 4")
-    printed, made, results = capsys.readouterr().out, generations_of(out), results_of(out)
+    run_well(command, "--model", *models, SMALL, "--out", out, "--seeds 0 3 --pass-at 1 4")
+    path = out / "generations.jsonl"
+    printed, made, results = capsys.readouterr().out, read_lines(path), results_of(out)
     assert len(made) == 2 * 2 * 20 * 2
     columns = "model benchmark seed block problem sample score reason tokens limit response"
     assert made[0].keys() == set(columns.split())
     written = (out / "results.json").read_text()
-    first, second = results["results"]
+    first, second = models
     found = results["results"][first]["embedded"]
     mean = sum(row["score"] for row in made if row["model"] == first) / 80
     assert [found["mean"], found["pass@1"]] == pytest.approx([mean] * 2)
     assert found["pass@4"] >= found["pass@1"]
     assert (found["samples"], found["missing"], {*found["seeds"]}) == (80, 0, {"0", "3"})
+    assert results["differences"].keys() == {second}
     assert results["differences"][second]["embedded"]["problems"] == 20
-    assert results["data"]["embedded"]["revision"] == "chain-1-0"
-    assert "side by side" in printed and "NOTE" not in printed
-    assert f"| embedded  | @2  | {100 * found['mean']:.1f} ± " in printed
-    run_well(command, *asked, "--seeds 3")
-    of_one = results_of(out)["results"][first]["embedded"]
-    assert (of_one["mean"], of_one["samples"]) == (found["seeds"]["3"], 40)
-    capsys.readouterr()
+    for words in (
+        f"{out}/\nprotocol: temperature=1.0 ",
+        f" revision=chain-1-0\n\n{first} (template plain)\n\n|",
+        f"| embedded  | @2  | {100 * found['mean']:.1f} ± ",
+        "side by side",
+    ):
+        assert words in printed
+    assert "NOTE" not in printed
     monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
     run_well(command, "--from", out, "--pass-at 1 4")
     assert (out / "results.json").read_text() == written and capsys.readouterr().out == printed
-    path = out / "generations.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
     run_well(command, "--from", out)
     assert "embedded: 3 samples are missing" in capsys.readouterr().out
@@ -99,22 +98,18 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     assert sampler.call_count == 3
 
 
-def test_other_settings_do_not_mix_with_what_is_there(models, tmp_path, assert_refused):
+def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
     """Neither another temperature, nor other problems, nor other weights of the same name."""
-    asked = words_of(SMALL, "--out", tmp_path / "out", "--model")
-    run_well(command, *asked, models[0])
+    model = saved(tmp_path / "model", toy.make_model(1, seed=8))
+    asked = words_of(SMALL, "--out", tmp_path / "out", "--model", model)
+    run_well(command, *asked)
     for flags, words in (
         ("--temperature 0", "protocol: temperature is 0.0; "),
         ("--toy-seed 5", "data: embedded is {'k'"),
     ):
-        assert_refused(command.main, [*asked, models[0], *flags.split()], words)
-    copy = saved(tmp_path / "copy" / "m0", toy.make_model(1, seed=9))
-    path = tmp_path / "out" / "settings.json"
-    settings = json.loads(path.read_text())
-    known = settings["models"]
-    known[command.label_of(copy)] = known.pop(command.label_of(models[0]))
-    path.write_text(json.dumps(settings))
-    assert_refused(command.main, [*asked, copy], "models: copy/m0 is {'path'")
+        assert_refused(command.main, [*asked, *flags.split()], words)
+    saved(tmp_path / "model", toy.make_model(1, seed=9))
+    assert_refused(command.main, asked, f"models: {model} is {{'origin'")
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
@@ -138,7 +133,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
         run_well(command, "--replay", path, "--out", out)
     results = results_of(out)
     found = results["results"]["replay"]["replay"]
-    assert results["differences"]["\x1b"]["replay"]["difference"] == 0.5
+    assert results["differences"]["\x1b"]["replay"]["mean"] == 0.5
     expected = dict(mean=0.5, samples=5, right=2, error=0.5 / math.sqrt(3))
     expected |= dict(truncated=1 / 5, no_answer=1 / 5)
     assert {name: found[name] for name in expected} == pytest.approx(expected)
@@ -167,13 +162,14 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     limit = words_of("--threads 1 --select best --max-tokens", toy.response_tokens(1))
     run_well(command, "--model", run, "--out", out, *limit)
     printed, results = capsys.readouterr().out, results_of(out)
-    assert list(results["results"]) == [f"run/step-{step:06d}" for step in (1, 2, 3)]
-    assert results["results"]["run/step-000002"]["embedded"]["mean"] == found["mean"]
+    made = [str(run / "checkpoints" / f"step-{step:06d}" / "model") for step in (1, 2, 3)]
+    assert list(results["results"]) == made
+    assert results["results"][made[1]]["embedded"]["mean"] == found["mean"]
     texts = [row["response"] for row in read_lines(run / "eval" / "step-000002.jsonl")]
-    made = [row for row in generations_of(out) if row["model"] == "run/step-000002"]
-    assert [row["response"] for row in made] == texts
+    rows = read_lines(out / "generations.jsonl")
+    assert [row["response"] for row in rows if row["model"] == made[1]] == texts
     assert "SELECTED ON THE TEST SETS" in printed
-    assert results["selection"]["run"]["last"] == "run/step-000003"
+    assert results["selection"][str(run)]["last"] == "step-000003"
     twin, both = str(shutil.copytree(run, tmp_path / "b" / "run")), tmp_path / "both"
     run_well(command, "--model", run, twin, "--greedy --out", both, *limit)
     assert results_of(both)["selection"].keys() == {str(run), twin}
@@ -232,40 +228,17 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         )
     path = str(tmp_path / "b" / "model")
     assert files.origin_of(path) == "Qwen/Qwen2.5-Math-7B"
-    assert command.heldout_set(command.Embedded(toy_seed=0), {"b": path}).revision == "chain-5-0"
+    assert command.heldout_set(replace(Embedded(), toy_seed=0), [path]).revision == "chain-5-0"
     assert files.origin_of("some/model") == "some/model"
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ([], "give one of --model, --from, --replay and --runs"),
-        (
-            ["--model", "./N"],
-            "--model ./N: cannot be loaded (no such folder or file",
-        ),  # before data are fetched
-        (["--model", "M", "--bench", "math500", "--data", "math500=/no/file"], "cannot be read"),
-        (
-            ["--model", "M", *SMALL.split(), "--pass-at", "3"],
-            "--pass-at 3: embedded has fewer samples",
-        ),
-        (["--model", "M", "--select", "best"], "M: is no run of train.py"),
-        (["--model", "M", "--seeds", "1", "1"], "--seeds 1 1: must be different"),
-        (["--model", "M", "--max-tokens", "0"], "--max-tokens: '0' must be from 1"),
-        (["--from", "/no/folder"], "/no/folder/settings.json: cannot be read"),
-        (["--runs", "/no/run"], "/no/run/metrics.jsonl: cannot be read"),
-        (["--replay", "/no/file"], "--replay /no/file: cannot be read"),
-        (["--replay", "r.jsonl"], 'a row has "problem", "response", and "answer" or "tests"'),
-        (["--runs", "run"], "--runs run: has no benchmarks in metrics.jsonl"),
-    ],
-)
-def test_bad_input_is_one_sentence(flags, words, models, tmp_path, monkeypatch, assert_refused):
+def test_bad_input_is_one_sentence(models, tmp_path, monkeypatch, assert_refused):
+    """M is a model, `run` a run without --bench, and r.jsonl a row without an answer."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "M").symlink_to(models[0])
-    files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r", "answer": None}])
     (tmp_path / "run").mkdir()
-    files.append_rows(
-        tmp_path / "run" / "metrics.jsonl",
-        [{"step": 1, "reward": 1, "equal_groups": 0, "grad_norm": 0}],
-    )
-    assert_refused(command.main, flags, words)
+    files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r", "answer": None}])
+    step = {"step": 1, "reward": 1, "equal_groups": 0, "grad_norm": 0}
+    files.append_rows(tmp_path / "run" / "metrics.jsonl", [step])
+    for case in cases("eval_refused.csv"):
+        assert_refused(command.main, case["flags"].split(), case["words"])

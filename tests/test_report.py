@@ -10,12 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from made import ALONE, configured, made_batch
+from made import ALONE, METRICS, ROOT, configured, made_batch
 from transformers.modeling_outputs import CausalLMOutput
 
 from credit.batch import Mean
 from credit.settings import Shear
-from credit.table import METHODS
 from grpo import Rollouts, group_advantages
 from harness import files, report
 from rewards import grade_math
@@ -25,7 +24,7 @@ from tasks.problems import Task
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"
 BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512)}
-BEFORE |= {"localisation": None, "length": 13.5}
+BEFORE |= {"localisation": {}, "length": 13.5, "truncated": 0, "no_answer": 0}
 
 
 @pytest.fixture
@@ -105,14 +104,6 @@ def test_example_marks_the_line_of_the_first_error(step):
     )
 
 
-METRICS = dict(step=1, reward=0.43, solved=1.0, equal_groups=0.0625, length=64.2, truncated=0.018)
-
-
-METRICS |= dict(skipped=0, infra_errors=0, entropy=0.0361, weight_mean=0.264, weight_std=0.17)
-METRICS |= dict(ess=0.75, sign_changes=0.0, grad_norm=0.0512)
-METRICS |= dict(seconds={"generate": 1.2, "train": 0.9})
-
-
 def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     """Numbers written out; what is rare has a row of its own where it is not 0, and so have
     benchmarks. Seconds of a phase add up.
@@ -123,47 +114,44 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     for phase in ("score", "weights", "score"):
         clock.lap(phase)
     assert clock.laps == {"score": 5.5, "weights": 2}
-    rows = report.StepTable(40)
-    legend, *first = rows.row(METRICS).split("\n\n")
+    legend, *first = report.step_lines(METRICS, 40, 0)
     assert " ".join(legend.split()) == report.LEGEND
-    assert "\n".join(first).split("\n") == [
+    assert first == [
+        "",
         " step reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step",
         " 1/40  0.430    1.00       0.06      64   0.02    0.036  0.26±0.17  0.75  0.051     2.1",
     ]
-    below = rows.row(METRICS | dict(infra_errors=1234, skipped=1, sign_changes=1.0, step=2))
-    assert below.split("\n")[1:] == ["       infra 1234  skipped 1  flip 1"]
-    texts = [rows.row(METRICS | {"step": step}) for step in range(3, 22)]
-    assert ["reward" in text for text in texts] == [False] * 18 + [True]
-    assert "solved:" not in "".join(texts)
-    bench = {"embedded": {"mean": 0.5, "error": 0.125}}
-    assert rows.row(METRICS | {"bench": bench}).endswith("\n  on benchmarks: embedded 50.0 ± 12.5")
+    rare = METRICS | dict(infra_errors=1234, skipped=1, sign_changes=1 / 3, step=2)
+    rare["bench"] = {"embedded": {"mean": 0.5, "error": 0.125}}
+    assert report.step_lines(rare, 40, 1)[1:] == [
+        "       infra 1234  skipped 1  flip 0.3333",
+        "  on benchmarks: embedded 50.0 ± 12.5",
+    ]
+    assert [len(report.step_lines(METRICS, 40, shown)) for shown in (1, 19, 20, 21)] == [1, 1, 3, 1]
 
 
 def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
-    """Steps logged without them leave a gap; where no step has them, the mean of all weights is
-    drawn; from 0 up.
-
-    The floor is there if eps is known; what is of another unit has axes of its own.
+    """Steps logged without them leave a gap. The floor is there if eps is known; the axes of the
+    weights begin below 0.
     """
     drawn = []
-    monkeypatch.setattr(
-        "matplotlib.figure.Figure.savefig", lambda figure, *_, **options: drawn.append(figure.axes)
-    )
+    save = "matplotlib.figure.Figure.savefig"
+    monkeypatch.setattr(save, lambda figure, *_, **options: drawn.append(figure.axes))
     known = METRICS | dict(step=2, weight_before=0.1, weight_after=0.3, eps_over_nbar=0.05)
-    unknown = METRICS | dict(step=2, weight_before=math.nan, weight_after=math.nan)
     after = BEFORE | {"greedy": (0.5, 0.1, 512)}
-    for history in ([METRICS], [METRICS, known], [unknown]):
+    for history in ([METRICS], [METRICS, known]):
         report.plot(history, BEFORE, after, configured([]), tmp_path / "curve.png")
-    (_, mean, _), (accuracies, sides, no_signal), _ = drawn
-    greedy = [bars.lines[0].get_xydata().tolist() for bars in accuracies.containers]
-    assert greedy[:2] == [[[0, 0.344]], [[2, 0.5]]]
-    assert [line.get_ydata().tolist() for line in mean.lines] == [[0.264]]
-    expected = [[math.nan, 0.1], [math.nan, 0.3], [0.05 * math.log(12)] * 2]
-    for line, values in zip(sides.lines, expected, strict=True):
+    (_, mean), (rewards, weights) = drawn
+    held_out = [bars.lines[0].get_xydata().tolist() for bars in rewards.containers]
+    assert held_out[0] == [[0, 0.344], [2, 0.5]]
+    of_steps = [line.get_ydata().tolist() for line in rewards.lines]
+    assert of_steps[:2] == [[0.43] * 2, [0.0625] * 2]
+    assert [line.get_ydata()[0] for line in mean.lines] == [0.264, 0]
+    expected = [[0.264] * 2, [math.nan, 0.1], [math.nan, 0.3], [0.05 * math.log(12)] * 2, [0, 0]]
+    for line, values in zip(weights.lines, expected, strict=True):
         assert line.get_ydata() == pytest.approx(values, nan_ok=True)
-    assert no_signal.lines[0].get_ydata().tolist() == [0.0625] * 2
-    for axes in (axes for figure in drawn for axes in figure):
-        assert axes.get_ylim()[0] == 0
+    for axes in (mean, rewards, weights):
+        assert axes.get_ylim()[0] <= 0
         assert axes.get_title() and axes.get_xlabel() and axes.get_ylabel()
 
 
@@ -185,47 +173,21 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     history = [METRICS | {"peak_gb": 10.0}]
     report.print_after(config, folder, BEFORE, after | {"samples": rows}, history)
     printed = capsys.readouterr().out
-    lines = printed.split("\n")
-    assert max(map(len, lines)) <= 88 and printed.replace("\n", "").isprintable()
-    for line in (
-        "shear on the embedded task; everything goes to runs/embedded-shear-1/",
-        r"  a key \x1b[31m\u202e",  # which would colour the terminal and turn its lines
-        f"  40 steps x 16 prompts x 8 rollouts of up to {config.sampling.max_tokens} tokens; 4 "
-        "update(s) per step",
-        "  settings: config.json; all metrics: metrics.jsonl",
-        "held-out accuracy before: greedy 34.4 ± 2.1%, sampled 37.9 ± -%",
-        "held out                           before         after",
-        "greedy accuracy, %             34.4 ± 2.1    89.3 ± 1.4",
-        "AUC to the true first error           nan         0.984",
-        "AUC of position alone                 nan         0.855",
-        *example,
-        "  median response 14 tokens, 2 span(s) of 12",
-        "peak memory per GPU: 10.0 GB",
-        "a page of all token weights: runs/embedded-shear-1/credit.html (0.0 MB)",
-        "and in runs/embedded-shear-1/: curve.png, model/",
-        "next: python eval.py --model runs/embedded-shear-1",
-        "      the same command with --method grpo, then python -m studies.compare RUN RUN",
-    ):
-        assert line in lines
-    assert list(METHODS)[:2] == ["grpo", "shear"]  # each names the other as the next command
-    for eps, is_blurred in ((0.05, False), (0.5, True)):
-        found = {"nbar": 13.0, "eps_over_nbar": eps, "weight_mean": 0.9}
-        assert ("weigh alike; lower --eps" in report.floor_note(found, config)) == is_blurred
+    assert max(map(len, printed.split("\n"))) <= 88
+    assert printed == (ROOT / "tests" / "cases" / "plan_and_end.txt").read_text()
     first, last = files.read_lines(folder / "metrics.jsonl")
-    assert (
-        first.keys() == {"before"} and last.keys() == {"after"} and "samples" not in last["after"]
-    )
-    assert (
-        files.read_lines(folder / "before.jsonl")
-        == files.read_lines(folder / "after.jsonl")
-        == rows
-    )
-    assert (folder / "curve.png").exists() and "nothing was learned" not in printed
+    assert first.keys() == {"before"} and last.keys() == {"after"}
+    assert "samples" not in last["after"] and (folder / "curve.png").exists()
+    for when in ("before", "after"):
+        assert files.read_lines(folder / f"{when}.jsonl") == rows
     report.print_before(configured(["--window", "14"]), folder, BEFORE)
     report.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "nothing was learned: no mixed groups; change --warmup-steps or --model" in printed
+    assert "nothing was learned: no mixed groups; docs/faq.md says what to change" in printed
     assert "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a" in printed
+    for eps, is_blurred in ((0.05, False), (0.5, True)):
+        found = {"nbar": 13.0, "eps_over_nbar": eps, "weight_mean": 0.9}
+        assert ("weigh alike: lower --eps" in report.floor_note(found, config)) == is_blurred
 
 
 def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys):
@@ -240,24 +202,17 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
     assert capsys.readouterr().out == "  evaluating: 3 of at most 3,000 tokens\n"
 
 
-@pytest.mark.parametrize(
-    "reward, truncated, no_answer, words",
-    [
-        (0.0, 0.9, 0.1, "learned: 90% of responses are cut off, 10% have no answer; raise --max"),
-        (0.0, 0.1, 0.8, "80% have no answer; change --template"),
-        (0.0, 0.0, 0.0, "give easier problems with --data"),
-        (1.0, 0.0, 0.0, "give harder problems with --data"),
-        (0.5, 0.9, 0.1, ""),
-    ],
-)
-def test_equal_rewards_are_explained(reward, truncated, no_answer, words, tmp_path, capsys):
-    """By what most responses are, with the flag to change; after two steps that are alike."""
-    found = METRICS | dict(reward=reward, truncated=truncated, no_answer=no_answer)
+def test_equal_rewards_are_explained(tmp_path, capsys):
+    """By how many responses are cut off or have no answer, with flags to change; after two steps
+    that are alike.
+    """
     config = configured(["--model", "M", "--method", "grpo"])
-    for first in (reward, 0.25):
+    for first, second in ((0, 0), (1, 1), (0.5, 0.5), (0.25, 0)):
+        found = METRICS | dict(truncated=0.9, no_answer=0.1)
         with report.step_log(config, tmp_path, ALONE) as log:
             log(found | {"reward": first}, [])
-            log(found | {"step": 2}, [])
+            log(found | {"reward": second, "step": 2}, [])
         printed = " ".join(capsys.readouterr().out.split())
-        assert words in printed or first != reward
-        assert ("learned" in printed) == bool(words and first == reward)
+        note = f"all rewards are {second}, so nothing can be learned: 90% of responses are cut off"
+        assert (note in printed) == (first == second != 0.5)
+        assert (", 10% have no answer" in printed) == (first == second != 0.5)
