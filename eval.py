@@ -38,7 +38,7 @@ from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
-from harness.tables import mean_of, same_benchmarks, select_checkpoints, with_legend
+from harness.tables import mean_and_error, same_benchmarks, select_checkpoints, with_legend
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import choose_template
@@ -301,7 +301,7 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
         for step, results in by_step.items():
             line = {"step": step.removeprefix("step ")}
             for name, result in (results | {"average": average(results)}).items():
-                line[name] = mean_of(result)
+                line[name] = mean_and_error(result)
             lines.append(line)
         print("\n".join([printable(run), "", *with_legend(lines)]))
     origin = files.origin_of(str(Path(folders[0]) / "model"))

@@ -35,7 +35,7 @@ from harness import files
 from harness.config import TrainConfig, flat
 from harness.page import write_page
 from harness.parallel import Ranks, together
-from harness.tables import mean_of, percent
+from harness.tables import mean_and_error, percent
 from shear import span_bounds
 from tasks.lessons import SILENCE
 from tasks.problems import Task
@@ -183,7 +183,7 @@ def step_lines(m: dict, steps: int, shown: int) -> list[str]:
     if rare:
         lines.append(" " * (width + 2) + "  ".join(rare))
     if "bench" in m:
-        means = [f"{name} {mean_of(result)}" for name, result in m["bench"].items()]
+        means = [f"{name} {mean_and_error(result)}" for name, result in m["bench"].items()]
         lines.append(wrap(f"on benchmarks: {', '.join(means)}"))
     return lines
 

@@ -30,7 +30,7 @@ def percent(value: float, error: float | None = None) -> str:
     return f"{100 * value:.1f} ± " + ("-" if math.isnan(error) else f"{100 * error:.1f}")
 
 
-def mean_of(result: dict) -> str:
+def mean_and_error(result: dict) -> str:
     """A mean and its standard error, in percent."""
     return percent(result["mean"], result["error"])
 
@@ -95,7 +95,11 @@ def result_table(
     """
     rows = []
     for name, result in results.items():
-        row = {"benchmark": name, "avg": f"@{data[name]['k']}", "percent ± SE": mean_of(result)}
+        row = {
+            "benchmark": name,
+            "avg": f"@{data[name]['k']}",
+            "percent ± SE": mean_and_error(result),
+        }
         if "seed_std" in result:
             row["seeds ± std"] = percent(result["seed_mean"], result["seed_std"])
         row |= paper_means(backbone, name)
@@ -109,7 +113,7 @@ def result_table(
             row["not graded"] = str(result["infra_errors"])  # in no mean
         rows.append(row)
     if len(results) > 1:
-        row = {"benchmark": "average", "percent ± SE": mean_of(average(results))}
+        row = {"benchmark": "average", "percent ± SE": mean_and_error(average(results))}
         rows.append(row | paper_means(backbone, suite_of(results)))
     return with_legend(rows, [f"†: the paper's, {backbone}"] if backbone else [])
 
@@ -139,19 +143,19 @@ def side_by_side(
     first, *others = models
     rows = []
     for name, result in models[first].items():
-        row = {"benchmark": name, first: mean_of(result)}
+        row = {"benchmark": name, first: mean_and_error(result)}
         for model in others:
             gain = differences[model][name]
-            row[model] = mean_of(models[model][name])
+            row[model] = mean_and_error(models[model][name])
             mark = " *" if abs(gain["mean"]) > SURE * gain["error"] else ""  # none for NaN
-            row[f"gain of {model}"] = mean_of(gain) + mark
+            row[f"gain of {model}"] = mean_and_error(gain) + mark
         rows.append(row)
     if len(rows) > 1:
         mean = average(models[first])
-        row = {"benchmark": "average", first: mean_of(mean)}
+        row = {"benchmark": "average", first: mean_and_error(mean)}
         for model in others:
             other = average(models[model])
-            row[model] = mean_of(other)
+            row[model] = mean_and_error(other)
             row[f"gain of {model}"] = percent(other["mean"] - mean["mean"])
         rows.append(row)
     legend = f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors"
