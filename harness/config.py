@@ -300,15 +300,13 @@ def parse(
         )
 
 
-def parse_study(
-    kind: type[Config], argv: Sequence[str] | None, prog: str
-) -> tuple[Config, list[str]]:
+def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:
     """A study's own flags, and the others as they are, which are those of train.py."""
     with quiet_pipe():
         return tyro.cli(
             kind,
             args=argv,
-            prog=prog,
+            prog=f"python -m studies.{kind.__name__.lower()}",
             console_outputs=not rank_of_torchrun(),
             return_unknown_args=True,
         )

@@ -44,19 +44,22 @@ import torch
 from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
 from credit.measures import around, auc, effective_weights, localisation, peak, shares_by_part
 from credit.methods import assign_credit, true_errors
 from credit.settings import Credit, Shear
 from credit.table import METHODS, NEEDS, methods_needing, options_of
-from fast.packing import packing_of
-from grpo import Policy, cat_padded
-from harness.config import TrainConfig
-from harness.run import credit_context, seed_of
-from studies.prefixes import Prefixes, continue_prefixes, sample_group, score_group
-from tasks.problems import Task
+from grpo import cat_padded
+from harness.prepare import Parts
+from harness.run import seed_of
+from studies.prefixes import (
+    Prefixes,
+    context_at_start,
+    continue_prefixes,
+    sample_group,
+    score_group,
+)
 from tasks.toy import SYMBOL
 
 
@@ -71,34 +74,26 @@ def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
 
 
 def measure(
-    config: TrainConfig,
-    task: Task,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    problems: list[dict],
-    methods: dict[str, Credit],
-    continuations: int,
+    parts: Parts, problems: list[dict], methods: dict[str, Credit], continuations: int
 ) -> dict:
     """`agreement` of each method's credit with the true advantages, on rollouts to these problems.
 
     Random numbers depend on the seed and the problem's number alone.
     """
-    policy = Policy(model, layout=packing_of(model))
-    context = credit_context(config, policy, tokenizer, task, step=0)
+    context = context_at_start(parts)
     lines = []
     mixed = 0
     for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
-        torch.manual_seed(seed_of(config.seed, index))
-        group = sample_group(config, task, model, tokenizer, problem)
+        torch.manual_seed(seed_of(parts.config.seed, index))
+        group = sample_group(parts, problem)
         if not group.mixed:
             continue
         mixed += 1
         ends = []
         for text, ids in zip(group.texts, group.responses, strict=True):
             ends.append(line_ends(text, len(ids))[:-1])
-        group = replace(group, ends=ends)
-        group = continue_prefixes(group, continuations, config, task, model, tokenizer)
-        batch = score_group(group, policy, tokenizer, context.temperature, context.micro_tokens)
+        group = continue_prefixes(parts, replace(group, ends=ends), continuations)
+        batch = score_group(group, context)
         weights = {name: weights_of(batch, context, credit) for name, credit in methods.items()}
         lines += line_stats(group, batch.advantages, weights)
     agreements = {name: agreement(lines, name) for name in methods}

@@ -22,7 +22,6 @@ Left out: the memory that each takes.
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.config import Counts, GroupSizes, parse_study
@@ -48,13 +47,8 @@ class Bench:
     """Times that each solver is measured."""
 
 
-def parse_bench(argv: Sequence[str] | None = None) -> tuple[Bench, list[str]]:
-    """This command's flags, and those of train.py as they are."""
-    return parse_study(Bench, argv, "python -m studies.bench")
-
-
 if __name__ == "__main__":
-    parse_bench()  # --help and mistakes end here: what follows takes seconds to import
+    parse_study(Bench)  # --help and mistakes end here: what follows takes seconds to import
 
 import datetime
 import itertools
@@ -73,9 +67,8 @@ from tqdm import tqdm
 
 from credit.shear_settings import Settings
 from fast.distances import token_distances
-from fast.packing import packing_of
 from fast.race import CHUNK_ENTRIES, race
-from grpo import Policy, to_padded
+from grpo import to_padded
 from harness import tables
 from harness.config import TrainConfig, parse_train
 from harness.launch import resolve, run_command
@@ -96,7 +89,7 @@ TRUE_TOL = 1e-7
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
     """Measure all groups and print a table of each."""
-    flags, others = parse_bench(argv)
+    flags, others = parse_study(Bench, argv)
     config = resolve(parse_train(others))
     # POT warns that it has not converged, which the table's errors show
     warnings.simplefilter("ignore")
@@ -149,18 +142,13 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
     BadInput.
     """
     parts = load_parts(config, Ranks(0, 1, device))
-    task = parts.task
-    tokenizer = parts.tokenizer
-    model = parts.model.eval().to(device)
-    policy = Policy(model, layout=packing_of(model))
+    context = prefixes.context_at_start(parts)
     groups = []
     torch.manual_seed(config.seed)
-    for problem in task.heldout[: config.sampling.prompts_per_step]:
-        group = prefixes.sample_group(config, task, model, tokenizer, problem)
+    for problem in parts.task.heldout[: config.sampling.prompts_per_step]:
+        group = prefixes.sample_group(parts, problem)
         if group.mixed:
-            temperature = config.sampling.temperature
-            micro_tokens = config.optimisation.micro_tokens
-            batch = prefixes.score_group(group, policy, tokenizer, temperature, micro_tokens)
+            batch = prefixes.score_group(group, context)
             assert batch.hidden is not None  # `score_group` keeps them
             mask = batch.rollouts.mask
             groups.append((to_padded(batch.hidden, mask), mask, batch.correct))
@@ -246,24 +234,24 @@ def in_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.double().cpu().numpy()
 
 
-def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs, count: int) -> Tensor:
-    """The first `count` pairs, in batches as large as ours. On a CPU these stay in cache, which
-    halves POT's time.
+def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
+    """The pairs in batches as large as ours. On a CPU these stay in cache, which halves POT's
+    time.
     """
     at_once = max(1, CHUNK_ENTRIES.get(pairs.costs.device.type, 2**19) // pairs.costs[0].numel())
     values = []
-    for start in range(0, count, at_once):
-        batch = slice(start, min(start + at_once, count))
+    for start in range(0, len(pairs.costs), at_once):
+        batch = slice(start, start + at_once)
         values.append(solve(Pairs._make(tensor[batch] for tensor in pairs)))
     return torch.cat(values)
 
 
-PEERS = {  # and which share of --pairs each solves: loops fewer, as they take longer
-    "every pair, sinkhorn.py": (plain_sinkhorn, 1),
-    "POT `ot.batch.solve_batch`, 50 iterations": (pot_batch, 1),
-    "POT `ot.sinkhorn`, a loop": (pot_loop, 1 / 8),
-    "GeomLoss `SamplesLoss`, tensorized": (geomloss_batch, 1 / 4),
-    "POT `ot.emd2`, a loop, exact": (exact_loop, 1 / 2),
+PEERS = {
+    "every pair, sinkhorn.py": plain_sinkhorn,
+    "POT `ot.batch.solve_batch`, 50 iterations": pot_batch,
+    "POT `ot.sinkhorn`, a loop": pot_loop,
+    "GeomLoss `SamplesLoss`, tensorized": geomloss_batch,
+    "POT `ot.emd2`, a loop, exact": exact_loop,
 }
 
 
@@ -373,33 +361,32 @@ def table(states: States, flags: Bench) -> list[str]:
         raise BadInput(
             f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out"
         )
-    truth = in_batches(true_values, pairs, min(CHECKED, len(pairs.costs)))
-    # A call, how many pairs it solves, and what the first of its values should be.
     right, wrong = sides[0]
-    solvers = {"ours": (partial(ours, states), total, true_minima(right, wrong))}
-    for name, (function, share) in PEERS.items():
-        count = min(len(pairs.costs), max(1, int(most * share)))
-        solvers[name] = partial(in_batches, function, pairs, count), count, truth
+    checked = Pairs._make(tensor[:CHECKED] for tensor in pairs)
+    truth = in_batches(true_values, checked)
+    expected = {"ours": true_minima(right, wrong)}  # the first values of each
+    solvers: dict[str, Callable[[], Tensor]] = {"ours": partial(ours, states)}
+    for name, function in PEERS.items():
+        expected[name] = truth
+        solvers[name] = partial(in_batches, function, pairs)
     seconds = np.zeros((flags.rounds, len(solvers)))
     for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
-        for column, (solve, count, _) in enumerate(solvers.values()):
-            seconds[turn, column] = seconds_of(solve, device) * total / count  # of all pairs
+        for column, solve in enumerate(solvers.values()):
+            seconds[turn, column] = seconds_of(solve, device)
+    seconds[:, 1:] *= total / len(pairs.costs)  # of all pairs
     medians = np.median(seconds, 0)
     ratios = seconds / seconds[:, :1]
     rows = []
-    for column, (name, (solve, count, expected)) in enumerate(solvers.items()):
+    for column, (name, solve) in enumerate(solvers.items()):
         times = ratios[:, column]
         row = {"": name, "s per group": f"{medians[column] / len(sides):.3g}"}
-        row["times ours"] = (
-            f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})" if column else ""
-        )
-        error = "-" if "exact" in name else relative_error(solve(), expected)
-        rows.append(row | {"pairs measured": f"{count:,}", "largest error": error})
+        row["times ours"] = f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})"
+        error = "-" if "exact" in name else relative_error(solve(), expected[name])
+        rows.append(row | {"largest error": error})
     about = (
         f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: "
-        f"{len(sides)}; "
-        f"{solved / total:.1%} are solved to the end, {np.mean(iterations):.1f} iterations a "
-        "pair"
+        f"{len(sides)}; {solved / total:.1%} are solved to the end, {np.mean(iterations):.1f} "
+        f"iterations a pair; peers solve {len(pairs.costs):,} pairs"
     )
     return [about, *tables.markdown(rows)]
 

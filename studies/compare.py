@@ -120,13 +120,8 @@ class Compare:
     """File of finished trials."""
 
 
-def parse_compare(argv: Sequence[str] | None = None) -> tuple[Compare, list[str]]:
-    """This command's flags, and those of train.py as they are."""
-    return parse_study(Compare, argv, "python -m studies.compare")
-
-
 if __name__ == "__main__":
-    parse_compare()  # --help and mistakes end here: what follows takes seconds to import
+    parse_study(Compare)  # --help and mistakes end here: what follows takes seconds to import
 
 import numpy as np
 import torch
@@ -138,7 +133,7 @@ import train
 from harness import files, parallel, report, tables
 from harness.config import TrainConfig, parse_train, refuse_flags
 from harness.launch import resolve, run_command
-from harness.prepare import give_lessons, load_parts
+from harness.prepare import Parts, give_lessons, load_parts
 from harness.run import Run, build_run, open_folder, sample_and_grade, seed_of
 from rewards import rewards_of
 from studies import figures
@@ -156,61 +151,24 @@ CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that 
 
 
 class Line(TypedDict):
-    """A trial's line in --rows."""
+    """A trial's line in --rows: what tells it from the others, and what its stage measures."""
 
+    stage: Literal["tune", "confirm", "cost", "advantages"]
     cell: str
     seed: int
     rule: str
     lr: float
     code: NotRequired[str | None]
     seconds: NotRequired[float]
-
-
-class Tuned(Line):
-    """Of the stage `tune`."""
-
-    stage: Literal["tune"]
-    rewards: list[files.Share | None]
-
-
-class Located(TypedDict):
-    """Where credit went."""
-
-    auc: NotRequired[float | None]
-    auc_step: NotRequired[float | None]
-
-
-class Confirmed(Line):
-    """Of the stage `confirm`."""
-
-    stage: Literal["confirm"]
-    rewards: list[files.Share | None]
-    sampled: files.Share | None
-    weight_mean: float | None
-    ess: float | None
-    before: Located | None
-    after: Located | None
-
-
-class Timed(Line):
-    """Of the stage `cost`."""
-
-    stage: Literal["cost"]
-    step: float
-    of_grpo: float
-
-
-class Advantages(TypedDict):
-    """What `studies.advantages` measures."""
-
-    methods: dict[str, dict]
-
-
-class Continued(Line):
-    """Of the stage `advantages`."""
-
-    stage: Literal["advantages"]
-    advantages: Advantages
+    rewards: NotRequired[list[files.Share | None]]
+    sampled: NotRequired[files.Share | None]
+    weight_mean: NotRequired[float | None]
+    ess: NotRequired[float | None]
+    before: NotRequired[dict | None]
+    after: NotRequired[dict | None]
+    step: NotRequired[float]
+    of_grpo: NotRequired[float]
+    advantages: NotRequired[dict]
 
 
 class Cell(NamedTuple):
@@ -239,7 +197,7 @@ class Trial(NamedTuple):
 @run_command(memory="lower --jobs or --micro-tokens")
 def main(argv: list[str] | None = None) -> None:
     """The trials that are not there yet, and the table."""
-    flags, others = parse_compare(argv)
+    flags, others = parse_study(Compare, argv)
     if flags.runs:
         return draw(flags.runs)
     config = parse_train(others)
@@ -322,8 +280,7 @@ def held_out(rows: list[dict], name: str) -> Iterator[str]:
 def trials_in(path: Path) -> list[dict]:
     """The trials that have run; raises BadInput for a file of something else."""
     apart = ["stage", "seconds", *Trial._fields]  # a trial may have been measured twice
-    forms = Confirmed, Tuned, Timed, Continued
-    return files.read_lines(path, forms, apart) if os.path.lexists(path) else []
+    return files.read_lines(path, [Line], apart) if os.path.lexists(path) else []
 
 
 def code_of_training() -> str:
@@ -489,24 +446,29 @@ def open_trial(config: TrainConfig) -> Iterator[Run]:
 def train_only(config: TrainConfig, cell: Cell) -> dict:
     """The rewards of every step, which choose a learning rate."""
     with open_trial(config) as run:
-        rewards = []
-        for step in range(config.optimisation.steps):
-            metrics, _ = train.train_step(run, step)
-            rewards.append(round(metrics["reward"], 6))
-        return {"rewards": rewards}
+        return {"rewards": rewards_in(all_steps(run))}
+
+
+def all_steps(run: Run) -> list[dict]:
+    """All steps of a run; their metrics."""
+    return [train.train_step(run, step)[0] for step in range(run.config.optimisation.steps)]
+
+
+def rewards_in(steps: list[dict]) -> list[float]:
+    """The mean reward of every step."""
+    return [round(step["reward"], 6) for step in steps]
 
 
 def run_trial(config: TrainConfig, cell: Cell) -> dict:
     """The rewards of every step, held-out accuracy afterwards, and where credit went."""
     with open_trial(config) as run:
         before = train.evaluate(run, 0)
-        count = config.optimisation.steps
-        steps = [train.train_step(run, step)[0] for step in range(count)]
+        steps = all_steps(run)
         torch.manual_seed(seed_of(config.seed))
         sampled = accuracy(run)
-        after = train.evaluate(run, count)
+        after = train.evaluate(run, len(steps))
     return {
-        "rewards": [round(step["reward"], 6) for step in steps],
+        "rewards": rewards_in(steps),
         "sampled": sampled,
         "weight_mean": mean_metric("weight_mean", steps),
         "ess": mean_metric("ess", steps),
@@ -543,10 +505,8 @@ def advantages_of(config: TrainConfig, cell: Cell) -> dict:
         if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
             arms[arm] = Credit(**flags)
     with open_trial(config) as run:
-        model = run.actor.model
-        problems = run.task.heldout[:GROUPS]
-        rows = measure(run.config, run.task, model, run.tokenizer, problems, arms, CONTINUATIONS)
-        return {"advantages": rows}
+        parts = Parts(run.config, run.task, run.actor.model, run.tokenizer)
+        return {"advantages": measure(parts, run.task.heldout[:GROUPS], arms, CONTINUATIONS)}
 
 
 def cost_of(config: TrainConfig, cell: Cell) -> dict:
@@ -600,10 +560,15 @@ def differences(
     return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
 
 
+def half_interval(values: np.ndarray) -> float:
+    """Half of the interval of the mean of n values."""
+    return stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
+
+
 def with_interval(values: np.ndarray) -> str:
     """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive."""
     mean = values.mean()
-    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
+    half = half_interval(values)
     text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})".replace("0.", ".")
     return f"{text}, {(values > 0).sum()}/{len(values)}"
 

@@ -69,37 +69,35 @@ class Diagnose:
     """Folder for the groups, the numbers and the figures."""
 
 
-def parse_flags(argv: Sequence[str] | None = None) -> tuple[Diagnose, list[str]]:
-    """This command's flags, and the words that are left for train.py's parser."""
-    return parse_study(Diagnose, argv, "python -m studies.diagnose")
-
-
 if __name__ == "__main__":
-    parse_flags()  # --help and mistakes end here: the imports below take seconds
+    parse_study(Diagnose)  # --help and mistakes end here: the imports below take seconds
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
-from credit.reward_model import RewardModel
 from credit.shear_settings import ClosestSpan
-from fast.packing import packing_of
-from grpo import Policy
 from harness import files, report, tables
 from harness.evaluation import context_of
 from harness.launch import resolve, run_command
 from harness.models import load_model, load_outline, round_weights
 from harness.parallel import Ranks
-from harness.prepare import give_lessons, load_parts, own_prm
-from harness.run import credit_context
+from harness.prepare import Parts, give_lessons, load_parts, own_prm
 from rewards import grade_math
 from studies import figures
 from studies.advantages import against_truth, weights_of
-from studies.prefixes import Prefixes, collect, read_solutions, score_group, span_table, up_to
-from tasks.problems import Task, choose_template, text_task
+from studies.prefixes import (
+    Prefixes,
+    collect,
+    context_at_start,
+    read_solutions,
+    score_group,
+    span_table,
+    up_to,
+)
+from tasks.problems import choose_template, text_task
 from tasks.rows import BadInput
 
 # Flags of train.py that are useless here.
@@ -135,7 +133,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
     """This command's flags, and train.py's configuration; raises BadInput."""
-    flags, others = parse_flags(argv)
+    flags, others = parse_study(Diagnose, argv)
     config = parse_train(others)
     refuse_flags(config, REFUSED, "diagnose trains nothing and compares all methods")
     config = resolve(config)
@@ -149,16 +147,6 @@ def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
     return flags, config
 
 
-class Subject(NamedTuple):
-    """The model that is diagnosed, and its groups."""
-
-    task: Task
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    reward_model: RewardModel | None
-    groups: list[Prefixes]
-
-
 def diagnose(flags: Diagnose, config: TrainConfig) -> None:
     """From a model to numbers and figures in `--out`."""
     out = flags.out
@@ -168,11 +156,10 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
         had = files.read_settings(out / "config.json")
         refuse_other_settings(decided, had, f"the groups in {out} have", "choose another --out")
     if flags.rollouts:
-        subject = from_file(flags, config, decided)
+        parts, groups = from_file(flags, config, decided)
     else:
-        subject = from_model(flags, config, decided)
-    task = subject.task
-    groups = subject.groups
+        parts, groups = from_model(flags, config, decided)
+    task = parts.task
     mixed = [group for group in groups if group.mixed][: flags.groups]
     if not mixed:
         none_mixed = "none holds right and wrong rollouts; raise it, or change --rollouts"
@@ -193,11 +180,10 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
         "left_out": left_out,
         "fig_10": figures.fig_10_accuracies(np.array(accuracies), out / "fig_10.png"),
     }
-    policy = Policy(subject.model, layout=packing_of(subject.model))
-    context = credit_context(config, policy, subject.tokenizer, task, 0, subject.reward_model)
+    context = context_at_start(parts)
     read = read_all(mixed, flags.layers, context, config.credit.method_option)
     files.write_whole(out / "samples.jsonl", "".join(map(files.as_json, read.samples)))
-    results |= of_prefixes(flags, span_table(mixed, read.closest), left_out)
+    results |= of_prefixes(out, span_table(mixed, read.closest), left_out)
     if task.first_error:
         methods = list(flags.methods or METHODS)
         options = config.credit.method_option  # SHEAR's
@@ -235,7 +221,7 @@ def read_all(
     # `first` is slow (it solves every pair of spans), so only where the truth is known.
     others = ("grpo", "first", "oracle") if task.first_error else ("grpo",)
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
-        batch = read_states(group, context)
+        batch = score_group(group, context)
         weights = {"shear": weights_of(batch, context, shear)}  # (G, T) each
         for name in others:
             weights[name] = weights_of(batch, context, Credit(name))
@@ -245,23 +231,15 @@ def read_all(
         )
         if task.first_error:  # keep the states, which all methods and settings read again
             read.batches.append(batch)
-            assert batch.log_probs is not None  # `read_states` fills them in
             read.signals["surprisal"].append(-batch.log_probs)
             for layer in layers:
                 with up_to(layer, context.policy.model):
-                    early = read_states(group, context)
+                    early = score_group(group, context)
                 read.signals[f"layer {layer}"].append(weights_of(early, context, shear))
     return read
 
 
-def read_states(group: Prefixes, context: Context) -> Batch:
-    """A group as credit methods see it, with the policy's hidden states."""
-    return score_group(
-        group, context.policy, context.tokenizer, context.temperature, context.micro_tokens
-    )
-
-
-def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
+def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> tuple[Parts, list[Prefixes]]:
     """The model, and the groups of `--rollouts`."""
     assert flags.rollouts and config.model  # --rollouts is of task math, which needs --model
     outline, tokenizer = load_outline(config.model)
@@ -271,10 +249,10 @@ def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     model = load_model(config.model, torch.device(config.machine.device), tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
-    return Subject(task, model, tokenizer, None, groups)
+    return Parts(config, task, model, tokenizer), groups
 
 
-def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
+def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> tuple[Parts, list[Prefixes]]:
     """The model, its process reward model if the task has one, and sampled groups.
 
     The settings that determine the samples are written after the last refusal and before the first
@@ -283,43 +261,37 @@ def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> Subject:
     out = flags.out
     ranks = Ranks(0, 1, torch.device(config.machine.device))
     parts = load_parts(config, ranks)
-    model = parts.model
-    layers = len(getattr(model.base_model, "layers", ()))
+    layers = len(getattr(parts.model.base_model, "layers", ()))
     if max(flags.layers, default=0) > layers:
         cut = f"the model can be cut after {layers} layers; give these at most"
         raise BadInput(f"--layers {max(flags.layers)}: {cut}")
     print("\n".join(map(report.wrap, parts.notes)), flush=True)
     files.write_json(out / "config.json", decided)
     parts = give_lessons(parts, out, ranks)
-    config = parts.config  # with sizes that fit the data and the model's context
-    task = parts.task
-    model = parts.model
-    tokenizer = parts.tokenizer
-    reward_model = None
     if "prm" in TASKS[config.task].has:
-        reward_model = own_prm(parts, out, ranks)
-    round_weights(model, getattr(torch, config.machine.dtype))
-    groups = collect(config, flags.groups, flags.continuations, out, task, model, tokenizer)
-    return Subject(task, model, tokenizer, reward_model, groups)
+        parts = parts._replace(prm=own_prm(parts, out, ranks))
+    round_weights(parts.model, getattr(torch, config.machine.dtype))
+    return parts, collect(parts, flags.groups, flags.continuations, out)
 
 
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def of_prefixes(flags: Diagnose, spans: np.ndarray, left_out: list[str]) -> dict:
+def of_prefixes(out: Path, spans: np.ndarray, left_out: list[str]) -> dict:
     """Figs. 1(a), 1(b), 3 and 9, which need continuations."""
     spans = spans[~np.isnan(spans["success"])]
     if not len(spans):
-        remedy = "lower --window" if flags.continuations else "raise --continuations"
-        remedy = "--rollouts samples nothing" if flags.rollouts else remedy
-        left_out.append(f"Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued; {remedy}")
+        left_out.append(
+            "Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued (--rollouts, "
+            "--continuations 0, or responses shorter than --window)"
+        )
         return {}
     return {
         "spans": len(spans),
-        "fig_1a": figures.fig_1a_position(spans, flags.out / "fig_1a.png"),
-        "fig_1b": figures.fig_1b_changes(spans, flags.out / "fig_1b.png"),
-        "fig_3": figures.fig_3_separation(spans, flags.out / "fig_3.png"),
-        "fig_9": figures.fig_9_depth(spans, flags.out / "fig_9.png"),
+        "fig_1a": figures.fig_1a_position(spans, out / "fig_1a.png"),
+        "fig_1b": figures.fig_1b_changes(spans, out / "fig_1b.png"),
+        "fig_3": figures.fig_3_separation(spans, out / "fig_3.png"),
+        "fig_9": figures.fig_9_depth(spans, out / "fig_9.png"),
     }
 
 

@@ -28,9 +28,8 @@ from pathlib import Path
 from string import Template
 
 import numpy as np
-from matplotlib import rcParams
+from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from scipy.stats import rankdata, spearmanr
 
@@ -39,10 +38,7 @@ from credit.shear_settings import ClosestSpan
 from harness.report import FAINT, INK, RIGHT, WRONG
 from tasks.rows import BadInput
 
-SIDES = {"right": (1, RIGHT), "wrong": (0, WRONG)}  # name -> value in a table of spans, colour
-HEAT = LinearSegmentedColormap.from_list(
-    "heat", ["#FFFFFF", "#FDE3CC", "#F4A259", WRONG, "#7F2704"]
-)
+SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
 DISTANCE = "local distance / mean norm"
 SUCCESS = "continuation success, share"
 rcParams.update(
@@ -51,9 +47,11 @@ rcParams.update(
         "axes.spines.right": False,
         "legend.frameon": False,
         "legend.fontsize": 8,
+        "lines.linewidth": 2,
+        "lines.markersize": 4,
+        "savefig.dpi": 160,
     }
 )
-rcParams.update({"lines.linewidth": 2, "lines.markersize": 4, "savefig.dpi": 160})
 rcParams["svg.hashsalt"] = "shear"  # the same numbers make the same file
 for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"):
     rcParams[name] = INK
@@ -96,40 +94,32 @@ def correlations(spans: np.ndarray) -> dict:
 
 def in_words(result: dict) -> str:
     """Spearman's rho for a title."""
-    return (
-        "Spearman not defined"
-        if result["spearman"] is None
-        else f"Spearman {result['spearman']:.2f}"
-    )
+    rho = result["spearman"]
+    return "Spearman not defined" if rho is None else f"Spearman {rho:.2f}"
 
 
 def equal_bins(values: np.ndarray, count: int) -> np.ndarray:
     """Bin (n,) int of each value, from 0, in order: about equally many in each, equal values in the
     same one.
     """
-    share = (rankdata(values) - 0.5) / len(
-        values
-    )  # of the values that are smaller, half of the equal ones included
+    # the share of the values that are smaller, half of the equal ones included
+    share = (rankdata(values) - 0.5) / len(values)
     return np.unique((share * count).astype(int), return_inverse=True)[1]
 
 
-def mean_by(
-    keys: np.ndarray, values: np.ndarray, wanted: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard error (k,) of the values at each of the wanted keys, or of all; NaN where
-    there are too few.
-    """
-    own = [values[keys == key] for key in (np.unique(keys) if wanted is None else wanted)]
-    means = [chosen.mean() if len(chosen) else np.nan for chosen in own]
-    errors = [
-        chosen.std(ddof=1) / len(chosen) ** 0.5 if len(chosen) > 1 else np.nan for chosen in own
-    ]
-    return np.array(means), np.array(errors)
+def mean_by(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Mean (k,) of the values at each of the wanted keys; NaN where there is none."""
+    means = np.full(len(wanted), np.nan)
+    for place, key in enumerate(wanted):
+        own = values[keys == key]
+        if len(own):
+            means[place] = own.mean()
+    return means
 
 
 def rows_of(side: str, spans: np.ndarray) -> np.ndarray:
     """The rows of right or of wrong rollouts."""
-    return spans[spans["right"] == SIDES[side][0]]
+    return spans[spans["right"] == (side == "right")]
 
 
 # ---- of spans ------------------------------------------------------------------------------------
@@ -143,26 +133,23 @@ def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
     """
     ends, counts = np.unique(spans["end"], return_counts=True)
     ends = ends[counts >= least]
-    means = {name: mean_by(spans["end"], spans[name], ends) for name in ("success", "distance")}
-    result = correlation(means["success"][0], means["distance"][0]) | {"ends": ends.tolist()}
+    means = {}
     with picture(path, 10, 3.8, 2) as panels:
-        for axes, label, (name, (mean, error)) in zip(
-            panels, (SUCCESS, DISTANCE), means.items(), strict=True
+        for axes, name, label in zip(
+            panels, ("success", "distance"), (SUCCESS, DISTANCE), strict=True
         ):
-            axes.plot(ends, mean, "o-", color=INK, label="all rollouts")
-            axes.fill_between(ends, mean - error, mean + error, color=INK, alpha=0.2, lw=0)
-            result[name] = mean.tolist()
-            for side, (_, colour) in SIDES.items():
+            means[name] = mean_by(spans["end"], spans[name], ends)
+            axes.plot(ends, means[name], "o-", color=INK, label="all rollouts")
+            for side, colour in SIDES.items():
                 own = rows_of(side, spans)
-                mean, _ = mean_by(own["end"], own[name], ends)
-                axes.plot(ends, mean, "o-", color=colour, label=f"{side} rollouts")
-                result[f"{name}_{side}"] = [
-                    None if np.isnan(value) else value for value in mean.tolist()
-                ]
+                means[f"{name}_{side}"] = mean_by(own["end"], own[name], ends)
+                axes.plot(ends, means[f"{name}_{side}"], "o-", color=colour, label=f"{side} ones")
             axes.set(xlabel="length of the prefix, tokens", ylabel=label, ylim=(0, None))
-            axes.set_title(f"Fig. 1(a): {in_words(result)}")
             axes.legend()
-    return result
+        result = correlation(means["success"], means["distance"])
+        panels[0].set_title(f"Fig. 1(a): {in_words(result)}")
+    lists = {name: values.tolist() for name, values in means.items()}
+    return result | lists | {"ends": ends.tolist()}
 
 
 def changes(spans: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
@@ -187,30 +174,21 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
     """
     success, distance = changes(spans, least)
     result = correlation(success, distance)
+    sixth = equal_bins(success, 6)
+    places = np.unique(sixth)
     with picture(path, 5.4, 4.2) as (axes,):
-        jitter = np.random.default_rng(0).uniform(
-            -least / 3, least / 3, len(success)
-        )  # equal changes hide each other
-        axes.scatter(
-            success + jitter,
-            distance,
-            s=14,
-            color=np.where(success < 0, WRONG, RIGHT),
-            alpha=0.45,
-            lw=0,
+        colours = np.where(success < 0, WRONG, RIGHT)
+        axes.scatter(success, distance, s=14, color=colours, alpha=0.45, lw=0)
+        mean_success = mean_by(sixth, success, places)
+        mean_distance = mean_by(sixth, distance, places)
+        axes.plot(
+            mean_success, mean_distance, "-o", color=INK, label="mean of a sixth of the events"
         )
-        if len(success) >= 12:
-            sixth = equal_bins(success, 6)
-            mean_success, _ = mean_by(sixth, success)
-            mean_distance, _ = mean_by(sixth, distance)
-            axes.plot(
-                mean_success, mean_distance, "-o", color=INK, label="mean of a sixth of the events"
-            )
-            axes.legend()
         axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
         axes.set(xlabel=f"change of {SUCCESS}", ylabel=f"change of {DISTANCE}")
         axes.set_title(f"Fig. 1(b): {result['n']} local changes, {in_words(result)}")
+        axes.legend()
     success, distance = changes(spans, 0.25)
     return result | {"least": least, "at_least_quarter": correlation(success, distance)}
 
@@ -223,56 +201,34 @@ def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
     success goes with distance. The bins hold about equally many spans, and are fewer where many
     distances are equal.
     """
-    bin_of = equal_bins(spans["distance"], bins)  # (n,)
-    places = np.arange(1, bin_of.max() + 2)
-    result = correlations(spans) | {
-        name: mean_by(bin_of, spans[name])[0].tolist() for name in ("distance", "end")
-    }
+    bin_of = 1 + equal_bins(spans["distance"], bins)  # (n,)
+    places = np.unique(bin_of)
+    result = correlations(spans)
+    for name in ("distance", "end"):
+        result[name] = mean_by(bin_of, spans[name], places).tolist()
     success = {}  # side -> that of its spans in each bin
-    for side in SIDES:
-        success[side] = [rows_of(side, spans[bin_of == place - 1])["success"] for place in places]
-        result[side] = list(map(len, success[side]))
-    result["auc"] = list(map(auc, success["right"], success["wrong"]))
-    with picture(path, 14, 4, 3) as (dots, boxes, line):
-        for sign, (side, (_, colour)) in zip((1, -1), SIDES.items(), strict=True):
-            own = rows_of(side, spans)
-            jitter = sign * np.random.default_rng(0).uniform(
-                0.004, 0.027, len(own["success"])
-            )  # so none is hidden
-            label = f"span of a {side} rollout ({len(jitter):,})"
-            dots.scatter(
-                own["distance"],
-                own["success"] + jitter,
-                s=7,
-                lw=0,
-                alpha=0.35,
-                color=colour,
-                label=label,
-            )
+    with picture(path, 9.6, 4, 2) as (boxes, line):
+        for shift, (side, colour) in zip((0.2, -0.2), SIDES.items(), strict=True):
+            success[side] = [rows_of(side, spans[bin_of == place])["success"] for place in places]
+            result[side] = list(map(len, success[side]))
             boxes.boxplot(
                 success[side],
-                positions=places + 0.2 * sign,
+                positions=places + shift,
                 widths=0.3,
                 manage_ticks=False,
                 patch_artist=True,
-                boxprops=dict(fc=colour),
-                medianprops=dict(color="white"),
+                boxprops={"fc": colour},
+                medianprops={"color": "white"},
                 sym="",
+                label=f"spans of {side} rollouts",
             )
-        dots.set(
-            xlabel=DISTANCE, ylabel=SUCCESS, title="Fig. 3: every span, right just above wrong"
-        )
-        dots.legend()
-        bin_label = "distance bin, near to far, about equally many spans each"
-        boxes.set(xlabel=bin_label, ylabel=SUCCESS, title="quartiles of each bin")
+        result["auc"] = list(map(auc, success["right"], success["wrong"]))
         line.plot(places, np.array(result["auc"], dtype=float), "o-", color=INK)
         line.axhline(0.5, color=FAINT, lw=1, ls=":")
-        line.set(
-            xlabel=bin_label,
-            ylim=(0.4, 1.02),
-            ylabel="AUC",
-            title="AUC of success, right against wrong",
-        )
+        bin_label = "distance bin, near to far, about equally many spans each"
+        boxes.set(xlabel=bin_label, ylabel=SUCCESS, title="Fig. 3: quartiles of each bin")
+        boxes.legend()
+        line.set(xlabel=bin_label, ylabel="AUC of success, right against wrong", ylim=(0.4, 1.02))
     return result
 
 
@@ -285,50 +241,42 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
     rollouts from right ones is added.
     """
     bin_of = equal_bins(spans["end"], bins)  # (n,)
-    places = np.arange(bin_of.max() + 1)
-    shades = HEAT(np.linspace(0.4, 1, len(places)))
-    result, names = [], []
+    places = np.unique(bin_of)
+    quarters = np.arange(4)
+    result = []
+    names = []
     with picture(path, 9.6, 3.8, 2) as (left, right):
-        for bin, shade in zip(places, shades, strict=True):
-            own = spans[bin_of == bin]
-            means = mean_by(equal_bins(own["distance"], 4), own["success"])[0].tolist()
-            numbers = {"from": int(own["end"].min()), "to": int(own["end"].max()), "means": means}
-            numbers["auc_distance"] = auc(
-                rows_of("wrong", own)["distance"], rows_of("right", own)["distance"]
-            )
+        for place in places:
+            own = spans[bin_of == place]
+            means = mean_by(equal_bins(own["distance"], 4), own["success"], quarters)
+            numbers: dict = {"from": int(own["end"].min()), "to": int(own["end"].max())}
+            far_wrong = auc(rows_of("wrong", own)["distance"], rows_of("right", own)["distance"])
+            numbers |= {"means": means.tolist(), "auc_distance": far_wrong}
             result.append(numbers | correlations(own))
             names.append(f"{numbers['from']}-{numbers['to']}")
-            left.plot(
-                range(1, len(means) + 1),
-                means,
-                "o-",
-                color=shade,
-                label=f"prefix ends at {names[-1]}",
-            )
+            shade = colormaps["Oranges"]((place + 2) / (len(places) + 1))
+            left.plot(quarters + 1, means, "o-", color=shade, label=f"prefix ends at {names[-1]}")
         left.set(
             xlabel="quarter of distance, near to far",
             ylabel=f"mean {SUCCESS}",
             ylim=(0, 1),
-            xticks=range(1, 5),
+            xticks=quarters + 1,
+            title="Fig. 9: at equal depth",
         )
-        left.set_title("Fig. 9: at equal depth")
-        right.bar(
-            places,
-            [numbers["spearman"] or 0 for numbers in result],
-            color=FAINT,
-            width=0.6,
-            label="all",
-        )
-        for side, (_, colour) in SIDES.items():
-            rhos = np.array(
-                [numbers[f"within_{side}"]["spearman"] for numbers in result], dtype=float
-            )
-            right.plot(places, rhos, "o", color=colour, ms=6, label=f"{side} rollouts")
+        rhos = [numbers["spearman"] or 0 for numbers in result]
+        right.bar(places, rhos, color=FAINT, width=0.6, label="all")
+        for side, colour in SIDES.items():
+            rhos = [numbers[f"within_{side}"]["spearman"] for numbers in result]
+            own = np.array(rhos, dtype=float)  # None becomes NaN
+            right.plot(places, own, "o", color=colour, ms=6, label=f"{side} rollouts")
         right.axhline(0, color=FAINT, lw=0.8)
         right.set(
-            xticks=places, xticklabels=names, xlabel="prefix ends at token", ylabel="Spearman's rho"
+            xticks=places,
+            xticklabels=names,
+            xlabel="prefix ends at token",
+            ylabel="Spearman's rho",
+            title="Distance and continuation success, by depth",
         )
-        right.set_title("Distance and continuation success, by depth")
         left.legend()
         right.legend()
     return {"bins": result}
@@ -342,7 +290,7 @@ def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> No
     curve's mean.
     """
     with picture(path, 6.2, 3.6) as (axes,):
-        for colour, (name, curve) in zip((RIGHT, INK, WRONG, FAINT), curves.items(), strict=False):
+        for colour, (name, curve) in zip((RIGHT, INK, WRONG), curves.items(), strict=False):
             values = np.array(curve, dtype=float)  # None becomes NaN
             axes.plot(
                 np.arange(len(values)) - len(values) // 2,

@@ -18,7 +18,6 @@ generations, `ShearGRPOTrainer`, or TRL's `GRPOTrainer` for `--method grpo`.
 """
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -37,13 +36,8 @@ class Loops:
     """Generations of each, the first not counted."""
 
 
-def parse_loops(argv: Sequence[str] | None = None) -> tuple[Loops, list[str]]:
-    """This command's flags, and those of train.py as they are."""
-    return parse_study(Loops, argv, "python -m studies.loops")
-
-
 if __name__ == "__main__":
-    parse_loops()  # --help and mistakes end here: what follows takes seconds to import
+    parse_study(Loops)  # --help and mistakes end here: what follows takes seconds to import
 
 import copy
 import datetime
@@ -94,7 +88,7 @@ constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub th
 @run_command(memory="lower --micro-tokens or --prompts-per-update", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
     """Take the turns and print a table."""
-    flags, others = parse_loops(argv)
+    flags, others = parse_study(Loops, argv)
     config = parse_train(others)
     refuse_flags(config, "steps ranks dynamic_sampling lora_rank", "is not timed here")
     config = resolve(config)

@@ -35,10 +35,11 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from credit.batch import Batch
+from credit.batch import Batch, Context
 from credit.salience import answer_places
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
+from fast.packing import packing_of
 from grpo import (
     Policy,
     Rollouts,
@@ -49,13 +50,13 @@ from grpo import (
     score,
     stop_ids,
 )
-from harness.config import TrainConfig
 from harness.files import write_whole
 from harness.models import fast_rollout
-from harness.run import seed_of
+from harness.prepare import Parts
+from harness.run import credit_context, seed_of
 from rewards import Verdict
 from shear import span_bounds
-from tasks.problems import SURROGATE, Task
+from tasks.problems import Task, is_text
 from tasks.rows import BadInput, bad_input_on_error, check_is_file, json_lines
 
 # columns of the table that figures take
@@ -86,28 +87,19 @@ class Prefixes:
 # ---- sampling ------------------------------------------------------------------------------------
 
 
-def collect(
-    config: TrainConfig,
-    count: int,
-    continuations: int,
-    out: Path,
-    task: Task,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> list[Prefixes]:
+def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Prefixes]:
     """The groups of the first `count` held-out problems, from the folder `out` if they are there,
     else made and saved one by one.
     """
     groups = []
-    for number, problem in enumerate(
-        tqdm(task.heldout[:count], "groups", leave=False, disable=None)
-    ):
+    problems = parts.task.heldout[:count]
+    for number, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
         path = out / f"group-{number:04d}.json"
         if not path.exists():
-            torch.manual_seed(seed_of(config.seed, number))
-            group = sample_group(config, task, model, tokenizer, problem)
+            torch.manual_seed(seed_of(parts.config.seed, number))
+            group = sample_group(parts, problem)
             if group.mixed and continuations:
-                group = continue_prefixes(group, continuations, config, task, model, tokenizer)
+                group = continue_prefixes(parts, group, continuations)
             write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
         try:
             groups.append(Prefixes(**json.loads(check_is_file(path).read_text())))
@@ -116,24 +108,20 @@ def collect(
     return groups
 
 
-def sample_group(
-    config: TrainConfig,
-    task: Task,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    problem: dict,
-) -> Prefixes:
+def sample_group(parts: Parts, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
+    config = parts.config
     rollouts = fast_rollout(
-        model,
-        tokenizer,
-        [task.prompt(problem)],
+        parts.model,
+        parts.tokenizer,
+        [parts.task.prompt(problem)],
         config.sampling.rollouts_per_prompt,
         max_tokens=config.sampling.max_tokens,
         temperature=config.sampling.temperature,
         generate_batch=config.machine.generate_batch,
     )
-    return as_group(config.shear, tokenizer, problem, rollouts, task.verdicts([problem], rollouts))
+    verdicts = parts.task.verdicts([problem], rollouts)
+    return as_group(config.shear, parts.tokenizer, problem, rollouts, verdicts)
 
 
 def as_rollouts(
@@ -187,18 +175,12 @@ def as_group(
     )
 
 
-def continue_prefixes(
-    group: Prefixes,
-    count: int,
-    config: TrainConfig,
-    task: Task,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Prefixes:
+def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
     """`count` completions of every prefix, graded: those of one length together, from the sampled
     ids.
     """
-    stops = set(stop_ids(model, tokenizer))
+    config = parts.config
+    stops = stop_ids(parts.model, parts.tokenizer)
     scores: list[list[list[float | None]]] = [[] for _ in group.ends]
     lengths = sorted(set(itertools.chain.from_iterable(group.ends)))  # as each rollout's ascend
     for end in lengths:
@@ -206,8 +188,8 @@ def continue_prefixes(
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
         rollouts = fast_rollout(
-            model,
-            tokenizer,
+            parts.model,
+            parts.tokenizer,
             prompts,
             count,
             max_tokens=config.sampling.max_tokens - end,
@@ -217,8 +199,8 @@ def continue_prefixes(
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]
-            texts.append(decode(tokenizer, prefixes[place // count] + continuation))
-        verdicts = task.verdicts(
+            texts.append(decode(parts.tokenizer, prefixes[place // count] + continuation))
+        verdicts = parts.task.verdicts(
             [group.problem] * len(rows), dataclasses.replace(rollouts, texts=texts)
         )
         for place, row in enumerate(rows):
@@ -243,10 +225,7 @@ def read_solutions(
     with bad_input_on_error(blame, "give a UTF-8 JSON-lines file"):
         lines = json_lines(Path(file))
     for number, row in lines:
-        texts = [row.get("problem"), row.get("solution")]
-        if not all(
-            isinstance(text, str) and text.strip() and not SURROGATE.search(text) for text in texts
-        ):
+        if not is_text(row.get("problem")) or not is_text(row.get("solution")):
             raise BadInput(
                 f'{blame}, line {number}: "problem" or "solution" is not a text; give both'
             )
@@ -261,11 +240,8 @@ def read_solutions(
         responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
         needed = len(prompt) + max(map(len, responses))
         if needed > context:
-            size = (
-                f"a problem and its solutions need {needed} tokens, the model's context is "
-                f"{context}"
-            )
-            raise BadInput(f"{blame}: {size}; leave it out")
+            size = f"a problem and its solutions need {needed} tokens"
+            raise BadInput(f"{blame}: {size}, the model's context is {context}; leave it out")
         truncated = [False] * len(rows)
         device = torch.device("cpu")
         rollouts = as_rollouts(prompt, responses, solutions, truncated, tokenizer, device)
@@ -277,22 +253,25 @@ def read_solutions(
 # ---- hidden states and distances -----------------------------------------------------------------
 
 
-def score_group(
-    group: Prefixes,
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerBase,
-    temperature: float,
-    micro_tokens: int,
-) -> Batch:
-    """A group as credit methods see it, with hidden states."""
-    device = policy.model.device
+def context_at_start(parts: Parts) -> Context:
+    """What a credit method may use before the first step."""
+    policy = Policy(parts.model, layout=packing_of(parts.model))
+    return credit_context(parts.config, policy, parts.tokenizer, parts.task, 0, parts.prm)
+
+
+def score_group(group: Prefixes, context: Context) -> Batch:
+    """A group as credit methods see it, with the policy's hidden states."""
+    device = context.policy.model.device
     rollouts = as_rollouts(
-        group.prompt, group.responses, group.texts, group.truncated, tokenizer, device
+        group.prompt, group.responses, group.texts, group.truncated, context.tokenizer, device
     )
     verdicts = list(map(Verdict, group.scores, group.reasons))
     batch = Batch.of(rollouts, verdicts, [group.problem])
     batch.log_probs, batch.entropies, batch.hidden = score(
-        policy, batch.rollouts, temperature=temperature, micro_tokens=micro_tokens
+        context.policy,
+        batch.rollouts,
+        temperature=context.temperature,
+        micro_tokens=context.micro_tokens,
     )
     return batch
 

@@ -459,12 +459,12 @@ def _first_text(values: list) -> str | None:
     for value in values:
         if type(value) is int or (type(value) is float and math.isfinite(value)):
             return str(value)
-        if _is_text(value):
+        if is_text(value):
             return value
     return None
 
 
-def _is_text(value: object) -> bool:
+def is_text(value: object) -> bool:
     """Whether a value is non-empty text that a tokenizer can read."""
     return isinstance(value, str) and bool(value.strip()) and not SURROGATE.search(value)
 

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from made import DIAGNOSE, configured
+from made import ALONE, DIAGNOSE, configured
 
 from credit.settings import Credit
+from harness.prepare import load_parts
 from studies.advantages import agreement, changes_of, line_ends, line_stats, measure, value_of
 
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
@@ -94,18 +95,15 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     """`mean1` scales credit within a group, and no flag of the run's does; a row changes no other's
     numbers, and a changed option leaves the given ones.
     """
-    from harness.parallel import Ranks
-    from harness.prepare import load_parts
-
     config = configured([*DIAGNOSE.split(), "--model", taught, "--negative-scale", "0.5"])
-    parts = load_parts(config, Ranks(0, 1, torch.device("cpu")))
-    subject = config, parts.task, parts.model, parts.tokenizer, parts.task.heldout[:2]
+    parts = load_parts(config, ALONE)
+    problems = parts.task.heldout[:2]
     rows = {"shear": Credit("shear"), "shear mean1": Credit("shear", rescale="mean1")}
-    both = measure(*subject, rows, 2)
-    alone = measure(*subject, {"shear": rows["shear"]}, 2)
+    both = measure(parts, problems, rows, 2)
+    alone = measure(parts, problems, {"shear": rows["shear"]}, 2)
     assert both["methods"]["shear"] == alone["methods"]["shear"]
     assert both["methods"]["shear"] != both["methods"]["shear mean1"]
-    plain = replace(config, credit=Credit())
-    assert measure(plain, *subject[1:], {"shear": rows["shear"]}, 2) == alone
+    plain = parts._replace(config=replace(config, credit=Credit()))
+    assert measure(plain, problems, {"shear": rows["shear"]}, 2) == alone
     json.dumps(both)
     assert "pool=mean" in changes_of(config.shear, ["pool=mean"])["distance mmd"][0].method_option

@@ -16,8 +16,9 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas
 
-from harness import files, tables
+from harness import files
 
 ROWS = Path(__file__).with_name("default-runs.jsonl")
 METRICS = "reward solved equal_groups weight_mean weight_before weight_after ess grad_norm".split()
@@ -40,38 +41,21 @@ def row_of(run: Path) -> dict:
     return row
 
 
-def spread(values: list[float]) -> str:
-    """.645 (.537-.725): the mean over the seeds, the lowest and the highest."""
-    low, mean, high = min(values), np.mean(values), max(values)
-    return f"{mean:.3f} ({low:.3f}-{high:.3f})".replace("0.", ".")
-
-
-def table(rows: list[dict]) -> list[str]:
-    """Means over the seeds, with the lowest and the highest, a column for each method."""
-    lines = []
-    for title, value in (
-        ("greedy accuracy before", lambda row: row["before"]["greedy"][0]),
-        ("greedy accuracy after", lambda row: row["after"]["greedy"][0]),
-        ("sampled accuracy before", lambda row: row["before"]["sampled"][0]),
-        ("sampled accuracy after", lambda row: row["after"]["sampled"][0]),
-        ("reward in training, steps 16-25", lambda row: np.mean(row["reward"][15:25])),
-        ("reward in training, steps 31-40", lambda row: np.mean(row["reward"][30:40])),
-        ("AUC of the weights before", lambda row: row["before"]["auc"]),
-        ("AUC of the weights after", lambda row: row["after"]["auc"]),
-        ("AUC of the wrong step alone, after", lambda row: row["after"]["auc_step"]),
-        ("AUC of position alone, before", lambda row: row["before"]["auc_position"]),
-        ("AUC of position alone, after", lambda row: row["after"]["auc_position"]),
-        ("mean weight before the first error, after", lambda row: row["after"]["weight_before"]),
-        ("mean weight from it on, after", lambda row: row["after"]["weight_after"]),
-    ):
-        line = {"": title}
-        for method in ("grpo", "shear"):
-            line[method] = spread([value(row) for row in rows if row["method"] == method])
-        lines.append(line)
-    return tables.markdown(lines)
+def numbers_of(row: dict) -> dict:
+    """What the table has of a run."""
+    numbers = {"method": row["method"]}
+    for when in ("before", "after"):
+        for name in ("greedy", "sampled"):
+            numbers[f"{name} accuracy {when}"] = row[when][name][0]
+        for name in ("auc", "auc_step", "auc_position", "weight_before", "weight_after"):
+            numbers[f"{name} {when}"] = row[when][name]
+    numbers["reward in training, steps 16-25"] = np.mean(row["reward"][15:25])
+    numbers["reward in training, steps 31-40"] = np.mean(row["reward"][30:40])
+    return numbers
 
 
 if sys.argv[1:]:
     ROWS.unlink(missing_ok=True)
     files.append_rows(ROWS, [row_of(Path(run)) for run in sys.argv[1:]])
-print("\n".join(table(files.read_lines(ROWS))))
+numbers = pandas.DataFrame(map(numbers_of, files.read_lines(ROWS)))
+print(numbers.groupby("method").agg(["mean", "min", "max"]).round(3).T.to_string())

@@ -6,7 +6,7 @@ Run: `python -m docs.records.study_picture`. Dots are means over ten seeds, pair
 
 from pathlib import Path
 
-from scipy import stats
+import numpy as np
 
 from harness import files
 from studies import compare, figures
@@ -23,6 +23,7 @@ CELLS = {  # in the order of the plan; its name, and what its wrong turns are
 SMALLEST = 0.01  # effect of interest, by the plan
 
 rows = files.read_lines(RECORDS / "study.jsonl", [dict])
+places = np.arange(len(CELLS))
 with figures.picture(RECORDS / "study.svg", 7.2, 4.2) as (axes,):
     axes.axvspan(-SMALLEST, SMALLEST, color=figures.FAINT, alpha=0.2, lw=0)
     axes.axvline(0, color=figures.INK, lw=1)
@@ -30,23 +31,25 @@ with figures.picture(RECORDS / "study.svg", 7.2, 4.2) as (axes,):
         (-0.13, "shear", figures.RIGHT),
         (0.13, "position", figures.FAINT),
     ):
-        for place, cell in enumerate(CELLS):
+        means = []
+        halves = []
+        for cell in CELLS:
             values = compare.differences(rows, cell, method, "grpo")
-            half = stats.t.ppf(0.95, len(values) - 1) * stats.sem(values)
-            label = f"{method} - grpo" if place == 0 else None
-            axes.errorbar(
-                values.mean(),
-                place + shift,
-                xerr=half,
-                fmt="o",
-                color=colour,
-                capsize=4,
-                label=label,
-            )
+            means.append(values.mean())
+            halves.append(compare.half_interval(values))
+        axes.errorbar(
+            means,
+            places + shift,
+            xerr=halves,
+            fmt="o",
+            color=colour,
+            capsize=4,
+            label=f"{method} - grpo",
+        )
     axes.set(
         xlabel="difference of the mean training reward from GRPO's",
         ylabel="wrong turns are ...",
-        yticks=range(len(CELLS)),
+        yticks=places,
         yticklabels=CELLS.values(),
     )
     axes.invert_yaxis()
