@@ -21,6 +21,11 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 
+def positions(mask: Tensor) -> Tensor:
+    """(B, T) int64, the place of each token in its row."""
+    return torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+
+
 def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's
     group.
@@ -67,23 +72,24 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
     weights = effective_weights(token_advantages, advantages, mask)[
         mask & (advantages != 0)[:, None]
     ]
-    ess, gini, top_tenth = [], [], []
+    shares: dict[str, list[Tensor]] = {"ess": [], "gini": [], "top_tenth": []}
     for row in range(len(mask)):
         v = token_advantages[row][mask[row]].abs().double().sort().values  # (T,)
         if not v.any():
             continue
         length, total = len(v), v.sum()
         rank = torch.arange(1, length + 1, device=v.device)
-        ess.append(total**2 / (length * v.square().sum()))
-        gini.append(2 * (rank * v).sum() / (length * total) - (length + 1) / length)
-        top_tenth.append(v[-math.ceil(length / 10) :].sum() / total)
+        shares["ess"].append(total**2 / (length * v.square().sum()))
+        shares["gini"].append(2 * (rank * v).sum() / (length * total) - (length + 1) / length)
+        shares["top_tenth"].append(v[-math.ceil(length / 10) :].sum() / total)
+    means = {name: torch.tensor(shares[name]).double().mean().item() for name in shares}
+    if len(weights) < 2:  # no advantage, no spread
+        weights = torch.ones(2)
     return {
-        "weight_mean": weights.mean().item() if len(weights) else 1.0,
-        "weight_std": weights.std().item() if len(weights) > 1 else 0.0,
-        "sign_changes": (weights < 0).float().mean().item() if len(weights) else 0.0,
-        "ess": torch.stack(ess).mean().item() if ess else math.nan,
-        "gini": torch.stack(gini).mean().item() if ess else math.nan,
-        "top_tenth": torch.stack(top_tenth).mean().item() if ess else math.nan,
+        "weight_mean": weights.mean().item(),
+        "weight_std": weights.std().item(),
+        "sign_changes": (weights < 0).float().mean().item(),
+        **means,
     }
 
 
@@ -100,13 +106,12 @@ def localisation(
     beside it; `auc_step` tells the tokens of the wrong step from all others, before and after. None
     where no rollout has both sides.
     """
-    position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
-    start, end = wrong_step.unbind(1)  # (B,), (B,)
-    counts = mask & (start >= 0)[:, None]  # (B, T)
-    after = position >= start[:, None]  # (B, T)
-    rows = (start >= 0).nonzero().flatten().tolist()
+    position = positions(mask)
+    start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
+    counts = mask & (start >= 0)  # (B, T)
+    after = position >= start  # (B, T)
     by_rollout = []
-    for row in rows:
+    for row in range(len(mask)):
         value = _auc(weights[row][counts[row]], after[row][counts[row]])
         if value is not None:
             by_rollout.append(value)
@@ -116,8 +121,8 @@ def localisation(
         "auc": _auc(weights[counts], after[counts]),
         "auc_rollout": sum(by_rollout) / len(by_rollout),
         "auc_position": _auc(position[counts].float(), after[counts]),
-        "auc_step": _auc(weights[counts], (after & (position < end[:, None]))[counts]),
-        **weight_by_side(weights, mask, start),
+        "auc_step": _auc(weights[counts], (after & (position < end))[counts]),
+        **weight_by_side(weights, mask, wrong_step[:, 0]),
         "rollouts": len(by_rollout),
     }
 
@@ -128,7 +133,7 @@ def weight_by_side(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[s
     first_error is -1 for rollouts that do not count.
     """
     counts = mask & (first_error >= 0)[:, None]  # (B, T)
-    after = torch.arange(mask.shape[1], device=mask.device) >= first_error[:, None]  # (B, T)
+    after = positions(mask) >= first_error[:, None]  # (B, T)
     return {
         "weight_before": weights[counts & ~after].mean().item(),
         "weight_after": weights[counts & after].mean().item(),
@@ -139,7 +144,7 @@ def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[fl
     """The shares of the weight that lie before the first wrong step, on it and after it, of all
     rollouts that count.
     """
-    position = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
+    position = positions(mask)
     start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
     counted = weights.double() * (mask & (start >= 0))  # (B, T)
     parts = (position < start, (position >= start) & (position < end), position >= end)
@@ -160,7 +165,7 @@ def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
             offsets.append((of_tokens.argmax() - wrong_step[row, 0]).item())
     if not offsets:
         return None
-    quartiles = torch.tensor(offsets).double().quantile(torch.tensor([0.25, 0.5, 0.75]).double())
+    quartiles = np.quantile(offsets, [0.25, 0.5, 0.75])
     return {"quartiles": quartiles.tolist(), "rollouts": len(offsets)}
 
 
@@ -170,7 +175,7 @@ def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[flo
 
     weights (B, T) and mask (B, T) as above; place (B,), below 0 for rollouts that do not count.
     """
-    offsets = torch.arange(mask.shape[1], device=mask.device) - place[:, None]  # (B, T)
+    offsets = positions(mask) - place[:, None]  # (B, T)
     counts = mask & (place >= 0)[:, None]  # (B, T)
     means = [
         weights[counts & (offsets == offset)].mean().item() for offset in range(-reach, reach + 1)

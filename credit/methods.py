@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from credit import reward_model, salience
 from credit.batch import Batch, Context
 from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
-from credit.measures import effective_weights, group_moments, standardise
+from credit.measures import effective_weights, group_moments, positions, standardise
 from credit.settings import Credit
 from credit.shear_settings import (
     closest_by_rollout,
@@ -251,7 +251,7 @@ def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     other's, `nearer_own`. Deviates: a side is one of a group, theirs of all prompts of a shard; a
     response's first token, whose h is the prompt's, has the middle.
     """
-    own = torch.full(batch.mask.shape, 0.5, device=batch.mask.device)  # (B, T)
+    own = torch.full_like(batch.log_probs, 0.5)  # (B, T)
     for group, hidden in batch.groups():
         later = batch.mask[group].clone()  # (G, T) all n tokens but the first
         later[:, 0] = False
@@ -397,18 +397,20 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
     place of A.
 
     r_k = 2 p_k - 1 per step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature),
-    whose sum tends to the smallest r_k; G_t the sum of r*_k over the step of token t and all later
-    ones, plus `outcome` times the verdict. The baseline is the mean of G over the tokens of the
-    group's other rollouts, rollout by rollout. Deviates: their code divides the baseline by the
-    padded width; ours by true lengths. Theirs then whitens over the batch, which takes its mean off
-    again; ours drops this recentring and divides by the group's standard deviation, so that credit
-    depends neither on padding nor on the number of ranks. That standard deviation counts as 0.1 at
-    least, or groups of equal verdicts would make large advantages of small differences between
-    scores.
+    whose sum lies between the smallest r_k and their mean, and tends to the former; G_t the sum of
+    r*_k over the step of token t and all later ones, plus `outcome` times the verdict. The baseline
+    is the mean of G over the tokens of the group's other rollouts, rollout by rollout. Deviates:
+    their code divides the baseline by the padded width; ours by true lengths. Theirs then whitens
+    over the batch, which takes its mean off again; ours drops this recentring and divides by the
+    group's standard deviation, so that credit depends neither on padding nor on the number of
+    ranks. That standard deviation counts as 0.1 at least, or groups of equal verdicts would make
+    large advantages of small differences between scores.
     """
-    mask, returns = batch.mask, batch.mask.float()  # (B, T)
+    mask = batch.mask
+    returns = mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, context)):
-        shares = min_form(good, temperature)  # (K,)
+        rewards = 2 * good - 1  # r, (K,)
+        shares = rewards * (-rewards / temperature).softmax(0)  # r*, (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
     returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
     graded = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
@@ -422,14 +424,6 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
     )  # (B, 1), one alone has no baseline
     centred = torch.where(compared, returns - baseline.view(-1, 1), 0.0)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
-
-
-def min_form(good: Tensor, temperature: float) -> Tensor:
-    """PURE's r*, (K,), of P(good) (K,): its sum lies between the smallest r and their mean, and
-    tends to the former.
-    """
-    rewards = 2 * good - 1  # r, (K,)
-    return rewards * (-rewards / temperature).softmax(0)
 
 
 # ---- controls ------------------------------------------------------------------------------------
@@ -463,10 +457,10 @@ def oracle(batch: Batch, context: Context) -> Tensor:
     """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could
     give.
     """
-    position = torch.arange(batch.mask.shape[1], device=batch.advantages.device)  # (T,)
-    start, end = true_errors(batch, context.task, context.tokenizer).unbind(1)  # (B,), (B,)
-    inside = (position >= start[:, None]) & (position < end[:, None])  # (B, T)
-    return batch.scale * (inside | (start < 0)[:, None])
+    position = positions(batch.mask)  # (B, T)
+    places = true_errors(batch, context.task, context.tokenizer)
+    start, end = places[:, :1], places[:, 1:]  # (B, 1), (B, 1)
+    return batch.scale * (((position >= start) & (position < end)) | (start < 0))
 
 
 def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
@@ -478,20 +472,23 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     (1 - mu)); b makes the mean over the group's tokens 0. A wrong rollout without a known error
     keeps A; inferred: b is taken from all other tokens.
     """
-    mask, rewards = batch.mask, batch.rewards.view(-1, batch.group_size)
-    mu = (rewards > 0.5).sum(1) / rewards.isfinite().sum(1)  # (groups,), NaN without a verdict
-    mu = mu.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
+    right = batch.correct[:, None]  # (B, 1)
+    graded = ~batch.rewards[:, None].isnan()
+    mu, _ = group_moments(right, graded, batch.group_size)
     sigma = (mu * (1 - mu)).sqrt()
     start = true_errors(batch, context.task, context.tokenizer)[:, :1]  # (B, 1)
-    right, known = batch.correct[:, None], start >= 0  # (B, 1)
-    before = torch.arange(mask.shape[1], device=mask.device) < start  # (B, T)
-    credit = torch.where(before, prefix * (1 - mu) / sigma, -mu / sigma)
-    credit = torch.where(right, (1 - mu) / sigma, torch.where(known, credit, batch.scale))
-    moved = mask & (right | known)  # (B, T)
-    sums = torch.where(mask, credit, 0.0).sum(1).view_as(rewards).sum(1)  # (groups,)
-    shift = sums / moved.sum(1).view_as(rewards).sum(1)  # b
-    credit = torch.where(moved, credit - shift.repeat_interleave(batch.group_size)[:, None], credit)
-    return torch.where(batch.scale != 0, credit, 0.0)
+    before = positions(batch.mask) < start  # (B, T)
+    good = torch.where(right, 1.0, prefix) * (1 - mu)  # (B, 1)
+    credit = torch.where(right | before, good, -mu) / sigma  # (B, T)
+    moved = batch.mask & (right | (start >= 0))
+    credit = torch.where(moved, credit, batch.scale)
+
+    def group_sum(values: Tensor) -> Tensor:
+        sums = values.sum(1).view(-1, batch.group_size).sum(1)  # (groups,)
+        return sums.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
+
+    shift = group_sum(torch.where(batch.mask, credit, 0.0)) / group_sum(moved)  # b
+    return torch.where(batch.scale != 0, torch.where(moved, credit - shift, credit), 0.0)
 
 
 def position_credit(batch: Batch, context: Context) -> Tensor:

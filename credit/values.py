@@ -29,15 +29,20 @@ def kgae(batch: Batch, context: Context, *, decay: float, width: float) -> Tenso
     last tokens of the prefix, see `aligned_distances`, over nbar. V_0 = base, and after the last
     token V is the rollout's own reward, so that at decay 1 all A_t would be r - V_{t-1}.
     """
-    mask = batch.rollouts.mask
-    changes = torch.zeros(mask.shape, device=mask.device)  # (B, T)
+    changes = torch.zeros_like(batch.log_probs)  # (B, T)
     for group, hidden in batch.groups():
         if batch.advantages[group].any():  # otherwise all rewards are equal
+            mask = batch.mask[group]
             rewards = batch.rewards[group]
-            values = prefix_values(hidden, mask[group], rewards, context.shear.window, width)
+            values = prefix_values(hidden, mask, rewards, context.shear.window, width)
             deviation = rewards[~rewards.isnan()].std() + DELTA
-            changes[group] = torch.where(mask[group], values.diff(dim=1), 0.0) / deviation
-    return discounted_sums(changes, decay)
+            changes[group] = torch.where(mask, values.diff(dim=1), 0.0) / deviation
+    sums = torch.zeros_like(changes)
+    later = torch.zeros_like(changes[:, 0])  # (B,)
+    for t in reversed(range(changes.shape[1])):
+        later = changes[:, t] + decay * later
+        sums[:, t] = later
+    return sums
 
 
 def prefix_values(
@@ -93,16 +98,6 @@ def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
     return sums / torch.minimum(rows, columns).clamp_max(window)
 
 
-def discounted_sums(changes: Tensor, decay: float) -> Tensor:
-    """sum_k decay^k changes_{t+k}, (B, T)."""
-    sums = torch.zeros_like(changes)
-    later = torch.zeros_like(changes[:, 0])  # (B,)
-    for t in reversed(range(changes.shape[1])):
-        later = changes[:, t] + decay * later
-        sums[:, t] = later
-    return sums
-
-
 def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
     """A_t = Q - V: the mean reward of the group's tokens that were chosen in like states, of the
     same token less of all.
@@ -112,10 +107,9 @@ def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
     radius, Q with the token's own reward, and the first tokens of all rollouts in one cluster, as
     they follow the same prompt. Deviates: the states are the last layer's.
     """
-    mask = batch.rollouts.mask
-    credit = torch.zeros(mask.shape, device=mask.device)  # (B, T)
+    credit = torch.zeros_like(batch.log_probs)  # (B, T)
     for group, hidden in batch.groups():
-        real = mask[group]  # (G, T), N tokens
+        real = batch.mask[group]  # (G, T), N tokens
         first = (real.cumsum(1) == 1)[real]  # (N,)
         states = hidden.roll(1, 1)[real]  # (N, d), in which the tokens were chosen
         clusters = greedy_clusters(states, first, radius)
