@@ -100,11 +100,6 @@ class Batch:
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
         """The batches of several ranks as one, after their scoring; without hidden states."""
-        stats: dict[str, Mean] = {}
-        closest = None
-        for batch in batches:
-            add_stats(stats, batch.stats)
-            closest = closest or batch.closest
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
@@ -112,9 +107,10 @@ class Batch:
             batches[0].group_size,
             [problem for batch in batches for problem in batch.problems],
             [reason for batch in batches for reason in batch.reasons],
-            closest=closest,
-            stats=stats,
         )
+        for batch in batches:
+            add_stats(whole.stats, batch.stats)
+            whole.closest = whole.closest or batch.closest
         for name in RESULTS:
             setattr(whole, name, cat_padded([getattr(batch, name) for batch in batches]))
         return whole

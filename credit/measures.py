@@ -85,11 +85,10 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
     means = {name: torch.tensor(shares[name]).double().mean().item() for name in shares}
     if len(weights) < 2:  # no advantage, no spread
         weights = torch.ones(2)
-    return {
+    return means | {
         "weight_mean": weights.mean().item(),
         "weight_std": weights.std().item(),
         "sign_changes": (weights < 0).float().mean().item(),
-        **means,
     }
 
 

@@ -326,9 +326,7 @@ def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe
 def probed_answers(batch: Batch, context: Context) -> salience.Answers:
     """Where the answers stand in those rollouts whose A is not 0."""
     answers = salience.answer_places(context.tokenizer, batch.rollouts)
-    for row in (batch.advantages == 0).nonzero().flatten().tolist():
-        answers[row] = None
-    return answers
+    return {row: answers[row] for row in answers if batch.advantages[row] != 0}
 
 
 def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:

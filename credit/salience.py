@@ -40,27 +40,27 @@ class Answer(NamedTuple):
     end: int  # after the last one
 
 
-Answers = list[Answer | None]  # one per rollout; None: not probed
+Answers = dict[int, Answer]  # of the rollouts that have one
 
 
 def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Answers:
-    """Where each response's last box stands, cut to ANSWER_TOKENS tokens; None if nothing is in it
-    or before it.
+    """Where each response's last box stands, cut to ANSWER_TOKENS tokens.
+
+    It has no answer if nothing is in the box or before it.
     """
-    places: Answers = []
+    places = {}
     for row, text in enumerate(rollouts.texts):
         ids = rollouts.ids[row][rollouts.mask[row]].tolist()
         # characters: of the box, and of what stands in it
         opening, begin, end = box_place(text) or (0, 0, 0)
         if opening == 0 or begin == end or not ids:
-            places.append(None)
             continue
         starts = char_starts(tokenizer, ids)
         # of the token that holds it, or of a character's bytes
         first = starts[bisect_right(starts, begin) - 1]
         start = bisect_left(starts, first)
         end = min(bisect_left(starts, end), start + ANSWER_TOKENS)
-        places.append(Answer(bisect_left(starts, opening), start, end))
+        places[row] = Answer(bisect_left(starts, opening), start, end)
     return places
 
 
@@ -76,8 +76,7 @@ def importance_by_masking(
     Importance (B, T) float32 is 0 outside of the reasoning.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
-    rows = [row for row, answer in enumerate(answers) if answer]
-    for row in tqdm(rows, desc="mask tokens", leave=False, disable=None):
+    for row in tqdm(answers, desc="mask tokens", leave=False, disable=None):
         reasoning, start, end = answers[row]
         count = end - start
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
@@ -116,8 +115,7 @@ def importance_by_gradient(
     seed = context.seed * 2**20 + context.step  # no run takes so many steps
     moves = noise * _fixed_noise(rollouts.ids.shape[1], weight, seed)  # (T, d)
     offsets = rollouts.prompt_mask.sum(1).tolist()  # where responses start
-    rows = [row for row, answer in enumerate(answers) if answer]
-    for micro_batch in pack(rows, rollouts.lengths, context.micro_tokens):
+    for micro_batch in pack(list(answers), rollouts.lengths, context.micro_tokens):
         ids, _, _ = end_to_end(rollouts.take(micro_batch))  # (b, S)
         embeddings = embed(ids).detach()  # (b, S, d)
         noisy = embeddings.clone()
@@ -141,10 +139,9 @@ def importance_by_gradient(
             (gradient,) = torch.autograd.grad(sum(changes[1:], changes[0]), noisy)  # (b, S, d)
         inner = (gradient.float() * embeddings.float()).sum(-1).abs()  # (b, S)
         for i, row in enumerate(micro_batch.tolist()):
-            answer = answers[row]
-            assert answer  # only such rows are in a micro-batch
             start = offsets[row]
-            importance[row, : answer.reasoning] = inner[i, start : start + answer.reasoning]
+            reasoning = answers[row].reasoning
+            importance[row, :reasoning] = inner[i, start : start + reasoning]
     return importance
 
 
@@ -158,9 +155,7 @@ def outcome_weights(
     All others keep 1, as do rollouts without an answer.
     """
     omega = mask.float()  # (B, T)
-    for row, answer in enumerate(answers):
-        if answer is None:
-            continue
+    for row, answer in answers.items():
         reasoning = slice(answer.reasoning)
         scores = importance[row, reasoning].log1p()  # (R,)
         scores = (scores - scores.min()) / (scores.max() - scores.min()).clamp_min(1e-30)

@@ -132,8 +132,8 @@ METHODS = {
     "rsi": Method(
         "credit only for tokens whose relative surprisal lies within bounds",
         options={
-            "low": Option(-6.0, "tokens of a lower index get no credit", -LARGE, 0),
-            "high": Option(0.8, "tokens of a higher index get no credit", 0, 1),
+            "low": Option(-6.0, "lowest index that gets credit", -LARGE, 0),
+            "high": Option(0.8, "highest index that gets credit", 0, 1),
         },
     ),
     "taco": Method(

@@ -55,22 +55,20 @@ def prefix_values(
     have one.
     """
     graded = (~rewards.isnan()).nonzero().flatten().tolist()
-    lengths = mask.sum(1).tolist()
+    states = [hidden[row][mask[row]] for row in range(len(mask))]  # (T_i, d) each
     nbar = mean_norm(hidden[mask])
     base = (rewards.nansum() - rewards) / (len(graded) - 1)  # (G,), leave one out
-    near = torch.full(mask.shape, PRIOR, device=mask.device)  # (G, T), n0 + sum of K
     near_rewards = PRIOR * base[:, None].repeat(1, mask.shape[1])  # (G, T)
+    near = torch.full_like(near_rewards, PRIOR)  # (G, T), n0 + sum of K
     for i, j in combinations(graded, 2):
-        distances = (
-            aligned_distances(hidden[i, : lengths[i]], hidden[j, : lengths[j]], window) / nbar
-        )  # (T_i, T_j)
+        distances = aligned_distances(states[i], states[j], window) / nbar  # (T_i, T_j)
         for own, other, closest in ((i, j, distances.amin(1)), (j, i, distances.amin(0))):
             kernel = (-closest / width).exp()  # (T_own,)
-            near[own, : lengths[own]] += kernel
-            near_rewards[own, : lengths[own]] += kernel * rewards[other]
+            near[own, : len(kernel)] += kernel
+            near_rewards[own, : len(kernel)] += kernel * rewards[other]
     values = torch.cat([base[:, None], near_rewards / near], 1)
     for row in graded:
-        values[row, lengths[row]] = rewards[row]
+        values[row, len(states[row])] = rewards[row]
     return values
 
 
@@ -81,10 +79,12 @@ def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
     """
     n, m = len(x), len(y)
     window = min(window, n, m)
-    sums = torch.zeros(n, m, device=x.device)
     # Sums over runs of 1, 2, 4, ... tokens of a diagonal; those of the window's binary digits are
     # put end to end.
-    runs, length, covered = token_distances(x, y), 1, 0
+    runs = token_distances(x, y)
+    sums = torch.zeros_like(runs)
+    length = 1
+    covered = 0
     while length <= window:
         if window & length:
             sums[covered:, covered:] += runs[: n - covered, : m - covered]

@@ -155,10 +155,11 @@ def as_group(
     """
     responses = []
     ends = []
-    for row, answer in enumerate(answer_places(tokenizer, rollouts)):
-        ids = rollouts.ids[row][rollouts.mask[row]].tolist()
+    answers = answer_places(tokenizer, rollouts)
+    for row, mask in enumerate(rollouts.mask):
+        ids = rollouts.ids[row][mask].tolist()
         # without a box: all tokens but the last
-        reasoning = answer.reasoning if answer else len(ids)
+        reasoning = answers[row].reasoning if row in answers else len(ids)
         spans = span_bounds(len(ids), shear.window, shear.stride)
         responses.append(ids)
         ends.append([end for _, end in spans if end < reasoning])

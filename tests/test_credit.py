@@ -651,7 +651,7 @@ def test_outcome_weights_against_written_out_numbers():
     """
     importance = torch.tensor([[0, 1, 2, 4, 9, 0.0], [0.7] * 6, [0.7] * 6]).expm1()
     mask = torch.arange(6) < torch.tensor([6, 5, 6])[:, None]
-    ours = outcome_weights(importance, [Answer(4, 4, 5), Answer(3, 3, 4), None], mask, 0.25, 1.0)
+    ours = outcome_weights(importance, {0: Answer(4, 4, 5), 1: Answer(3, 3, 4)}, mask, 0.25, 1.0)
     raw = torch.tensor([0.1, 1 + 0.0625 / 0.8125, 1 + 0.3125 / 0.8125, 2])
     assert_close(ours[0], torch.cat([raw * 4 / raw.sum(), torch.ones(2)]))
     assert_close(ours[1:], mask[1:].float())  # flat importance, and no answer

@@ -57,7 +57,7 @@ def test_answer_places_of_one_symbol_tokens(asked):
     worked out.
     """
     rollouts, context = asked
-    places = [Answer(24, 25, 26), None, Answer(8, 9, 11), None, None]
+    places = {0: Answer(24, 25, 26), 2: Answer(8, 9, 11)}
     assert answer_places(context.tokenizer, rollouts) == places
 
 
@@ -69,7 +69,7 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
     text = "So é: \\boxed{7} no, \\boxed{\\pi{2}}"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
-    ((reasoning, start, end),) = answer_places(tokenizer, encoded(tokenizer, text))
+    reasoning, start, end = answer_places(tokenizer, encoded(tokenizer, text))[0]
     assert tokenizer.decode(ids[:reasoning]) == "So é: \\boxed{7} no, "
     assert tokenizer.convert_ids_to_tokens(ids[start:end]) == ["{\\", "p", "i", "{", "2", "}}"]
 
@@ -82,7 +82,7 @@ def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
     for inside, answer in (("π", "π"), ("12" * 90, "12" * (salience.ANSWER_TOKENS // 2))):
         text = f"So \\boxed{{{inside}}}"
         ids = tokenizer(text)["input_ids"]
-        ((reasoning, start, end),) = answer_places(tokenizer, encoded(tokenizer, text))
+        reasoning, start, end = answer_places(tokenizer, encoded(tokenizer, text))[0]
         assert tokenizer.decode(ids[:reasoning]) == "So "
         assert tokenizer.decode(ids[start:end]) == answer
 
@@ -129,10 +129,9 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
     answers = answer_places(context.tokenizer, rollouts)
     model = copy.deepcopy(context.policy.model).double()
     expected = torch.zeros(rollouts.mask.shape)
-    for row, answer in enumerate(answers):
-        if answer:
-            slow = slow_importance(model, *whole(rollouts, row), answer, probe)
-            expected[row, : answer.reasoning] = slow
+    for row, answer in answers.items():
+        slow = slow_importance(model, *whole(rollouts, row), answer, probe)
+        expected[row, : answer.reasoning] = slow
     for micro_tokens in (100, 100_000):
         context = replace(context, micro_tokens=micro_tokens)
         ours = salience.importance_by_masking(rollouts, context, answers, probe)
@@ -149,8 +148,8 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
     noise = 1e-2
     ours = salience.importance_by_gradient(rollouts, context, answers, probe, noise)
     model = copy.deepcopy(context.policy.model).double()
-    for row in (0, 2):
-        answer, (ids, offset) = answers[row], whole(rollouts, row)
+    for row, answer in answers.items():
+        ids, offset = whole(rollouts, row)
         places = torch.arange(offset + answer.start - 1, offset + answer.end - 1)
         embeddings = model.get_input_embeddings()(ids).detach()
         moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float(), 4).double()
