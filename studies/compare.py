@@ -560,15 +560,10 @@ def differences(
     return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
 
 
-def half_interval(values: np.ndarray) -> float:
-    """Half of the interval of the mean of n values."""
-    return stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
-
-
 def with_interval(values: np.ndarray) -> str:
     """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive."""
     mean = values.mean()
-    half = half_interval(values)
+    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
     text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})".replace("0.", ".")
     return f"{text}, {(values > 0).sum()}/{len(values)}"
 
