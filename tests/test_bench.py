@@ -75,15 +75,6 @@ def test_the_states_of_a_step_are_those_of_its_groups(taught):
         )
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [("--tokens 0", "--tokens: '0' must be from 1"), ("--lr 0", "--lr: '0' must be from 1e-30")],
-)
-def test_bad_flags_are_one_sentence(argv, said, assert_refused):
-    """Of this command and of train.py, before anything is measured."""
-    assert "|" not in assert_refused(bench.main, argv.split(), said)
-
-
 def test_a_pair_is_measured_however_wide_the_spans(small):
     """`--pairs` counts pairs of 100 x 100, of which wide ones have many."""
     states = synthetic(2, 4, 150, CPU)._replace(window=120, stride=30)

@@ -552,17 +552,3 @@ def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, a
     flags = words_of(solutions(tmp_path / "s.jsonl", **changed), "--model", qwen_folder)
     assert_refused(diagnose.main, [*flags, "--out", tmp_path / "out"], "error: --rollouts", *names)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [
-        ("--groups 513", ["--groups 513", "--heldout 512"]),
-        ("--method grpo", ["--method", "leave it out"]),
-        ("--rollouts nowhere.jsonl", ["--rollouts nowhere.jsonl", "--model"]),
-        ("--layers 1 9", ["--layers 9", "after 2 layers"]),
-    ],
-)
-def test_bad_input_is_one_sentence_before_anything_is_made(flags, names, tmp_path, assert_refused):
-    assert_refused(diagnose.main, ["--out", tmp_path / "out", *flags.split()], *names)
-    assert not (tmp_path / "out").exists()
