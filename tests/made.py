@@ -247,6 +247,11 @@ def words_of(*parts) -> list[str]:
     return " ".join(map(str, parts)).split()
 
 
+def text_of(name: str) -> str:
+    """A file of tests/cases: what is printed, to the letter."""
+    return (ROOT / "tests" / "cases" / name).read_text(encoding="utf-8")
+
+
 def cases(name: str) -> list[dict]:
     """The rows of a file of tests/cases, which other graders can be tested with, too."""
     return list(read_rows(ROOT / "tests" / "cases" / name))

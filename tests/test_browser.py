@@ -12,14 +12,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made import GOOD, HOSTILE, Numbers, long_group, page_row, without_text
+from made import GOOD, HOSTILE, Numbers, cases, long_group, made_batch, page_row, without_text
 
-from credit.batch import Batch
 from credit.measures import effective_weights
 from credit.methods import oracle
 from credit.shear_settings import Settings, closest_by_rollout, group_weights, in_nbar
 from harness import page
 from tasks.toy import FirstError
+
+
+def groups_of(name):
+    """The groups of a page in tests/cases/pages.jsonl."""
+    (case,) = [case for case in cases("pages.jsonl") if case["page"] == name]
+    return [[page_row(**row) for row in group] for group in case["groups"]]
 
 
 @pytest.fixture(scope="module")
@@ -38,27 +43,32 @@ def chromium():
 
 @pytest.fixture
 def look(chromium, tmp_path):
-    """From a page's text to the page in a browser; no request may leave it, and no error come."""
-    asked, blocked, said, contexts = set(), set(), [], []
+    """From groups, or the name of a page, to the page in a browser, its text first changed.
 
-    def load(text):
-        (tmp_path / "page.html").write_text(text)
-        contexts.append(chromium.new_context(viewport={"width": 1200, "height": 800}))
-        page = contexts[-1].new_page()
-        page.on("request", lambda request: asked.add(request.url))
-        page.on(
-            "requestfailed",
-            lambda request: blocked.add(request.url) if request.failure == "csp" else None,
-        )
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: said.append(dialog.message))
-        page.goto((tmp_path / "page.html").as_uri())
-        return page
+    No request may leave it, and no error come.
+    """
+    asked, said = set(), []
+    path = tmp_path / "page.html"
+
+    def forget(request):
+        if request.failure == "csp":
+            asked.remove(request.url)
+
+    def load(groups, change=str):
+        groups = groups_of(groups) if isinstance(groups, str) else groups
+        path.write_text(change(page.as_html(groups, "title")))
+        shown = chromium.new_page(viewport={"width": 1200, "height": 800})
+        shown.on("request", lambda request: asked.add(request.url))
+        shown.on("requestfailed", forget)
+        shown.on("pageerror", lambda error: said.append(str(error)))
+        shown.on("dialog", lambda dialog: said.append(dialog.message))
+        shown.goto(path.as_uri())
+        return shown
 
     yield load
-    for context in contexts:
+    for context in chromium.contexts:
         context.close()
-    assert said == [] and asked - blocked == {(tmp_path / "page.html").as_uri()}
+    assert said == [] and asked == {path.as_uri()}
 
 
 def card(shown, number):
@@ -85,11 +95,6 @@ def click_at(shown, number, place, length):
     shown.mouse.click(box["x"] + box["width"] * (place + 0.5) / length, box["y"] + 5)
 
 
-def wrong_row(*parts, **other):
-    """A rollout with a wrong answer."""
-    return page_row(*parts, **{"score": 0.0, "advantage": -1.0} | other)
-
-
 def shades(shown, number, *places):
     """How strongly tokens are shaded, "0" to "1"."""
     strength = "token => token.style.getPropertyValue('--strength')"
@@ -113,16 +118,17 @@ def states_group():
     omega, nbar, closest = group_weights(states, mask, correct, settings)
     spans = closest_by_rollout(in_nbar(closest, nbar), mask, correct, 8, 4)
     rows = []
-    for number, make in enumerate([page_row, wrong_row] * 2):
+    for number, score in enumerate([1, 0] * 2):
         tokens = [f"{'abcd'[number]}{place} " for place in range(24)]
-        rows.append(make(tokens, omega[number].tolist(), spans=spans[number]))
+        about = dict(score=score, advantage=score - 0.5, spans=spans[number])
+        rows.append(page_row(tokens, omega[number].tolist(), **about))
     return rows
 
 
 def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
     """Where it stands; the foot says its text, its rollout and the distance."""
     group = states_group()
-    shown = look(page.as_html([group], "states"))
+    shown = look([group])
     for number, place in ((0, 1), (1, 13), (3, 23)):
         token(shown, number + 1, place).hover()
         row = group[number]
@@ -152,8 +158,7 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
     """Tab to a rollout, arrows to its tokens and lines; outside of rollouts arrows change the
     group.
     """
-    parts = ["a", "b\n", "c", "d\n", "e"], [0.1 * place for place in range(5)]
-    shown = look(page.as_html([[page_row(*parts), page_row(*parts, score=0.0)], [GOOD]], "keys"))
+    shown = look("keys")
     for _ in range(20):
         shown.keyboard.press("Tab")
         if shown.evaluate("document.activeElement.className") == "text":
@@ -179,12 +184,7 @@ def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
     """Right answers with an error are right by luck, kinds are words, buttons change the method
     over the rollouts.
     """
-    flat = list("abcdef"), [0.5] * 6
-    early, lucky = wrong_row(*flat, first_error=[0, "copy", 1]), page_row(*flat)
-    lucky["first_error"] = [3, "lookup", 4]
-    weights = [0.1, 0.1, 0.5, 0.5, 0.9, 0.9]
-    middle = wrong_row(["a ", "b ", "c ", "d", " ", "f"], weights, first_error=[2, "arith", 5])
-    shown = look(page.as_html([[early, page_row(["g"], [1.0])], [lucky, middle]], "two groups"))
+    shown = look("middle")
     assert shown.locator("#choice").evaluate("choice => choice.selectedIndex") == 1
     assert marked(shown, "now") == (2, "d")
     assert card(shown, 1).locator("h2").text_content().startswith("\u2713 right by luck")
@@ -205,12 +205,7 @@ def test_it_opens_beside_a_right_rollout_without_an_error(look):
     """Not on the clearer error whose closest rollout is right by luck; both lead, and the foot
     covers neither.
     """
-    flat = list("abcd"), [0.5] * 4
-    by_luck = page_row(*flat, first_error=[1, "copy", 2])
-    clear = wrong_row(*flat, first_error=[2, "copy", 3], spans=[[0, 4, 0.5, 0, 0, 4]])
-    late = clear | {"first_error": [3, "copy", 4], "spans": [[0, 4, 0.5, 2, 0, 4]]}
-    groups = [[by_luck, wrong, page_row(list("efgh"), [0.5] * 4)] for wrong in (clear, late)]
-    shown = look(page.as_html(groups, "pairs"))
+    shown = look("pairs")
     assert marked(shown, "now") == (2, "d") and marked(shown, "there") == (3, "efgh")
     first = [section.get_attribute("aria-label")[:9] for section in shown.locator("section").all()]
     assert first == ["rollout 3", "rollout 2", "rollout 1"]
@@ -226,7 +221,7 @@ def test_the_foot_has_a_place_of_its_own(look):
     for number in (0, 1):
         span = [70, 80, 0.5, 1 - number, 70, 80]
         rows.append(page_row(["line\n"] * 80, [0.5] * 80, spans=[span], score=number))
-    shown = look(page.as_html([rows], "tall"))
+    shown = look([rows])
     view, foot = shown.locator("#view").bounding_box(), shown.locator("footer").bounding_box()
     assert view["y"] + view["height"] <= foot["y"] and foot["y"] + foot["height"] <= 800
     shown.locator(".text").first.focus()
@@ -240,8 +235,7 @@ def test_shades_can_begin_at_the_floor(look):
     """The smallest weight of the group is then not shaded, the largest as before; GRPO has no
     floor.
     """
-    row = page_row(list("abc"), [0.1, 0.3, 0.5], spans=[[0, 3, 0.5, 1, 0, 1]])
-    shown = look(page.as_html([[row, wrong_row(["d"], [0.2])]], "floor"))
+    shown = look("floor")
     plain, above = ["0.200", "0.600", "1.000"], ["0.000", "0.500", "1.000"]
     assert shades(shown, 1, 0, 1, 2) == plain
     for expected in (above, plain):
@@ -254,9 +248,7 @@ def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
     """The half says so, nothing in it is shaded, and its weights of 1 count in no scale; the page
     opens on neither, a button shows both.
     """
-    both = [make(["a"], [0.5], when="before training") for make in (wrong_row, page_row)]
-    both += [page_row(["b"], [1.0], when="after training", advantage=0.0)] * 2
-    shown = look(page.as_html([both, [GOOD]], "pair"))
+    shown = look("before and after")
     assert shown.locator("section").count() == 1
     press(shown, "before and after")
     before, after = (heading.text_content() for heading in shown.locator("h3").all())
@@ -272,34 +264,28 @@ def test_controls_are_those_of_training(look):
     """On a wrong rollout with an error, one without, a right one by luck, and one without a
     verdict.
     """
-    scores, advantages = [0.0, 0.0, 1.0, None], [-1.0, -1.0, 2.0, 0.0]
-    errors = [[1, "arith", 3], None, [0, "copy", 1], None]
-    rows = []
-    for score, advantage, error in zip(scores, advantages, errors, strict=True):
-        about = dict(score=score, advantage=advantage, first_error=error)
-        rows.append(page_row(list("abcd"), [0.5] * 4, **about))
-    found = [error and FirstError(*error) for error in errors]
+    (rows,) = groups_of("controls")
+    found = [row["first_error"] and FirstError(*row["first_error"]) for row in rows]
     task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
     mask = torch.ones(4, 4, dtype=torch.bool)
+    scores = [math.nan if row["score"] is None else row["score"] for row in rows]
+    batch = made_batch(torch.tensor(scores), without_text(mask), 4)
+    for row, advantage in zip(rows, batch.advantages.tolist(), strict=True):
+        row["advantage"] = advantage
     context = SimpleNamespace(task=task, tokenizer=Numbers())
-    rewards, of_rollouts = torch.tensor([0.0, 0.0, 1.0, math.nan]), torch.tensor(advantages)
-    batch = Batch(without_text(mask), rewards, of_rollouts, 4, [{}], ["drawn"] * 4)
-    expected = effective_weights(oracle(batch, context), of_rollouts, mask)
-    weights = look(page.as_html([rows], "controls")).evaluate("groups[0].map(row => row.weights)")
+    expected = effective_weights(oracle(batch, context), batch.advantages, mask)
+    weights = look([rows]).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)
     scaled = GOOD | {"weights": {"grpo": [0.5, 0.5]}}  # by --negative-scale
-    shown = look(page.as_html([[scaled]], "scaled"))
-    assert shown.evaluate("groups[0][0].weights") == scaled["weights"]
+    assert look([[scaled]]).evaluate("groups[0][0].weights") == scaled["weights"]
 
 
 def test_signs_and_unknown_weights_are_seen_without_colour(look):
     """A negative weight turns the sign of A around and is wavy; an unknown one is dashed; so says
     the legend.
     """
-    row = wrong_row(["a", "b", "c", "d", ""], [0.5, -0.25, None, math.nan, 0.0])
-    unsure = page_row(["e"], [1.0], score=None, advantage=0.0)
-    shown = look(page.as_html([[row, unsure]], "signs"))
+    shown = look("signs")
     tokens = shown.locator("main .token")
     classes = [tokens.nth(place).get_attribute("class").split() for place in range(-6, 0)]
     unknown = {"even", "unknown"}
@@ -316,14 +302,13 @@ def test_hostile_text_is_shown_as_text(look):
     of it.
     """
     everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
-    about = dict.fromkeys(("problem", "reason", "answer"), everything)
-    weights = dict.fromkeys(("shear", *HOSTILE), flat)
-    row = wrong_row(HOSTILE, flat, **about, first_error=[1, HOSTILE[2], 3])
-    other = page_row(HOSTILE, flat, **about, first_error=[0, "__proto__", 1])
-    for number, each in enumerate((row, other)):
-        each |= {"weights": weights, "spans": [[0, 9, 0.5, 1 - number, 0, 9]]}
-    text = re.sub("<meta http-equiv[^>]*>", "", page.as_html([[row, other]], everything))
-    shown = look(text)
+    rows = []
+    for number, error in enumerate(([1, HOSTILE[2], 3], [0, "__proto__", 1])):
+        about = dict.fromkeys(("problem", "reason", "answer"), everything)
+        about |= dict(score=number, advantage=number - 0.5, first_error=error)
+        row = page_row(HOSTILE, flat, **about, spans=[[0, 9, 0.5, 1 - number, 0, 9]])
+        rows.append(row | {"weights": dict.fromkeys(("shear", *HOSTILE), flat)})
+    shown = look([rows], lambda text: re.sub("<meta http-equiv[^>]*>", "", text))
     assert not shown.evaluate("window.ran ?? document.title === 'ran'")
     elements = "[...document.querySelectorAll('*')].map(element => element.localName)"
     counts = Counter(shown.evaluate(elements))
@@ -346,8 +331,8 @@ def test_a_script_that_came_into_the_page_is_stopped(look):
     """By the policy, as are its requests."""
     foreign = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
     foreign += "<link rel=stylesheet href=x.css><iframe src=y.html></iframe>"
-    shown = look(page.as_html([[GOOD]], "own").replace("<header>", f"{foreign}<header>", 1))
-    assert shown.title() == "own" and shown.locator("section").count() == 1
+    shown = look([[GOOD]], lambda text: text.replace("<header>", f"{foreign}<header>", 1))
+    assert shown.title() == "title" and shown.locator("section").count() == 1
 
 
 def test_a_long_group_is_whole_and_findable(look):
@@ -355,7 +340,7 @@ def test_a_long_group_is_whole_and_findable(look):
     group = long_group()
     for row in group:
         row["spans"] = [[1000, 1100, 0.5, 3 if row["score"] else 0, 2000, 2100]]
-    shown = look(page.as_html([group], "long"))
+    shown = look([group])
     assert shown.locator("main .token").count() == 8 * 3000
     click_at(shown, 1, 1050, 3000)
     assert marked(shown, "there")[0] == 4

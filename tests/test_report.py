@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from made import ALONE, METRICS, ROOT, configured, made_batch
+from made import ALONE, METRICS, configured, made_batch, text_of
 from transformers.modeling_outputs import CausalLMOutput
 
 from credit.batch import Mean
@@ -174,7 +174,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     report.print_after(config, folder, BEFORE, after | {"samples": rows}, history)
     printed = capsys.readouterr().out
     assert max(map(len, printed.split("\n"))) <= 88
-    assert printed == (ROOT / "tests" / "cases" / "plan_and_end.txt").read_text()
+    assert printed == text_of("plan_and_end.txt")
     first, last = files.read_lines(folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
     assert "samples" not in last["after"] and (folder / "curve.png").exists()
