@@ -56,11 +56,6 @@ CHAT = (
 # Flags of a short run of the embedded task.
 RUN = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2 ".split()
 RUN += "--heldout 8 --eval-groups 4".split()
-# The row of a step in metrics.jsonl.
-METRICS = dict(step=1, reward=0.43, solved=1.0, equal_groups=0.0625, length=64.2, truncated=0.018)
-METRICS |= dict(skipped=0, infra_errors=0, entropy=0.0361, weight_mean=0.264, weight_std=0.17)
-METRICS |= dict(ess=0.75, sign_changes=0.0, grad_norm=0.0512)
-METRICS |= dict(seconds={"generate": 1.2, "train": 0.9})
 SMALL = dict(
     hidden_size=32,
     num_hidden_layers=2,

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from made import ALONE, METRICS, configured, made_batch, text_of
+from made import ALONE, cases, configured, made_batch, text_of
 from transformers.modeling_outputs import CausalLMOutput
 
 from credit.batch import Mean
@@ -21,6 +21,7 @@ from rewards import grade_math
 from tasks import toy
 from tasks.problems import Task
 
+(METRICS,) = cases("step.jsonl")
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"
 BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512)}
@@ -96,12 +97,10 @@ def test_example_marks_the_line_of_the_first_error(step):
     shown.
     """
     tokenizer, _, batch, weights = step
-    lines = report.worked_example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, 12]))
-    assert lines == ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
-    assert (
-        report.worked_example(tokenizer, batch.rollouts, weights, torch.tensor([-1, 0, -1, -1]))
-        == []
-    )
+    marked = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
+    for last, lines in ((12, marked), (-1, [])):
+        errors = torch.tensor([-1, 0, -1, last])
+        assert report.worked_example(tokenizer, batch.rollouts, weights, errors) == lines
 
 
 def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):

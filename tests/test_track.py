@@ -7,24 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from accelerate.state import PartialState
-from made import ALONE, METRICS
+from made import ALONE, cases
 
-from harness.config import PAPER, TrainConfig
+from harness.config import PAPER
 from harness.parallel import Ranks, leave
 from harness.report import step_log
 
-OTHER = Ranks(1, 1, None)
+CONFIG = replace(PAPER, track="wandb")
+(METRICS,) = cases("step.jsonl")
 ROW = METRICS | {"step": 2, "bench": {"aime24": {"mean": 0.25, "error": 0.1, "note": "no number"}}}
-
-
-def flags(track: str | None) -> TrainConfig:
-    """A run's, with a tracker."""
-    return replace(PAPER, track=track)
 
 
 def test_nothing_is_tracked_on_other_ranks(tmp_path):
     """No package is imported, no file is made."""
-    with step_log(flags("wandb"), tmp_path / "run", OTHER) as log:
+    with step_log(CONFIG, tmp_path / "run", Ranks(1, 1, None)) as log:
         log(ROW, [])
     assert "wandb" not in sys.modules and not list(tmp_path.iterdir())
 
@@ -48,9 +44,9 @@ def test_wandb_gets_flat_numbers(grouped, tmp_path, monkeypatch):
     PartialState._reset_state()
     if grouped:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    with step_log(flags("wandb"), tmp_path, ALONE) as log:
+    with step_log(CONFIG, tmp_path, ALONE) as log:
         log(ROW, [])
-    with pytest.raises(ZeroDivisionError), step_log(flags("wandb"), tmp_path, ALONE) as log:
+    with pytest.raises(ZeroDivisionError), step_log(CONFIG, tmp_path, ALONE) as log:
         log(ROW, [])
         1 / 0  # noqa: B018 - something fails
     assert dist.is_initialized() == grouped and finished == [1]
