@@ -126,10 +126,9 @@ def cat_padded(tensors: Sequence[Tensor], left: bool = False, fill: int = 0) -> 
 
 def pad_left(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Token lists -> ids (B, P) int64 and mask (B, P) bool, padded on the left."""
-    sequences = [torch.tensor([row], dtype=torch.int64) for row in rows]  # (1, P_i) each
-    ids = cat_padded(sequences, left=True, fill=pad)
-    mask = cat_padded([torch.ones_like(row, dtype=torch.bool) for row in sequences], left=True)
-    return ids.to(device), mask.to(device)
+    ids = [torch.tensor(row, dtype=torch.int64, device=device) for row in rows]  # (P_i,) each
+    mask = [torch.ones_like(row, dtype=torch.bool) for row in ids]
+    return pad_sequence(ids, True, pad, "left"), pad_sequence(mask, True, False, "left")
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -474,10 +473,8 @@ def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> T
     std.
     """
     groups = rewards.float().view(-1, group_size)  # (groups, G)
-    graded = ~groups.isnan()
-    count = graded.sum(1, keepdim=True)  # (groups, 1)
-    mean = groups.nansum(1, keepdim=True) / count.clamp_min(1)
-    centred = torch.where(graded, groups - mean, 0.0)
+    count = (~groups.isnan()).sum(1, keepdim=True)  # (groups, 1)
+    centred = (groups - groups.nanmean(1, keepdim=True)).nan_to_num(0.0)
     std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
     lowest = groups.nan_to_num(torch.inf).amin(1, keepdim=True)
     highest = groups.nan_to_num(-torch.inf).amax(1, keepdim=True)

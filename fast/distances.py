@@ -17,8 +17,8 @@ from torch import Tensor
 # whose square is above NEAR of that sum. Taking differences costs two to three times as much per
 # pair of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
-# Entries of a difference of states at a time; on a CPU they should stay in cache.
-ENTRIES = {"cuda": 2**26, "cpu": 2**19}
+# Entries of a difference of states, or of a cost block; on a CPU they should stay in cache.
+CHUNK_ENTRIES = {"cuda": 2**26, "cpu": 2**19}
 
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
     if near.sum() > MANY * near.numel():
         return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
     distances = squares.clamp_min_(0.0).sqrt_()
-    at_once = max(1, ENTRIES.get(x.device.type, 2**19) // x.shape[1])
+    at_once = max(1, CHUNK_ENTRIES.get(x.device.type, 2**19) // x.shape[1])
     for pairs in near.nonzero().split(at_once):
         i, j = pairs.unbind(1)
         distances[i, j] = (x.index_select(0, i).float() - y.index_select(0, j).float()).norm(dim=1)

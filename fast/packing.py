@@ -98,7 +98,7 @@ def pack(
             for size, rows in zip(sizes, micro_batches, strict=True)
         ):
             break
-        count += multiple * -(-count // (8 * multiple))  # an eighth more
+        count += multiple
     fullest_first = sorted(range(count), key=lambda place: -sizes[place])
     return [torch.tensor(micro_batches[place]) for place in fullest_first if micro_batches[place]]
 

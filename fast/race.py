@@ -27,10 +27,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fast.distances import CHUNK_ENTRIES
 from shear import Closest, Side, Spans, closest_of
 
-# Entries of cost blocks at a time; on a CPU they should stay in cache.
-CHUNK_ENTRIES = {"cuda": 2**26, "cpu": 2**19}
 # In units of eps: pairs this close to the lowest bound advance with it, for fewer, larger rounds.
 LEAD = 0.05
 # Entries of a tile below which a CPU's products are torch's loops, slow across the columns of K.
@@ -39,6 +38,7 @@ LOWEST = -87.0  # exp of less is no normal float32: those make CPUs ten times sl
 RANGE = 85.0  # log of what u and v may grow or shrink by in `advance`, within float32's e^87
 
 
+@torch.no_grad()
 def race(
     costs: Tensor,
     right: Side,
@@ -50,47 +50,22 @@ def race(
 ) -> Closest:
     """The closest opposing span of each span, as `shear.closest_spans` finds them.
 
-    Arguments and errors are those of `race_matrix`.
-    """
-    solved = race_matrix(costs, right.spans, wrong.spans, eps, max_iters=max_iters, tol=tol)
-    closest = closest_of(solved.values)
-    return closest._replace(iterations=solved.iterations, error=solved.error)
-
-
-class Solved(NamedTuple):
-    """Pairs of spans, some of them solved."""
-
-    values: Tensor  # (K+, K-) in the costs' unit; inf where a pair left the race
-    iterations: Tensor  # (K+ K-,) after which each pair was solved or left
-    error: Tensor  # (solved,) marginal errors
-
-
-@torch.no_grad()
-def race_matrix(
-    costs: Tensor,
-    right_spans: Spans,
-    wrong_spans: Spans,
-    eps: float,
-    *,
-    max_iters: int = 100,
-    tol: float = 1e-3,
-) -> Solved:
-    """Solve the pairs that may be closest; minima and argmins of rows and columns are exact.
-
-    costs (N+, N-) float32; the tokens of a wrong span follow each other; eps in units of the costs.
-    `max_iters` and `tol` are those of `sinkhorn`, and so is every value, up to rounding (1e-6 of
-    it). Raises ValueError for eps <= 0, max_iters < 1, and costs that are not finite in units of
-    eps.
+    `iterations` are those after which each pair was solved or left the race, `error` is of the
+    solved pairs. The tokens of a wrong span must follow each other. `max_iters` and `tol` are those
+    of `sinkhorn`, and so is every value, up to rounding (1e-6 of it). Raises ValueError for eps <=
+    0, max_iters < 1, and costs that are not finite in units of eps.
     """
     if max_iters < 1 or not eps > 0:
         raise ValueError(f"eps must be positive and max_iters at least 1, got {eps}, {max_iters}")
-    (x_tokens, x_mass), (y_tokens, y_mass) = right_spans, wrong_spans
-    n, m = x_mass.shape[1], y_mass.shape[1]
+    x_mass = right.spans.mass
+    y_mass = wrong.spans.mass
+    n = x_mass.shape[1]
+    m = y_mass.shape[1]
     entries = CHUNK_ENTRIES.get(costs.device.type, 2**19)
     at_once = max(1, entries // (n * m))
     steps = max(1, int(RANGE / 2 / math.log(max(n, m, 2))))  # see `advance`
-    blocks = lay_out(costs, x_tokens, y_tokens, y_mass, eps)
-    bounds = first_bounds(costs, right_spans, wrong_spans, eps, entries)  # (K+, K-) inf once solved
+    blocks = lay_out(costs, right.spans, wrong.spans, eps)
+    bounds = first_bounds(costs, right.spans, wrong.spans, eps, entries)  # (K+, K-) inf once solved
     values = torch.full_like(bounds, math.inf)  # (K+, K-) inf until solved
     iterations = torch.zeros_like(bounds, dtype=torch.int64)  # (K+, K-)
     error = torch.zeros_like(bounds)  # (K+, K-)
@@ -112,11 +87,9 @@ def race_matrix(
             iterations[k, l] += found.iterations
             bounds[k, l] = found.value.masked_fill(found.stopped, math.inf)
             values[k, l] = found.value.masked_fill(~found.stopped, math.inf)
-    return Solved(
-        eps * values.clamp_min(0.0),  # rounding can leave -1e-9
-        iterations.flatten().clamp_min(1),
-        error[values.isfinite()],
-    )
+    closest = closest_of(eps * values.clamp_min(0.0))  # rounding can leave -1e-9
+    solved = values.isfinite()
+    return closest._replace(iterations=iterations.flatten().clamp_min(1), error=error[solved])
 
 
 def _leads(bounds: Tensor, values: Tensor, dim: int) -> Tensor:
@@ -145,22 +118,21 @@ class Blocks:
         return runs.index_select(0, first.flatten()).unflatten(0, first.shape)
 
 
-def lay_out(
-    costs: Tensor, x_tokens: Tensor, y_tokens: Tensor, y_mass: Tensor, eps: float
-) -> Blocks:
+def lay_out(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float) -> Blocks:
     """Make the `Blocks` of a group.
 
     A column span with padding, which would run into the next, gets columns at the end. Raises
     ValueError if a cost is not finite in units of eps.
     """
-    padded = (y_mass == 0).any(1)  # (K-,)
-    size = y_tokens.shape[1]
-    starts = y_tokens[:, 0].clone()
+    padded = (wrong_spans.mass == 0).any(1)  # (K-,)
+    tokens = wrong_spans.tokens
+    size = tokens.shape[1]
+    starts = tokens[:, 0].clone()
     starts[padded] = costs.shape[1] + size * torch.arange(int(padded.sum()), device=costs.device)
-    matrix = torch.cat([costs, costs[:, y_tokens[padded].flatten()]], 1).div_(eps)
+    matrix = torch.cat([costs, costs[:, tokens[padded].flatten()]], 1).div_(eps)
     if not torch.stack(matrix.aminmax()).isfinite().all():  # NaN passes through
         raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
-    return Blocks(matrix.flatten(), x_tokens * matrix.shape[1], starts, size)
+    return Blocks(matrix.flatten(), right_spans.tokens * matrix.shape[1], starts, size)
 
 
 def first_bounds(

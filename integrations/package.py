@@ -43,11 +43,6 @@ class BuildPackage(build_py):
         sources = "integrations/package.py", "integrations/requirements.txt", "requirements.txt"
         return [*sources, *(f"{module.replace('.', '/')}.py" for module in MODULES.values())]
 
-    def get_outputs(self, include_bytecode: bool = True) -> list[str]:
-        """The files of the package."""
-        names = [f"{name}.py" for name in MODULES]
-        return [f"{self.build_lib}/{NAME}/{name}" for name in (*names, "py.typed")]
-
     def run(self) -> None:
         """Write the package, or refuse an editable install."""
         if self.editable_mode:

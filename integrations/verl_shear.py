@@ -15,9 +15,8 @@ module by the entry-point group `verl.plugins`. Two of its classes are extended,
 A rollout is right if its reward, or the field `verdict` of what the reward function returned, is
 above 0.5. States are in the training dtype, after the final norm.
 
-Refused: Megatron, another estimator than GRPO, `bypass_mode`, `geo_mean`, models without a
-`base_model_prefix`, batches that ranks and mini-batches do not divide, steps without all rollouts
-of each prompt.
+Refused: another estimator than GRPO, `bypass_mode`, `geo_mean`, steps without all rollouts of each
+prompt, or whose prompts the ranks do not divide. verl itself knows no such engine for Megatron.
 """
 
 from collections import Counter
@@ -70,13 +69,7 @@ class ShearEngine(FSDPEngineWithLMHead):
 
     def _build_module(self) -> torch.nn.Module:
         self.model_config.model_type = "language_model"  # verl builds this and value models alone
-        module = super()._build_module()
-        if module.base_model is module:  # its output has logits, and no states
-            raise ValueError(
-                f"actor_rollout_ref.model.path: the base_model_prefix of {type(module).__name__} "
-                "names no part of it, so SHEAR finds no states; set that in the model's code"
-            )
-        return module
+        return super()._build_module()
 
     def infer_batch(self, data: TensorDict, loss_function: Callable | None = None) -> dict:
         """verl's pass, with the weights on request.
@@ -90,8 +83,6 @@ class ShearEngine(FSDPEngineWithLMHead):
         self._groups = groups
         data["row"] = torch.arange(len(data))
         causal = self.module
-        if hasattr(causal, "_fsdp_wrapped_module"):  # FSDP1's
-            causal = causal._fsdp_wrapped_module
         if hasattr(causal, "get_base_model"):  # PEFT's
             causal = causal.get_base_model()
         hook = causal.base_model.register_forward_hook(self._keep)
@@ -218,7 +209,8 @@ class ShearTrainer(PPOTrainerSync):
         if sizes != {n} or len(prompts) // n % ranks:
             raise ValueError(
                 "SHEAR needs all rollouts of a prompt on one rank, but a step has "
-                f"{len(set(prompts))} prompts of {sorted(sizes)} rollouts on {ranks} ranks; see "
+                f"{len(set(prompts))} prompts of {sorted(sizes)} rollouts on {ranks} ranks; make "
+                "data.train_batch_size a multiple of the ranks and of ppo_mini_batch_size, or see "
                 "verl's log for rollouts that failed"
             )
         lengths = [tag["seq_len"] for tag in batch.tags]
@@ -286,26 +278,8 @@ def refuse(config: DictConfig) -> None:
             "algorithm.rollout_correction.bypass_mode=true skips the pass that has the states; "
             "give false"
         )
-    if actor.strategy not in ("fsdp", "fsdp2"):
-        raise ValueError(
-            f"actor_rollout_ref.actor.strategy={actor.strategy}: SHEAR is for fsdp and fsdp2; give "
-            "one"
-        )
     if actor.policy_loss.loss_mode == "geo_mean":
         raise ValueError(
             "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean averages a rollout's "
             "advantages and discards their credit; give vanilla"
-        )
-    batch = config.data.train_batch_size
-    mini_batch = actor.ppo_mini_batch_size
-    n = config.actor_rollout_ref.rollout.n
-    split = max(
-        actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size
-    )
-    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // split
-    if batch % ranks or batch % mini_batch or mini_batch * n % ranks:
-        raise ValueError(
-            f"data.train_batch_size={batch} must be a multiple of the {ranks} data-parallel ranks "
-            f"and of actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}, and that times "
-            f"actor_rollout_ref.rollout.n={n} a multiple of the ranks"
         )

@@ -33,14 +33,13 @@ from credit.batch import Batch
 from credit.methods import assign_credit
 from credit.shear_settings import Settings, group_weights
 from fast.distances import token_distances
-from fast.race import race
 from grpo import Policy, Rollouts, group_advantages, pad_left, rollout
 from harness import files
 from harness.config import TrainConfig, parse_train, with_values
 from harness.launch import resolve
 from harness.parallel import Ranks
 from harness.run import credit_context
-from shear import Side, mean_norm, two_sides
+from shear import mean_norm, two_sides
 from sinkhorn import sinkhorn
 from tasks import toy
 from tasks.rows import read_rows
@@ -466,22 +465,16 @@ def race_problem(name, seed=0, window=8, stride=4):
     """
     hidden, mask, correct = race_case(name, seed)
     right, wrong = two_sides(hidden, mask, correct, window, stride)
-    given = token_distances(right.states, wrong.states), right.spans, wrong.spans
+    costs = token_distances(right.states, wrong.states)
     eps = 0.05 * mean_norm(hidden[mask])
 
     def solve(reading, blocks, a, b):
         return getattr(sinkhorn(blocks, a, b, eps=eps, **LIMITS), reading).float()
 
+    given = costs, right.spans, wrong.spans
     values = every_pair(*given, partial(solve, "value"))
     iterations = every_pair(*given, partial(solve, "iterations"))
-    return (*given, eps), values.clamp_min(0.0), iterations.long()
-
-
-def minima(costs, right_spans, wrong_spans, eps, **limits):
-    """The distances that `race` finds between two sides of these spans."""
-    sides = (Side(None, None, spans) for spans in (right_spans, wrong_spans))
-    closest = race(costs, *sides, eps, **limits)
-    return closest.of_right, closest.of_wrong
+    return (costs, right, wrong, eps), values.clamp_min(0.0), iterations.long()
 
 
 # Flags of a short diagnosis.

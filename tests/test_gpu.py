@@ -17,7 +17,6 @@ from made import (
     family_model,
     gradients,
     group,
-    minima,
     race_problem,
     run_well,
     sampled,
@@ -30,6 +29,7 @@ from torch.testing import assert_close
 import train
 from credit.table import METHODS
 from fast.packing import packing_of
+from fast.race import race
 from grpo import Policy, Rollouts, policy_loss, score
 from harness import files
 from shear import Spans, shear_weights
@@ -64,12 +64,13 @@ def relative(ours: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("name", RACES)
 def test_minima_of_the_race_are_those_of_a_cpu(name):
     """The same group on both."""
-    (costs, right, wrong, eps), *_ = race_problem(name)
-    found = minima(
-        costs.to(DEVICE), Spans(*to_device(*right)), Spans(*to_device(*wrong)), eps, **LIMITS
-    )
-    for ours, expected in zip(found, minima(costs, right, wrong, eps, **LIMITS), strict=True):
-        assert_close(ours.cpu(), expected, rtol=1e-4, atol=1e-5 * eps)
+    (costs, *sides, eps), *_ = race_problem(name)
+    there = [side._replace(spans=Spans(*to_device(*side.spans))) for side in sides]
+    found = race(costs.to(DEVICE), *there, eps, **LIMITS)
+    expected = race(costs, *sides, eps, **LIMITS)
+    for name in ("of_right", "of_wrong"):
+        ours = getattr(found, name).cpu()
+        assert_close(ours, getattr(expected, name), rtol=1e-4, atol=1e-5 * eps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

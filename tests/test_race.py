@@ -5,14 +5,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from made import LIMITS, RACES, minima, race_problem
+from made import LIMITS, RACES, race_problem
 from torch.testing import assert_close
 
 from fast import distances
 from fast import race as module
 from fast.distances import token_distances
-from fast.race import advance, race_matrix
-from shear import Spans
+from fast.race import advance, race
+from shear import Side, Spans
 from sinkhorn import sinkhorn
 
 OTHER_SPANS = [
@@ -30,11 +30,11 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
     have won.
     """
     group, matrix, _ = race_problem(name, seed, window, stride)
-    of_rows, of_columns = minima(*group, **LIMITS)
+    found = race(*group, **LIMITS)
     slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
-    assert_close(of_rows, matrix.amin(1), rtol=1e-5, atol=slack)
-    assert_close(of_columns, matrix.amin(0), rtol=1e-5, atol=slack)
-    assert (of_rows >= 0).all() and (of_columns >= 0).all()
+    for ours, expected in (found.of_right, matrix.amin(1)), (found.of_wrong, matrix.amin(0)):
+        assert_close(ours, expected, rtol=1e-5, atol=slack)
+        assert (ours >= 0).all()
     if name == "nearly-tied":
         first, second = matrix.sort(1).values[:, :2].unbind(1)
         assert ((second - first) < 1e-2 * first).any() and ((second - first) > 1e-5 * first).any()
@@ -44,12 +44,13 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
     group, *_ = race_problem(name)
-    usual = minima(*group, **LIMITS)
+    usual = race(*group, **LIMITS)
     for entries, lead in ((300, 0.0), (5000, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
-        for ours, expected in zip(minima(*group, **LIMITS), usual, strict=True):
-            assert_close(ours, expected, rtol=1e-5, atol=0)
+        found = race(*group, **LIMITS)
+        assert_close(found.of_right, usual.of_right, rtol=1e-5, atol=0)
+        assert_close(found.of_wrong, usual.of_wrong, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", RACES)
@@ -57,25 +58,23 @@ def test_bounds_only_grow_and_end_at_the_solver_s_values(name):
     """What licenses to drop a pair: no bound is above the value at which `sinkhorn` stops, for any
     pair.
     """
-    (costs, x_spans, y_spans, eps), matrix, iterations = race_problem(name)
+    (costs, right, wrong, eps), matrix, iterations = race_problem(name)
     values, iterations = matrix.flatten() / eps, iterations.flatten()  # below, in units of eps
-    blocks = module.lay_out(costs, x_spans.tokens, *y_spans, eps)
+    given = costs, right.spans, wrong.spans, eps
+    blocks, bound = module.lay_out(*given), module.first_bounds(*given, 2**19).flatten()
     k, l = torch.ones_like(matrix).nonzero().unbind(1)  # noqa: E741 - each pair
-    bound = module.first_bounds(costs, x_spans, y_spans, eps, 2**19).flatten()
-    g, taken, done = torch.zeros(len(k), 8), torch.zeros_like(k), torch.zeros_like(k).bool()
+    masses = right.spans.mass[k], wrong.spans.mass[l]
+    g, taken, going = torch.zeros(len(k), 8), torch.zeros_like(k), torch.ones_like(k).bool()
     slack = 1e-5 * values + 1e-5
-    assert (bound <= values + slack).all()
-    while not done.all():
-        limits = dict(steps=3, tol=LIMITS["tol"])
+    while going.any():
         left = LIMITS["max_iters"] - taken
-        found = advance(blocks.of(k, l), x_spans.mass[k], y_spans.mass[l], g, left, **limits)
-        value, g, error, more, stopped = found
-        going = ~done
+        found = advance(blocks.of(k, l), *masses, g, left, steps=3, tol=LIMITS["tol"])
+        value, g = found.value, found.g
         inside = (value >= bound - slack) & (value <= values + slack)
         assert inside[going].all()
-        taken, bound = taken + more * going, torch.where(going, value, bound)
-        assert (error[going & stopped & (taken < 100)] <= LIMITS["tol"]).all()
-        done |= stopped
+        taken += found.iterations * going
+        bound = torch.where(going, value, bound)
+        going &= ~found.stopped
     assert_close(bound, values, rtol=1e-5, atol=1e-5)
     # an error that rounding puts on the other side of tol moves a stop
     if name not in ("outliers", "huge"):
@@ -87,10 +86,11 @@ def test_most_pairs_never_move():
     iterations.
     """
     group, _, iterations = race_problem("text", 3, 12, 4)
-    values, found, error = race_matrix(*group, **LIMITS)
-    assert max(values.shape) <= len(error) < 0.35 * len(found)
-    assert found.float().mean() < 0.4 * iterations.float().mean()
-    assert (found >= 1).all() and (found <= 100).all()
+    found = race(*group, **LIMITS)
+    taken = found.iterations
+    assert max(iterations.shape) <= len(found.error) < 0.35 * len(taken)
+    assert taken.float().mean() < 0.4 * iterations.float().mean()
+    assert taken.min() >= 1 and taken.max() <= 100
 
 
 @pytest.mark.parametrize("size, eps", [(2, 1e-6), (30, 1e-1), (30, 1e-6), (150, 1e-3)])
@@ -107,9 +107,9 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     spread = torch.full((5 * size, 5 * size), far)
     for points, cost in zip(tokens, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
-    spans = Spans(tokens, torch.full((5, size), 1 / size))
-    of_rows, _ = minima(spread, spans, spans, eps, **limits)
-    assert_close(of_rows, sinkhorn(costs, eps=eps, **limits).value, rtol=1e-4, atol=0)
+    side = Side(None, None, Spans(tokens, torch.full((5, size), 1 / size)))
+    found = race(spread, side, side, eps, **limits).of_right
+    assert_close(found, sinkhorn(costs, eps=eps, **limits).value, rtol=1e-4, atol=0)
 
 
 REFUSED = [
@@ -124,10 +124,11 @@ def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_it
     """As in `sinkhorn`; one cost of many: an overflow in units of eps must not pass for a
     distance.
     """
-    spans, costs = Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)), torch.zeros(4, 4)
+    side = Side(None, None, Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)))
+    costs = torch.zeros(4, 4)
     costs[1, 2] = cost
     with pytest.raises(ValueError, match=message):
-        race_matrix(costs, spans, spans, eps, max_iters=max_iters)
+        race(costs, side, side, eps, max_iters=max_iters)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -136,17 +137,15 @@ def test_token_distances_are_float64_s(name, dtype):
     """Within 1e-4 of each distance, whatever cancels; exactly 0 between equal points."""
     generator = torch.Generator().manual_seed(4)
     x, y = torch.randn(2, 90, 64, generator=generator)
-    if name == "near":  # at every distance from 1e-4 of the norm up
-        y = x + torch.logspace(-4, 0, 90)[:, None] * y
-    elif name == "offset":
-        x, y = x + 100, y + 100
-    elif name == "same":
-        x, y = x[:1].expand(90, -1), x[:1].expand(90, -1)
-    elif name == "prefix":
-        y = torch.cat([x[:40], y[40:]])
-    elif name in ("tiny", "huge"):
-        x, y = (side * {"tiny": 1e-3, "huge": 1e3}[name] for side in (x, y))
-    x, y = x.to(dtype), y.to(dtype)
+    kinds = {
+        "near": (x, x + torch.logspace(-4, 0, 90)[:, None] * y),  # from 1e-4 of the norm up
+        "offset": (x + 100, y + 100),
+        "same": (x[:1].expand(90, -1), x[:1].expand(90, -1)),
+        "prefix": (x, torch.cat([x[:40], y[40:]])),
+        "tiny": (1e-3 * x, 1e-3 * y),
+        "huge": (1e3 * x, 1e3 * y),
+    }
+    x, y = (side.to(dtype) for side in kinds[name])
     exact = (x.double()[:, None] - y.double()[None]).norm(dim=2)
     ours = token_distances(x, y)
     assert ours.dtype == torch.float32

@@ -12,7 +12,7 @@ from made import DOCS, ROOT
 from credit.methods import FUNCTIONS
 from credit.shear_settings import Settings, settings_of
 from credit.table import METHODS, options_of
-from fast.race import race_matrix
+from fast.race import race
 from grpo import group_advantages, policy_loss
 from harness import config, evaluation
 from harness.config import Protocol
@@ -110,9 +110,7 @@ def test_functions_for_other_trainers_have_the_same_defaults():
         7, 3, 0.2, "raw", max_iters=9, tol=0.1
     )
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
-    for function, names in (
-        named | dict.fromkeys((race_matrix, sinkhorn), "max_iters tol")
-    ).items():
+    for function, names in (named | dict.fromkeys((race, sinkhorn), "max_iters tol")).items():
         parameters = inspect.signature(function).parameters
         assert {name: parameters[name].default for name in names.split()} == {
             name: own[name] for name in names.split()
