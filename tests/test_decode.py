@@ -87,6 +87,3 @@ def test_sampled_tokens_are_of_the_same_distribution():
     table = torch.stack(counts)
     table = table[:, table.sum(0) >= 20]  # kinds too rare to be tested
     assert table.shape[1] > 8 and chi2_contingency(table).pvalue > 0.01
-    biased = table.clone()
-    biased[0, table[0].argmin()] += 100  # which such a table would show
-    assert chi2_contingency(biased).pvalue < 0.01

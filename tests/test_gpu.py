@@ -32,6 +32,7 @@ from fast.packing import packing_of
 from fast.race import race
 from grpo import Policy, Rollouts, policy_loss, score
 from harness import files
+from harness.parallel import full
 from shear import Spans, shear_weights
 
 
@@ -142,31 +143,27 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
     """In bfloat16 each step moves the weights from a ratio of 1; --resume restores weights and
     moments to the bit.
     """
-    kept, save, restore = {}, train.save_checkpoint, train.restore
+    kept = {}
 
-    def keep(run, key) -> None:
-        tensors = []
-        for parameter in run.optimizer.param_groups[0]["params"]:
-            tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
-        whole = [getattr(tensor, "_local_tensor", tensor) for tensor in tensors]
-        kept[key] = [tensor.to("cpu", copy=True) for tensor in whole]
+    def kept_after(function):
+        def call(run, key):
+            result = function(run, key)
+            tensors = []
+            for parameter in run.optimizer.param_groups[0]["params"]:
+                tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
+            kept[key] = [full(tensor).to("cpu", copy=True) for tensor in tensors]
+            return result
 
-    def save_and_keep(run, step):
-        save(run, step)
-        keep(run, step)
+        return call
 
-    def restore_and_keep(run, path):
-        restored = restore(run, path)
-        keep(run, "restored")
-        return restored
-
-    monkeypatch.setattr(train, "save_checkpoint", save_and_keep)
-    monkeypatch.setattr(train, "restore", restore_and_keep)
+    for name in ("save_checkpoint", "restore"):
+        monkeypatch.setattr(train, name, kept_after(getattr(train, name)))
     steps = steps_of(tmp_path, RUN, "--dtype bfloat16 --lr 1e-3 --out", tmp_path)
     path = tmp_path / "run" / "checkpoints" / "step-000002"
+    saved = kept[2]
     again = steps_of(tmp_path, "--device", DEVICE.type, "--resume", path)
     assert len(steps) == len(again) == 4 and len({step["checksum"] for step in steps}) == 4
     assert max(step["abs_log_ratio"] for step in steps + again) < 1e-2
     # sampled by the restored weights
     assert again[2]["entropy"] == pytest.approx(steps[2]["entropy"], rel=0.05)
-    assert all(torch.equal(ours, old) for ours, old in zip(kept["restored"], kept[2], strict=True))
+    assert all(torch.equal(ours, old) for ours, old in zip(kept[path], saved, strict=True))

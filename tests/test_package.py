@@ -54,39 +54,41 @@ def sources(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(sources) -> Path:
     """Built as pip does."""
-    build = "from setuptools import build_meta; build_meta.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", build], cwd=sources, check=True, capture_output=True)
+    build("wheel", sources).check_returncode()
     return next(sources.glob("*.whl"))
+
+
+def build(kind: str, sources: Path) -> subprocess.CompletedProcess:
+    """By setuptools' hook, which pip and uv call."""
+    program = f"from setuptools import build_meta; build_meta.build_{kind}('.')"
+    return run("", sources, "-c", program)
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     """No name of ours but `shear_credit` is taken, and torch is all that it needs."""
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        modules = {f"shear_credit/{module}.py" for module in MODULES}
-        assert names == modules | {"shear_credit/py.typed"}
-        read = {
-            Path(name).name: archive.read(name).decode()
-            for name in archive.namelist()
-            if ".dist-info/" in name
-        }
-    metadata = read["METADATA"]
+    package, about = sorted(
+        zipfile.Path(wheel).iterdir(), key=lambda part: ".dist-info" in part.name
+    )
+    assert package.name == "shear_credit"
+    names = {part.name for part in package.iterdir()}
+    assert names == {"py.typed", *(f"{module}.py" for module in MODULES)}
+    metadata = (about / "METADATA").read_text()
     for line in (ROOT / "requirements.txt").read_text().splitlines():  # the extra "dev"
         assert line.startswith("#") or re.search(
             rf'Requires-Dist: {re.escape(line)}; extra == "dev"', metadata
         )
     needed = re.findall(r"^Requires-Dist: (\S+)(?!.*extra)", metadata, flags=re.M)
-    assert "[verl.plugins]\nshear = shear_credit.verl_shear\n" in read["entry_points.txt"]
+    assert (
+        "[verl.plugins]\nshear = shear_credit.verl_shear\n"
+        in (about / "entry_points.txt").read_text()
+    )
     assert [name.split(">")[0] for name in needed] == ["torch"]
     assert f"\nVersion: {shear_credit.__version__}\n" in metadata
 
 
 def test_an_editable_install_is_refused_in_a_sentence(sources):
-    """By setuptools' hook, which pip and uv call."""
-    build = "from setuptools import build_meta; build_meta.build_editable('.')"
-    ended = subprocess.run(
-        [sys.executable, "-c", build], cwd=sources, capture_output=True, text=True
-    )
+    """In the last line."""
+    ended = build("editable", sources)
     assert ended.returncode and "leave -e out" in ended.stderr.splitlines()[-1]
 
 
@@ -154,38 +156,20 @@ def test_help_says_what_nbar_is(wheel, tmp_path):
         assert words in printed
 
 
-def batch_of_groups():
-    """Three groups of four rollouts that share a prefix; the second is all right, padding is on the
-    left.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_s_groups_do_not_see_each_other(dtype):
+    """Token advantages are those of the plain Algorithm 1 for each group; rollouts share a prefix,
+    padding is on the left, all of the second group are right. An incomplete group is refused.
     """
-    hidden = torch.randn(12, 40, 16)
+    hidden = torch.randn(12, 40, 16, dtype=dtype)
     hidden[:, 10:16] = hidden[:1, 10:16]
     mask = torch.arange(40) >= torch.tensor([0, 10, 5, 3] * 3)[:, None]
     correct = torch.arange(12) % 4 < torch.tensor([2, 4, 1]).repeat_interleave(4)
-    return torch.randn(12), hidden, mask, correct
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_package_s_weights_are_the_plain_ones(dtype):
-    """The race and the distances by one product change them by rounding."""
-    _, hidden, mask, correct = batch_of_groups()
-    group = slice(0, 4)
-    sizes = dict(window=8, stride=3)
-    fast = shear_credit.shear_weights(hidden[group].to(dtype), mask[group], correct[group], **sizes)
-    plain = shear.shear_weights(hidden[group].to(dtype), mask[group], correct[group], **sizes)
-    assert torch.allclose(fast, plain, rtol=1e-4, atol=0) and plain[mask[group]].std() > 0.01
-
-
-def test_a_batch_s_groups_do_not_see_each_other():
-    """Token advantages are those of Algorithm 1 for each group; an incomplete one is refused."""
-    advantages, hidden, mask, correct = batch_of_groups()
-    sizes = dict(window=8, stride=3, eps=0.1)
-    credit = shear_credit.token_advantages(advantages, hidden, mask, correct, group_size=4, **sizes)
+    given, sizes = (torch.randn(12), hidden, mask, correct), dict(window=8, stride=3, eps=0.1)
+    credit = shear_credit.token_advantages(*given, group_size=4, **sizes)
     for start in range(0, 12, 4):
-        group = slice(start, start + 4)
-        expected = shear.shear_advantages(
-            advantages[group], hidden[group], mask[group], correct[group], **sizes
-        )
-        assert torch.allclose(credit[group], expected, rtol=1e-4, atol=0)
+        group = [part[start : start + 4] for part in given]
+        expected = shear.shear_advantages(*group, **sizes)
+        assert torch.allclose(credit[start : start + 4], expected, rtol=1e-4, atol=0)
     with pytest.raises(ValueError, match="12 rollouts cannot be split into groups of 5"):
-        shear_credit.token_advantages(advantages, hidden, mask, correct, group_size=5)
+        shear_credit.token_advantages(*given, group_size=5)

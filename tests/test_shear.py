@@ -11,19 +11,18 @@ import ot
 import pytest
 import torch
 from made import SPANS, assert_near, group, weights
+from scipy.spatial.distance import cdist, cosine
+from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from credit import ablations
 from credit.ablations import even_out
-from credit.shear_settings import Settings, closest_by_rollout, closest_hook, group_weights, in_nbar
+from credit.shear_settings import Settings, closest_by_rollout, group_weights, in_nbar
 from shear import (
     closest_spans,
     shear_advantages,
     shear_weights,
     span_bounds,
-    token_distances,
-    token_weights,
-    two_sides,
 )
 
 EXACT = dict(tol=1e-7, max_iters=5000)  # what float32 reaches
@@ -35,14 +34,28 @@ EXACT = dict(tol=1e-7, max_iters=5000)  # what float32 reaches
 
 def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
     """Eq. (2) with the paper's 1-based a_k, b_k, until one reaches the end."""
-    spans, k = [], 1
-    while True:
+    spans, k, b = [], 1, 0
+    while b < length:
         a = 1 + (k - 1) * stride
         b = min(a + window - 1, length)
         spans.append((a - 1, b))
-        if b == length:
-            return spans
         k += 1
+    return spans
+
+
+def slow_distance(name: str, x, y, eps: float, width: float) -> float:
+    """Of two spans' states."""
+    apart = cdist(x, y)
+    if name == "cosine":
+        return cosine(x.mean(0), y.mean(0))
+    if name == "chamfer":
+        return (apart.min(1).mean() + apart.min(0).mean()) / 2
+    if name == "mmd":
+        kernels = [np.exp(-((each / width) ** 2) / 2) for each in (cdist(x, x), cdist(y, y), apart)]
+        square = kernels[0].mean() + kernels[1].mean() - 2 * kernels[2].mean()
+        return math.sqrt(max(0.0, square))
+    solved = ot.solve(apart, reg=eps, reg_type="KL", max_iter=5000, tol=1e-10)
+    return float(solved.value if name == "value" else (solved.plan * apart).sum())
 
 
 def slow_closest(
@@ -52,63 +65,21 @@ def slow_closest(
     where this stands.
     """
     states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
-    spans = [
-        paper_spans(len(rollout), window, stride) if len(rollout) else [] for rollout in states
-    ]
-    nbar = np.mean([np.linalg.norm(h) for rollout in states for h in rollout])
-    right, wrong = (
-        np.concatenate([s for s, c in zip(states, correct, strict=True) if c == side])
-        for side in (1, 0)
-    )
-    width = np.sort(ot.dist(right, wrong, metric="euclidean").ravel())[
-        (len(right) * len(wrong) - 1) // 2
-    ]
-    measure = dict(
-        value=lambda x, y: by_pot(x, y, eps * nbar)[0],
-        cost=lambda x, y: by_pot(x, y, eps * nbar)[1],
-        cosine=lambda x, y: (
-            1 - x.mean(0) @ y.mean(0) / np.linalg.norm(x.mean(0)) / np.linalg.norm(y.mean(0))
-        ),
-        chamfer=lambda x, y: (nearest(x, y) + nearest(y, x)) / 2,
-        mmd=lambda x, y: math.sqrt(
-            max(0.0, kernel(x, x, width) + kernel(y, y, width) - 2 * kernel(x, y, width))
-        ),
-    )[name]
+    spans = [paper_spans(len(rollout), window, stride) for rollout in states]
+    nbar = np.linalg.norm(np.concatenate(states), axis=1).mean()
+    sides = (hidden[side][mask[side]].double() for side in (correct, ~correct))
+    width = np.quantile(cdist(*sides), 0.5, method="lower")
     found = []
-    for i in range(len(states)):
+    for i, own in enumerate(states):
         found.append([])
         for start, end in spans[i]:
             distances = []
-            for j in range(len(states)):
+            for j, other in enumerate(states):
                 for s, e in spans[j] if correct[j] != correct[i] else ():
-                    distances.append(
-                        (measure(states[i][start:end], states[j][s:e]) / nbar, j, s, e)
-                    )
+                    distance = slow_distance(name, own[start:end], other[s:e], eps * nbar, width)
+                    distances.append((distance / nbar, j, s, e))
             found[i].append((start, end, *min(distances)))
     return found
-
-
-@functools.cache
-def solved(x: bytes, y: bytes, dim: int, eps: float) -> tuple[float, float]:
-    """Eq. (10) and <P, C> by POT."""
-    cost = ot.dist(*(np.frombuffer(side).reshape(-1, dim) for side in (x, y)), metric="euclidean")
-    result = ot.solve(cost, reg=eps, reg_type="KL", max_iter=5000, tol=1e-10)
-    return float(result.value), float((result.plan * cost).sum())
-
-
-def by_pot(x, y, eps: float) -> tuple[float, float]:
-    """As `solved`, which is symmetric, once for both directions."""
-    return solved(*sorted((x.tobytes(), y.tobytes())), x.shape[1], eps)
-
-
-def nearest(x, y) -> float:
-    """The mean distance of a token of x to the closest of y."""
-    return np.mean([min(np.linalg.norm(p - q) for q in y) for p in x])
-
-
-def kernel(x, y, width: float) -> float:
-    """The mean Gaussian kernel between tokens."""
-    return np.mean([math.exp(-np.sum((p - q) ** 2) / (2 * width**2)) for p in x for q in y])
 
 
 @pytest.mark.parametrize(
@@ -145,13 +116,12 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
             assert (*found[:2], *found[3:]) == (*wanted[:2], *wanted[3:])
 
 
-@pytest.mark.parametrize("length", [1, 5, 6, 7, 8, 9, 31])
+@pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 8, 9, 31])
 def test_spans_cover_every_token_and_stop_at_the_end(length):
     """Eq. (2), and its K = 1 or 1 + ceil((T - w) / s)."""
     bounds = span_bounds(length, 6, 3)
     assert bounds == paper_spans(length, 6, 3)
-    assert len(bounds) == (1 if length <= 6 else 1 + math.ceil((length - 6) / 3))
-    assert span_bounds(0, 6, 3) == []
+    assert not length or len(bounds) == 1 + math.ceil(max(0, length - 6) / 3)
 
 
 def test_default_tolerance_is_close_to_the_limit():
@@ -175,15 +145,12 @@ def test_scale_and_order_and_padding_change_nothing():
 
     close(weights(1000 * hidden, mask, correct, **options))
     close(weights(hidden[:, torch.randperm(6)], mask, correct, **options))
-    padded = torch.cat(
-        [torch.full((5, 2, 5), math.nan), hidden, torch.full((5, 3, 5), math.nan)], 1
-    )
-    inside = torch.cat([torch.zeros(5, 2), mask.float(), torch.zeros(5, 3)], 1)
+    inside = pad(mask.float(), (2, 3))
     before = inside.clone()
-    wide = weights(padded, inside, correct, **options)
+    wide = weights(pad(hidden, (0, 0, 2, 3), value=math.nan), inside, correct, **options)
     assert torch.equal(inside, before)
     close(wide[:, 2:8])
-    assert wide[:, :2].abs().max() == 0 and wide[:, 8:].abs().max() == 0
+    assert not wide[before == 0].any()
     order = torch.tensor([4, 2, 0, 3, 1])
     shuffled = weights(hidden[order], mask[order], correct[order], **options)
     close(shuffled[order.argsort()])
@@ -285,16 +252,16 @@ def test_statistics_are_of_every_solved_group_and_reading():
     They show that training races with the iterations and the tolerance of the settings.
     """
     hidden, mask, correct = group(14)
-    for options in (dict(reading="cost"), dict(distance="chamfer"), dict(pool="mean")):
-        closest = group_weights(hidden, mask, correct, Settings(**SPANS, **options)).closest
-        assert (closest.error is None) == ("distance" in options)
-        if "reading" in options:
-            assert len(closest.iterations) == len(closest.error)
-    for limits in (dict(max_iters=2), dict(tol=0.3)):
-        closest = group_weights(hidden, mask, correct, Settings(**SPANS, **limits)).closest
-        most = closest.iterations.max() == 2
-        assert most if "max_iters" in limits else 0.01 < closest.error.max() <= 0.3
-    assert group_weights(hidden, mask, torch.ones(5), Settings(**SPANS)).closest is None
+
+    def closest(correct=correct, **options):
+        return group_weights(hidden, mask, correct, Settings(**SPANS, **options)).closest
+
+    of_cost = closest(reading="cost")
+    assert len(of_cost.iterations) == len(of_cost.error)
+    assert closest(distance="chamfer").error is None
+    assert closest(pool="mean", max_iters=2).iterations.max() == 2
+    assert 0.01 < closest(tol=0.3).error.max() <= 0.3
+    assert closest(torch.ones(5)) is None
 
 
 @pytest.mark.parametrize("options", [dict(), dict(reading="cost")])
@@ -310,10 +277,6 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     larger = replace(raw, eps=2.1)  # eps in the unit of the distances
     scaled = group_weights(3 * hidden, mask, correct, larger).omega
     assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
-    right, wrong = two_sides(hidden, mask, correct, **SPANS)
-    costs = token_distances(right.states, wrong.states)
-    solved = closest_hook(raw)(costs, right, wrong, 0.7).of_right
-    assert_close(ours[right.mask], token_weights(solved / nbar, right.spans), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

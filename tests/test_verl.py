@@ -34,7 +34,6 @@ from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
-from transformers import Qwen2PreTrainedModel
 from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
@@ -42,7 +41,7 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine import EngineRegistry
 
 from fast.race import race
-from integrations import verl_shear
+from grpo import group_advantages
 from integrations.verl_shear import MODEL_TYPE, ShearTrainer, nested
 from shear import shear_weights
 from tasks import toy
@@ -65,13 +64,12 @@ def make_engine(packed: bool, **options):
     with tempfile.TemporaryDirectory() as folder:
         toy.make_model(8, seed=0).save_pretrained(folder)
         model = HFModelConfig(
-            **dict(
-                path=folder,
-                load_tokenizer=False,
-                use_remove_padding=packed,
-                enable_gradient_checkpointing=False,
-            ),
-            **dict(model_type=MODEL_TYPE, override_config={"attn_implementation": "sdpa"}),
+            path=folder,
+            load_tokenizer=False,
+            use_remove_padding=packed,
+            enable_gradient_checkpointing=False,
+            model_type=MODEL_TYPE,
+            override_config={"attn_implementation": "sdpa"},
             **options,
         )
         engine = EngineRegistry.new(
@@ -95,29 +93,25 @@ def make_rollouts() -> TensorDict:
     """verl's, of uneven lengths: all of the first prompt are right, tools wrote a part of one, two
     are cut off.
     """
-    columns = {
-        name: []
-        for name in "prompts responses input_ids position_ids response_mask rm_scores".split()
-    }
+    names = "prompts responses input_ids position_ids response_mask loss_mask rm_scores".split()
+    rows, uids, rewards = [], [], []
     draw = random.Random(0)
     for i in range(PROMPTS * GROUP):
         ids = torch.randint(len(toy.SYMBOLS), (draw.randint(25, 90),))
         prompt, response = ids.tensor_split([3 + i // GROUP])
         mask, scores = torch.ones_like(response), torch.zeros(len(response))
-        scores[-1] = float(i < GROUP or i % GROUP < 2)
+        is_right = i < GROUP or i % GROUP < 2
+        scores[-1] = float(is_right)
         if i % 6 == 5:
             mask[::3] = 0
         if i % 7 == 6:
             mask[:] = 0
-        for name, row in zip(
-            columns, (prompt, response, ids, torch.arange(len(ids)), mask, scores), strict=True
-        ):
-            columns[name].append(row)
-    data = tu.get_tensordict({name: nested(rows) for name, rows in columns.items()})
-    data["loss_mask"] = data["response_mask"]
-    data["uid"] = NonTensorStack(*[f"prompt-{i // GROUP}" for i in range(len(data))])
-    right = [bool(scores.sum()) for scores in columns["rm_scores"]]
-    data["extra_fields"] = NonTensorStack(*[{"reward_extra_info": {"wrong": not r}} for r in right])
+        rows.append([prompt, response, ids, torch.arange(len(ids)), mask, mask, scores])
+        uids.append(f"prompt-{i // GROUP}")
+        rewards.append({"reward_extra_info": {"wrong": not is_right}})
+    columns = map(nested, map(list, zip(*rows, strict=True)))
+    data = tu.get_tensordict(dict(zip(names, columns, strict=True)))
+    data["uid"], data["extra_fields"] = NonTensorStack(*uids), NonTensorStack(*rewards)
     return data
 
 
@@ -138,28 +132,24 @@ def scored(
 
 def expected(module, data: TensorDict) -> list[torch.Tensor]:
     """omega of each rollout, from the states that transformers returns for it alone."""
-    states, right = [], []
+    states = []
     masks = data["response_mask"].unbind()
-    for ids, mask, scores in zip(
-        data["input_ids"].unbind(), masks, data["rm_scores"].unbind(), strict=True
-    ):
+    right = rewards_of(data) > 0.5
+    for ids, mask in zip(data["input_ids"].unbind(), masks, strict=True):
         with torch.no_grad():
-            states.append(
-                module(input_ids=ids[None], output_hidden_states=True).hidden_states[-1][
-                    0, -len(mask) :
-                ]
-            )
-        right.append(scores.sum() > 0.5)
+            output = module(input_ids=ids[None], output_hidden_states=True)
+        states.append(output.hidden_states[-1][0, -len(mask) :])
     omega = []
     for start in range(0, len(masks), GROUP):
         group = slice(start, start + GROUP)
-        hidden, mask = (
-            pad_sequence(states[group], batch_first=True),
-            pad_sequence(masks[group], batch_first=True),
-        )
-        weights = shear_weights(hidden, mask, torch.tensor(right[group]), closest=race, **SIZES)
+        both = (pad_sequence(rows[group], batch_first=True) for rows in (states, masks))
+        weights = shear_weights(*both, right[group], closest=race, **SIZES)
         omega += [row[: len(own)] for row, own in zip(weights, masks[group], strict=True)]
     return omega
+
+
+def rewards_of(data: TensorDict) -> torch.Tensor:
+    return torch.stack([scores.sum() for scores in data["rm_scores"].unbind()])
 
 
 def largest_error(ours, theirs) -> float:
@@ -244,16 +234,9 @@ def make_config(*overrides: str):
         ("algorithm.adv_estimator=gae", "adv_estimator=gae: SHEAR multiplies GRPO's advantages"),
         ("algorithm.rollout_correction.bypass_mode=true", "bypass_mode=true skips the pass"),
         (
-            "actor_rollout_ref.actor.strategy=megatron",
-            "strategy=megatron: SHEAR is for fsdp and fsdp2",
-        ),
-        (
             "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",
             "geo_mean averages a rollout's advantages",
         ),
-        ("data.train_batch_size=260", "=260 must be a multiple of the 8 data-parallel ranks"),
-        ("data.train_batch_size=264", "and of actor_rollout_ref.actor.ppo_mini_batch_size=256"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=2", r"rollout\.n=1 a multiple of the ranks"),
         ("+trainer.v1.shear.stride=101", "stride must be between 1 and the window"),
         ("+trainer.v1.shear.windw=50", "windw"),
     ],
@@ -264,20 +247,12 @@ def test_what_would_lose_credit_is_refused(override, message):
         ShearTrainer(make_config(override))
 
 
-def test_ranks_are_counted_without_sequence_parallelism():
-    """8 GPUs of 2 a rollout are 4 ranks: a batch of 260 prompts passes, in one mini-batch."""
-    split = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
-    sizes = "data.train_batch_size=260", "actor_rollout_ref.actor.ppo_mini_batch_size=260"
-    verl_shear.refuse(make_config(split, *sizes))
-    with pytest.raises(ValueError, match="8 data-parallel ranks"):
-        verl_shear.refuse(make_config(*sizes))
-
-
-def test_a_model_without_a_base_model_is_refused(alone, monkeypatch):
-    """Its output has logits alone, whose distances are no states'; while it is loaded."""
-    monkeypatch.setattr(Qwen2PreTrainedModel, "base_model_prefix", "")
-    with pytest.raises(ValueError, match="base_model_prefix of Qwen2ForCausalLM names no part"):
-        make_engine(packed=True)
+TRAINER = """
+actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.calculate_log_probs=false
+actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=420
+actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.use_dynamic_bsz=true
++trainer.v1.shear.window=16 +trainer.v1.shear.stride=4 +trainer.v1.shear.eps=0.05 +trainer.v1.shear.verdict=null
+"""
 
 
 class Ranks:
@@ -321,24 +296,10 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
     tq.kv_batch_put(keys=keys, partition_id="train", fields=data, tags=tags)
     order = random.Random(0).sample(range(len(keys)), len(keys))
     trainer, metrics = object.__new__(get_trainer_cls("shear")), {}
-    rollout = dict(n=GROUP, calculate_log_probs="false", log_prob_max_token_len_per_gpu=420)
-    trainer.config = make_config(
-        *(f"actor_rollout_ref.rollout.{name}={value}" for name, value in rollout.items()),
-        *(
-            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-            "actor_rollout_ref.actor.use_dynamic_bsz=true",
-        ),
-        *(
-            f"+trainer.v1.shear.{name}={value}"
-            for name, value in dict(verdict="null", **SIZES).items()
-        ),
-    )
+    trainer.config = make_config(*TRAINER.split())
     engine = make_engine(packed=True)
-    trainer.use_critic, trainer.global_steps, trainer.tokenizer = (
-        False,
-        1,
-        SimpleNamespace(eos_token_id=0),
-    )
+    trainer.use_critic, trainer.global_steps = False, 1
+    trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = ranks = Ranks(engine)
 
     def steps(order):
@@ -350,13 +311,9 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
 
     steps(order)
     assert sorted(map(len, ranks.prompts)) == [2, 2]
-    ours = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])[
-        "advantages"
-    ].unbind()
-    rewards = torch.stack([scores.sum() for scores in data["rm_scores"].unbind()]).view(-1, GROUP)
-    advantages = (
-        (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
-    ).flatten()
+    left = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])
+    ours = left["advantages"].unbind()
+    advantages = group_advantages(rewards_of(data), GROUP)
     omega, masks = expected(engine.module, data), data["response_mask"].unbind()
     theirs = [a * w * mask for a, w, mask in zip(advantages, omega, masks, strict=True)]
     assert largest_error(ours, theirs) < 1e-5 and torch.cat(ours).any()
@@ -397,30 +354,22 @@ def test_main_ppo_takes_two_steps(tmp_path):
     tokenizer.save_pretrained(tmp_path / "model")
     usual = {"data_source": "made", "reward_model": {"style": "rule", "ground_truth": ""}}
     problems, _ = toy.make_problems(16, 0, 2, seed=0)
-    rows = [
-        usual | {"prompt": [{"role": "user", "content": problem["problem"]}]}
-        for problem in problems
-    ]
+    rows = []
+    for problem in problems:
+        rows.append(usual | {"prompt": [{"role": "user", "content": problem["problem"]}]})
     Dataset.from_list(rows).to_parquet(tmp_path / "problems.parquet")
     (tmp_path / "reward.py").write_text(REWARD)
     here = Path(__file__).parent
     modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,integrations.verl_shear"}
-    environment = {
-        **os.environ,
-        **modules,
-        "PYTHONPATH": f"{here.parent}:{here}",
-        "HYDRA_FULL_ERROR": "1",
-    }
+    environment = {**os.environ, **modules, "PYTHONPATH": f"{here.parent}:{here}"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *MAIN.split()]
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900
-    )
+    streams = dict(capture_output=True, text=True, timeout=900)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, **streams)
     assert ended.returncode == 0, ended.stderr[-2000:]
     omega = re.findall(r"step:[12] .*shear/weight:([\d.]+)", ended.stdout)
     assert len(omega) == 2 and all(0 < float(weight) < 1 for weight in omega)
-    assert (
-        len(set(re.findall(r"weights [\d.]+", ended.stdout))) == 3
-    )  # of the start and after each step
+    # of the start and after each step
+    assert len(set(re.findall(r"weights [\d.]+", ended.stdout))) == 3
 
 
 if __name__ == "__main__":

@@ -83,10 +83,7 @@ def parity(completions: list[str], **columns) -> list[float]:
 
 def parity_or_none(completions: list[str], **columns) -> list[float | None]:
     """Some have no verdict."""
-    return [
-        None if len(text) % 5 == 0 else score
-        for text, score in zip(completions, parity(completions), strict=True)
-    ]
+    return [None if len(text) % 5 == 0 else parity([text])[0] for text in completions]
 
 
 def praise(completions: list[str], **columns) -> list[float | None]:
@@ -107,18 +104,22 @@ def make_trainer(
     and process.
     """
     problems, _ = toy.make_problems(60, 0, 2, seed=0)
-    config = GRPOConfig(
-        **dict(
-            output_dir=tempfile.gettempdir(),
-            use_cpu=True,
-            report_to="none",
-            save_strategy="no",
-            logging_steps=1,
-        ),
-        **dict(per_device_train_batch_size=rows, num_generations=GROUP, max_completion_length=24),
-        **dict(disable_tqdm=True, log_level="error"),
-        **{"bf16": False, "learning_rate": 1e-3, "max_steps": 3, **changes},
+    usual = dict(
+        output_dir=tempfile.gettempdir(),
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        logging_steps=1,
+        per_device_train_batch_size=rows,
+        num_generations=GROUP,
+        max_completion_length=24,
+        disable_tqdm=True,
+        log_level="error",
+        bf16=False,
+        learning_rate=1e-3,
+        max_steps=3,
     )
+    config = GRPOConfig(**usual | changes)
     trainer = kind(
         toy.make_model(2, seed=1),
         [parity_or_none, praise] if nones else parity,
@@ -138,11 +139,10 @@ def trained(kind: type, rows: int, **case) -> tuple[dict[str, torch.Tensor], lis
     """
     trainer = make_trainer(kind, rows, **case)
     trainer.train()
-    logged = []
-    for entry in trainer.state.log_history[:-1]:
-        logged.append(
-            {name: entry[name] for name in entry if name not in ("step_time", "shear/weight")}
-        )
+    logged = trainer.state.log_history[:-1]
+    for entry in logged:
+        entry.pop("step_time")
+        entry.pop("shear/weight", None)
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}, logged
 
 
