@@ -38,6 +38,7 @@ Left out: several GPUs, and the process reward model of a real one: run train.py
 
 import contextlib
 import hashlib
+import io
 import math
 import multiprocessing
 import os
@@ -420,7 +421,7 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
             words += ["--name", str(number), "--out", out]
             config = settings_of_trial(trial.rule, words)
             began = time.perf_counter()
-            with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            with contextlib.redirect_stdout(io.StringIO()):
                 result = MEASURES[stage](config, cell)
             result["seconds"] = round(time.perf_counter() - began, 1)
             if Path(out, "0", "start").exists():

@@ -21,11 +21,9 @@ Left out: the paper's case studies and Fig. 11, the distances of two rollouts' s
 `studies.page` shows one by one; a run's curve.png, which `report.py` makes.
 """
 
-import html
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from string import Template
 
 import numpy as np
 from matplotlib import colormaps, rcParams
@@ -34,9 +32,7 @@ from matplotlib.figure import Figure
 from scipy.stats import rankdata, spearmanr
 
 from credit.measures import auc
-from credit.shear_settings import ClosestSpan
 from harness.report import FAINT, INK, RIGHT, WRONG
-from tasks.rows import BadInput
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
 DISTANCE = "local distance / mean norm"
@@ -327,64 +323,6 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
         )
         axes.set_title(f"Fig. 10: group accuracies; {share:.0%} mixed (blue), which are kept")
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
-
-
-# ---- README's picture ----------------------------------------------------------------------------
-
-LINE = 12  # tokens of a line of the embedded task, and of a span
-CELL = 22  # pixels of a token
-
-
-def four_steps(groups: Sequence[list[dict]], path: Path) -> None:
-    """SHEAR's four steps on two rollouts of the embedded task, by a run's samples: an SVG for light
-    and dark pages. Raises BadInput if no group shows them.
-
-    Of the last such group: the lines around a wrong rollout's first error, and the right rollout
-    that has, at the same places, the spans closest to the line before the error and to the next.
-    """
-    for group in reversed(groups):
-        for wrong in group:
-            pairs = pairs_beside_error(wrong)
-            if len({pair.rollout for pair in pairs}) == 1 < len(pairs):
-                svg = steps_as_svg(group[pairs[0].rollout], wrong, pairs[0], pairs[1])
-                path.write_text(svg, encoding="utf-8")
-                return
-    raise BadInput(f"{path}: no group shows the steps; take the samples of another run")
-
-
-def pairs_beside_error(row: dict) -> list[ClosestSpan]:
-    """The line before a wrong rollout's first error and the line after it, as spans whose closest
-    spans stand at the same places.
-    """
-    pairs = []
-    if row["first_error"] and not row["score"]:
-        error = row["first_error"][0]
-        for span in row.get("spans", []):
-            pair = ClosestSpan._make(span)
-            if pair.start == pair.other_start and pair.start in (error - LINE, error + LINE):
-                pairs.append(pair)
-    return pairs
-
-
-def steps_as_svg(right: dict, wrong: dict, near: ClosestSpan, far: ClosestSpan) -> str:
-    """The frame steps.svg with these rollouts in it."""
-    largest = max(right["weights"]["shear"] + wrong["weights"]["shear"])
-    fillings = {"near": f"{near.distance:.2f}", "far": f"{far.distance:.2f}"}
-    for name, row in (("right", right), ("wrong", wrong)):
-        cells = []
-        bars = []
-        for number in range(far.end - near.start):
-            share = row["weights"]["shear"][near.start + number] / largest
-            text = html.escape(row["tokens"][near.start + number].replace("\n", "\u21b5"))
-            x = number * CELL
-            box = f'<rect x="{x}" width="20" height="26" rx="3" fill-opacity="{share:.2f}"/>'
-            cells.append(f'{box}<text x="{x + 10}" y="18">{text}</text>')
-            bars.append(f"M{x} 0v-{48 * share:.1f}h20V0z")
-        fillings[name] = "".join(cells)
-        fillings[f"{name}_bars"] = "".join(bars)
-        fillings[f"{name}_advantage"] = f"{row['advantage']:+.1f}".replace("-", "\u2212")
-    frame = Path(__file__).with_name("steps.svg").read_text(encoding="utf-8")
-    return Template(frame).substitute(fillings)
 
 
 # ---- of runs -------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ Other flags are those of train.py.
 Both train a copy of one model on the same prompts in the same order, with as many rollouts,
 response tokens and updates at most, one grader and one precision. An update of TRL's is one forward
 and backward of all its rollouts, padded to the longest of them; ours are packed, in passes of
-`--micro-tokens`. TRL's takes SHEAR's eps in units of nbar alone: where `--eps-unit` is raw, both
-take .05 nbar. The first turn counts for neither. Ratios are TRL's seconds over ours in the same
+`--micro-tokens`. TRL's takes SHEAR's eps in units of nbar alone. The first turn counts for neither. Ratios are TRL's seconds over ours in the same
 turn, so that a drift of the machine affects both: median (lowest-highest).
 
 Left out: several processes, and vLLM. What is timed is `train.train_step` and, between its
@@ -45,7 +44,6 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -72,7 +70,6 @@ from harness.report import Clock
 from harness.run import Run, build_run
 from integrations.trl_rewards import scores, without_bos
 from integrations.trl_shear import ShearGRPOTrainer
-from shear import EPS
 from tasks.rows import BadInput
 from train import train_step
 
@@ -90,13 +87,11 @@ def main(argv: list[str] | None = None) -> None:
     """Take the turns and print a table."""
     flags, others = parse_study(Loops, argv)
     config = parse_train(others)
-    refuse_flags(config, "steps ranks dynamic_sampling lora_rank", "is not timed here")
+    refuse_flags(config, "steps ranks dynamic_sampling lora_rank eps_unit", "is not timed here")
     config = resolve(config)
     method = config.credit.method
     if not config.model or method not in ("shear", "grpo"):
         raise BadInput(f"--model {config.model} --method {method}: give a model, and shear or grpo")
-    if config.shear.eps_unit == "raw":
-        config = replace(config, shear=replace(config.shear, eps=EPS, eps_unit="nbar"))
     # transformers says that TRL names a flag as it was named before
     warnings.simplefilter("ignore")
     ranks = parallel.join(config.machine.device, config.machine.threads)

@@ -53,27 +53,29 @@ def test_a_grid_grows_until_its_best_rate_is_inside():
 
 
 def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
-    """What lacks is a trial, by its seed; the rate of the highest mean curve is then confirmed,
-    others' rows aside.
+    """By the rows of the comparison: what lacks is a trial, by its seed; the rate of the highest
+    mean curve is then confirmed, other tasks' rows aside, or the best of the given ones.
     """
-    rows, cell, seeds = [], Cell("--steps 2", 1e-4, ["grpo", "kgae", "grpo-lora"]), (100, 101)
-    for rule, middle in (("grpo", 1e-4), ("grpo-lora", 1e-3), ("kgae", 1e-4)):
-        for factor, seed in product((0.5, 1, 2), seeds):
-            row = Trial(cell.flags, seed, rule, factor * middle)._asdict() | {"stage": "tune"}
-            rows.append(row | {"rewards": [0.5 if factor == 1 else 0.3, 0.5]})
-    rows.append(rows[-1] | {"cell": "--steps 3", "lr": 5e-5, "rewards": [0.9, 0.9]})
+    rows = files.read_lines(RECORDS / "compare.jsonl")
+    seeds = (100, 101)
+    cell = Cell("--steps 20", 1e-4, ["grpo", "kgae", "arca-lora"])
+    rows.append(rows[0] | {"stage": "tune", "cell": "--steps 3", "lr": 5e-5, "rewards": [0.9]})
     rows.append(rows[-1] | {"stage": "confirm", "cell": cell.flags})
     assert not compare.missing_trials("tune", rows, cell, seeds)
-    left_out = Trial(cell.flags, 101, "kgae", 2e-4)
-    without = [row for row in rows if (row["rule"], row["lr"], row["seed"]) != ("kgae", 2e-4, 101)]
-    assert compare.missing_trials("tune", without, cell, seeds) == [left_out]
-    assert compare.mean_curves(cell, "kgae", without).keys() == {5e-5, 1e-4}
-    confirmed = [
-        (trial.rule, trial.lr) for trial in compare.missing_trials("confirm", rows, cell, [0])
-    ]
-    assert confirmed == [("grpo", 1e-4), ("kgae", 1e-4), ("grpo-lora", 1e-3)]
-    of_advantages = compare.missing_trials("advantages", rows, cell, seeds)
+    [gone] = [row for row in rows if compare.key_of(row) == (cell.flags, 101, "kgae", 2e-4)]
+    without = [row for row in rows if row is not gone]
+    assert compare.missing_trials("tune", without, cell, seeds) == [compare.key_of(gone)]
+    assert compare.mean_curves(cell, "kgae", without).keys() == {5e-5, 1e-4, 4e-4}
+    confirmed = [trial.lr for trial in compare.missing_trials("confirm", rows, cell, [9])]
+    assert confirmed == [2e-4, 2e-4, 2e-3]
+    assert not compare.missing_trials("advantages", rows, cell, seeds)
+    of_advantages = compare.missing_trials("advantages", rows, cell, [7, 8])
     assert [trial.rule for trial in of_advantages] == ["grpo"] * 2
+    given = Cell(cell.flags, 1e-4, ["grpo"], [100], [5e-5, 1e-4])
+    assert not compare.missing_trials("tune", rows, given, [100])
+    assert [trial.lr for trial in compare.missing_trials("confirm", rows, given, [9])] == [1e-4]
+    given = given._replace(rates=[2e-4, 3e-4])
+    assert [trial.lr for trial in compare.missing_trials("tune", rows, given, [100])] == [3e-4]
 
 
 def test_few_seeds_keep_all_processes_busy():
@@ -154,19 +156,6 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     assert printed.count("\n") == 2 + 2
     run_well(compare, *command)
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
-
-
-def test_rates_and_tuning_seeds_can_be_given():
-    """Then nothing else is tuned, however the curves rise; the best of these is confirmed."""
-    cell, rows = Cell("--steps 2", 1e-4, ["grpo"], [7], [2e-5, 5e-5]), []
-    assert [trial.lr for trial in compare.missing_trials("tune", rows, cell, [7])] == [2e-5, 5e-5]
-    for lr in (2e-5, 5e-5):
-        trial = Trial(cell.flags, 7, "grpo", lr)._asdict()
-        rows.append({"stage": "tune", "rewards": [1e4 * lr], **trial})
-    assert not compare.missing_trials("tune", rows, cell, [7])
-    assert compare.missing_trials("confirm", rows, cell, [0]) == [
-        Trial(cell.flags, 0, "grpo", 5e-5)
-    ]
 
 
 def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
@@ -272,12 +261,14 @@ def test_the_page_has_what_the_rows_say():
 def test_the_page_on_real_weights_has_what_its_rows_say(tmp_path, capsys):
     """Its script prints each of its tables again, and draws its curves."""
     page = (RECORDS / "real-weights.md").read_text(encoding="utf-8")
-    shutil.copytree(RECORDS, tmp_path / "records", ignore=shutil.ignore_patterns("*.svg"))
+    shutil.copytree(RECORDS, tmp_path / "records", ignore=shutil.ignore_patterns("real*.svg"))
     runpy.run_path(str(tmp_path / "records" / "real_weights.py"))
     printed = capsys.readouterr().out.strip().split("\n\n")
     assert len(printed) == 5 and all(table in page for table in printed)
     drawn = tmp_path / "records" / "real-weights-curves.svg"
     assert "prefers-color-scheme:dark" in drawn.read_text(encoding="utf-8")
+    runpy.run_path(str(tmp_path / "records" / "steps_picture.py"))  # README's picture
+    assert (tmp_path / "steps.svg").read_text() == (DOCS / "steps.svg").read_text()
 
 
 @pytest.mark.parametrize("case", cases("study_refusals.csv"))
