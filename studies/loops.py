@@ -9,8 +9,9 @@ Other flags are those of train.py.
 Both train a copy of one model on the same prompts in the same order, with as many rollouts,
 response tokens and updates at most, one grader and one precision. An update of TRL's is one forward
 and backward of all its rollouts, padded to the longest of them; ours are packed, in passes of
-`--micro-tokens`. TRL's takes SHEAR's eps in units of nbar alone. The first turn counts for neither. Ratios are TRL's seconds over ours in the same
-turn, so that a drift of the machine affects both: median (lowest-highest).
+`--micro-tokens`. TRL's takes SHEAR's eps in units of nbar alone. The first turn counts for neither.
+Ratios are TRL's seconds over ours in the same turn, so that a drift of the machine affects both:
+median (lowest-highest).
 
 Left out: several processes, and vLLM. What is timed is `train.train_step` and, between its
 generations, `ShearGRPOTrainer`, or TRL's `GRPOTrainer` for `--method grpo`.

@@ -8,8 +8,8 @@
     python -m docs.records.default_runs                            # default-runs.jsonl -> the table
 
 A row of default-runs.jsonl is a run: its evaluations before and after training, and the reward of
-each step (of the ten runs below further metrics, too). The ten runs: commit 3fe5855, one thread of an AMD EPYC, torch
-2.13.0, transformers 5.23.0, 2026-11-25.
+each step; those of the ten runs have further metrics. The ten runs: commit 3fe5855, one thread of
+an AMD EPYC, torch 2.13.0, transformers 5.23.0, 2026-11-25.
 """
 
 import sys
