@@ -1,8 +1,10 @@
 """studies/bench.py: everyone solves the same problem, and the command prints what it measured."""
 
+import re
+
 import pytest
 import torch
-from made import configured
+from made import run_well
 
 from studies import bench
 from studies.bench import synthetic
@@ -39,40 +41,19 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
     assert (exact <= ours * 1.001).all() and (ours <= exact + bench.EPS * 1.8).all()  # log 6 = 1.79
 
 
-def test_the_command_prints_tables(small, taught, monkeypatch, capsys):
-    """A table a group, of a model and of random walks; an error of ours that is rounding."""
-    monkeypatch.setattr(
-        bench, "states_of_step", lambda config, device: small._replace(name=config.model)
-    )
-    flags = (
-        "--tokens 120 --width 8 --group 3 --pairs 8 --rounds 2 --device cpu --task embedded --model"
-    )
-    assert bench.main([*flags.split(), taught]) == 0
+def test_the_command_prints_tables(small, taught, capsys):
+    """A table of the groups of a model's step, with the task's own spans, and one of random walks;
+    an error of ours that is rounding.
+    """
+    flags = "--tokens 120 --width 8 --group 3 --pairs 8 --rounds 1 --device cpu --task embedded"
+    flags += " --toy-lines 1 --heldout 16 --eval-groups 16 --prompts-per-step 8"
+    run_well(bench, flags, "--model", taught)
     printed = capsys.readouterr().out
     rows = [line.split("|")[1:-1] for line in printed.splitlines() if line.startswith("| ours")]
     assert len(rows) == 2 and all(float(row[3]) < 1e-3 for row in rows)
-    assert printed.count("POT `ot.batch.solve_batch`") == 2 and f"measuring {taught}" in printed
+    assert printed.count("POT `ot.batch.solve_batch`") == 2
+    assert re.search(f"{taught}, a training step, G 8, d [0-9]+, w 12, s 6: ", printed)
     assert "random walks, G 3, T 120, d 8, w 100, s 25: 8 pairs, mixed groups: 1" in printed
-
-
-def test_the_states_of_a_step_are_those_of_its_groups(taught):
-    """With the task's own spans."""
-    words = [
-        "--task",
-        "embedded",
-        "--model",
-        taught,
-        *"--toy-lines 1 --heldout 16 --eval-groups 16".split(),
-    ]
-    states = bench.states_of_step(configured(words), CPU)
-    assert (states.window, states.stride) == (12, 6)
-    for hidden, mask, correct in states.groups:
-        assert (
-            correct.any()
-            and not correct.all()
-            and hidden.shape[:2] == mask.shape
-            and len(mask) == 8
-        )
 
 
 def test_a_pair_is_measured_however_wide_the_spans(small):
