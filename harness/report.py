@@ -450,18 +450,18 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     rewards, weights = figure.subplots(1, 2)
     steps = [m["step"] for m in history]
-    rewards.plot(steps, [m["reward"] for m in history], color=INK, label="training batch")
+    rewards.plot(steps, [m["reward"] for m in history], color=INK, label="right, training batch")
     no_signal = [m["equal_groups"] for m in history]
     rewards.plot(steps, no_signal, color=FAINT, label="groups without signal")
     for name, marker, colour in (("greedy", "o", RIGHT), ("sampled", "s", WRONG)):
         means, errors, _ = zip(before[name], after[name], strict=True)
-        label = f"held out, {name}"
+        label = f"right, held out, {name}"
         rewards.errorbar([0, len(steps)], means, errors, fmt=marker, color=colour, label=label)
-    rewards.set(ylabel="share of right answers", ylim=(0, 1), title=f"{config.task} task")
+    rewards.set(ylabel="share", ylim=(0, 1), title=f"{config.task} task")
     curves = {
         "weight_mean": ("all tokens", INK),
-        "weight_before": ("before the first error", RIGHT),
-        "weight_after": ("from it on", WRONG),
+        "weight_before": ("wrong, before the first error", RIGHT),
+        "weight_after": ("wrong, from it on", WRONG),
     }
     for name, (title, colour) in curves.items():
         if any(name in m for m in history):
