@@ -1,6 +1,6 @@
 """Evaluating a model on a benchmark: graded generations, and statistics of their scores.
 
-    evaluate_benchmark(sampler, loaded, Protocol(), ranks)  one row per generation, with verdict
+    evaluate_benchmark(sampler, loaded, Protocol(), ranks, path)  a row per generation, with verdict
     summarise(rows)                  one model on one benchmark: mean, error and shares
     paired_difference(rows, others)  two models' mean difference on problems that both answered
 
