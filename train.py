@@ -41,7 +41,6 @@ from tqdm import tqdm
 
 from credit.batch import Batch
 from credit.methods import assign_credit
-from credit.table import method_of
 from grpo import policy_loss, score
 from harness import parallel, report
 from harness.launch import RunFailed, launch, processes, resolve, run_command
@@ -99,7 +98,6 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
 
 def evaluate_before(run: Run) -> tuple[dict, list[dict]]:
     """The evaluation before training, and no steps yet."""
-    parallel.refresh(run.trained, run.actor, run.ranks)
     before = evaluate(run, 0)
     if run.ranks.main:
         report.print_before(run.config, run.folder, before)
@@ -194,7 +192,7 @@ def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
             block.rollouts,
             temperature=context.temperature,
             micro_tokens=context.micro_tokens,
-            keep_hidden="states" in method_of(credit.method).needs,
+            keep_hidden="states" in credit.entry.needs,
         )
         clock.lap("score")
         block.token_advantages = assign_credit(block, context, credit)  # <- where methods differ
@@ -238,7 +236,7 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
     # false in groups of equal rewards
     has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,)
     rows = minibatch[has_gradient]
-    drops_uncredited = method_of(run.config.credit.method).drops_uncredited
+    drops_uncredited = run.config.credit.entry.drops_uncredited
     counted = rows if drops_uncredited else minibatch
     n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from credit.table import METHODS, MIXTURE, method_of
+from credit.table import METHODS, MIXTURE, Method, method_of
 from tasks.settings import Count, NotNegative, OptionalText, Positive, number, spec
 
 
@@ -51,6 +51,11 @@ class Credit:
     """Rank of a LoRA adapter to train; 0: train all weights."""
     prm: OptionalText = None
     """Process reward model for prm and pure; by default embedded trains a tiny one."""
+
+    @property
+    def entry(self) -> Method:
+        """The method's entry in the table of methods."""
+        return method_of(self.method)
 
 
 @dataclass(frozen=True)

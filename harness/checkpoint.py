@@ -15,7 +15,6 @@ A checkpoint can be resumed on another number of ranks; only the same number mak
 the bit.
 """
 
-import os
 import re
 import shutil
 import warnings
@@ -62,10 +61,6 @@ def save(
     folder = run / "checkpoints" / f"step-{step:06d}"
     draft = run / "checkpoints" / f".writing-{step}"
     if ranks.main:
-        # a checkpoint must not outlive the rows that lead to it
-        for name in ("metrics.jsonl", "samples.jsonl"):
-            with (run / name).open("ab") as file:
-                os.fsync(file.fileno())
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         lora.save_merged(sampler, tokenizer, draft / "model")

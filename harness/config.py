@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from credit.settings import Credit, Shear
-from credit.table import NEEDS, method_of, options_of
+from credit.table import NEEDS, options_of
 from harness.paper_tables import PAPER as PAPERS_MODELS
 from tasks.rows import BadInput
 from tasks.settings import (
@@ -404,10 +404,9 @@ def check(config: TrainConfig) -> None:
         raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
     if config.track and not find_spec(config.track):
         raise refusal("track", "this package is not installed; leave it out")
-    method = method_of(config.credit.method)
-    if config.credit.prm and "prm" not in method.needs:
+    if config.credit.prm and "prm" not in config.credit.entry.needs:
         raise refusal("prm", f"--method {config.credit.method} uses no reward model; leave it out")
-    if config.credit.rescale != "none" and not method.weighs:
+    if config.credit.rescale != "none" and not config.credit.entry.weighs:
         raise refusal("rescale", "the method has no weights; leave it out")
 
 
@@ -425,7 +424,7 @@ def check_method(config: TrainConfig) -> None:
         has.add("adapter")
     if credit.prm:
         has.add("prm")
-    for need in method_of(credit.method).needs:
+    for need in credit.entry.needs:
         if need in REMEDIES and need not in has:
             raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {REMEDIES[need]}")
 

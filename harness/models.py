@@ -203,16 +203,6 @@ def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> RewardModel:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
-    tokenizer = load_reward_tokenizer(name)
-    from_pretrained = ProcessRewardModel.from_pretrained
-    model = load_weights("--prm", name, from_pretrained, dtype, device, tokenizer)
-    assert isinstance(model, ProcessRewardModel)  # whose class made it
-    check_finite("--prm", name, model)
-    return model.eval().requires_grad_(False), tokenizer
-
-
-def load_reward_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a process reward model; raises BadInput where it cannot tell steps."""
     tokenizer = load_tokenizer("--prm", name)
     separator = tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
     if separator != [tokenizer.get_vocab().get(SEPARATOR)]:
@@ -226,7 +216,11 @@ def load_reward_tokenizer(name: str) -> PreTrainedTokenizerBase:
         )
     # raises for a template that loses steps
     encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
-    return tokenizer
+    from_pretrained = ProcessRewardModel.from_pretrained
+    model = load_weights("--prm", name, from_pretrained, dtype, device, tokenizer)
+    assert isinstance(model, ProcessRewardModel)  # whose class made it
+    check_finite("--prm", name, model)
+    return model.eval().requires_grad_(False), tokenizer
 
 
 def fast_rollout(

@@ -192,7 +192,7 @@ def shard(
     # Before it is copied: the machine's memory would hold two for each rank.
     torch.nn.Module.to(model, ranks.device)
     if ranks.world == 1 and dtype == torch.float32:
-        policy = Policy(model.float(), recompute, packing_of(model))
+        policy = policy_of(model.float(), recompute)
         return policy, policy
     if not dist.is_initialized():  # a mesh of one
         dist.init_process_group(
@@ -203,7 +203,7 @@ def shard(
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
     sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
-    policy = Policy(model, recompute, packing_of(model))
+    policy = policy_of(model, recompute)
     size = shard_over or ranks.world
     mesh = init_device_mesh(
         ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")
@@ -214,7 +214,13 @@ def shard(
     for layer in layers_of(model):  # one at a time to float32: only shards of it stay
         fully_shard(layer.float(), mesh=mesh, mp_policy=precision)
     fully_shard(policy.float(), mesh=mesh, mp_policy=precision)
-    return policy, Policy(sampler, recompute, packing_of(sampler))
+    return policy, policy_of(sampler, recompute)
+
+
+def policy_of(model: PreTrainedModel, recompute: bool) -> Policy:
+    """The policy of a model, with rollouts packed as it allows."""
+    layout = packing_of(model)
+    return Policy(model, recompute, layout)
 
 
 def full(value: Tensor) -> Tensor:

@@ -20,8 +20,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import lora, teacher
 from credit.reward_model import RewardModel
-from credit.table import method_of
-from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
 from harness.config import TrainConfig, flag, flat, with_values
 from harness.evaluation import context_of
@@ -67,11 +65,10 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
             problems = config.problems
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
             tokenizer = toy.make_tokenizer()
-        check_layers(config, model)
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         check_ranks(config, ranks)
         sets = load_benchmarks(config, tokenizer)
-        notes = [compute_note(config, ranks), *task_notes, *part_notes(config, task, model, sets)]
+        notes = describe(config, ranks, task, model, sets) + task_notes
         if config.smoke:
             task = SmokeTask(**vars(task))
         if ranks.device.type == "cuda" or not makes_model(config):
@@ -93,25 +90,18 @@ def makes_model(config: TrainConfig) -> bool:
     return "model" in TASKS[config.task].has
 
 
-def compute_note(config: TrainConfig, ranks: Ranks) -> str:
-    """Where is computed, and in which numbers."""
-    numbers = "weights and optimizer float32"
-    if config.machine.dtype != "float32":
-        numbers += f", compute {config.machine.dtype}"
-    threads = f"{torch.get_num_threads()} CPU threads each"
-    device: str = config.machine.device
-    if device == "cpu" and torch.backends.mps.is_available():
-        device = "cpu (not mps, which has no float64)"
-    return f"{ranks.world} rank(s) on {device}, {numbers}, {threads}"
-
-
-def part_notes(
-    config: TrainConfig, task: Task, model: PreTrainedModel, sets: list[Loaded]
+def describe(
+    config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel, sets: list[Loaded]
 ) -> list[str]:
-    """Sizes of what was loaded."""
+    """Where is computed, in which numbers, and the sizes of what was loaded."""
+    numbers = f"weights and optimizer float32, compute {config.machine.dtype}"
+    threads = f"{torch.get_num_threads()} CPU threads each"
     size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {context_of(model)}"
-    notes = [f"model {config.model or 'made here'}: {type(model).__name__}, {size}"]
-    notes.append(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
+    notes = [
+        f"{ranks.world} rank(s) on {config.machine.device}, {numbers}, {threads}",
+        f"model {config.model or 'made here'}: {type(model).__name__}, {size}",
+        f"{len(task.train)} problems to train on, {len(task.heldout)} held out",
+    ]
     if config.problems.data:
         steps = -(-len(task.train) // config.sampling.prompts_per_step)
         rate = f"--lr is {config.optimisation.lr:g}, and models below 1B need 1e-5 to 1e-4"
@@ -137,23 +127,13 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
         raise BadInput(f"--shard-over {shard_over}: does not divide {ranks.world} ranks; change it")
 
 
-def check_layers(config: TrainConfig, model: PreTrainedModel) -> None:
-    """Refuse a model whose layers have no attention weights where the method of credit reads them;
-    raises BadInput.
-    """
-    needs = method_of(config.credit.method).needs
-    if "attention" in needs and not all(hasattr(layer, "self_attn") for layer in layers_of(model)):
-        reason = "its layers have no self_attn; choose another --method than"
-        raise BadInput(f"--model {config.model}: {reason} {config.credit.method}")
-
-
 def make_task(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, context: float
 ) -> tuple[TrainConfig, Task, list[str]]:
     """Problems whose prompts leave room for a response in the model's `context`; the configuration
     with the sizes that fit them and their digest, and notes. Raises BadInput.
     """
-    needs = method_of(config.credit.method).needs
+    needs = config.credit.entry.needs
     responses = 1 + ("peer" in needs)  # how many must fit into the context together
     size = Sizes(config)
     if not makes_model(config) and responses * config.sampling.max_tokens >= context:
@@ -161,11 +141,6 @@ def make_task(
         size.shrink("max_tokens", most, f"the model's context is {context}")
     max_tokens = size.config.sampling.max_tokens
     room = context - responses * max_tokens  # tokens left for the prompt
-    if room < 1:
-        shared = ", for a response and another in its prompt" if "peer" in needs else ""
-        raise BadInput(
-            f"--max-tokens {max_tokens}: the model's context is {context} tokens{shared}; lower it"
-        )
     name = files.origin_of(config.model or "made here")
     make = MAKE_TASK[config.task]
     task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
@@ -212,7 +187,7 @@ def hold_out(
         heldout=heldout,
         seed=config.seed,
         max_prompt_tokens=room,
-        told="hint" in method_of(config.credit.method).needs,  # prompts must fit with their answer
+        told="hint" in config.credit.entry.needs,  # prompts must fit with their answer
     )
 
 
@@ -261,7 +236,7 @@ def give_lessons(parts: Parts, folder: Path, ranks: Ranks) -> Parts:
     """The parts after the lessons of the task, if it has some and the model has not had them."""
     if needs_lessons(parts):
         parts = parts._replace(model=teach_policy(parts, folder, ranks))
-    if "prm" in method_of(parts.config.credit.method).needs and not parts.prm:
+    if "prm" in parts.config.credit.entry.needs and not parts.prm:
         parts = parts._replace(prm=own_prm(parts, folder, ranks))
     return parts
 

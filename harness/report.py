@@ -28,7 +28,7 @@ from credit.measures import concentration, effective_weights, localisation, weig
 from credit.methods import true_error, true_errors
 from credit.settings import Credit, Shear
 from credit.shear_settings import ClosestSpan, closest_by_rollout
-from credit.table import method_of, options_of
+from credit.table import options_of
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
@@ -305,7 +305,7 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
-    if "pairs" in method_of(config.credit.method).needs and not config.smoke:
+    if "pairs" in config.credit.entry.needs and not config.smoke:
         print(wrap(span_note(before["length"], config.shear)), flush=True)
     if not config.smoke:  # which cuts responses off
         print_no_signal(before["sampled"][0], before)

@@ -438,7 +438,6 @@ def open_trial(config: TrainConfig) -> Iterator[Run]:
         parts = load_parts(config, ranks)
         with open_folder(parts, ranks) as folder:
             run = build_run(give_lessons(parts, folder, ranks), folder, ranks)
-            parallel.refresh(run.trained, run.actor, ranks)
             yield run
     finally:
         parallel.leave()

@@ -205,13 +205,6 @@ def widened(rollouts: Rollouts, left: int, right: int) -> Rollouts:
     return replace(rollouts, prompt_ids=prompt_ids, ids=ids, **masks)
 
 
-def filled(text: str, places: dict) -> str:
-    """The text with paths in the place of their names."""
-    for name, place in places.items():
-        text = text.replace(name, str(place))
-    return text
-
-
 def assert_same_run(one, other) -> None:
     """Weights, metrics but seconds, and samples, to the bit."""
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))

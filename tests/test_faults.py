@@ -19,7 +19,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from made import ROOT, RUN, Hostile, cases, failing, filled, run_well, words_of
+from made import ROOT, RUN, Hostile, cases, failing, run_well, words_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -99,43 +99,16 @@ def test_damaged_files_are_named(case, copied, assert_says, resumed, asked_again
         assert_says(evaluation, asked_again, case["words"], copied)
 
 
-RESPONSE = {"problem": "p", "response": r"\boxed{1}", "answer": "1"}
-STEP = {"step": 1, "reward": 1, "equal_groups": 0, "grad_norm": 1}
-ROLLOUT = {"problem": "p", "tokens": ["1"], "weights": {"shear": [1]}}
-TRIAL = {"stage": "tune", "cell": "", "seed": 100, "rule": "grpo", "lr": 1e-4, "rewards": [2]}
+COMMANDS = {"eval": evaluation, "compare": compare, "page": page}
 
 
-@pytest.mark.parametrize(
-    ("command", "flags", "row", "words"),
-    [
-        (evaluation, "--replay FILE --out NEW", RESPONSE | {"truncated": "false"}, 'is "false"'),
-        (evaluation, "--replay FILE --out NEW", RESPONSE | {"answer": ["1"]}, 'is ["1"]'),
-        (evaluation, "--runs FOLDER", STEP | {"bench": {"amc23": {"mean": 2}}}, '"mean": 2}'),
-        (compare, "FOLDER", STEP | {"reward": 2}, '"reward" is 2'),
-        (compare, "--rows FILE --methods grpo shear", TRIAL, '"rewards" is [2]'),
-        (page, "FOLDER", ROLLOUT | {"spans": [[0, 1]]}, '"spans" is [[0, 1]]'),
-    ],
-)
-def test_rows_of_another_type_are_named(command, flags, row, words, tmp_path, assert_says):
+@pytest.mark.parametrize("case", cases("rows.jsonl"))
+def test_rows_of_another_type_are_named(case, tmp_path, monkeypatch, assert_says):
     """Not averaged, nor shown."""
+    monkeypatch.chdir(tmp_path)
     for name in ("metrics.jsonl", "samples.jsonl"):
-        files.append_rows(tmp_path / name, [row])
-    places = {"FILE": tmp_path / "samples.jsonl", "FOLDER": tmp_path, "NEW": tmp_path / "a" / "b"}
-    assert_says(command, filled(flags, places).split(), words, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("command", "flags"),
-    [
-        (evaluation, "--out NEW --replay FIFO"),
-        (diagnose, "--model QWEN --max-tokens 9 --out NEW --rollouts FIFO"),
-    ],
-)
-def test_only_files_are_read(command, flags, qwen_folder, tmp_path, assert_says):
-    """A pipe would wait for whoever writes into it."""
-    places = {"QWEN": qwen_folder, "NEW": tmp_path / "new", "FIFO": tmp_path / "rows.jsonl"}
-    os.mkfifo(places["FIFO"])
-    assert_says(command, filled(flags, places).split(), str(places["FIFO"]), tmp_path)
+        files.append_rows(tmp_path / name, [case["row"]])
+    assert_says(COMMANDS[case["command"]], case["flags"].split(), case["words"], tmp_path)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
@@ -150,30 +123,29 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
     assert unreachable.call_count == 1
 
 
-def test_an_evaluation_is_not_overwritten_by_a_replay(copied, tmp_path, assert_says):
-    """Whose generations are of other settings."""
-    file = tmp_path / "responses.jsonl"
-    files.append_rows(file, [RESPONSE])
-    argv = ["--replay", file, "--out", copied / "evaluation"]
-    assert_says(evaluation, argv, "choose another --out", copied)
-
-
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("command", "flags", "words"),
     [
-        ("--replay FILE --out RUN", "holds other files, and no settings.json; choose another"),
+        (evaluation, "--replay rows.jsonl --out run", "holds other files, and no settings.json"),
         # else rows of one temperature would count as another's
-        ("--model TAUGHT --out BARE", "settings.json"),
+        (evaluation, f"{ASK} --model TAUGHT --out bare", "holds other files, and no settings.json"),
+        (evaluation, "--replay rows.jsonl --out evaluation", "choose another --out"),
+        # which would wait for whoever writes into it
+        (evaluation, "--replay pipe --out new", "--replay pipe: "),
+        (diagnose, "--model TAUGHT --max-tokens 9 --rollouts pipe --out new", "--rollouts pipe: "),
     ],
 )
-def test_folders_of_others_are_left_alone(flags, words, copied, taught, tmp_path, assert_says):
-    """And none is left where nothing was written."""
-    (copied / "evaluation" / "settings.json").unlink()
-    places = {"RUN": copied / "run", "TAUGHT": taught, "BARE": copied / "evaluation"}
-    places["FILE"] = tmp_path / "rows.jsonl"
-    files.append_rows(places["FILE"], [RESPONSE])
-    argv = words_of("--bench embedded --toy-lines 1 --heldout 8", filled(flags, places))
-    assert_says(evaluation, argv, words, copied)
+def test_what_is_of_others_is_left_alone(
+    command, flags, words, copied, taught, monkeypatch, assert_says
+):
+    """Folders with other files, an evaluation of other responses, and pipes."""
+    monkeypatch.chdir(copied)
+    shutil.copytree("evaluation", "bare")
+    os.remove("bare/settings.json")
+    os.mkfifo("pipe")
+    row = {"problem": "p", "response": r"\boxed{1}", "answer": "1"}
+    files.append_rows(Path("rows.jsonl"), [row])
+    assert_says(command, flags.replace("TAUGHT", taught).split(), words, copied)
 
 
 def test_a_folder_that_another_process_writes_is_refused(copied, asked_again, assert_says, resumed):

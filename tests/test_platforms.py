@@ -6,10 +6,7 @@ import os
 import subprocess
 import sys
 
-import torch
-from made import ALONE, ROOT, RUN, WITHOUT_LINUX, configured
-
-from harness import prepare
+from made import ROOT, RUN, WITHOUT_LINUX
 
 SCRIPT = r"""
 import sys
@@ -40,9 +37,3 @@ def test_without_linux_all_but_programs_run(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "evaluated" / "results.json").exists()
-
-
-def test_apple_s_gpu_is_not_used(monkeypatch):
-    """`--device auto` takes the CPU beside one, and the plan says so."""
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert "on cpu (not mps" in prepare.compute_note(configured(RUN), ALONE)
