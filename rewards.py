@@ -249,15 +249,15 @@ def style_of(tests: object) -> str:
     is_call = "fn_name" in tests
     inputs = tests.get("inputs", [])
     outputs = tests.get("outputs", [])
-    if is_call and not (
-        _is_text(tests["fn_name"]) and _is_list_of(inputs, list) and _is_list_of(outputs, object)
-    ):
+    if is_call:
+        fit = _is_text(tests["fn_name"]) and _is_list_of(inputs, list)
+        fit = fit and _is_list_of(outputs, object)
+    else:
+        fit = _is_list_of(inputs, str) and _is_list_of(outputs, str)
+    if not fit:
         raise ValueError(
-            "tests need fn_name, a list of argument lists as inputs, and a list of outputs"
-        )
-    if not is_call and not (_is_list_of(inputs, str) and _is_list_of(outputs, str)):
-        raise ValueError(
-            "tests need inputs and outputs, lists of text; or asserts; or prompt, test, entry_point"
+            "tests need inputs and outputs, lists of text (of arguments and values with fn_name); "
+            "or asserts; or prompt, test and entry_point"
         )
     if len(inputs) != len(outputs):
         raise ValueError(f"tests have {len(inputs)} inputs and {len(outputs)} outputs")

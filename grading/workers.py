@@ -3,9 +3,9 @@
 `in_worker` returns the reason that `answers.compare` gives, "timeout" or "crashed".
 
 A worker answers one question after another. Its start, which imports math-verify for a second, does
-not count towards a question's time. A worker that dies or runs out of time is replaced; one spare
-is kept. When the master ends, its pipes close: idle workers end at once, a busy one at its CPU time
-limit at the latest.
+not count towards a question's time. A worker that dies or runs out of time is replaced. When the
+master ends, its pipes close: idle workers end at once, a busy one at its CPU time limit at the
+latest.
 """
 
 import atexit
@@ -89,24 +89,19 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
             while _idle and _idle[-1].process.poll() is not None:
                 _idle.pop().stop()  # it died while idle
             worker = _idle.pop() if _idle else Worker()
-            if not _idle:
-                # a spare, in case this worker has to be killed
-                with contextlib.suppress(OSError):
-                    _idle.append(Worker())
+        reason = ""
         try:
             reason = worker.ask(answer, gold, timeout_s)
         except TimeoutError:
-            worker.stop()
             return "timeout"
         except (EOFError, BrokenPipeError):
-            worker.stop()
-        except BaseException:
-            worker.stop()
-            raise
-        else:
-            with _lock:
-                _idle.append(worker)
-            return reason
+            continue
+        finally:
+            if not reason:
+                worker.stop()
+        with _lock:
+            _idle.append(worker)
+        return reason
     return "crashed"
 
 

@@ -57,7 +57,7 @@ from harness.run import credit_context, seed_of
 from rewards import Verdict
 from shear import span_bounds
 from tasks.problems import Task, is_text
-from tasks.rows import BadInput, bad_input_on_error, check_is_file, json_lines
+from tasks.rows import BadInput, bad_input_on_error, check_is_file, read_rows
 
 # columns of the table that figures take
 SPANS = "rollout", "number", "right", "end", "distance", "success"
@@ -223,15 +223,13 @@ def read_solutions(
     """
     blame = f"--rollouts {file}"
     by_problem: dict[str, list[dict]] = {}
-    with bad_input_on_error(blame, "give a UTF-8 JSON-lines file"):
-        lines = json_lines(Path(file))
-    for number, row in lines:
+    with bad_input_on_error(blame, "give JSON lines"):
+        table = read_rows(Path(file))
+    for number, row in enumerate(table, 1):
         if not is_text(row.get("problem")) or not is_text(row.get("solution")):
-            raise BadInput(
-                f'{blame}, line {number}: "problem" or "solution" is not a text; give both'
-            )
+            raise BadInput(f'{blame}, row {number}: "problem" or "solution" is no text; give both')
         if row.get("label") not in (0, 1):
-            raise BadInput(f'{blame}, line {number}: "label" is {row.get("label")!r}; give 0 or 1')
+            raise BadInput(f'{blame}, row {number}: "label" is {row.get("label")!r}; give 0 or 1')
         by_problem.setdefault(row["problem"], []).append(row)
     groups = []
     for text, rows in by_problem.items():

@@ -10,7 +10,8 @@ Left out: several ranks (one teaches, the others get its weights), demonstration
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from decimal import Decimal
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -21,12 +22,20 @@ MADE_PROBLEMS = 640
 SILENCE = 30  # seconds between two lines of a log while nothing else is printed
 
 
+Number = TypeVar("Number", int, Decimal)
+
+
 class FirstError(NamedTuple):
     """The first wrong step of a response."""
 
     token: int  # index in the response's tokens of the step's first token
     kind: str  # what is wrong, in a word of the task's
     end: int  # index after the step's last token
+
+
+def result_of(op: str, left: Number, right: Number) -> Number:
+    """The result of an operation: + - or *."""
+    return {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
 def draw_apart(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dict], list[dict]]:
@@ -90,7 +99,6 @@ def teach(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
         optimizer.step()
         schedule.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
     optimizer.zero_grad()
     return loss.item()
 

@@ -25,13 +25,12 @@ may be
     `rewards.py`);
   - MATH's: "answer" may be "gt_answer", "ground_truth_answer", or the last box of "solution";
   - Eurus's: "prompt" (messages) and "reward_model" {"ground_truth"}.
-Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that
-cannot be used is an error with its number; rows of the published forms ("gt_answer",
-"reward_model") are dropped as those from the hub are.
+Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. Rows that
+cannot be used are dropped, and a warning counts them and names the first.
 
 **Templates** put an instruction on the form of the answer beside the problem (`choose_template`).
-qwen-math, of Qwen2.5-Math's own evaluation, has it as the system's message; chat is the tokenizer's
-own template, with it below the problem; plain is the two as text.
+chat is the tokenizer's own template, with it below the problem; qwen-math, of Qwen2.5-Math's own
+evaluation, is the same with it as the system's message; plain is the two as text.
 
 Left out: evaluation sets (`tasks/benchmarks.py`), several answers to a problem, splits by date.
 """
@@ -41,9 +40,6 @@ import json
 import math
 import random
 import re
-import textwrap
-import unicodedata
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +48,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grading import sandbox
-from grpo import Rollouts, decode
+from grpo import Rollouts
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.lessons import FirstError
 from tasks.rows import (
@@ -78,6 +74,7 @@ HUB = {
     "code": ("PRIME-RL/Eurus-2-RL-Data", "train.parquet", 25_276),
 }
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
+BYTES = 256  # a tokenizer with fewer tokens, as the embedded task's, would drop most letters
 ROUND = 2**20  # steps, which no run takes
 LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
 
@@ -202,10 +199,13 @@ def empty_task(
     if kind == "code":
         check_sandbox(grading.sandbox)
     template = choose_template(settings.template, model_name, tokenizer)
+    if len(tokenizer) < BYTES:
+        raise BadInput(
+            f"--task {kind}: the model's tokenizer cannot write all letters, it has "
+            f"{len(tokenizer)} tokens; give another --model"
+        )
     grade = grader(kind, grading.grade_timeout, grading.sandbox)
-    reason = "chosen by model and tokenizer" if settings.template == "auto" else "asked for"
-    empty = text_task(kind, template, tokenizer, grade)
-    return empty, f"template {template} ({reason})"
+    return text_task(kind, template, tokenizer, grade), f"template {template}"
 
 
 def check_sandbox(level: str) -> None:
@@ -229,23 +229,6 @@ def text_task(
     return Task(kind, [], [], prompt, grade, REFERENCES[kind])
 
 
-def refuse_unreadable(text: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Raise BadInput for a problem of which the model would not see a tenth of the characters.
-
-    Tokenizers may normalise letters and add or drop spaces, so these are not counted.
-    """
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    written = Counter("".join(unicodedata.normalize("NFKC", text).split()))
-    read = Counter("".join(unicodedata.normalize("NFKC", decode(tokenizer, ids)).split()))
-    lost = (written - read).total()
-    if lost >= max(1, 0.1 * written.total()):
-        problem = textwrap.shorten(text, 40, placeholder=" ...")
-        raise BadInput(
-            f"--task {name}: the model's tokenizer cannot write {lost} of the {written.total()} "
-            f"characters of {problem!r}; give another --model"
-        )
-
-
 def split(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
@@ -262,19 +245,16 @@ def split(
     The notes say how many were. Raises BadInput if no problem is left to train on.
     """
     problems = task.train
-    for problem in problems:
-        refuse_unreadable(problem["problem"], tokenizer, task.name)
     longest = [task.informed(problem) for problem in problems] if told else problems
     prompts = [task.prompt(problem) for problem in longest]
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    fitting = []
-    for number, problem in enumerate(problems):
-        if len(encoded[number]) <= max_prompt_tokens:
-            fitting.append(problem)
+    lengths = map(len, encoded)
+    fitting = [
+        p for p, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens
+    ]
     if len(fitting) <= heldout:
         raise BadInput(
-            f"--task {task.name}: {len(fitting)} of its {len(problems)} problems have prompts of "
-            "at most "
+            f"--task {task.name}: {len(fitting)} of {len(problems)} prompts fit "
             f"{max_prompt_tokens} tokens, not more than --heldout {heldout}; lower --heldout or "
             "--max-tokens"
         )
@@ -302,21 +282,16 @@ def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokeniz
     """The template, "auto" resolved by the tokenizer and by `model_name`, a hub id or a folder.
     Raises BadInput.
     """
-    has_turns = {"<|im_start|>", "<|im_end|>"} <= tokenizer.added_tokens_encoder.keys()
     if template == "auto":
+        if not tokenizer.chat_template:
+            return "plain"
         # both words in one part: /home/mathilda/qwen is no Qwen-Math
         parts = Path(model_name.lower()).parts
-        if has_turns and any("qwen" in part and "math" in part for part in parts):
-            return "qwen-math"
-        return "chat" if tokenizer.chat_template else "plain"
-    lacking = ""
-    if template == "qwen-math" and not has_turns:
-        lacking = "<|im_start|> and <|im_end|>"
-    elif template == "chat" and not tokenizer.chat_template:
-        lacking = "chat template"
-    if lacking:
+        is_qwen_math = any("qwen" in part and "math" in part for part in parts)
+        return "qwen-math" if is_qwen_math else "chat"
+    if template != "plain" and not tokenizer.chat_template:
         raise BadInput(
-            f"--template {template}: the tokenizer of {model_name} has no {lacking}; use plain"
+            f"--template {template}: the tokenizer of {model_name} has no chat template; use plain"
         )
     return template
 
@@ -325,21 +300,18 @@ def render(
     template: str, problem: str, instruction: str, tokenizer: PreTrainedTokenizerBase
 ) -> str:
     """The text that the model continues; special tokens are written out in it. Raises BadInput."""
-    if template == "qwen-math":
-        system = f"<|im_start|>system\n{instruction}<|im_end|>\n"
-        return f"{system}<|im_start|>user\n{problem}<|im_end|>\n<|im_start|>assistant\n"
     content = f"{problem}\n{instruction}"
-    if template == "chat":
-        messages = [{"role": "user", "content": content}]
-        with bad_input_on_error("--template chat", "give plain"):
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        assert isinstance(text, str)  # of one conversation
-        return text
-    bos = tokenizer.bos_token_id
-    starts = bos is not None and bos in tokenizer("")["input_ids"]
-    return f"{tokenizer.bos_token if starts else ''}{content}\n"
+    if template == "plain":
+        bos = tokenizer.bos_token_id
+        starts = bos is not None and bos in tokenizer("")["input_ids"]
+        return f"{tokenizer.bos_token if starts else ''}{content}\n"
+    messages = [{"role": "user", "content": content}]
+    if template == "qwen-math":
+        system = {"role": "system", "content": instruction}
+        messages = [system, {"role": "user", "content": problem}]
+    with bad_input_on_error(f"--template {template}", "give plain"):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return str(text)
 
 
 # ---- problems from rows --------------------------------------------------------------------------
@@ -365,20 +337,12 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
     dropped = []
     count = 0
     for count, row in enumerate(rows, 1):
-        if not _is_wanted(row, kind):
-            continue
-        try:
-            problems.append(as_problem(row, kind))
-        except (ValueError, TypeError, RecursionError) as error:
-            if data is not None and "gt_answer" not in row and "reward_model" not in row:
-                raise BadInput(f"{blame}, row {count}: {error}") from error
-            dropped.append(f"row {count} {error}")
+        if _is_wanted(row, kind):
+            try:
+                problems.append(as_problem(row, kind))
+            except (ValueError, TypeError, RecursionError) as error:
+                dropped.append(f"row {count} {error}")
     wanted = len(problems) + len(dropped)
-    if not problems:
-        why = f"the first dropped: {dropped[0]}" if dropped else f"{wanted:,} {FILTERS[kind]}"
-        raise BadInput(
-            f"{blame}: none of {count:,} rows can be used ({why}); give others with --data"
-        )
     source = data or f"{repo} (hub)"
     notes = [f"data {source}: {wanted:,} of {count:,} rows {FILTERS[kind]}"]
     if data is None and wanted != expected:
@@ -387,10 +351,9 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
             "training set"
         )
     if dropped:
-        notes.append(
-            f"{len(dropped):,} problems dropped: without a usable {REFERENCES[kind]} (first: "
-            f"{dropped[0]})"
-        )
+        notes.append(f"WARNING: {len(dropped):,} rows cannot be used (the first: {dropped[0]})")
+    if not problems:
+        raise BadInput(f"{blame}: no problem is left ({notes[-1]}); give others with --data")
     return problems, notes
 
 

@@ -1,7 +1,6 @@
 """Reading rows (dictionaries from column to value) from files and the hub.
 
     read_rows(path)                         the rows of a local file or folder
-    json_lines(path)                        the rows of a file of JSON lines, with line numbers
     from_files(paths, blame)                source, revision and rows of local files
     from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
 
@@ -10,7 +9,6 @@ folder holds such files, or was saved by `datasets`; of several splits "train" i
 """
 
 import csv
-import fnmatch
 import gzip
 import hashlib
 import itertools
@@ -22,8 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-# Half of a surrogate pair: JSON can spell one, but no tokenizer reads it. Python also has one stand
-# for each byte of the command line that is not UTF-8.
+# Half of a surrogate pair: JSON can spell one, but no tokenizer reads it.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -90,30 +87,22 @@ def read_rows(path: Path) -> Iterable[dict]:
     if path.suffix == ".csv":
         return _csv_rows(path)
     text = _text_of(path)
-    if text.lstrip().startswith("["):
-        return [_as_row(value) for value in json.loads(text)]
-    return [row for _, row in json_lines(path)]
+    values = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
+    # what is no object becomes an empty row, which later checks refuse
+    return [value if isinstance(value, dict) else {} for value in values]
 
 
-def _as_row(value: object) -> dict:
-    """A JSON value as a row; what is no object becomes an empty one, which later checks refuse."""
-    return value if isinstance(value, dict) else {}
-
-
-def json_lines(path: Path) -> list[tuple[int, dict]]:
-    """The number (from 1) and the row of each line that is not blank. Raises ValueError for a line
-    that is not JSON.
-    """
-    rows = []
-    for number, line in enumerate(_text_of(path).split("\n"), 1):
+def _json_lines(text: str) -> list:
+    """The value of each line that is not blank. Raises ValueError for a line that is not JSON."""
+    values = []
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                value = json.loads(line)
+                values.append(json.loads(line))
             except (ValueError, RecursionError) as error:
                 # from None, so that `cause` names the line
                 raise ValueError(f"line {number}: not JSON ({error})") from None
-            rows.append((number, _as_row(value)))
-    return rows
+    return values
 
 
 def _text_of(path: Path) -> str:
@@ -179,17 +168,12 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
     with `blame`.
     """
     digest = hashlib.sha256()
-    tables = []
+    rows: list[dict] = []
     with bad_input_on_error(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
-        for path in paths:
-            with open(check_is_file(Path(path)), "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-            tables.append(read_rows(Path(path)))
-    return (
-        ", ".join(paths),
-        f"sha256:{digest.hexdigest()[:12]}",
-        itertools.chain.from_iterable(tables),
-    )
+        for path in map(Path, paths):
+            rows += read_rows(path)
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return ", ".join(paths), f"sha256:{digest.hexdigest()[:12]}", rows
 
 
 # ---- the hub -------------------------------------------------------------------------------------
@@ -221,11 +205,7 @@ def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
     FileNotFoundError if none matches.
     """
     for pattern in patterns:
-        paths = [
-            path
-            for path in sorted(folder.rglob("*"))
-            if fnmatch.fnmatch(str(path.relative_to(folder)), pattern)
-        ]
+        paths = sorted(folder.rglob(pattern))
         if paths:
             return paths
     raise FileNotFoundError(f"no file is named {' or '.join(patterns)}")

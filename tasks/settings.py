@@ -8,15 +8,11 @@ This file imports no torch, so that `--help` answers at once.
 """
 
 import math
-import os
-import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from tyro.constructors import PrimitiveConstructorSpec
-
-from tasks.rows import SURROGATE
 
 Number = TypeVar("Number", bound=float)
 LARGE = 1e30
@@ -61,15 +57,9 @@ def number(kind: type, low: float, high: float = LARGE) -> PrimitiveConstructorS
 
 
 def word(text: str) -> str:
-    """The text, if it can name a file; else ValueError. An empty text mostly comes from an unset
-    shell variable.
-    """
+    """The text, else ValueError if it is empty, which mostly comes from an unset shell variable."""
     if not text:
         raise ValueError("is empty; give a value, or leave the flag out")
-    if SURROGATE.search(text):
-        raise ValueError("is not UTF-8, which files of a run hold; rename it")
-    if re.search(rb"[^/]{256}", os.fsencode(text)):
-        raise ValueError("is longer than a file's name may be; shorten it")
     return text
 
 

@@ -24,6 +24,7 @@ Left out: problems with several answers, right answers by a wrong way, self-corr
 import random
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 
 import torch
 from transformers import (
@@ -35,7 +36,15 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrate_batch, draw_apart, pad_right, teach
+from tasks.lessons import (
+    MADE_PROBLEMS,
+    FirstError,
+    demonstrate_batch,
+    draw_apart,
+    pad_right,
+    result_of,
+    teach,
+)
 from tasks.problems import Task, grader
 from tasks.rows import BadInput
 from tasks.settings import Grading, Problems
@@ -89,7 +98,7 @@ def task(
         "embedded",
         train,
         heldout,
-        lambda problem: problem["problem"],
+        itemgetter("problem"),
         grader("math", grading.grade_timeout, grading.sandbox),
         first_error=first_error,
         rephrase=rephrase,
@@ -103,7 +112,7 @@ def task(
 
 def apply(op: str, left: int, right: int) -> int:
     """left op right, mod 10."""
-    return {"+": left + right, "-": left - right, "*": left * right}[op] % 10
+    return result_of(op, left, right) % 10
 
 
 def make_problem(rng: random.Random, lines: int) -> dict:
@@ -257,13 +266,6 @@ def make_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def prompt_tokens(lines: int) -> int:
-    """Length of a prompt: 6 tokens per definition, the label asked for, the question mark and the
-    end of line.
-    """
-    return 6 * lines + 3
-
-
 def response_tokens(lines: int) -> int:
     """Length of a full response: 12 tokens per line, the box, its digit, the brace and the end."""
     return 12 * lines + 4
@@ -275,6 +277,7 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
     Its context holds a prompt, the answer and a response told in it, and a response.
     """
     torch.manual_seed(seed)
+    prompt = 6 * lines + 3  # tokens: 6 per definition, the label asked for, ? and the end of line
     config = Qwen2Config(
         vocab_size=len(SYMBOLS),
         hidden_size=width,
@@ -282,7 +285,7 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=2 * width,
-        max_position_embeddings=prompt_tokens(lines) + HINT_TOKENS + 2 * response_tokens(lines),
+        max_position_embeddings=prompt + HINT_TOKENS + 2 * response_tokens(lines),
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         initializer_range=0.05,
         tie_word_embeddings=True,

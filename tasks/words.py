@@ -24,6 +24,7 @@ learning can remove.
 Left out: several operations before one =, which are not read; division, which counts as an error.
 """
 
+import os
 import random
 import re
 from bisect import bisect_left, bisect_right
@@ -32,7 +33,6 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -42,7 +42,15 @@ from fast.packing import packing_of
 from grpo import Policy, Rollouts, pad_left, token_ids
 from rewards import box_place
 from tasks import problems as text
-from tasks.lessons import MADE_PROBLEMS, FirstError, demonstrate_batch, draw_apart, pad_right, teach
+from tasks.lessons import (
+    MADE_PROBLEMS,
+    FirstError,
+    demonstrate_batch,
+    draw_apart,
+    pad_right,
+    result_of,
+    teach,
+)
 from tasks.problems import Task
 from tasks.settings import Grading, Problems
 
@@ -84,17 +92,10 @@ EQUATION = re.compile(  # one operation; ends before its result, with which the 
 IN_BOX = re.compile(rf"\D*?({NUMBER})\D*")
 KINDS = "operand", "operator", "operand", "result"  # of a mistake, by the part that is wrong
 
-Number = TypeVar("Number", int, Decimal)
-
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps per problem, drawn with equal chances
 SLIP = 0.15  # chance that a step of a demonstration is wrong
 BATCH = 8  # demonstrations per batch of supervised learning
 LR = 1e-4  # learning rate for teaching a pretrained model
-
-
-def result_of(op: str, left: Number, right: Number) -> Number:
-    """The result of an operation: + - or *."""
-    return {"+": left + right, "-": left - right, "*": left * right}[op]
 
 
 def task(
@@ -287,8 +288,7 @@ def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
 
 def _common(said: Decimal | str, due: int | str) -> int:
     """The length of the common beginning of two texts."""
-    alike = [one == other for one, other in zip(str(said), str(due), strict=False)]
-    return [*alike, False].index(False)
+    return len(os.path.commonprefix([str(said), str(due)]))  # noqa: RUF071, of characters
 
 
 def warm_up(

@@ -494,8 +494,8 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
 @pytest.mark.parametrize(
     ("changed", "names"),
     [
-        (dict(label=2), ["line 1", '"label" is 2', "0 or 1"]),
-        (dict(solution="\ud800"), ["line 1", '"solution"']),
+        (dict(label=2), ["row 1", '"label" is 2', "0 or 1"]),
+        (dict(solution="\ud800"), ["row 1", '"solution"']),
         (dict(solution="a" * 510), ["a problem and its solutions need", "leave it out"]),
     ],
 )

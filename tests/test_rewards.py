@@ -10,6 +10,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from made import cases
 
 import rewards
 from grading import sandbox, workers
@@ -135,28 +136,12 @@ def test_a_process_that_cannot_start_is_no_verdict(monkeypatch):
 STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
 
 
-@pytest.mark.parametrize(
-    "response, program",
-    [
-        ("```python\na()\n```", "a()"), ("```\na()\n```", "a()"), ("~~~py\na()\n~~~", "a()"),
-        ("````Python3\na()\n```\n````", "a()\n```"),
-        ("Text\n\n```python\na()\n```\nand\n```python\nb()\n```\nmore", "b()"),
-        ("1. ```python\n   a()\n   ```", "a()"), ("- ```python\n  a()\n  ```", "a()"),
-        ("1. First\n   ```python\n   if a:\n       b()\n   ```", "if a:\n    b()"),
-        ("```python\na()\n```\nOutput:\n```\n6\n```", "a()"), ("```python\na()\n```\n```text\nx = 6\n```", "a()"),
-        ("```\na()\n```\n```\nb()\n```\n```\n>>> c()\n```", "b()"), ("```python title='a'\na()\n```", "a()"),
-        ("```{.python}\na()\n```", "a()"),
-        ('```python\nb = """\n    ```\n    x\n    ```\n    """\n```', 'b = """\n    ```\n    x\n    ```\n    """'),
-        ("```python\na(\n```python\nb()\n```", "b()"), ("```python\na = '\x0c'\n```", "a = '\x0c'"),
-        ("```python\na()\n```\n```python\nb(", "a()"), ("```python\r\na()\r\n```\r\n", "a()"),
-        ("```python\na()\n```\n```python\n# 6\n```", "a()"), ("```python\na()", None),
-        ("a()", None), ("", None),
-    ],
-)  # fmt: skip
-def test_the_last_complete_python_block_is_the_program(response, program):
+@pytest.mark.parametrize("case", cases("blocks.jsonl"))
+def test_the_last_complete_python_block_is_the_program(case):
     """Whatever stands around it; a sample of its output is not a program."""
-    assert program_of(response, STDIO) == program
-    assert program is not None or grade_code(response, STDIO) == (0.0, "no_answer")
+    program = program_of(case["response"], STDIO)
+    assert program == case["program"]
+    assert program is not None or grade_code(case["response"], STDIO) == (0.0, "no_answer")
 
 
 @pytest.mark.parametrize(
@@ -173,26 +158,12 @@ def test_hostile_fences_are_read_in_linear_time(text, blocks):
     assert program_of(text, STDIO) == ("=" * 10**6 if blocks == 1 else None)
 
 
-@pytest.mark.parametrize(
-    "text, expected, equal",
-    [
-        ("6\n", "6", True), ("6 \n\n", "6\n", True), ("1\r\n2\r\n", "1\n2\n", True), ("", "", True),
-        ("0.33333333", "0.333333333333", True), ("1e-7 x", "1.0e-07 x", True), ("2", "2.0", True),
-        ("3.14 yes", "3.141592653 yes", False), ("0.5", "0.25", False), ("2.0", "2", True),
-        ("2.0000000001", "2", False), ("1000001", "1000000", False), ("nan", "0.5", False), ("inf", "1e308", False),
-        ("1.05", "1.5", False), ("1000.0005", "1000.0", True), ("1000.002", "1000.0", False),
-        ("0.0000005", "0.0", True), ("0.000002", "0.0", False), ("1_0", "10.0", False),
-        ("1 2", "12", False), (" 1  2", "1 2", True), ("\n1", "1", True), (" a", "a", True),
-        ("a  b", "a b", False), ("1\n\n2", "1\n2", False), ("YES", "Yes", False), ("", "1", False),
-        ("1\n1", "1", False), ("101", "00101", False), ("7.5", "007.5", False), ("100000", "1e5", False),
-        ("1e5 x", "1e5  x", False), ("100000.0", "1e+05", True), ("0.5 5", "0.50 5.0", True),
-    ],
-)  # fmt: skip
-def test_outputs_are_compared_line_by_line(text, expected, equal):
+@pytest.mark.parametrize("case", cases("outputs.jsonl"))
+def test_outputs_are_compared_line_by_line(case):
     """White space around a line does not count, nor how an integer is written, as in
     LiveCodeBench's own checker.
     """
-    assert same_output(text, expected) is equal
+    assert same_output(case["text"], case["expected"]) is case["same"]
 
 
 def test_cores_are_those_of_the_container(tmp_path, monkeypatch):

@@ -5,7 +5,6 @@ lessons.
 import math
 import random
 import re
-from operator import itemgetter
 
 import pytest
 import torch
@@ -20,10 +19,10 @@ from harness import prepare
 from harness.files import config_of, read_lines
 from harness.parallel import Ranks
 from rewards import grade_math
-from tasks import words
+from tasks import lessons, words
 
 
-@pytest.mark.parametrize("case", cases("first_errors.jsonl"), ids=itemgetter("marked"))
+@pytest.mark.parametrize("case", cases("first_errors.jsonl"))
 def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
     """A | stands before the first error, or one on each side of it; tokens may be of any size. A
     response that is right has none, and one that cannot be read none that is known.
@@ -106,7 +105,7 @@ def test_problems_are_different_and_of_whole_numbers(monkeypatch):
         assert 2 <= len(numbers) <= 5
         for step, number in zip(problem["steps"], numbers, strict=True):
             assert list(step[::2]) == [value, number]
-            value = words.result_of(step[1], value, number)
+            value = lessons.result_of(step[1], value, number)
             assert step[3] == value >= 0
         assert problem["answer"] == str(value)
     config = flags(task="words", heldout=60)

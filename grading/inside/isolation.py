@@ -82,14 +82,6 @@ def give_up_rights(stranger: int | None, strict: bool) -> None:
 # ---- strict --------------------------------------------------------------------------------------
 
 
-def enter_spaces(new_user: bool) -> None:
-    """Move this process into new name spaces, where its next fork is process 1.
-
-    All users but root need `new_user`, and are root in there.
-    """
-    unshare(CLONE_ALL + CLONE_USER * new_user, root=True)
-
-
 def unshare(spaces: int, root: bool) -> None:
     """unshare(2).
 

@@ -240,7 +240,9 @@ def keep(target: Callable, files: dict[int, int], job: dict, secret: bool) -> No
         stranger = STRANGER + os.getpid() if os.geteuid() == 0 else None
         if strict:
             libc.prctl(PR_SET_DUMPABLE, 1)  # otherwise its id maps cannot be written
-            isolation.enter_spaces(stranger is None)
+            # the next fork is process 1; all but root need a new space of users, and are root there
+            spaces = isolation.CLONE_ALL + isolation.CLONE_USER * (stranger is None)
+            isolation.unshare(spaces, root=True)
         else:
             folder = isolation.enter_folder(stranger)
         child = os.fork()
